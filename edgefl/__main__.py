@@ -7,20 +7,38 @@ import signal
 import sys
 
 from edgefl import terminal
+from edgefl.processes import stopped_by
 
 
 def main() -> int:
     """Run the command and return its exit code; Ctrl-C is one line from the first of its imports on."""
     _open_what_is_closed()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _stop)
     try:
         from edgefl.cli import main as command
 
-        return command()
+        code = command()
     except KeyboardInterrupt:
         terminal.say("edgefl: interrupted", err=True)
-        return 130
+        code = 130
+    try:
+        return 128 + _caught[0] if code == 130 and _caught else code
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said; Python's own end takes a while
+
+
+_caught: list[int] = []
+
+
+def _stop(number: int, _: object) -> None:
+    """End a command that is no run's as Ctrl-C does; a closed terminal, which signals twice, only once."""
+    if number == signal.SIGHUP and stopped_by:
+        return
+    stopped_by.append(number)
+    _caught.append(number)
+    raise KeyboardInterrupt
 
 
 def _open_what_is_closed() -> None:

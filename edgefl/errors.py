@@ -19,9 +19,10 @@ A message says what is wrong, what was got and what is allowed, in one line.
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 class EdgeflError(Exception):
@@ -70,6 +71,24 @@ class OutOfDeviceMemory(NotMet):
 
 class Invalid(EdgeflError):
     """A measurement on an emulated device cannot be believed."""
+
+
+def of_system(error: OSError) -> str:
+    """One line for an error of the operating system, with the limit or the place that it is about.
+
+    >>> of_system(OSError(28, "No space left on device", "runs/a"))
+    "no space left on the device of 'runs/a'"
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        with suppress(ImportError, OSError):
+            import resource
+
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return f"too many open files: the limit is {limit} (ulimit -n)"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = "" if error.filename is None else f" of {os.fsdecode(error.filename)!r}"
+        return f"no space left on the device{where}"
+    return str(error)
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:

@@ -150,7 +150,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A built-in model (docs/models.md), ``"my_module:make"``, or ``"timm:NAME"``."""
     args: dict[str, Any] = {}
     """Passed to the model's constructor, such as ``{ hidden = [64, 32] }`` for the MLP."""
-    flops_per_example: NonNegative | None = None
+    flops_per_example: Annotated[float, Meta(ge=0, le=1e18)] | None = None
     """Operations of a training step for one example, all matrix products, in place of the work counted."""
 
 

@@ -7,6 +7,8 @@ import site
 from collections.abc import Mapping
 from pathlib import Path
 
+stopped_by: list[int] = []
+"""Signals that have begun to end this process, in order."""
 _POOLS = ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM", "NUMBA")
 
 

@@ -47,7 +47,7 @@ from edgefl.cli import (
     run,
     sweep,
 )
-from edgefl.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError, of_system
 from edgefl.terminal import printable, say
 
 app = typer.Typer(
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _say(2, f"{short}: a name too long for the file system")
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
-        return _say(1, f"{error} (EDGEFL_TRACEBACK=1 shows where)")
+        return _say(1, f"{of_system(error)} (EDGEFL_TRACEBACK=1 shows where)")
     except (MemoryError, SystemError) as error:  # CPython says the second where it forgets to say the first
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise

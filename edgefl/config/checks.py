@@ -173,6 +173,8 @@ def check_storable(value: Any, key: str = "") -> None:
     elif isinstance(value, str):
         if any("\ud800" <= letter <= "\udfff" for letter in value):
             raise wrong(key, "text that UTF-8 can hold", value)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise wrong(key, "a whole number of 64 bits", value)
     elif not isinstance(value, (bool, int, float)):
         raise wrong(key, "a string, number, true or false, array or table", value)
 

@@ -180,7 +180,7 @@ class ParameterBuffer:
             rest = f", 2 × {shape.kept} numbers kept for each of {shape.clients} clients: where updates are "
             rest += "rounded, server.error_feedback = false needs fewer"
             raise RunError(
-                f"the parameter buffer needs {shape.total_bytes / 2**20:.0f} MiB of shared memory "
+                f"the parameter buffer needs {shape.total_bytes / 2**20:,.3g} MiB of shared memory "
                 f"({shape.ring} model versions and {shape.slots} update slots of {shape.size} parameters"
                 f"{rest if shape.clients else ''}): "
                 f"{getattr(error, 'strerror', 'more than this system can address')}"

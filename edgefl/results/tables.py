@@ -191,7 +191,13 @@ def figure(value: object) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share in per cent; a dash if it was not measured."""
+    """A share in per cent; a dash if it was not measured.
+
+    >>> percent(0.5), percent(1e300)
+    ('50.0%', '1e+302%')
+    """
+    if value is not None and abs(value) >= 1e7:
+        return f"{value * 100:.3g}%"
     return "–" if value is None else f"{value * 100:.{digits}f}%"
 
 

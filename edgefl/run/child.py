@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from edgefl.errors import EdgeflError
+from edgefl.errors import EdgeflError, of_system
 
 OURS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 """Errors that a mistake of ours makes, and no lack of anything."""
@@ -25,7 +25,8 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
     except Exception as error:
         if os.environ.get("EDGEFL_TRACEBACK") or isinstance(error, OURS):
             raise
-        told = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+        kind = f"{type(error).__name__}: {error}"
+        told = " ".join((of_system(error) if isinstance(error, OSError) else kind).split()).removesuffix(":")
         said = f"{module}: {told[:300]} (EDGEFL_TRACEBACK=1 shows where)"
         # While the error holds the frames that hold the channel open.
         _tell(channel_fd, str(error) if isinstance(error, EdgeflError) else said)

@@ -200,6 +200,8 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     fingerprint: Fingerprint | None = None
     buffers: int = 0
     """Elements at the end of the model that are running statistics: `FlatModel.buffers`."""
+    remark: str = ""
+    """A warning about the model, for the user."""
 
 
 def column(numbers: bytes) -> memoryview[int]:

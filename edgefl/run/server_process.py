@@ -33,7 +33,7 @@ from edgefl.devices.fleet import (
     network_of,
 )
 from edgefl.devices.link import mean_mbps
-from edgefl.errors import ConfigError, EdgeflError, RunError, damaged
+from edgefl.errors import ConfigError, EdgeflError, RunError, damaged, of_system
 from edgefl.experiment import Experiment
 from edgefl.lazy import LazySequence
 from edgefl.learning.operations import StepWork
@@ -319,7 +319,9 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
                 return 1
     except (EdgeflError, OSError) as error:
         what = (
-            str(error) if isinstance(error, EdgeflError) else f"the run's folder cannot be written: {error}"
+            str(error)
+            if isinstance(error, EdgeflError)
+            else f"the run's folder cannot be written: {of_system(error)}"
         )
         channel.send(control.Refused(printable(what), config=isinstance(error, ConfigError)))
         return 1

@@ -43,7 +43,7 @@ from edgefl.limits.confinement import Enforcement, enforced
 from edgefl.limits.memory import proportional_mib
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer
-from edgefl.processes import usable_cores
+from edgefl.processes import stopped_by, usable_cores
 from edgefl.results import run_folder
 from edgefl.results.record import MemoryUse
 from edgefl.results.result import Result
@@ -152,9 +152,12 @@ def _require_text(*folders: Path) -> None:
         try:
             str(folder).encode()
         except UnicodeEncodeError:
-            raise ConfigError(
-                f"{printable(str(folder))}: a name that is not UTF-8, expected one that is"
-            ) from None
+            try:
+                os.fsencode(folder).decode()
+                what = "a name that this locale cannot read; set LC_ALL=C.UTF-8"
+            except UnicodeDecodeError:
+                what = "a name that is not UTF-8, expected one that is"
+            raise ConfigError(f"{printable(str(folder))}: {what}") from None
 
 
 def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> None:
@@ -476,7 +479,7 @@ class _Supervisor:
             prepared = msgspec.structs.replace(prepared, host_step_s=step_s)
         why = f"virtual clock: {many(self._workers, 'worker')}, nothing waits for a phone"
         scale = TimeScale(1.0, 0.0, 0.0, why, "fits") if self._virtual else self._wall_scale(prepared)
-        remarks = mixed_runtimes(self._experiment, self._clients), self._strategy.remark
+        remarks = mixed_runtimes(self._experiment, self._clients), self._strategy.remark, prepared.remark
         self._view.describe(self._clients, prepared, scale, "\n".join(filter(None, remarks)))
         self._plan = control.Serve(
             experiment=self._experiment,
@@ -580,6 +583,7 @@ class _Supervisor:
             if number == signal.SIGHUP and self._interrupts:
                 return  # shell and kernel both say that a terminal has closed: nobody asks again
             self._interrupts += 1
+            stopped_by.append(number)
             os.write(self._wakeup[1], b"!")
 
         before = {number: signal.signal(number, note) for number in stops()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +31,7 @@ from edgefl.devices.fleet import (
 )
 from edgefl.devices.link import LinkShare
 from edgefl.devices.plan import End, TripPlan
-from edgefl.errors import ConfigError, TrainingError, unknown
+from edgefl.errors import ConfigError, EdgeflError, TrainingError, unknown
 from edgefl.experiment import Experiment, Training
 from edgefl.learning.arithmetic import Arithmetic
 from edgefl.learning.custom import CustomTrainer, TrainFunction, check_function
@@ -123,6 +125,22 @@ def _refusing_training() -> Iterator[None]:
         yield
     except TrainingError as error:
         raise ConfigError(f"training.function: {error}") from error
+
+
+@contextlib.contextmanager
+def _refusing_model(name: str) -> Iterator[None]:
+    """Raise `ConfigError` for a training step that the model cannot make, with the user's file and line."""
+    try:
+        yield
+    except EdgeflError:
+        raise
+    except Exception as error:
+        package = str(Path(__file__).parents[1])
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        own = (f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(package))
+        at = f" ({Path(frame.filename).name}:{frame.lineno})" if (frame := next(own, None)) else ""
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(f"model.name: {name!r} cannot make a training step{at}: {what}") from error
 
 
 MEASURED_TRIPS = 5
@@ -374,10 +392,11 @@ class Workload:
         for trip in range(1 + MEASURED_TRIPS):
             other += 1
             started = time.thread_time()
-            with _refusing_training():
+            with _refusing_training(), _refusing_model(self.experiment.model.name):
                 steps = self.train(client, trip, None).steps
             costs.append((time.thread_time() - started) / max(1, steps))
         self.host_step_s = float(np.median(costs[1:]))
+        self._try_smallest_batch()
         np.copyto(self.flat.array, first)
         held = self._labels()
         return Prepared(
@@ -390,10 +409,36 @@ class Workload:
             labels=held.rows.tobytes(),
             first_trips=self._first_trips(),
             work=self.work,
+            remark=self._outputs_remark(),
             host_step_s=self.host_step_s,
             test_examples=self._assessor.test_examples,
             dataset=self.data.name,
         )
+
+    def _try_smallest_batch(self) -> None:
+        """Train on the smallest batch of the fleet: a batch normalisation refuses a single example."""
+        sizes = set(self._rows.sizes.tolist())
+        smallest = {size: min(self.rule.batches(size), default=size) for size in sizes}
+        size = min(smallest, key=lambda examples: (smallest[examples], examples))
+        if self._custom is None and smallest[size] < self.rule.batch_size:
+            client = int(np.argmax(self._rows.sizes == size))
+            with _refusing_model(self.experiment.model.name):
+                self.train(client, 0, None)
+
+    def _outputs_remark(self) -> str:
+        """A line on a model that has more outputs than the data have classes; empty for every other."""
+        data, module = self.data, self.flat.module
+        if data.classes is None or data.target_shape:
+            return ""
+        training = module.training
+        module.eval()
+        with torch.no_grad():
+            outputs = module(torch.from_numpy(data.test_x[:1]))
+        module.train(training)
+        if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] <= data.classes:
+            return ""
+        name = self.experiment.model.name
+        return f"model {name!r} has {outputs.shape[1]} outputs for {data.classes} classes"
 
     def _labels(self) -> Parts:
         """The classes of which each client holds examples to train on; none where targets are no classes."""

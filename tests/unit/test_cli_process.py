@@ -124,6 +124,16 @@ def test_ctrl_c_while_the_command_is_still_being_imported_is_one_line() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "edgefl: interrupted\n")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_that_ends_a_command_which_is_no_run_is_one_line(number: int, code: int) -> None:
+    body = EARLY.replace("raise KeyboardInterrupt", f"import os; os.kill(os.getpid(), {int(number)})")
+    default = f"import signal; signal.signal({int(number)}, signal.SIG_DFL)"
+    done = subprocess.run(
+        [*PYTHON, "-c", f"{default}{body}", "--help"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "edgefl: interrupted\n")
+
+
 LATE = """
 import atexit, os, signal, sys
 from edgefl.__main__ import main

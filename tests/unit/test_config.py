@@ -194,6 +194,8 @@ data.labels={pi-4=[]} -> data.labels.pi-4: must be labels of at least 0, each on
 data.labels={pi-4=[-1]} -> data.labels.pi-4: must be labels of at least 0, each once, got [-1]
 data.labels={pi-4=[1,'a']} -> data.labels.pi-4[1]: must be a whole number, got 'a'
 training.lr=0 -> training.lr: must be a number from 1.2e-38 to 3e+38, got 0
+model.args.hidden=[100000000000000000000] -> model.args.hidden[0]: must be a whole number of 64 bits, got 100000000000000000000
+model.flops_per_example=1e308 -> model.flops_per_example: must be a number from 0 to 1e+18, got 1e+308
 training.lr=1e-320 -> training.lr: must be a number from 1.2e-38 to 3e+38, got 1e-320
 training.lr=inf -> training.lr: must be a number from 1.2e-38 to 3e+38, got inf
 training.lr=1e39 -> training.lr: must be a number from 1.2e-38 to 3e+38, got 1e+39

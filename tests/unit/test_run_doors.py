@@ -1,0 +1,71 @@
+"""Models that cannot train on the data: one line before the run, with the user's file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgefl import Data, Experiment, Fleet, Model, Stop, Training
+from edgefl.devices.fleet import fleet_of
+from edgefl.errors import ConfigError
+from edgefl.run.workload import Workload
+
+MODELS = """
+from torch import nn
+
+def outputs(input_shape, classes, count):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, count))
+
+def normalized(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+class Fails(nn.Linear):
+    def forward(self, x):
+        if self.training and len(x) == 1:
+            raise ZeroDivisionError("one")
+        return super().forward(x.flatten(1))
+
+def fails(input_shape, classes):
+    return Fails(64, classes)
+"""
+
+
+def made(folder: Path, name: str, batch_size: int = 8, **arguments: int) -> Workload:
+    (folder / "doors_models.py").write_text(MODELS)
+    experiment = Experiment(
+        fleet=Fleet(devices={"pi-4": 3}),
+        data=Data(max_examples=51),  # 17 each: two batches of 8 and one of 1
+        model=Model(name=f"doors_models:{name}", args=dict(arguments)),
+        training=Training(epochs=1, batch_size=batch_size),
+        stop=Stop(versions=1),
+    )
+    return Workload(experiment, fleet_of(experiment), folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("outputs", {"count": 7}, r"training step: IndexError: Target \d is out of bounds"),
+        ("normalized", {}, "training step: ValueError: Expected more than 1 value per channel"),
+        ("fails", {}, r"training step \(doors_models.py:13\): ZeroDivisionError: one"),
+    ],
+)
+def test_a_model_that_cannot_train_on_a_batch_of_the_fleet_is_one_line(
+    tmp_path: Path, name: str, arguments: dict[str, int], message: str
+) -> None:
+    """The last batch of an epoch counts too: a whole one would train."""
+    line = f"^model.name: 'doors_models:{name}' cannot make a {message}"
+    with pytest.raises(ConfigError, match=line) as found:
+        made(tmp_path, name, **arguments).prepared()
+    assert "\n" not in str(found.value)
+
+
+def test_more_outputs_than_classes_are_a_remark_and_the_smallest_batch_leaves_the_first_model(
+    tmp_path: Path,
+) -> None:
+    workload = made(tmp_path, "outputs", count=20)
+    first = workload.flat.array.copy()
+    assert workload.prepared().remark == "model 'doors_models:outputs' has 20 outputs for 10 classes"
+    assert (workload.flat.array == first).all()
+    assert made(tmp_path, "outputs", count=10).prepared().remark == ""
