@@ -2,20 +2,94 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
-from edgefl.strategies.base import Update, View
+from edgefl.strategies.base import Client, Step, Update, View
 from edgefl.strategies.buffered import Buffered
+
+
+@dataclass
+class Links:
+    """The transfers of a fleet whose downloads overlap training."""
+
+    broadcast_s: float
+    """Emulated seconds until a version is in the clients' receive buffers."""
+    free_s: dict[int, float] = field(default_factory=dict)
+    """By client: the instant at which its last upload ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeFedAvgIID(Buffered):
     """w ← w + (η/n) Σ_i Δ_i over the first n = ``buffer_size`` updates to finish, stale or not (Algorithm 2).
 
-    A client starts again at once, from the newest model.
+    A client starts again at once, from the newest model. With ``overlap`` its download overlaps its training
+    through the receive buffer (section 2.2.1): a client trains, uploads, and starts again from the newest
+    version that has reached it, while the server broadcasts. Transfers then take as long as the profiles
+    declare for each client's first trip, a broadcast their mean.
     """
+
+    overlap: bool = False
+    """Download while training, as the paper does; else a trip is a download, a training and an upload."""
+
+    @property
+    def transfers_apart(self) -> bool:
+        return self.overlap
+
+    def max_held(self, clients: int) -> int:
+        """With ``overlap`` also the updates of versions that are being broadcast."""
+        return 3 * clients if self.overlap else super().max_held(clients)
+
+    def begin(self, devices: Sequence[Client]) -> Links:
+        return Links(fmean(device.down_s for device in devices) if self.overlap else 0.0)
+
+    def assign(self, state: Links, view: View) -> Sequence[int]:
+        if not self.overlap:
+            return super().assign(state, view)
+        if view.version == 0 and view.now_s < state.broadcast_s:
+            return ()
+        room = self.max_held(len(view.devices)) - len(view.held) - view.training
+        start = [c for c in super().assign(state, view) if state.free_s.get(c, 0.0) <= view.now_s]
+        return start[: max(0, room)]
+
+    def arrive(self, state: Links, update: Update, view: View) -> Sequence[Update]:
+        state.free_s[update.client] = self._there_s(update, view)
+        return super().arrive(state, update, view)
+
+    def step(self, state: Links, view: View) -> Step | None:
+        if not self.overlap:
+            return super().step(state, view)
+        if view.now_s < self._due_s(state, view):
+            return None
+        updates = self._first(view)
+        return Step(updates, self.weights(state, updates, view))
+
+    def wake_s(self, state: Links, view: View) -> float | None:
+        if not self.overlap:
+            return None
+        begins_s = state.broadcast_s if view.version == 0 else 0.0
+        uploads = (state.free_s[client] for client in view.idle if client in state.free_s)
+        waits = (begins_s, self._due_s(state, view), *uploads)
+        return min((at_s for at_s in waits if view.now_s < at_s < math.inf), default=None)
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         return [1.0 / len(updates)] * len(updates)
+
+    def _there_s(self, update: Update, view: View) -> float:
+        """The instant at which the server has an update."""
+        return update.at_s + view.devices[update.client].up_s
+
+    def _first(self, view: View) -> list[Update]:
+        """The updates of the next version: the first n that reach the server."""
+        order = sorted(view.held, key=lambda update: (self._there_s(update, view), update.task))
+        return order[: self.size(len(view.devices))]
+
+    def _due_s(self, state: Links, view: View) -> float:
+        """The instant at which the next version has reached the clients; infinite if updates are missing."""
+        updates = self._first(view)
+        if len(updates) < self.size(len(view.devices)):
+            return math.inf
+        return self._there_s(updates[-1], view) + state.broadcast_s

@@ -55,6 +55,7 @@ TABLES: list[dict[str, Any]] = [
     {"name": "pisces", "concurrency": 2},
     {"name": "asysg", "buffer_size": 2},
     {"name": "defedavg-iid", "buffer_size": 2},
+    {"name": "defedavg-iid", "buffer_size": 2, "overlap": True},
     {"name": "aso-fed"},
     {"name": "asyncfeded"},
     {"name": "fedfix", "interval_s": 5.0},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -98,6 +99,41 @@ def test_rounds_updates_versions_and_instants_are_algorithm_1s(transfer_s: float
         assert order.weights == pytest.approx(share)
     made_s = [event.at_s for event, done in run.history if any(isinstance(each, Sum) for each in done)]
     assert made_s == pytest.approx([one.at_s for one in expected], rel=1e-12)
+
+
+def algorithm_2(train_s: list[float], down_s: float, up_s: list[float], size: int) -> list[Round]:
+    """DeFedAvg-IID: clients train and upload without pause, and the first n to be there make a version."""
+    starts = [(down_s, client) for client in range(len(train_s))]
+    arrived: list[tuple[float, int, int]] = []
+
+    def versions(now_s: float) -> list[Round]:
+        known = sorted(arrived)
+        cut = [known[at : at + size] for at in range(0, len(known) - size + 1, size)]
+        made = [Round(used[-1][0] + down_s, [one[1:] for one in used]) for used in cut]
+        return [each for each in made if each.at_s <= now_s]
+
+    while len(found := versions(starts[0][0])) < ROUNDS:
+        now_s, client = heapq.heappop(starts)
+        there_s = now_s + train_s[client] + up_s[client]
+        arrived.append((there_s, client, len(found)))
+        heapq.heappush(starts, (there_s, client))
+    return found[:ROUNDS]
+
+
+@pytest.mark.parametrize("down_s", [0.0, 0.03, 0.4])
+def test_defedavg_iids_downloads_overlap_training(down_s: float) -> None:
+    rng = np.random.default_rng(3)
+    train_s, up_s = rng.uniform(0.2, 1.0, CLIENTS).tolist(), rng.uniform(0.01, 0.3, CLIENTS).tolist()
+    facts = zip(train_s, up_s, strict=True)
+    devices = [Client(i, "a", 10, 1, down_s, one_s, through_s) for i, (one_s, through_s) in enumerate(facts)]
+    strategy = resolve({"name": "defedavg-iid", "buffer_size": SAMPLE, "overlap": True})
+    run = run_in_memory(Core(strategy, devices, 0, experiment.Stop(versions=ROUNDS)), train_s)
+    expected = algorithm_2(train_s, down_s, up_s, SAMPLE)
+    used = [[(update.client, update.base_version) for update in updates] for _, updates in run.sums]
+    assert used == [one.used for one in expected]
+    made_s = [event.at_s for event, done in run.history if any(isinstance(each, Sum) for each in done)]
+    assert made_s == pytest.approx([one.at_s for one in expected], rel=1e-12)
+    assert strategy.transfers_apart
 
 
 def test_a_version_costs_the_server_an_upload_and_updates_are_staler_than_the_newest() -> None:
