@@ -75,7 +75,7 @@ def _settled(finding: Finding, study: Study, curves: Curves) -> Finding:
     later = {one: other for one, other in twins.items() if other and labels.index(other) < labels.index(one)}
     if copies := [f"{one}'s are {other}'s" for one, other in later.items()]:
         note = f"runs equal bit for bit, not a result of its own: {', '.join(copies)}"
-        return finding._replace(verdict="same runs", note=note)
+        return finding._replace(verdict="same runs", note=note, p=None)
     borders = study.borders(curves.settings)
     if at := [f"{label} ({', '.join(borders[label])})" for label in arms if label in borders]:
         note = f"best at the border of its grid: {', '.join(at)}; otherwise {finding.verdict}"
