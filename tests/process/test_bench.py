@@ -200,7 +200,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     settings = virtual(stop=Stop(versions=4))
     (tmp_path / "small-quick.toml").write_text(config.dump(settings))
     arms = (Arm("a", ()), Arm("b", ("strategy.buffer_size=2",)))
-    return Study("small", "A small study", "none", arms, judge, seeds=(1,))
+    return Study("small", "A small study", "none", arms, judge, seeds=(1,), small_seeds=(1,))
 
 
 @pytest.mark.slow
