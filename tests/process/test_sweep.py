@@ -220,7 +220,6 @@ def test_a_run_that_learned_nothing_is_an_end_of_its_own_and_no_row_of_a_ranking
     assert figures["3e38"]["dropped_updates"] == figures["3e38"]["client_trips"] > 100
     comparison = Sweep(out).summary()["comparison"]
     assert [row["no_progress"] for row in comparison["rows"]] == [False, True, True]
-    assert comparison["target_accuracy"] == figures["0.1"]["best_accuracy"]
     assert "<b>No progress</b>, so not ranked: lr=1e-30, lr=3e38." in (out / "report.html").read_text()
     for rate in rates[1:]:
         assert main(["verify", str(found[rate].dir)]) == 0

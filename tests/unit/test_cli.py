@@ -268,7 +268,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(
     [
         (ConfigError("strategy.name: 'x' not found"), 2, "strategy.name: 'x' not found"),
         (RunError("the server\ndied"), 1, "the server died"),
-        (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device (EDGEFL_TRACEBACK=1"),
+        (OSError(28, "No space left on device"), 1, "no space left on the device (EDGEFL_TRACEBACK=1"),
         (SystemError("no exception set"), 1, "out of memory: no exception set (EDGEFL_TRACEBACK=1"),
         (KeyboardInterrupt(), 130, "interrupted before anything was written"),
     ],

@@ -66,7 +66,7 @@ def test_output_that_cannot_be_written_is_said_and_closed_output_is_no_fault() -
     with Path("/dev/full").open("w") as full:
         code, err = printing_to(full, [*EDGEFL, "profiles", "--json"])
     assert (code, err.count("\n")) == (1, 1)
-    assert err.startswith("edgefl: [Errno 28] No space left on device")
+    assert err.startswith("edgefl: no space left on the device")
     assert printing_to(None, ["sh", "-c", 'exec "$@" >&-', "sh", *EDGEFL, "profiles"]) == (0, "")
 
 
