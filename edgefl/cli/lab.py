@@ -54,7 +54,7 @@ def ingest(json: Json = None, quick: Quick = False) -> None:
 
 
 def memory(json: Json = None, quick: Quick = False) -> None:
-    """Predicted beside measured memory of training steps, on this host."""
+    """Memory of training steps: predicted, and measured here."""
     _measure("memory", json, quick)
 
 

@@ -14,6 +14,7 @@ from edgefl import config, toml
 from edgefl.errors import ConfigError
 from edgefl.experiment import (
     MAX_FLOAT32,
+    MIN_FLOAT32,
     Checkpoint,
     Clock,
     Data,
@@ -92,7 +93,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
             steps=draw(COUNT) if steps else None,
             epochs=None if steps else draw(COUNT),
             batch_size=draw(COUNT),
-            lr=draw(st.floats(min_value=0, exclude_min=True, max_value=MAX_FLOAT32)),
+            lr=draw(st.floats(min_value=MIN_FLOAT32, max_value=MAX_FLOAT32)),
             momentum=draw(st.floats(0, 1, exclude_max=True)),
             weight_decay=draw(st.floats(min_value=0, max_value=MAX_FLOAT32)),
             lr_normalization=draw(st.booleans()),
