@@ -25,8 +25,10 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
     except Exception as error:
         if os.environ.get("EDGEFL_TRACEBACK") or isinstance(error, OURS):
             raise
-        kind = f"{type(error).__name__}: {error}"
-        told = " ".join((of_system(error) if isinstance(error, OSError) else kind).split()).removesuffix(":")
+        told = of_system(error) if isinstance(error, OSError) else str(error)
+        if told == str(error):
+            told = f"{type(error).__name__}: {error}"
+        told = " ".join(told.split()).removesuffix(":")
         said = f"{module}: {told[:300]} (EDGEFL_TRACEBACK=1 shows where)"
         # While the error holds the frames that hold the channel open.
         _tell(channel_fd, str(error) if isinstance(error, EdgeflError) else said)

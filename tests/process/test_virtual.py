@@ -12,6 +12,7 @@ import pytest
 import edgefl
 from edgefl import Clock, Data, Evaluation, Fleet, Model, RunError, Server, Stop, Training
 from edgefl.devices import load_device
+from edgefl.devices.individuals import unit_factor
 from edgefl.learning.models import make_model
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.work import step_work
@@ -179,10 +180,14 @@ def test_events_are_in_the_order_of_emulated_time_and_trips_take_what_profiles_s
         assert times == sorted(times)
         assert (np.diff(np.unique(arrived)) > 0).all()
         np.testing.assert_allclose(arrived - trips["sent_s"][done], trips["trip_declared_s"][done], rtol=1e-9)
-        declared = [declared_s(clients[client]) for client in trips["client"][done]]
-        np.testing.assert_allclose(trips["work_s"][done], [work_s for _, work_s in declared], rtol=1e-9)
-        np.testing.assert_allclose(trips["compute_declared_s"][done], trips["work_s"][done], rtol=1e-9)
-        assert [row.step_s for row in clients] == pytest.approx([declared_s(row)[0] for row in clients])
+        units = [unit_factor(record.meta.seed, row.client) for row in clients]
+        declared = [declared_s(clients[client])[1] * units[client] for client in trips["client"][done]]
+        np.testing.assert_allclose(trips["work_s"][done], declared, rtol=1e-9)
+        steps_s = [declared_s(row)[0] * unit for row, unit in zip(clients, units, strict=True)]
+        assert [row.step_s for row in clients] == pytest.approx(steps_s)
+        scatter = trips["compute_declared_s"][done] / trips["work_s"][done]
+        assert 0.9 < scatter.min() < np.median(scatter) < 1.5
+        assert len(set(scatter.tolist())) == len(scatter)
 
 
 def test_a_killed_worker_changes_nothing_and_leaves_no_residual(tmp_path: Path) -> None:
