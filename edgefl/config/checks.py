@@ -128,9 +128,9 @@ def _check_sums(found: Experiment) -> None:
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:
-    """Raise a `Fault` where a run is to stop at what no evaluation of it can find.
+    """Raise a `Fault` if ``stop`` names a measure that is not evaluated, or a value that it cannot reach.
 
-    ``measured`` maps each measure's name to the least and the greatest value that it can have.
+    ``measured`` maps each measure's name to its smallest and largest possible value.
     """
     have = ", ".join(sorted(measured))
     if stop.accuracy is not None and "accuracy" not in measured:

@@ -4,9 +4,9 @@
                 ▲                │ Left: lost         │ Summed(bad): dropped
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
-In a private run a failure, and an update that cannot be summed, may depend on its client's data. There
-``Failed`` leads to ``held``, and ``Summed`` names updates that were summed as ``zero`` and drops none: who
-takes part in which version does not depend on what clients compute.
+In a private run, failures and invalid updates may depend on client data. There ``Failed`` leads to ``held``,
+and ``Summed`` lists updates that were summed as zeros in ``zero`` and drops none. Participation is therefore
+independent of what clients compute.
 
 Each task ends in exactly one ``Release`` (unless it runs when the run ends). The same events give the same
 actions, so a journal of events is all that a run needs to be resumed, replayed and verified.

@@ -21,8 +21,8 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 class Left(msgspec.Struct, frozen=True, tag="left"):
     """A client is gone: its process ended, it went offline, it was dropped, or the run was interrupted.
 
-    In a private run only for a cause that no client's data have a part in: the experiment declares that the
-    client leaves, or the run was interrupted.
+    A private run emits it only for causes that are independent of client data: a departure that the
+    experiment declares, or the interruption of the run.
     """
 
     client: int

@@ -185,7 +185,7 @@ class Ledger:
     def hold(self, event: Arrived) -> Update:
         """Hold an arrived update, its staleness measured now.
 
-        In a private run the strategy sees of it what is known of its device, and no figure of its training.
+        In a private run the strategy gets the device's declared examples and steps, and NaN as the loss.
         """
         base, staleness = event.base_version, self.version - event.base_version
         known = (event.examples, event.steps, event.loss)

@@ -43,9 +43,9 @@ class Patience:
 
 
 class Standstill:
-    """Counts evaluations in a row with equal results, where no count and no clock ends the run.
+    """Counts consecutive evaluations with equal results, in a run without a limit or patience in ``[stop]``.
 
-    Such a run with a model that never changes would last forever. A model that learns changes its loss.
+    Without this such a run would not end if its model never changed. A model that learns changes its loss.
 
     >>> standstill = Standstill(Stop(accuracy=0.9))
     >>> [standstill.ends(0.1, {"loss": 2.3}) for _ in range(Standstill.MOST)][-2:]

@@ -232,10 +232,10 @@ def _speed_of(info: ClientInfo) -> int | str:
 
 
 def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int:
-    """The number of tasks that fill the fleet at the start of a run and begin in a random phase.
+    """The number of initial tasks that start after a random wait: as many as can train at once.
 
-    0 where phones start together because the strategy has rounds or the experiment aligns them, and where
-    something else spreads their starts.
+    It is 0 if phones start together (a strategy with rounds, or ``fleet.phase = "aligned"``) or if another
+    setting spreads their starts.
     """
     fleet = experiment.fleet
     spread = fleet.join_spread_s > 0.0 or strategy.arrivals() is not None
@@ -245,7 +245,7 @@ def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int
 
 
 class _Whole(NamedTuple):
-    """The whole trips of a client on whose link nothing is drawn."""
+    """The planned trip of a client whose link is deterministic."""
 
     plan: TripPlan
     """A trip without scatter."""
@@ -336,10 +336,10 @@ class Trips:
         return Client(client, profile, held, steps, trip.down_s, trip.compute_s, trip.up_s)
 
     def wait_s(self, client: int, task: int) -> float:
-        """Emulated seconds for which the client waits before this task's trip, which `plan` does not include.
+        """Wait of the client before this task's trip, emulated seconds; `plan` does not include it.
 
-        At the start of a run phones are anywhere in their trips: each of the run's first tasks waits for a
-        random part of its client's own trip. A paper's devices begin at once.
+        At the start of a run, phones are at random points of their trips: each of the first tasks waits for a
+        random fraction of its client's trip time. Devices of papers start at once.
         """
         if task >= self._first_tasks or _profile(self._clients[client].profile).exact:
             return 0.0

@@ -4,8 +4,8 @@ All three are drawn from seeded streams of the client. The figures are of the in
 phones of 76 models, 30 runs each (iitm-sysdl/Generalizable-DNN-cost-models at 0ee1170, Apache-2.0):
 
 - Two units of one model differ by a factor of 1.05 in the median, 1.28 at the 90th percentile and 1.98 at
-  most. Three quarters of the units within a deviation of 3% and a quarter within one of 20% give 1.05, 1.29
-  and, at the 99th percentile, 1.65.
+  most. A mixture of log-normal speeds (75% of the units with σ = 3%, 25% with σ = 20%) gives 1.05, 1.29 and,
+  at the 99th percentile, 1.65.
 - The runs of one phone scatter by 0.9% in the median phone and 3% at the 90th percentile of the phones
   (deviation of the logarithm); the correlation of neighbouring runs is 0.37.
 - The first run of a row takes 1.10 times the median run in the median, 1.39 at the 90th percentile.
@@ -53,9 +53,9 @@ def unit_factor(seed: int, client: int) -> float:
 class TripScatter:
     """The scatter of one client's compute times, around those of its unit.
 
-    Trip t takes exp(σ z_t) + f_t / steps times the unit's time: σ is the client's own, z a first-order
-    autoregressive process of unit variance, and f_t what the first step after the pause before the trip costs
-    beyond the others. ``amount`` scales σ and f.
+    Trip t takes exp(σ z_t) + f_t / steps times the unit's time. σ is drawn once per client. z is a
+    first-order autoregressive process of unit variance. f_t is the extra time of the trip's first step, which
+    follows a pause, as a fraction of a step's time. ``amount`` scales σ and f.
     """
 
     __slots__ = ("_amount", "_block", "_client", "_draws", "_seed", "_sigma")

@@ -1,9 +1,9 @@
-"""Predicted beside measured memory: what a training step makes a process of this host grow by.
+"""Compares the predicted memory of a training step with the measured growth of a process on this host.
 
-Each network trains in a fresh fork. The prediction is that of a run: weights and gradients, and the live
-bytes of a trace at two small batches. The growth is that of peak resident memory above its level before the
-network was made. Pages of libraries do not count, and malloc maps each block above 64 KiB, so that freed
-memory is returned.
+Each network trains in a fresh fork. The prediction is made as in a run: weights, gradients, and the live
+bytes of a trace at two small batches. The growth is peak resident memory minus resident memory before the
+network was built. Pages of libraries do not count. malloc maps each block above 64 KiB separately, so freed
+memory returns to the system.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class OnlyTheStalest(FedStaleWeight):
 
 
 class BenchWeights(FedStaleWeight):
-    """The published bench's weights b·E[τ]/n without + 1, whose window lacks the newest observation."""
+    """The weights of the published benchmark: b·E[τ]/n, without + 1 and without the newest staleness."""
 
     def raw(self, staleness: float, size: int) -> float:
         return size * staleness

@@ -222,7 +222,7 @@ class FlatModel:
             view.copy_(values)
 
     def _unbound(self) -> Iterator[tuple[Entry, Tensor | None, Tensor]]:
-        """Tensors of the layout that are not their view of the vector, with that view; None if missing."""
+        """Entries whose tensor is no view of the vector: entry, tensor (None if missing), expected view."""
         for owner, entry, _, view, _ in self._places:
             tensor = getattr(owner, entry.leaf, None)
             if not isinstance(tensor, Tensor):

@@ -14,7 +14,7 @@ from torch import Tensor
 _CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten.convolution_backward)
 
 LiveLines = tuple[tuple[float, float], ...]
-"""Bytes, and bytes per example, of lines whose maximum is a step's peak."""
+"""Pairs (bytes, bytes per example): a step's peak is the maximum of bytes + examples × bytes per example."""
 
 
 class LiveTensors:
@@ -70,10 +70,10 @@ def _inside(operation: Any, args: Sequence[Any]) -> int:
 
 
 def live_lines(low: Sequence[int], high: Sequence[int], batches: tuple[int, int]) -> LiveLines:
-    """The lines of a step from its live bytes at two sizes of a batch, operation by operation.
+    """Fit live bytes as lines in the batch size, from each operation's live bytes at two batch sizes.
 
-    Only lines that are the highest at some size are kept. Where the sizes differ in their operations, the
-    line of their peaks is the only one.
+    Only lines that are the highest at some batch size are kept. If the two traces differ in their
+    operations, the result is the single line through their peaks.
 
     >>> live_lines([10, 40], [12, 40], (2, 4))
     ((40.0, 0.0), (8.0, 1.0))

@@ -195,9 +195,9 @@ class _Step(msgspec.Struct, frozen=True):
             ) from error
 
     def count(self, module: nn.Module, device: str) -> tuple[StepWork, list[int]]:
-        """The work of the step, and its live bytes at each operation; ``module`` is ours to change.
+        """Return the step's work, and its live bytes after each operation. This may modify ``module``.
 
-        A parameter's gradient counts until it is complete. The step's gradients are memory of their own.
+        A parameter's gradient counts as live until it is complete. Complete gradients are counted separately.
         """
         module.train(not self.inference)
         meter = WorkMeter(chain(module.parameters(), module.buffers()))

@@ -66,7 +66,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def excess(self) -> float:
-        """The larger ratio of an error that a timer does not explain to its bound; above 1 is a warning."""
+        """Error ÷ bound, the larger of median and p95; 0 within `PHASE_WALL_S`. Above 1 is a warning."""
         return max(
             self.median_abs_error / MEDIAN_MAX * (self.median_wall_s > PHASE_WALL_S),
             self.p95_abs_error / P95_MAX * (self.p95_wall_s > PHASE_WALL_S),

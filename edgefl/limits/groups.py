@@ -38,9 +38,9 @@ class Place(NamedTuple):
 def find(controller: str, pid: int | str = "self") -> Place:
     """The group of process ``pid`` in the hierarchy that has ``controller``: ``cpu`` or ``memory``.
 
-    A controller belongs to one hierarchy: to one of version 1 that names it, else to version 2, whose groups
-    account CPU time (``cpuacct``) without a controller. `NoGroup` if there is none, or none that this process
-    can see.
+    A controller belongs to one hierarchy: the version 1 hierarchy that names it, else version 2. Groups of
+    version 2 account CPU time (``cpuacct``) without a controller. Raises `NoGroup` if no group exists or this
+    process cannot see it.
     """
     lines = [line.split(":", 2) for line in _text(PROC / str(pid) / "cgroup").splitlines()]
     # A group's path by controller of version 1, or by "" for version 2.

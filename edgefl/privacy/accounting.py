@@ -103,10 +103,10 @@ class PrivacyAccount:
     Honaker's estimate, because the versions do not reveal each node of a tree. Each count for a quantile adds
     c²/(4 σ_b²) (Andrew et al. 2021, theorem 1), since an update of zero counts ½ (`Mechanism.clip`).
 
-    Where each step's cohort is drawn uniformly from all clients (``sampling``: the chance of each, and
-    whether each is drawn by itself), `poisson_rdp` or `sampled_rdp` gives a second bound, and the lower one
-    counts. The noise of a count is for as many updates as are ``expected`` in a step, whoever comes: by
-    default the mean of ``sampling``, else each step's own number.
+    If each step's cohort is drawn uniformly from all clients (``sampling``: each client's probability, and
+    whether clients are drawn independently), `poisson_rdp` or `sampled_rdp` gives a second bound, and the
+    lower one is used. The noise of a count is scaled to the ``expected`` number of updates in a step, not the
+    actual number: by default the mean of ``sampling``, else each step's own number.
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=3)
     >>> for clients in ([0, 1], [0, 2]): account.version(clients)

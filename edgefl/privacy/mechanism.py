@@ -46,8 +46,8 @@ class Mechanism:
     def clip(self, weights: Sequence[float], squares: Sequence[float] | Doubles, clip_norm: float) -> Clipped:
         """Clip updates of these squared norms. An update that is zero or not finite is summed as zero.
 
-        Such an update counts ½, so that it adds 0 to the count about ½ that `next_norm` releases. Any other
-        update differs from it by ½ exactly, as the noise of the count assumes.
+        `next_norm` releases the count minus ½ per update. An update of zero counts ½ and so contributes 0.
+        Any other update contributes ±½, the sensitivity for which the noise of the count is scaled.
         """
         sizes = np.asarray(squares, np.float64)
         factors = np.nan_to_num(kernels.clip_factors(squares, clip_norm))

@@ -427,7 +427,7 @@ def _can_enter(group: ControlGroup) -> bool:
 
 
 def _run_as_usual() -> None:
-    """Leave the keeper's real-time class, whose processes a CPU group does not take."""
+    """Leave the keeper's real-time scheduling class: a CPU control group rejects real-time processes."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 

@@ -94,8 +94,8 @@ class ProcessTree:
             if pid not in alive:
                 target.close()
         self.orphans &= alive.keys()
-        # The system adds their CPU time to nobody's. Looks are samples: each sighting of a child that is gone
-        # at the next look stands for one interval of such children, those that no look saw included.
+        # The kernel discards the CPU time of children that nobody waits for. Looks are samples: a child that
+        # is gone at the next look adds one interval to the estimate, which covers children that no look saw.
         for pid in self.unwaited.keys() - alive.keys():
             self.ended_ns += self.unwaited[pid]
             self.uncounted_ns += self._awake_ns - before_ns
@@ -120,8 +120,8 @@ class ProcessTree:
     def used_ns(self) -> int:
         """CPU time of all of them so far, those that have ended too, ns.
 
-        Exact where a control group accounts for them. Else what has ended and was waited for by one that
-        lives counts to a tick, and what nobody waited for counts up to the last look at it: `uncounted_ns`.
+        A control group makes it exact. Without one, an ended process that a living one waited for counts to
+        a clock tick. One that nobody waited for counts up to the last look: see `uncounted_ns`.
         """
         self._keep_up()
         used_ns = self.ended_ns + self._waited_for_ns

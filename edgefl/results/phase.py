@@ -1,9 +1,9 @@
-"""Phase: whether phones of one model act together, which no fleet of individuals does.
+"""Phase: tests whether phones of one model act in step. Independent phones do not.
 
-Two shares are compared with what independent arrivals at the same rates would give: of the buffers, those
-whose updates all come from one device profile; of the arrivals, those within `NEAR` of the mean gap of
-another one. The expected share and the 99% interval are those of simulated runs: the run's own arrivals in
-random order, and as many arrivals at uniform instants.
+Two shares are compared with those of independent arrivals at the same rates: the share of buffers whose
+updates all have one device profile, and the share of arrivals with another arrival within `NEAR` of the mean
+gap. The expected share and its 99% interval come from simulated runs: the run's own arrivals in random order,
+and as many arrivals at uniform times.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     parameters: int = 0
     first_model_sha256: str = ""
-    """Of version 0."""
+    """SHA-256 of version 0."""
     model_sha256: str = ""
     aggregation: Aggregation = Aggregation()
     server_trip_us: float | None = None

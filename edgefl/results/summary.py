@@ -103,9 +103,9 @@ BY_CHANCE = ("dirichlet", "iid", "natural", "shards")
 def slow_group(record: Record, *others: Record) -> Group:
     """The clients of the slowest profiles, and the classes that only they hold, in all of these runs.
 
-    The fewest slowest profiles that hold a class which no faster profile holds. Where there are none, or
-    where the seed decides what a profile holds, the group is the slowest profile alone: it depends on the
-    fleet and not on the seed.
+    The group is the smallest set of slowest profiles that holds a class which no faster profile holds. If
+    there is none, or if the seed decides which classes a profile holds (`BY_CHANCE`), the group is the
+    slowest profile alone. The group depends on the fleet and not on the seed.
     """
     held = labels_by_profile(record)
     for other in others:

@@ -252,7 +252,7 @@ class Engine:
         return actions
 
     def _zero(self, task: int) -> None:
-        """Have an update of zero take the place of one that a failed trip of a private run has not given."""
+        """Write an update of zero for a failed trip of a private run."""
         trip = self._open.get(task)
         if trip is None or trip.zero:
             return  # it was held before

@@ -332,8 +332,8 @@ class Aggregator:
     ) -> SumResult:
         """Make ``action.version`` in ``entry`` and publish it, unless an update is bad.
 
-        ``parts`` are there for updates that lie elsewhere; all others lie in their slots. A private step sums
-        a bad update as zero instead, and those of the tasks ``zero``, which were bad when it was first made.
+        ``parts`` are partial sums of updates that are not in slots. A private step sums a bad update as zero
+        instead. ``zero`` lists the tasks whose updates were bad when the step was first made.
         """
         failpoints.pass_by("sum")
         self.buffer.retire(entry)
@@ -374,7 +374,7 @@ class Aggregator:
         if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
             if not all(np.isfinite(vector).all() for vector in made):  # though every update is: the largest
-                if self.privacy is not None:  # the versions of the neighbour would go on with it left out
+                if self.privacy is not None:  # dropping the update would reveal its size
                     raise RunError(f"version {action.version} would not be finite: the model is too large")
                 return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
         failpoints.pass_by("summed")

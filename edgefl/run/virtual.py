@@ -301,9 +301,9 @@ class VirtualTimeline(Timeline):
         self._more = True
 
     def _dies(self, client: int, task: int, at_s: float, reason: str) -> Left | Failed:
-        """A client dies of its training, as its own process would: it comes again, or is given up.
+        """Handle a client whose training kills its process: it rejoins, or is dropped after too many deaths.
 
-        In a private run it stays: who takes part must not depend on what clients compute.
+        In a private run it stays: participation must not depend on what clients compute.
         """
         self.store.incident(at_s, client, "death", reason)
         if self.core.privacy is not None:

@@ -3,9 +3,9 @@
 A client that goes offline with a task that it does not finish first has left when its process says that it
 gave the task up: until then it may still write into its slot.
 
-In a private run a failure may depend on the client's data, and who takes part must not. A trip that fails
-ends when its update would have arrived, and a client whose process has died without being declared to stays
-in the fleet: its trips fail until there is a process again.
+In a private run participation must not depend on client data, but failures may. A failed trip therefore ends
+when its update would have arrived. A client whose process died, although the experiment did not declare it,
+stays in the fleet; its trips fail until it has a process again.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class DeFedAvgIID(Buffered):
 
     A client starts again at once, from the newest model. With ``overlap`` its download overlaps its training
     through the receive buffer (section 2.2.1): a client trains, uploads, and starts again from the newest
-    version that has reached it, while the server broadcasts. Transfers then take as long as the profiles
-    declare for each client's first trip, a broadcast their mean.
+    version that has reached it, while the server broadcasts. Transfer times are then constant: a client's
+    upload takes its first trip's upload time, and a broadcast the mean of the first trips' download times.
     """
 
     overlap: bool = False

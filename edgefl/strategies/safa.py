@@ -41,10 +41,10 @@ class SAFA(Strategy):
     Who delivered starts again with the next round. The others train on, from a version at most
     ``lag_tolerance`` old: else they are cancelled and given the newest, and so is their entry in the cache.
 
-    Two things differ from the paper. An entry that is not a client's own model, at first and after too much
-    lag, is the current global model. The paper keeps the global model of when the entry was made, which gives
-    another trajectory (up to 110% apart) and would need one more model a client at the server. And a client
-    that goes away loses what it trained.
+    Two things differ from the paper. First, an entry that is not the client's own model (at the start,
+    or after too much lag) is the current global model. The paper keeps the global model from the time at
+    which the entry was made, which would need one more model per client; trajectories differ by up to 110%.
+    Second, a client that goes offline loses the work that it has not delivered.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
