@@ -21,6 +21,8 @@ def main() -> int:
 
         code = command()
     except KeyboardInterrupt:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # a second one would end this command with a traceback
         terminal.say("edgefl: interrupted", err=True)
         code = 130
     try:

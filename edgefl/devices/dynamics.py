@@ -64,10 +64,10 @@ class _ClientState:
         self.now = self.model.after_rest(self.now, max(at_s, self.now.at_s))
         return self.now
 
-    def travel(self, plan: TripPlan) -> None:
-        """Set the trip that it makes."""
+    def travel(self, plan: TripPlan, given_s: float) -> None:
+        """Set the trip that it makes, of a task that it was given at that instant."""
         self.plan, start_s = plan, self.now.at_s
-        self.move, self.forced = self._goes(start_s), Transition(start_s + plan.dies_s, "died")
+        self.move, self.forced = self._goes(given_s), Transition(start_s + plan.dies_s, "died")
         if (stop := self.model.interruption(self.now, plan)) is not None:
             stops = Transition(start_s + stop[0], stop[1])
             if stops.why == "battery":
@@ -217,14 +217,14 @@ class Dynamics:
 
     def _begin(self, action: Train, state: _ClientState | None, now_s: float) -> None:
         client = action.client
-        begins_s = now_s + self._trips.wait_s(client, action.task)
+        begins_s = now_s + self._trips.wait_s(client, action.task, action.trip)
         condition = None if state is None else state.begin(begins_s)
         end = None
         if (until := action.until) is not None:
             end = End(max(0.0, until.at_s - begins_s), until.steps)
         plan = self._trips.plan(client, action.trip, end, condition)
         if state is not None:
-            state.travel(plan)
+            state.travel(plan, now_s)
             self._moved[client] = None
         if self._cells is not None:
             self._in_cells[client] = action.task, plan

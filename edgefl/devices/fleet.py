@@ -239,9 +239,14 @@ def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int
     """
     fleet = experiment.fleet
     spread = fleet.join_spread_s > 0.0 or strategy.arrivals() is not None
-    if fleet.phase == "aligned" or strategy.lockstep or spread:
+    if fleet.phase == "aligned" or strategy.starts_together or spread:
         return 0
     return strategy.max_training(clients)
+
+
+def any_exact(clients: Sequence[ClientInfo]) -> bool:
+    """Returns True if the fleet has a paper's devices, which begin at once."""
+    return any(_profile(profile).exact for profile, _ in kinds_of(clients))
 
 
 class _Whole(NamedTuple):
@@ -335,13 +340,13 @@ class Trips:
         profile = self._clients[client].profile
         return Client(client, profile, held, steps, trip.down_s, trip.compute_s, trip.up_s)
 
-    def wait_s(self, client: int, task: int) -> float:
+    def wait_s(self, client: int, task: int, trip: int) -> float:
         """Wait of the client before this task's trip, emulated seconds; `plan` does not include it.
 
         At the start of a run, phones are at random points of their trips: each of the first tasks waits for a
         random fraction of its client's trip time. Devices of papers start at once.
         """
-        if task >= self._first_tasks or _profile(self._clients[client].profile).exact:
+        if trip or task >= self._first_tasks or _profile(self._clients[client].profile).exact:
             return 0.0
         total_s = self.in_series(client).total_s
         return phase(self._experiment.seed, client) * total_s if total_s < math.inf else 0.0

@@ -418,11 +418,12 @@ def _can_enter(group: ControlGroup) -> bool:
     """Returns True if a process of this user may move into a group that it was able to make."""
     pid = os.fork()
     if pid == 0:
-        with contextlib.suppress(NoGroup, OSError):
+        try:
             _run_as_usual()
             group.enter()
             os._exit(0)
-        os._exit(1)
+        finally:
+            os._exit(1)
     return os.waitpid(pid, 0)[1] == 0
 
 

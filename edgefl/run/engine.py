@@ -117,13 +117,16 @@ class Engine:
     """Secures what has happened before clients hear of it, where they do."""
     adders: Adders | None = None
     """Nodes that sum their own updates, where they do."""
-    wait_s: Callable[[int, int], float] = lambda client, task: 0.0
+    wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
     """Emulated seconds from a task's message to the start of its trip: `Trips.wait_s`."""
 
     def __post_init__(self) -> None:
         timeline, self._clock, self._on_record = self.timeline, self.timeline.clock, set(self.restored)
         # By task: trips that are not on record yet.
-        self._open = {task: _OpenTrip(*given) for task, given in self.running.items()}
+        self._open = {
+            task: _OpenTrip(order, at_s + self.wait_s(order.client, task, order.trip))
+            for task, (order, at_s) in self.running.items()
+        }
         self._assessing: dict[int, tuple[float, int]] = {}
         """Versions at the evaluator: when each was published, and the client trips until then."""
         shape = self.aggregator.buffer.shape
@@ -274,7 +277,7 @@ class Engine:
 
     def order(self, action: Train, lease: Lease, sent_s: float, decided_s: float) -> messages.Task:
         """The message for a task that is (or, before an interruption, was) given out."""
-        wait_s = self.wait_s(action.client, action.task)
+        wait_s = self.wait_s(action.client, action.task, action.trip)
         self._open[action.task] = _OpenTrip(action, sent_s + wait_s)
         cut = condition = None
         if (until := action.until) is not None:

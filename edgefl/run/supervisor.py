@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from edgefl import config
-from edgefl.devices.fleet import first_tasks, fleet_of, mixed_runtimes
+from edgefl.devices.fleet import any_exact, first_tasks, fleet_of, mixed_runtimes
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
 from edgefl.limits.capacity import (
@@ -520,7 +520,8 @@ class _Supervisor:
         self, prepared: control.Prepared, clients: Sequence[int], step_s: float, cores: float | None = None
     ) -> TimeScale:
         fleet, clients_in_all = self._experiment.fleet, len(self._clients)
-        spread = fleet.join_spread_s or first_tasks(self._experiment, self._strategy, clients_in_all)
+        waits = first_tasks(self._experiment, self._strategy, clients_in_all) and not any_exact(self._clients)
+        spread = fleet.join_spread_s or waits
         demands = []
         for trip in (prepared.first_trips[client] for client in clients):
             cpu_s = trip.steps * step_s

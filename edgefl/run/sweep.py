@@ -255,9 +255,7 @@ def _said(figures: Mapping[str, Any]) -> str:
     return f"{learned}, {figures['client_trips']:,} trips, {figures['wall_s']:.3g} s{invalid}{stuck}"
 
 
-def _compare(
-    out: Path, planned: Sequence[Planned], grid: Grid, given: float | None
-) -> RenderableType:
+def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | None) -> RenderableType:
     """Write everything about all runs into ``out``; returns the table for the terminal."""
     allow_open_files()  # a record each
     runs = compare.load([one.folder for one in planned])

@@ -64,7 +64,7 @@ class WallTimeline(Timeline):
             plan = None if self.dynamics is None else self.dynamics.plan(task.client)
             if plan is None:
                 plan = self.trips.plan(task.client, task.trip, None if task.cut is None else task.cut.end)
-            self._ends_s[task.client] = self.clock.now_s() + plan.total_s
+            self._ends_s[task.client] = self.clock.now_s() + task.wait_s + plan.total_s
         self._tasks.append(task)
         if len(self._tasks) == AT_ONCE:
             self.flush()

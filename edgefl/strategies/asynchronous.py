@@ -56,6 +56,10 @@ class Asynchronous(Strategy):
     def lockstep(self) -> bool:
         return self.restart != "immediate"
 
+    @property
+    def starts_together(self) -> bool:
+        return False
+
     def contributors(self, state: Any, view: View) -> Collection[int]:
         """Clients whose update waits for the next step."""
         return {update.client for update in view.held}

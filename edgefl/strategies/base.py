@@ -299,6 +299,11 @@ class Strategy:
         return False
 
     @property
+    def starts_together(self) -> bool:
+        """True if the strategy starts all of a round's clients at once, so that they have no phase."""
+        return self.lockstep
+
+    @property
     def transfers_apart(self) -> bool:
         """True if clients train while their links work: a trip is its training alone, and the strategy
         itself waits for transfers, as long as `Client.down_s` and `Client.up_s` say."""

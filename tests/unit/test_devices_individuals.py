@@ -105,18 +105,18 @@ def test_one_key_turns_each_off() -> None:
 def test_a_papers_devices_are_what_the_paper_says(profile: str) -> None:
     free, exact = trips(devices=profile), trips(devices=profile, units="identical", variation=0.0)
     assert [free.plan(0, trip) for trip in range(5)] == [exact.plan(0, trip) for trip in range(5)]
-    assert free.wait_s(0, 0) == 0.0
+    assert free.wait_s(0, 0, 0) == 0.0
 
 
 def test_phones_wait_for_a_random_part_of_their_own_trip_at_the_start_and_at_no_other_time() -> None:
     made = trips(network="lte")
     parts = np.array(
-        [made.wait_s(client, client) / made.plan(client, 0).total_s for client in range(CLIENTS)]
+        [made.wait_s(client, client, 0) / made.plan(client, 0).total_s for client in range(CLIENTS)]
     )
     assert 0.0 <= parts.min() < 0.02
     assert 0.98 < parts.max() < 1.0
     assert abs(parts.mean() - 0.5) < 4 / np.sqrt(12 * CLIENTS)
-    assert made.wait_s(0, CLIENTS) == 0.0
+    assert made.wait_s(0, CLIENTS, 0) == made.wait_s(0, 0, 1) == 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +132,7 @@ def test_rounds_aligned_fleets_and_late_joiners_have_no_phase() -> None:
     assert first_tasks(wanted, FedBuff(buffer_size=2), 9) == 9
     assert first_tasks(wanted, Few(buffer_size=2), 9) == 3
     assert first_tasks(wanted, FedAvg(cohort=3), 9) == 0
+    assert first_tasks(wanted, FedBuff(buffer_size=2, restart="after-step"), 9) == 9
     for fleet in (Fleet(devices={"pi-4": 9}, phase="aligned"), Fleet(devices={"pi-4": 9}, join_spread_s=1.0)):
         assert first_tasks(Experiment(fleet=fleet), FedBuff(buffer_size=2), 9) == 0
 

@@ -282,6 +282,18 @@ def private(tmp_path: Path) -> Iterator[Wall]:
     made.close()
 
 
+def test_a_failing_trip_that_waits_at_the_start_counts_as_zero_after_its_wait(private: Wall) -> None:
+    private.engine.wait_s = lambda client, task, trip: 3.0
+    started(private)
+    private.tasks(1)
+    private.hand.at += 2.5
+    assert take(private.engine, private.timeline.heard(GivenBack(1, 1, "failed", "its data"))) == []
+    private.hand.at += 4.4
+    assert private.due() == []
+    private.hand.at += 0.1
+    assert private.due() == [Failed(1, 1, 7.0, "its data")]
+
+
 @pytest.mark.parametrize("how", ["raises", "dies", "dies and is given up"])
 def test_a_trip_of_a_private_run_that_fails_counts_as_zero_when_its_update_was_due(
     private: Wall, how: str
