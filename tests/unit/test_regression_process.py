@@ -206,7 +206,7 @@ def test_the_clock_adds_computing_and_transfers_and_is_never_early() -> None:
 def test_the_model_is_waited_for_where_it_is_longer_and_nothing_without_a_time_scale() -> None:
     times = DeviceClock(slowdown=1.0, time_scale=0.1).end(model_s=0.2)
     assert 0.2 <= times.declared_s <= times.achieved_s
-    assert times.blocked_s == 0.0
+    assert times.blocked_s < 0.001  # readings of two clocks differ by microseconds
     clock = DeviceClock(slowdown=1.0, time_scale=0.0)
     clock.transfer(1e6)
     assert clock.end(0.0).declared_s >= 1e6
