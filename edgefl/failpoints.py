@@ -71,9 +71,16 @@ def parse(text: str) -> frozenset[tuple[str, int, int]]:
     return frozenset(points)
 
 
-_points = parse(os.environ.get("EDGEFL_FAILPOINTS", ""))
 WHILE = "EDGEFL_FAILPOINTS_WHILE"
-_while = os.environ.get(WHILE, "/")
+_points: frozenset[tuple[str, int, int]]
+_while: str
+
+
+def arm() -> None:
+    """Read the environment again, as a process that was forked for another run does."""
+    global _points, _while
+    _points = parse(os.environ.get("EDGEFL_FAILPOINTS", ""))
+    _while = os.environ.get(WHILE, "/")
 
 
 def armed() -> bool:
@@ -103,3 +110,6 @@ def die(name: str) -> None:
     """Say which place this is, and end this process."""
     os.write(2, f"{SAYS}{name}\n".encode())
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+arm()

@@ -28,6 +28,7 @@ from edgefl.limits import groups as hierarchy
 from edgefl.run import supervisor
 from edgefl.run.fork_server import ForkServer
 from tests.patience import Patience
+from tests.process import warm
 
 importlib.import_module(
     "torch._dynamo"
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in (here / "process", here / "fault")):
             item.add_marker(pytest.mark.process)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is there for good out of each later garbage collection, which would take a quarter second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -107,27 +114,23 @@ def data_dir() -> Path:
     return folder
 
 
-_PASSED_ON = {"TMPDIR", "PYTEST_CURRENT_TEST", "COLUMNS", "NO_COLOR", "EDGEFL_DATA"}
-"""Variables that nothing reads when it is imported."""
-
-
 @pytest.fixture(scope="session")
 def _warm() -> Iterator[ForkServer]:
-    """Start the runs of `edgefl.run` as a sweep's: most of what a short one costs is importing torch.
+    """Start the runs of `edgefl.run` as a sweep's: most of what a short one takes is importing torch.
 
-    Those of the command line are started as every user's, and those whose environment a test has changed.
+    So are commands. Where a test has changed what only a new interpreter reads, a new one is started.
     """
-    first = dict(os.environ)
 
     class Warm(supervisor._Supervisor):
         def __post_init__(self) -> None:
-            changed = {name for name, _ in os.environ.items() ^ first.items()}
-            if not changed - _PASSED_ON:
+            if commands.fit(os.environ):
                 self.fork_server = self.fork_server or server
             super().__post_init__()
 
     with ForkServer() as server, pytest.MonkeyPatch.context() as patch:
+        commands = warm.Commands(server)
         patch.setattr(supervisor, "_Supervisor", Warm)
+        patch.setattr(warm, "commands", commands)
         yield server
 
 

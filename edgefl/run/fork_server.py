@@ -20,6 +20,7 @@ from typing import Any, NoReturn, Self
 
 import msgspec
 
+from edgefl import failpoints
 from edgefl.errors import RunError
 from edgefl.processes import child_environment
 from edgefl.run import child
@@ -188,6 +189,7 @@ def _fork(channel: Channel[Fork], request: Fork) -> int:
         os.environ.clear()
         os.environ.update(request.environment)
         os.chdir(request.folder)
+        failpoints.arm()
         code = child.main(fd, parent, request.module, *request.arguments)
     except BaseException:  # the child must never return into the loop
         with contextlib.suppress(Exception):

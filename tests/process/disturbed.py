@@ -57,9 +57,11 @@ def disturb(file):
     leader = psutil.Process(int(whose or os.getsid(0)))
     if deed in SIGNALS:
         leader.send_signal(SIGNALS[deed])
+        while deed == "kill it" and not whose:
+            signal.pause()  # it dies with the process that it has killed, and must not finish its step first
         return
     name = "edgefl-" + deed.removeprefix("kill the ") if deed != "interrupt" else "edgefl-server"
-    children = leader.children(recursive=bool(whose))
+    children = leader.children(recursive=True)
     process = next(process for process in children if process.name().startswith(name))
     if deed == "interrupt":
         os.killpg(0, signal.SIGINT)

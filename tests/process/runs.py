@@ -17,6 +17,7 @@ import pytest
 from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training, config, errors
 from edgefl.limits.groups import Groups, NoGroup
 from edgefl.results.record import IncidentRow, Record
+from tests.process import warm
 
 MINUTE_S = 60.0
 PATIENCE_S = 30.0
@@ -80,7 +81,10 @@ def needs_unprivileged() -> None:
 
 
 class Command:
-    """``edgefl`` as a user starts it: a process in a group of its own."""
+    """``edgefl`` as a user starts it: a process in a group of its own.
+
+    Without anything ``before`` it, and in the tests' own environment, it is started warm.
+    """
 
     def __init__(
         self,
@@ -89,13 +93,18 @@ class Command:
         before: list[str] | None = None,
         cwd: Path | None = None,
     ) -> None:
+        whole = {**os.environ, **(environment or {})}
+        if warm.commands is not None and before is None and warm.commands.fit(whole):
+            wanted = warm.Wanted(arguments, whole, str(cwd or Path.cwd()))
+            self.process: subprocess.Popen[str] = warm.WarmCommand(warm.commands, wanted)
+            return
         self.process = subprocess.Popen(
             [*(before or []), sys.executable, "-m", "edgefl", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, **(environment or {})},
+            env=whole,
             cwd=cwd,
         )
 
