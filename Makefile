@@ -20,6 +20,9 @@ STAMP  := $(VENV)/.edgefl-stamp
 NATIVE := $(wildcard kernels/*.*)
 MEASURE_DEVICE := build/measure-device
 
+# Written bytecode, whatever the environment says: hundreds of processes import the same modules.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check bench docs reproduce soak flower clean measure-device
@@ -44,7 +47,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto -m "not process and not slow"
-	$(BIN)/python -m pytest -q -n 3 -m "process and not slow"
+	$(BIN)/python -m pytest -q -n 3 -m "process and not slow" tests/process tests/fault
 
 check: $(STAMP)
 	$(BIN)/ruff check .

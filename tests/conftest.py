@@ -127,8 +127,7 @@ def _warm() -> Iterator[ForkServer]:
                 self.fork_server = self.fork_server or server
             super().__post_init__()
 
-    with ForkServer() as server, pytest.MonkeyPatch.context() as patch:
-        commands = warm.Commands(server)
+    with ForkServer() as server, warm.Commands(server) as commands, pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervisor, "_Supervisor", Warm)
         patch.setattr(warm, "commands", commands)
         yield server

@@ -116,7 +116,7 @@ CASES = [
             "fleet": Fleet(devices={"paper-half-normal": 60}, network="none"),
             "strategy": {"name": "fedasync"},
             "stop": Stop(versions=200),
-            "training": Training(steps=150),
+            "training": Training(steps=60),
         },
         ["event:0:119", "event:0:59", "event:0:35", "event:0:24", "event:0:16"],
         id="full ring",

@@ -49,11 +49,17 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Commands:
-    """Starts commands warm, until the fork server that it is started by ends."""
+    """Starts commands warm. A context manager."""
 
     def __init__(self, server: fork_server.ForkServer) -> None:
         self.first = dict(os.environ)
         _, self.channel = server.start(__name__, int, self.first)
+
+    def __enter__(self) -> Commands:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
 
     def fit(self, environment: Mapping[str, str]) -> bool:
         """Returns True if an interpreter that began in the first environment is as good as a new one."""

@@ -45,7 +45,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert place in map(anchor, headings), f"{page.name}: {target}"
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("nothing_left")
 def test_the_pages_are_made_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="Sphinx is not installed: pip install 'edgefl[docs]'")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(DOCS), str(tmp_path)]

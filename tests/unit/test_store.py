@@ -247,7 +247,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("nothing_left")
 def test_a_kill_loses_nothing_that_was_committed(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
