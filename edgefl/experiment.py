@@ -209,9 +209,6 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     durability: Literal["memory", "disk"] = "memory"
     """Under the wall clock a client's update, once acknowledged by its next task, outlives a kill of any one
     process of the run (``memory``), or a power cut (``disk``: a flush to the disk for what came together)."""
-    partial_sums: bool = False
-    """Updates are summed in float64 on a grid of 2^-40: the same bits in whatever parts, so that nodes may
-    each sum their own (docs/hosts.md)."""
     heartbeat_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 5.0
     """Wall seconds of silence after which a client that should speak is held to be hung.
 

@@ -63,7 +63,6 @@ static const ef_isa EF(isa) = {
     block_norm_avx512,
     words_avx512,
     delta_avx512,
-    exact_avx512,
 };
 #else
 /* The squared norm of n elements: a tile, or less. */
@@ -147,7 +146,6 @@ EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2]
 }
 
 #include "body_delta.h"
-#include "body_exact.h"
 #include "body_step.h"
 #include "body_quantize.h"
 
@@ -160,7 +158,6 @@ static const ef_isa EF(isa) = {
     EF(block_norm),
     EF(words),
     EF(delta),
-    EF(exact),
 };
 #endif
 

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Raised whenever a function's arguments or a block size changes; edgefl/kernels/selection.py holds its twin. */
-#define EF_ABI 7
+#define EF_ABI 8
 
 #define EF_TILE 2048       /* elements whose running sum stays in the L1 cache; the norms' block */
 #define EF_STREAM_BYTES (1 << 20) /* past this, writing around the caches saves reading what is overwritten */
@@ -79,15 +79,6 @@ typedef struct {
     int fresh;  /* from is not in the cache yet */
 } ef_group;
 
-/* A few updates of float32 that are added to float64 sums in one pass: sum[i] += weights[j] * u[j][i], where product
- * and sum are rounded once, and norms[j] = the squared norm of u[j]. 0 <= n <= EF_TILE; updates begin at any byte. */
-typedef struct {
-    const ef_loose_float *u[EF_GROUP];
-    const double *weights;
-    double *sum, *norms;
-    int64_t n;
-} ef_exact;
-
 /* One instruction set's functions. Offsets and counts are in elements; arrays begin at any byte and do not
  * overlap, but for what is said. All run in the floating-point state of fp_state.h. */
 typedef struct {
@@ -107,7 +98,6 @@ typedef struct {
      * trained and base may overlap each other. */
     void (*delta)(ef_loose_float *__restrict out, const ef_loose_float *trained, const ef_loose_float *base,
                   int64_t n, int around, uint64_t s[2]);
-    void (*exact)(int count, const ef_exact *g); /* 1 <= count <= EF_GROUP */
 } ef_isa;
 
 /* cpu.c */

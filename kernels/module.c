@@ -155,7 +155,6 @@ static PyMethodDef methods[] = {
     {"sq_norm", FAST(sq_norm), "sq_norm(update, scale, threads)"},
     {"checksum", FAST(checksum), "checksum(buffer, threads)"},
     {"delta", FAST(ef_py_delta), "delta(out, trained, base): out = trained - base, and its checksum"},
-    {"exact_sum", FAST(ef_py_exact_sum), "exact_sum(out, updates, weights, scales, norms, checksums, threads)"},
     {"observe", FAST(observe), "observe(mode, width, decay, count, state, ids, values, means)"},
     {"isas", isas, METH_NOARGS, "Usable instruction sets, fastest first."},
     {"isa", isa, METH_NOARGS, "The instruction set in use."},

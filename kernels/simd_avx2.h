@@ -98,17 +98,6 @@ EF_PRIM void EF(nstore)(double *p, EF(N) n)
     _mm256_storeu_pd(p, n.l[0]);
     _mm256_storeu_pd(p + 4, n.l[1]);
 }
-EF_PRIM EF(N) EF(nset)(double x) { return (EF(N)){{_mm256_set1_pd(x), _mm256_set1_pd(x)}}; }
-EF_PRIM EF(N) EF(nload)(const double *p) { return (EF(N)){{_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}}; }
-EF_PRIM EF(N) EF(nwiden)(const void *p)
-{
-    const float *x = p;
-    return (EF(N)){{_mm256_cvtps_pd(_mm_loadu_ps(x)), _mm256_cvtps_pd(_mm_loadu_ps(x + 4))}};
-}
-EF_PRIM EF(N) EF(nfma)(EF(N) x, EF(N) y, EF(N) sum)
-{
-    return (EF(N)){{_mm256_fmadd_pd(x.l[0], y.l[0], sum.l[0]), _mm256_fmadd_pd(x.l[1], y.l[1], sum.l[1])}};
-}
 #endif
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 

@@ -64,10 +64,6 @@ EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v)
     return EF(nadd_at)(n, x);
 }
 EF_PRIM void EF(nstore)(double *p, EF(N) n) { _mm512_storeu_pd(p, n.l); }
-EF_PRIM EF(N) EF(nset)(double x) { return (EF(N)){_mm512_set1_pd(x)}; }
-EF_PRIM EF(N) EF(nload)(const double *p) { return (EF(N)){_mm512_loadu_pd(p)}; }
-EF_PRIM EF(N) EF(nwiden)(const void *p) { return (EF(N)){_mm512_cvtps_pd(_mm256_loadu_ps((const float *)p))}; }
-EF_PRIM EF(N) EF(nfma)(EF(N) x, EF(N) y, EF(N) sum) { return (EF(N)){_mm512_fmadd_pd(x.l, y.l, sum.l)}; }
 
 /* sum + x^2 and then the sum of each of eight vectors: exact for a scale block of int8, fused or not, in any order,
  * because it is an integer of less than 2^24. */

@@ -136,29 +136,6 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
 EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)(p)); }
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 EF_PRIM void EF(nstore)(double *p, EF(N) n) { memcpy(p, &n, 64); }
-EF_PRIM EF(N) EF(nload)(const double *p)
-{
-    EF(N) n;
-    memcpy(&n, p, 64);
-    return n;
-}
-EF_PRIM EF(N) EF(nset)(double x)
-{
-    const EF(v2d) two = {x, x};
-    return (EF(N)){{two, two, two, two}};
-}
-EF_PRIM EF(N) EF(nwiden)(const void *p)
-{
-    const EF(V) v = EF(vload)(p);
-    return (EF(N)){{EF(low)(v.a), EF(high)(v.a), EF(low)(v.b), EF(high)(v.b)}};
-}
-/* Rounded once, by the C library where the processor cannot. */
-EF_PRIM EF(N) EF(nfma)(EF(N) x, EF(N) y, EF(N) sum)
-{
-    for (int l = 0; l < 4; l++)
-        for (int i = 0; i < 2; i++) sum.l[l][i] = fma(x.l[l][i], y.l[l][i], sum.l[l][i]);
-    return sum;
-}
 
 /* sum + x^2 and then the sum of each of eight vectors: exact for a scale block of int8, in any order, because it is
  * an integer of less than 2^24. */

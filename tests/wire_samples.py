@@ -25,9 +25,6 @@ FROM_CLIENT: list[messages.FromClient] = [
             messages.TaskResult(41, 7, messages.MAX_COUNT, -1e300, 0, 0.0, 1e300, {}),
         ]
     ),
-    messages.Taken(40),
-    messages.Piece(9, 2**63 - 1),
-    messages.Answered(9, 0.25),
     messages.Assessed(7, 0.5, 0.25, [9, 0], [messages.MAX_COUNT, 0], {"mae": -1.5}, SCORES, "ü"),
 ]
 FROM_SERVER: list[messages.FromServer] = [
@@ -38,9 +35,6 @@ FROM_SERVER: list[messages.FromServer] = [
     ),
     messages.Withdraw([40, 41]),
     messages.Assess(7, 1),
-    messages.Keep(7, 1, 9),
-    messages.Add(9),
-    messages.Fetch(40, 2, 9),
     messages.Bye(),
 ]
 ALL = [*FROM_CLIENT, *FROM_SERVER]

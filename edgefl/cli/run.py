@@ -114,7 +114,7 @@ def read_experiment(
     if on_nodes:
         from edgefl.run import nodes
 
-        if found.server.transport == "shm" and not found.server.partial_sums:
+        if found.server.transport == "shm":
             say("edgefl: server.transport is 'wire' on nodes, which share no memory, not 'shm'", err=True)
         nodes.on_nodes(found, file.parent.absolute())
     return found

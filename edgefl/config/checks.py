@@ -33,7 +33,6 @@ def check_relations(found: Experiment) -> None:
     _check_evaluation(found)
     _check_stop(found.stop)
     _check_privacy(found.privacy)
-    _check_sums(found)
     _check_labels(found, found.fleet.devices)
     if not isinstance(found.strategy["name"], str):
         raise wrong("strategy.name", "a string, such as 'fedbuff'", found.strategy["name"])
@@ -114,17 +113,6 @@ def _check_privacy(privacy: Privacy | None) -> None:
         if (got := getattr(privacy, name)) != getattr(Privacy(clip_norm=1.0), name):
             needs = "privacy.quantile" if name.startswith("quantile") else "privacy.mechanism = 'tree'"
             raise Fault(f"privacy.{name}", f"privacy.{name}: has no effect without {needs}, got {shown(got)}")
-
-
-def _check_sums(found: Experiment) -> None:
-    if not found.server.partial_sums:
-        return
-    for key, only in (("update_format", "float32"), ("durability", "memory")):
-        if (got := getattr(found.server, key)) != only:
-            raise wrong(f"server.{key}", f"{only!r} with server.partial_sums", got)
-    if found.privacy is not None:
-        text = "privacy: not together with server.partial_sums: updates are clipped before they are summed"
-        raise Fault("privacy", text)
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:

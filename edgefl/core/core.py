@@ -236,7 +236,7 @@ class Core(Ledger):
             for task in bad:
                 client = self.update(task).client
                 self.forget((task,))
-                self._drop(task, client, event.reason or BAD, actions)
+                self._drop(task, client, BAD, actions)
         else:
             self._publish(order, step, actions)
         self._discard([update for update in late if self.holds(update)], actions)

@@ -71,8 +71,6 @@ class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr
     """The norm that the next version's updates are clipped to, where it follows a quantile."""
     salt: str = ""
     """The name of what was summed, where noise of a secret key was added: see `edgefl.privacy.TreeNoise`."""
-    reason: str = ""
-    """The reason why those are bad, where it is another."""
     zero: tuple[int, ...] = ()
     """Tasks of a private step whose update is not finite or was altered: it was summed as zero."""
 

@@ -1,7 +1,6 @@
 """The server's hot path over flat buffers: weighted sums and steps, norms, checksums, moving averages.
 
     arguments.py           what is accepted, and the words of the errors
-    exact.py               sums that may be made in parts, with the same bits in any order
     steps.py               the server optimiser's step, and the sum and the step in one pass
     quantization.py        updates in fewer bits, clipping
     layers.py              weighted averages of whole models, layer by layer
@@ -27,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, SumArguments, Update
-from edgefl.kernels.exact import exact_sum
 from edgefl.kernels.layers import average
 from edgefl.kernels.quantization import clip_factors, quantize
 from edgefl.kernels.selection import backend, backends, select, set_threads, threads
@@ -44,7 +42,6 @@ __all__ = [
     "checksum",
     "clip_factors",
     "delta",
-    "exact_sum",
     "page_locked",
     "quantize",
     "set_threads",

@@ -40,16 +40,6 @@ def quantize(
 def sq_norm(update: object, scale: object | None, threads: int, /) -> float | None: ...
 def checksum(buffer: object, threads: int, /) -> int | None: ...
 def delta(out: object, trained: object, base: object, /) -> int | None: ...
-def exact_sum(
-    out: NDArray[Any],
-    updates: Sequence[object],
-    weights: NDArray[Any],
-    scales: Sequence[object | None],
-    norms: NDArray[Any],
-    checksums: NDArray[Any],
-    threads: int,
-    /,
-) -> Literal[True] | None: ...
 def observe(
     mode: int,
     width: int,

@@ -8,8 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from edgefl.kernels import _c, arguments, steps
-from edgefl.kernels.arguments import Averages, Checksums, Doubles, Ids, SumArguments
-from edgefl.kernels.exact import ExactArguments
+from edgefl.kernels.arguments import Averages, Doubles, Ids, SumArguments
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.steps import StepArguments
 
@@ -46,13 +45,6 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
 def _step(given: StepArguments, threads: int) -> Doubles | None:
     kind, numbers = steps.KINDS.index(given.optimizer.kind), steps.constants(given.optimizer)
     return _sum(given.sum, threads, kind, numbers, given.old, given.new)
-
-
-def exact_sum(given: ExactArguments, threads: int) -> tuple[Doubles, Checksums]:
-    out, updates, weights, scales = given
-    norms, checksums = np.empty(len(updates)), np.empty(len(updates), dtype=np.uint64)
-    _taken(_c.exact_sum(out, updates, weights, scales, norms, checksums, threads))
-    return norms, checksums
 
 
 def quantize(given: QuantizationArguments, threads: int) -> float:

@@ -137,6 +137,6 @@ def _raise_if(failed: int) -> None:
 
 def __getattr__(name: str) -> Any:
     """The functions that stay on the CPU, of its fastest back end."""
-    if name in ("quantize", "sq_norm", "checksum", "delta", "exact_sum", "observe"):
+    if name in ("quantize", "sq_norm", "checksum", "delta", "observe"):
         return getattr(selection.fastest(), name)
     raise AttributeError(name)

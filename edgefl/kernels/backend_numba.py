@@ -17,7 +17,6 @@ from numba import types
 from edgefl.kernels import arguments, steps
 from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, SumArguments, Update
 from edgefl.kernels.backend_reference import decoded, difference, folded, int8_norms, round_all, words_of
-from edgefl.kernels.backend_reference import exact_sum as exact_sum
 from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.steps import StepArguments

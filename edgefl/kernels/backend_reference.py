@@ -11,14 +11,12 @@ from edgefl.kernels.arguments import (
     SCALE_BLOCK,
     TILE,
     Averages,
-    Checksums,
     Doubles,
     Floats,
     Ids,
     SumArguments,
     Update,
 )
-from edgefl.kernels.exact import GRID, ExactArguments
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.steps import StepArguments
 
@@ -61,38 +59,6 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
     with np.errstate(all="ignore"):
         steps.apply(optimizer, total.out, total.base, mean, old, new)
     return norms
-
-
-def exact_sum(given: ExactArguments, threads: int) -> tuple[Doubles, Checksums]:
-    norms = np.empty(len(given.updates))
-    with np.errstate(all="ignore"):
-        for k, (update, scale) in enumerate(zip(given.updates, given.scales, strict=True)):
-            values = decoded(update, scale, 0, update.size).astype(np.float64)
-            given.out[:] += _on_grid(given.weights[k], values)
-            norms[k] = _sq_norm(update, scale)
-    return norms, np.array([checksum(update, threads) for update in given.updates], dtype=np.uint64)
-
-
-def _on_grid(weight: float, values: Doubles) -> Doubles:
-    """The multiples of `exact.GRID` nearest to the exact products, of which none is half-way between two.
-
-    The weight is cut into 26 bits and 27, whose products with float32 values are exact.
-    """
-    high = np.float64((np.float64(weight).view(np.uint64) >> 27 << 27).view(np.float64))
-    first, second = high * values, (weight - high) * values
-    rounded = _nearest(first)
-    left = first - rounded
-    rest = left + second
-    added = rest - left
-    lost = (left - (rest - added)) + (second - added)  # of the exact sum (Knuth's TwoSum)
-    nearest = _nearest(rest)
-    half_way = np.abs(rest - nearest) == GRID / 2
-    return rounded + np.where(half_way, rest + np.copysign(GRID / 2, lost), nearest)
-
-
-def _nearest(numbers: Doubles) -> Doubles:
-    """The multiples of `exact.GRID` nearest to numbers below 2^11: the last place of a double above 2^12."""
-    return (numbers + 6144.0) - 6144.0
 
 
 def quantize(given: QuantizationArguments, threads: int) -> float:

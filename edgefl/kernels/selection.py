@@ -10,13 +10,13 @@ from typing import Any, Protocol, cast
 
 from edgefl.errors import ConfigError, unknown
 from edgefl.kernels import cuda_library
-from edgefl.kernels.arguments import Averages, Checksums, Doubles, Ids, SumArguments
+from edgefl.kernels.arguments import Averages, Doubles, Ids, SumArguments
 from edgefl.processes import usable_cores
 
 NAMES = ("c", "numba", "cuda", "reference")
 _BY_SPEED = ("c", "numba", "reference")
 
-ABI = 7
+ABI = 8
 """The extension that this edgefl goes with; its twin is EF_ABI in kernels/edgefl_kernels.h."""
 
 
@@ -31,7 +31,6 @@ class Backend(Protocol):
     def sq_norm(self, update: object, scale: object | None, threads: int) -> float: ...
     def checksum(self, update: object, threads: int) -> int: ...
     def delta(self, out: object, trained: object, base: object) -> int: ...
-    def exact_sum(self, given: Any, threads: int) -> tuple[Doubles, Checksums]: ...
     def observe(self, averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None: ...
 
 

@@ -144,8 +144,8 @@ class ParameterBuffer:
         self._scales = [kind.scales(raw, shape.size) for raw in self._raws]
         # Memoryviews give and take plain ints, several times faster than numpy.
         self.side: memoryview[int] = whole[sides : sides + 8 * shape.clients].view(np.int64).data
-        self.state, self.task, self.client, self.base_version, self.fetched, self.lent, self.node = (
-            self._slots[:, word].data for word in range(7)
+        self.state, self.task, self.client, self.base_version, self.fetched, self.lent = (
+            self._slots[:, word].data for word in range(6)
         )
         self.checksum: memoryview[int] = self._slots[:, 7].view(np.uint64).data
         self.entry_version: memoryview[int] = self._entries[:, 0].data
@@ -282,7 +282,6 @@ class ParameterBuffer:
         self.checksum[slot] = 0
         self.fetched[slot] = 0
         self.lent[slot] = lent
-        self.node[slot] = 0
         self.state[slot] = SlotState.LEASED
 
     def written(self, slot: int, *, task: int, checksum: int) -> None:

@@ -175,8 +175,6 @@ class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
     updates: int = 0
     seconds: float = 0.0
     bytes: int = 0
-    node_seconds: float = 0.0
-    """Seconds of the nodes' own sums, in all, where they make them."""
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -335,7 +335,6 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
             **{name: getattr(done, name) for name in ("backend", "threads", "updates")},
             "seconds": rounded(done.seconds),
             "gbytes_per_s": rounded(done.bytes / done.seconds / 1e9) if done.seconds > 0 else 0.0,
-            "node_seconds": rounded(done.node_seconds),
         },
         "on_clients": on_clients(record),
         "per_class": [

@@ -19,7 +19,6 @@ connection      ZeroMQ between server and peers; messages is its language, trans
                 unfinished finds who sends a message without an end; sockets has what all of them share
 door            the way in from other hosts, by TCP, and their keys
 nodes           other processes, which join by the door and host the peers (node: one of them)
-adders          those that sum their own updates, as the server knows them (adder: the process that sums)
 demands         an experiment's: whether it can be done, and the shape of its memory
 channel         pipes between supervisor, zygote and server; control is their language
 process         the start of a child process; child: its first module

@@ -27,7 +27,7 @@ from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Connection
 from edgefl.run.sockets import Frame
-from edgefl.run.transport import CLIENT_ENDS, kind
+from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker, loss_of
 from edgefl.run.witness import Witness
 
@@ -51,8 +51,7 @@ class ClientProcess:
         self._mortal = experiment.fleet.churn.die_per_trip > 0
         self._server = Connection(spec, experiment.server.heartbeat_s, lifeline)
         self._witness = Witness(spec.peer)
-        end = kind(experiment.server, on_nodes=bool(spec.key))
-        self._transport = CLIENT_ENDS[end](buffer, self._server.send)
+        self._transport = CLIENT_ENDS[experiment.server.transport](buffer, self._server.send)
         self._says_whole = experiment.server.transport == "shm"
         wait = (lambda _: self._server.check()) if spec.as_is else self._server.wait_until
         self._pacer = Pacer(time_scale=spec.time_scale, wait=wait)
@@ -179,7 +178,6 @@ class ClientProcess:
             return base
         np.copyto(self._copy, base)
         self._transport.base(task.entry, task.version, frames)  # still the same at the end of the copy
-        self._transport.taken(task)
         return self._copy
 
     def _room(self, task: messages.Task) -> Raw:

@@ -292,7 +292,7 @@ class Connection:
         if frames is None:
             return None
         message = messages.decode_from_server(frames[0])
-        if isinstance(message, messages.Task | messages.Tasks | messages.Assess | messages.Errand):
+        if isinstance(message, messages.Task | messages.Tasks | messages.Assess):
             if message.number <= self._latest:
                 return None  # it came twice, or late
             self._latest, self._unanswered = message.number, None

@@ -17,11 +17,10 @@ from edgefl.limits.capacity import TimeScale
 from edgefl.limits.confinement import Enforcement
 from edgefl.parameters.buffer import Shape
 
-Role = Literal["client", "worker", "evaluator", "adder"]
+Role = Literal["client", "worker", "evaluator"]
 CLIENT: Role = "client"
 WORKER: Role = "worker"
 EVALUATOR: Role = "evaluator"
-ADDER: Role = "adder"
 
 ABSENT, IDLE = range(2)
 """States of a client; on a trip it is IDLE and the trip's phase more."""
@@ -283,19 +282,7 @@ class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
     nodes: int
 
 
-class Hosted(_OfPeer, frozen=True, tag="hosted"):
-    """The process is on this node: Nodes → supervisor → server, where nodes sum what is there."""
-
-    node: int
-
-
-class NodesThere(msgspec.Struct, frozen=True, tag="nodes-there"):
-    """The numbers and names of all nodes that are there now, as often as that changes; same way."""
-
-    names: dict[int, str]
-
-
-FromNodes = Gathered | Departed | Cleared | Refused | Hosted | NodesThere
+FromNodes = Gathered | Departed | Cleared | Refused
 
 # ---- supervisor → server -----------------------------------------------------------------------
 
@@ -314,7 +301,7 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     restarts: int = 0
     """Servers of this run before this one, which were killed."""
     killed: str = "server"
-    """The process whose death ended the last of them: itself, the zygote, or a node that is named."""
+    """The process whose death ended the last of them: itself or the zygote."""
     recover: bool = False
     """Their buffer belongs to their record: go on from both, and not from a checkpoint."""
     door: str = ""
@@ -336,7 +323,7 @@ class Grow(msgspec.Struct, frozen=True, tag="grow"):
     workers: int
 
 
-ToServer = Serve | Departed | Interrupt | Grow | Hosted | NodesThere
+ToServer = Serve | Departed | Interrupt | Grow
 
 # ---- server → supervisor -----------------------------------------------------------------------
 
@@ -381,12 +368,6 @@ class Replace(_OfPeer, frozen=True, tag="replace"):
     """Start this peer, as a process of this epoch."""
 
 
-class GoingBack(msgspec.Struct, frozen=True, tag="going-back"):
-    """The server ends, and another goes on from the last checkpoint: what it held is lost with this node."""
-
-    node: str
-
-
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The record and the last checkpoint are on disk."""
 
@@ -397,4 +378,4 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 ToWeb = Shown | Said | Described | Progress | Ended
-FromServer = Listening | Progress | Replace | Expel | GoingBack | Finished | Refused
+FromServer = Listening | Progress | Replace | Expel | Finished | Refused

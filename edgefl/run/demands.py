@@ -32,11 +32,6 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
             "while their links work"
         )
     _check_private(experiment, strategy, len(clients))
-    if experiment.server.partial_sums and (strategy.vectors or strategy.server_vectors or strategy.measures):
-        raise ConfigError(
-            f"server.partial_sums: not together with strategy {experiment.strategy['name']!r}, whose server "
-            "needs more of an update than its part of a sum"
-        )
     kernels.backend(experiment.server.kernel_backend)
     return experiment
 

@@ -20,7 +20,6 @@ from edgefl.devices.plan import End
 from edgefl.results.record import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
-from edgefl.run.adders import Adders
 from edgefl.run.durability import WriteAhead
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.progress import Stopwatch
@@ -115,8 +114,6 @@ class Engine:
     """Tasks that were running then, and when they were given out."""
     ahead: WriteAhead | None = None
     """Secures what has happened before clients hear of it, where they do."""
-    adders: Adders | None = None
-    """Nodes that sum their own updates, where they do."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
     """Emulated seconds from a task's message to the start of its trip: `Trips.wait_s`."""
 
@@ -175,8 +172,7 @@ class Engine:
                 if entry is None and self.ahead is not None:
                     self.ahead.secure()
                     entry = self.aggregator.free_entry()
-                gathered = self.adders is None or self.adders.gathered(action)
-                if entry is None or not gathered:
+                if entry is None:
                     self.aggregator.deferred = action
                 else:
                     actions.extend(self._sum(action, entry))
@@ -184,7 +180,7 @@ class Engine:
                 self._do[type(action)](action)
 
     def retry_sum(self) -> None:
-        """Try the sum that waits for a ring entry, or for parts of it, again."""
+        """Try the sum that waits for a ring entry again."""
         action, self.aggregator.deferred = self.aggregator.deferred, None
         if action is not None:
             self.carry_out([action])
@@ -294,15 +290,10 @@ class Engine:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:
             self.timeline.flush()  # those who have a task need not wait for the sum
         before = self._watch.to("sum")
-        parts = [] if self.adders is None else self.adders.take_parts()
-        result = self.aggregator.sum(action, entry, parts)
-        gone = {} if self.adders is None else self.adders.gone
-        why = next((gone[task] for task in result.bad if task in gone), "")
+        result = self.aggregator.sum(action, entry)
         self._watch.to("publish")
         now_s = self._clock.now_s()
         for task, seen in zip(action.tasks, result.checksums, strict=True):
-            if task in gone:
-                continue  # there was nothing to see
             trip = self._open.pop(task, None)
             if trip is not None:
                 self.store.trip(trip.row(self._size_bytes, seen))
@@ -311,9 +302,8 @@ class Engine:
                 self.store.checksum_seen(task, seen)
         for task in (*result.bad, *result.zero):
             kind = "checksum" if task in result.altered else "non-finite"
-            kind, detail = ("node", f": {gone.pop(task)}") if task in gone else (kind, "")
             client = self.aggregator.leases[task].client
-            detail += ", summed as zero" if task in result.zero else ""
+            detail = ", summed as zero" if task in result.zero else ""
             self.store.incident(now_s, client, kind, f"update of task {task}{detail}")
         if not result.bad:
             self.store.applied(action.version, action.tasks, action.weights)
@@ -329,7 +319,7 @@ class Engine:
             )
         self._watch.to(before)
         norm, salt = result.clip_norm, result.salt
-        return self._decide(Summed(action.version, now_s, result.bad, norm, salt, why, result.zero))
+        return self._decide(Summed(action.version, now_s, result.bad, norm, salt, result.zero))
 
     def _release(self, action: Release) -> None:
         trip = self._open.pop(action.task, None)
@@ -337,8 +327,6 @@ class Engine:
             self.store.trip(trip.row(self._size_bytes))
         self._on_record.discard(action.task)
         self.store.released(action.task, action.fate, action.reason)
-        if self.adders is not None:
-            self.adders.gone.pop(action.task, None)
         self.aggregator.release(action.task)
 
     def _evaluate(self, action: Evaluate) -> None:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from edgefl.errors import SlotError, WireError
 from edgefl.parameters.buffer import ParameterBuffer, SlotState
 from edgefl.run import control, messages
-from edgefl.run.adders import Adders
 from edgefl.run.connection import ServerSocket
 from edgefl.run.peers import MOST_DETAIL, Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
@@ -63,14 +62,10 @@ class Gate:
     _aggregator: Aggregator
     _gauge: Gauge
     _watch: Stopwatch
-    _adders: Adders | None = None
-    """What nodes that sum have; a task goes to a peer on one of them when that has its version."""
 
     def __post_init__(self) -> None:
         self._buffer: ParameterBuffer = self._aggregator.buffer
         self._stuck: list[Peer] = []
-        self._late: list[Peer] = []
-        """Peers with messages that wait for their node."""
         self._checks: dict[type, Callable[[Peer, Any, Sequence[Frame]], Iterable[Checked]]] = {
             messages.Ready: self._ready,
             messages.Beat: self._beat,
@@ -79,9 +74,6 @@ class Gate:
             messages.Gone: self._gone,
             messages.Trained: self._trained,
             messages.Assessed: self._assessed,
-            messages.Taken: self._taken,
-            messages.Piece: self._piece,
-            messages.Answered: self._answered,
         }
 
     def receive(self) -> Iterator[tuple[Peer, Checked]]:
@@ -92,7 +84,7 @@ class Gate:
         for name, frames in self.socket.receive():
             watch.to("check")
             peer = heard(name)
-            if peer is None or peer.expelled or self._is_lost(peer):
+            if peer is None or peer.expelled:
                 continue
             try:
                 message = messages.decode_from_client(frames[0] if frames else b"")
@@ -132,7 +124,7 @@ class Gate:
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
         """It said this before: nothing to do, unless it does so although it was given a task."""
-        peer.repeats += not peer.waiting
+        peer.repeats += 1
         if peer.role != control.CLIENT and peer.repeats > MOST_REPEATS:
             return (*self._beat(peer), Unheard())
         order = peer.order
@@ -196,7 +188,6 @@ class Gate:
             return GivenBack(lease.client, task, "version", detail)
         if self.transport.carries_updates:
             buffer.written(slot, task=task, checksum=said.checksum)
-            self._aggregator.lie_at(lease, peer.node)
         elif buffer.state[slot] != SlotState.WRITTEN:
             raise WireError(f"an update of task {task} whose slot is not written")
         elif said.checksum != buffer.checksum[slot]:
@@ -226,77 +217,13 @@ class Gate:
         peer.deaths_in_a_row = 0
         return (answer,)
 
-    def _taken(self, peer: Peer, said: messages.Taken, _: Sequence[Frame]) -> Sequence[Checked]:
-        if (lease := self._lease_of(peer, said.task)) is not None:
-            self._aggregator.fetched(lease.slot)
-        return self._beat(peer)
-
-    def _piece(self, peer: Peer, piece: messages.Piece, body: Sequence[Frame]) -> Sequence[Checked]:
-        expected = self._adders_of(peer).piece(peer.number, piece, messages.payload(body))
-        return () if expected else self._beat(peer)
-
-    def _answered(self, peer: Peer, said: messages.Answered, _: Sequence[Frame]) -> Sequence[Checked]:
-        if not self._adders_of(peer).answered(peer.number, said):
-            return self._repeated(peer)
-        peer.deaths_in_a_row = 0
-        return ()
-
-    def _adders_of(self, peer: Peer) -> Adders:
-        if self._adders is None or peer.role != control.ADDER:
-            raise WireError(f"{peer.role} {peer.number} is no adder")
-        return self._adders
-
-    def _is_lost(self, peer: Peer) -> bool:
-        """Returns True for one whose node is lost: what it still says is worth nothing."""
-        return peer.node > 0 and self._adders is not None and not self._adders.is_there(peer.node)
-
     def _lease_of(self, peer: Peer, task: int) -> Lease | None:
         lease = self._aggregator.leases.get(task)
         computes = peer.role != control.EVALUATOR and lease is not None and lease.holder == peer.number
         return lease if computes else None
 
     def send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
-        """Send a message; true if the socket took it. A peer that takes none is refused by `receive`.
-
-        One about a version that the peer's node has not got waits for that, and later ones behind it.
-        """
-        if isinstance(message, messages.Bye):
-            peer.waiting.clear()
-        elif peer.waiting or not self._has(peer, message):
-            if not peer.waiting:
-                self._late.append(peer)
-            peer.waiting.append(message)
-            return True
-        return self._send(peer, message, payload)
-
-    def _has(self, peer: Peer, message: messages.FromServer) -> bool:
-        """Returns True unless the message is about a version that its node has not got; asks for that."""
-        if self._adders is None or not isinstance(message, messages.Task | messages.Tasks):
-            return True
-        task = message if isinstance(message, messages.Task) else message.tasks[0]
-        return self._adders.has(peer.node, task.version, task.entry)
-
-    def send_late(self) -> None:
-        """Send what has waited for a node, and give the adders their errands."""
-        if self._adders is None:
-            return
-        late, self._late = self._late, []
-        for peer in late:
-            there = self._peers.get(peer.role, peer.number) is peer
-            while there and peer.waiting and self._has(peer, peer.waiting[0]):
-                there = self._send(peer, peer.waiting.popleft())
-            if there and peer.waiting:
-                self._late.append(peer)
-        for number, errand, frames in self._adders.errands(self._is_ready):
-            adder = self._peers.get(control.ADDER, number)
-            assert adder is not None
-            self._send(adder, errand, frames)
-
-    def _is_ready(self, adder: int) -> bool:
-        peer = self._peers.get(control.ADDER, adder)
-        return peer is not None and peer.ready and not peer.expelled
-
-    def _send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
+        """Send a message; true if the socket took it. A peer that takes none is refused by `receive`."""
         try:
             self.socket.send(peer.identity, (messages.encode(message), *payload))
         except Full:

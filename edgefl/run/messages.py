@@ -40,7 +40,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class Ready(_Message, frozen=True, tag=1):
     peer: int
     epoch: int
-    role: Literal["client", "worker", "evaluator", "adder"]
+    role: Literal["client", "worker", "evaluator"]
     password: str
 
 
@@ -93,27 +93,6 @@ class Gone(_Message, frozen=True, tag=5):
     reason: str
     order: int = 0
     """The order's number, as in `Task`."""
-
-
-class Taken(_Message, frozen=True, tag=8):
-    """A client on a node that sums has copied the version that it trains from."""
-
-    task: int
-
-
-class Piece(_Message, frozen=True, tag=9):
-    """A part of an adder's answer, in order; its bytes are the payload."""
-
-    number: int
-    offset: int
-
-
-class Answered(_Message, frozen=True, tag=10):
-    """An adder has done this order, and said all pieces of its answer."""
-
-    number: int
-    seconds: Amount
-    """Those that its sum took."""
 
 
 class TaskResult(_Message, frozen=True, tag=23):
@@ -228,35 +207,8 @@ class Bye(_Message, frozen=True, tag=14):
     pass
 
 
-class Keep(_Message, frozen=True, tag=17):
-    """Put the model of the payload into this ring entry, where the node's clients find it."""
-
-    version: int
-    entry: int
-    number: int = 0
-
-
-class Add(_Message, frozen=True, tag=18):
-    """Sum updates that lie here: the payload has their tasks and slots (int64) and their weights (float64).
-
-    Answered with the sum, float64[D], then squared norms (float64) and checksums (uint64), one an update.
-    """
-
-    number: int = 0
-
-
-class Fetch(_Message, frozen=True, tag=19):
-    """Answer with the update in this slot as it lies there."""
-
-    task: int
-    slot: int
-    number: int = 0
-
-
-Errand = Keep | Add | Fetch
-"""What an adder is told."""
-FromClient = Ready | Beat | Chunk | Done | Gone | Trained | Assessed | Taken | Piece | Answered
-FromServer = Task | Cancel | Tasks | Withdraw | Assess | Bye | Keep | Add | Fetch
+FromClient = Ready | Beat | Chunk | Done | Gone | Trained | Assessed
+FromServer = Task | Cancel | Tasks | Withdraw | Assess | Bye
 
 _encoder = msgspec.msgpack.Encoder()
 _from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)

@@ -57,10 +57,7 @@ def software() -> dict[str, str]:
 
 
 def on_nodes(experiment: Experiment, base: Path) -> Experiment:
-    """The experiment as it runs on nodes: numbers go over the wire, or stay there as far as nodes sum them.
-
-    `ConfigError` where it cannot.
-    """
+    """The experiment as it runs on nodes: numbers go over the wire. `ConfigError` where it cannot."""
     if experiment.fleet.cells is not None and experiment.clock.kind == "wall":
         raise ConfigError("fleet.cells: not on nodes under the wall clock: a cell's phones share one host")
     strategy = resolve(experiment.strategy, [base])
@@ -69,8 +66,7 @@ def on_nodes(experiment: Experiment, base: Path) -> Experiment:
             "what clients keep from trip to trip (a strategy's client_vectors, and error feedback of rounded "
             "updates: server.error_feedback = false) cannot be kept on nodes"
         )
-    transport = "shm" if experiment.server.partial_sums else "wire"
-    server = msgspec.structs.replace(experiment.server, transport=transport)
+    server = msgspec.structs.replace(experiment.server, transport="wire")
     return msgspec.structs.replace(experiment, server=server)
 
 
@@ -113,10 +109,6 @@ class Node:
     about: control.Join
     host_step_s: float = 0.0
     """CPU seconds of a training step there; 0 until it has agreed."""
-    number: int = 0
-    """From 1 on, none twice in a run: that of its adder, where nodes sum."""
-    adder: int = -1
-    """The epoch of that."""
     cores: float = 0.0
     """Those that it has for itself."""
     peers: dict[tuple[control.Role, int], int] = field(default_factory=dict)
@@ -192,7 +184,7 @@ class Nodes:
         self._adopt: control.Adopt | None = None
         self._reserved: dict[int, str] = {}
         """Clients that are a node each, which says which device it is."""
-        self._clearing = self._numbers = 0
+        self._clearing = 0
         self._look_s = 0.0
         self._closed = False
         self.rows: list[NodeRow] = []
@@ -288,9 +280,6 @@ class Nodes:
             case control.Agreed():
                 self._waiting[name] = message
                 yield from self._compare()
-            case control.Departed(role=control.ADDER, epoch=epoch):
-                if node.adder == epoch:
-                    yield message
             case control.Departed(role=role, peer=peer, epoch=epoch):
                 if node.peers.get((role, peer)) == epoch:
                     del node.peers[role, peer]
@@ -365,23 +354,15 @@ class Nodes:
     def _take(self, node: Node, said: control.Agreed) -> Iterator[control.FromNodes]:
         """A node has what the run has: it is given the peers that have no host, or no room where they are."""
         node.host_step_s, node.cleared = said.host_step_s, self._clearing
-        self._numbers += 1
-        node.number = self._numbers
         self._share_cores()
         if self._adopt is not None:
             node.outbox.append(self._adopt)
             homeless, self._homeless = self._homeless, []
-            yield from self._there()
             for spawn in homeless:  # those that are not for this node wait on
-                yield from self.spawn(spawn)
+                self.spawn(spawn)
         yield control.Gathered(len(self.agreed))
         if self._same_bits:
             self._make_room(f"node {node.name} has room for it")
-
-    def _there(self) -> Iterator[control.FromNodes]:
-        """The list of nodes that are there, if their number matters to the server."""
-        if self._prepare is not None and self._prepare.experiment.server.partial_sums:
-            yield control.NodesThere({node.number: node.name for node in self.agreed})
 
     def _make_room(self, why: str) -> None:
         """End those workers that are beyond their nodes' shares: they are started again, on others."""
@@ -405,7 +386,6 @@ class Nodes:
             return
         self.say(f"node {name} is lost: {why}")
         self._share_cores()
-        yield from self._there()
         self._reserved = {client: of for client, of in self._reserved.items() if of != name}
         if node.hosted:
             self.rows.append(node.row(lost=why))
@@ -434,33 +414,18 @@ class Nodes:
         for node in self.agreed:
             node.outbox.append(self._adopt)
 
-    def begin(self) -> Iterator[control.FromNodes]:
-        """Tell a new server, before any peer is started for it, which nodes there are."""
-        yield from self._there()
-
-    def spawn(self, spawn: control.Spawn) -> list[control.FromNodes]:
-        """Start a peer on the node that has the fewest for what it can carry; or wait for a node.
-
-        Returns what the server has to know of that.
-        """
-        if spawn.role == control.ADDER:
-            for one in self.agreed:
-                if one.number == spawn.peer:
-                    one.adder = spawn.epoch
-                    one.outbox.append(spawn)
-            return []
+    def spawn(self, spawn: control.Spawn) -> None:
+        """Start a peer on the node that has the fewest for what it can carry; or wait for a node."""
         node = self._host_of(spawn.peer, {node.name: len(node.peers) for node in self.agreed})
         if node is None:
             if not self._homeless:
                 self.say("no node is there for all clients: waiting for one to join")
             self._homeless.append(spawn)
-            return []
+            return
         spawn = msgspec.structs.replace(spawn, as_is=node.about.as_is)
         node.peers[spawn.role, spawn.peer] = spawn.epoch
         node.hosted.add(spawn.peer)
         node.outbox.append(spawn)
-        sums = self._prepare is not None and self._prepare.experiment.server.partial_sums
-        return [control.Hosted(spawn.role, spawn.peer, spawn.epoch, node.number)] if sums else []
 
     def _host_of(self, number: int, peers: dict[str, int]) -> Node | None:
         """The node that is this peer, or the one with the fewest of these numbers for what it can carry."""
@@ -505,11 +470,7 @@ class Nodes:
             self._homeless.remove(spawn)
             return control.Departed(*who, message.epoch, "no node was there to run it")
         for node in self._nodes.values():
-            adder = message.role == control.ADDER and (node.number, node.adder) == (
-                message.peer,
-                message.epoch,
-            )
-            if adder or node.peers.get(who) == message.epoch:
+            if node.peers.get(who) == message.epoch:
                 node.outbox.append(message)
         return None
 
@@ -519,7 +480,6 @@ class Nodes:
         self._homeless.clear()
         for node in self.agreed:
             node.peers.clear()
-            node.adder = -1
             node.outbox.append(control.Clear(restarts))
         yield from self._all_clear()
 

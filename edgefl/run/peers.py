@@ -50,10 +50,6 @@ class Peer:
     """The last task that a client was sent."""
     repeats: int = 0
     """Times that it said its last word again since it was sent something to do."""
-    node: int = 0
-    """The node that it is on, where that sums; 0 while that is not known."""
-    waiting: deque[messages.FromServer] = field(default_factory=deque)
-    """Its messages from the first on that is about a version which its node has not got yet."""
     idle: int = 0
     """Messages that asked for nothing to be done, since its last task or the last look at the peers."""
 
@@ -142,12 +138,6 @@ class Peers:
         now = self._monotonic()
         waits = any(not peer.ready and now - peer.heard_s > seconds for peer in self._by_name.values())
         return self._socket.refused() if waits else ""
-
-    def on_node(self, hosted: control.Hosted) -> None:
-        """Note on which node a process is."""
-        peer = self.get(hosted.role, hosted.peer)
-        if peer is not None and peer.epoch == hosted.epoch:
-            peer.node = hosted.node
 
     def of(self, *roles: str) -> list[Peer]:
         return [peer for peer in self._by_name.values() if peer.role in roles]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -36,15 +36,6 @@ CHECKPOINT_SHARE = 0.05
 """Most of the time that checkpoints may take."""
 
 
-FETCH_S, LAST_FETCH_S = 20.0, 2.0
-"""Seconds without an update after which a run that ends waits for no more of those that nodes have; and where
-the supervisor is gone, with which nodes end."""
-
-
-class NodeLost(Exception):
-    """A node is lost with updates that the run cannot go on without; its name."""
-
-
 @dataclass(eq=False)
 class ServerLoop:
     """One run, from the first `Ready` to the last checkpoint."""
@@ -65,15 +56,13 @@ class ServerLoop:
     def __post_init__(self) -> None:
         engine, plan = self._engine, self._plan
         self._core, self._aggregator, self._store = engine.core, engine.aggregator, engine.store
-        self._adders = engine.adders
         self._experiment, self._clock = plan.experiment, self._timeline.clock
         active = self._core.strategy.max_training(len(self._core.devices))
         self._virtual = self._experiment.clock.kind == "virtual"
         self._slowest_step_s = slowest_step_s(plan, active)
         self._stopped: str | None = None
-        self._checkpoint_due_s: float | None = None
         self._first_version = self._core.version
-        self._interrupted = self._started = self._alone = False
+        self._interrupted = self._started = False
         self._reports = 0
 
     def run(self) -> None:
@@ -96,7 +85,6 @@ class ServerLoop:
                 self._turn()
         except Closed:  # the supervisor was killed: what was acknowledged goes into a last checkpoint
             self._interrupted, self._stopped = True, self._stopped or "interrupted"
-            self._alone = True
         self._conclude()
 
     def _turn(self) -> None:
@@ -113,18 +101,12 @@ class ServerLoop:
                     self._interrupted, self._stopped = True, self._stopped or order.reason
                 elif isinstance(order, control.Grow) and self._stopped is None:
                     self._grow(order)
-                elif isinstance(order, control.Hosted):
-                    self._peers.on_node(order)
-                elif isinstance(order, control.NodesThere):
-                    self._nodes_there(order.names)
         if self._interrupted:
             return  # whatever happens from now on happens when the run goes on
         self._engine.retry_sum()
         if self._started:
             self._take(self._timeline.due())
         self._alarms.run_due()
-        if self._checkpoint_due_s is not None:
-            self._checkpoint_if_here()
         self._flush()
 
     def _take(self, happenings: Iterator[Happening]) -> None:
@@ -137,9 +119,7 @@ class ServerLoop:
 
     def _flush(self) -> None:
         before = self._watch.to("send")
-        if not self._virtual or self._late_s() <= self._experiment.checkpoint.every_s:
-            self._timeline.flush()  # else workers end what they have, and all of it is brought
-        self._gate.send_late()
+        self._timeline.flush()
         self._watch.to(before)
 
     def _start_if_ready(self) -> None:
@@ -182,14 +162,12 @@ class ServerLoop:
                 self._roster.expel(peer, kind, detail)
             case Unheard() if peer.role == control.EVALUATOR:
                 self._evaluation.send()
-            case Unheard() if self._adders is not None and peer.role == control.ADDER:
-                self._adders.again(peer.number)
             case Unheard():
                 self._timeline.unheard(peer)
             case messages.Ready():
                 if peer.role == control.EVALUATOR:
                     self._evaluation.send()
-                elif self._started and peer.role != control.ADDER:
+                elif self._started:
                     self._take(self._timeline.ready(peer))
                 self._start_if_ready()
             case messages.Assessed():
@@ -218,12 +196,6 @@ class ServerLoop:
             if message.role == control.EVALUATOR:
                 self._evaluation.give_up()
             return
-        adders, number = self._adders, message.peer
-        if adders is not None and message.role == control.ADDER:
-            if not adders.is_there(number):
-                self._peers.remove(control.ADDER, number, message.epoch)
-                return
-            adders.again(number)
         declared = self._timeline.declares_death(message)
         departure = self._roster.departed(message, declared=declared)
         if departure is not None:
@@ -233,9 +205,6 @@ class ServerLoop:
                 stop = self._experiment.stop
                 if (stop.versions, stop.trips, stop.emulated_s, stop.wall_s) == (None,) * 4:
                     raise RunError("the evaluator died too often, and only a measurement ends this run")
-            elif peer.role == control.ADDER:
-                if given_up:
-                    raise RunError(f"the adder of node {number} died too often; see the incidents on record")
             elif self._started or peer.role == control.WORKER:
                 self._take(self._timeline.departed(peer, message, given_up=given_up))
         self._start_if_ready()
@@ -245,22 +214,6 @@ class ServerLoop:
         for number in range(order.first, order.workers):
             self._roster.start(control.WORKER, number)
         self._store.set_meta(processes=order.workers)
-
-    def _nodes_there(self, names: dict[int, str]) -> None:
-        """Nodes that sum have come or are lost, and with these what only they had."""
-        adders = self._adders
-        assert adders is not None
-        new, lost = adders.there(names)
-        for node in new:
-            self._roster.start(control.ADDER, node)
-        for node in lost:
-            if (peer := self._peers.get(control.ADDER, node)) is not None:
-                self._peers.remove(control.ADDER, node, peer.epoch)
-        if (held := adders.held_by(lost)) and self._core.stopped is None:
-            if self._virtual:
-                raise NodeLost(lost[next(iter(held.values())).node])
-            adders.lose(lost)
-        self._start_if_ready()
 
     def _report(self) -> None:
         before = self._watch.to("report")
@@ -279,72 +232,28 @@ class ServerLoop:
         before = self._watch.to("checkpoint")
         folder, layout = Path(self._plan.run_dir), self._plan.prepared.layout
         ahead = self._timeline.save()
-        if self._adders is not None and (lost := self._adders.elsewhere(ahead.tasks)):  # the run is over
-            answers = [answer for answer in ahead.answers if answer.task not in lost]
-            ahead = replace(ahead, answers=answers, tasks=[task for task in ahead.tasks if task not in lost])
         resume.save(folder, self._engine, ahead, layout, final=final)
         self._watch.to(before)
 
     def _checkpoint_again(self) -> None:
         """Write one every so many wall seconds, but never for more than a small share of the time."""
-        self._checkpoint_due_s = time.monotonic()
-        self._checkpoint_if_here()
-
-    def _checkpoint_if_here(self) -> None:
-        """Write the checkpoint that is due if all that it has to hold is here, and not with nodes.
-
-        It waits for a moment with nothing there, for its interval at most, then has it brought.
-        """
-        started, every_s = time.monotonic(), self._experiment.checkpoint.every_s
-        if self._adders is not None and self._adders.elsewhere(self._needed()):
-            if self._late_s() > every_s:
-                self._adders.fetch(self._needed())
-            return
+        started = time.monotonic()
         self._checkpoint()
-        self._checkpoint_due_s = None
         took_s = time.monotonic() - started
-        self._alarms.after(max(every_s, took_s / CHECKPOINT_SHARE), self._checkpoint_again)
+        self._alarms.after(
+            max(self._experiment.checkpoint.every_s, took_s / CHECKPOINT_SHARE), self._checkpoint_again
+        )
 
     def _network(self) -> dict[str, int]:
         """Bytes by the door, and the versions that were made meanwhile."""
         moved = self._gate.socket.network
         return moved and {**moved, "versions": self._core.version - self._first_version}
 
-    def _needed(self) -> list[int]:
-        """The updates that a checkpoint holds."""
-        return [*(held.task for held in self._core.held), *self._timeline.save().tasks]
-
-    def _late_s(self) -> float:
-        """Seconds by which the checkpoint is late; 0 if none is."""
-        return 0.0 if self._checkpoint_due_s is None else time.monotonic() - self._checkpoint_due_s
-
-    def _all_brought(self) -> bool:
-        """Have what only nodes hold brought for the last checkpoint; False where it does not come."""
-        adders, patience_s = self._adders, LAST_FETCH_S if self._alone else FETCH_S
-        if adders is None:
-            return True
-        until_s, left = time.monotonic() + patience_s, adders.elsewhere(self._needed())
-        while not adders.fetch(self._needed()) and time.monotonic() < until_s:
-            self._gate.send_late()
-            self._gate.wait(20)
-            for _ in self._gate.receive():
-                pass  # whatever else is said now happens when the run goes on
-            if (now := adders.elsewhere(self._needed())) != left:
-                until_s, left = time.monotonic() + patience_s, now
-            try:
-                for order in () if self._alone else self._channel.receive_ready():
-                    if isinstance(order, control.NodesThere):
-                        self._nodes_there(order.names)
-            except (Closed, NodeLost):
-                return False
-        return not left
-
     def _conclude(self) -> None:
         interrupted = self._interrupted and self._core.stopped is None
         reason = self._core.stopped or self._stopped or ""
-        if self._all_brought() or self._core.stopped is not None:  # else it goes on from the one before
-            self._checkpoint(final=True)
-        self._gate.goodbye(*CLIENTS, control.EVALUATOR, control.ADDER)
+        self._checkpoint(final=True)
+        self._gate.goodbye(*CLIENTS, control.EVALUATOR)
         aggregator, watch = self._aggregator, self._watch
         model_sha256 = aggregator.buffer.digest()
         no_progress = "" if interrupted else self._no_progress(reason, model_sha256)

@@ -50,7 +50,6 @@ from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail
 from edgefl.run import control, messages, resume, unfinished
-from edgefl.run.adders import Adders
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
@@ -61,10 +60,10 @@ from edgefl.run.gate import Gate
 from edgefl.run.peers import Peers, Roster
 from edgefl.run.process import allow_open_files, become_child, die_soon_after_parent
 from edgefl.run.progress import Gauge, Stopwatch
-from edgefl.run.server import NodeLost, ServerLoop
+from edgefl.run.server import ServerLoop
 from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Restored, Timeline
-from edgefl.run.transport import PART_BYTES, SERVER_ENDS, NodeServer, kind
+from edgefl.run.transport import PART_BYTES, SERVER_ENDS
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
@@ -134,15 +133,13 @@ def build(
     store.set_meta(status="running")
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
-        how = "was lost" if plan.killed.startswith("node") else "was killed"
-        store.incident(emulated_s, None, "restart", f"the {plan.killed} {how}: the run goes on {from_here}")
+        what = f"the {plan.killed} was killed: the run goes on {from_here}"
+        store.incident(emulated_s, None, "restart", what)
     store.commit()
 
     watch, gauge, alarms = Stopwatch("start"), Gauge(plan), Alarms()
     peers = Peers(time.monotonic, socket, by_door=plan.door != "")
-    end = SERVER_ENDS[kind(experiment.server, on_nodes=plan.door != "")](buffer)
-    adders = Adders(aggregator, end.model) if isinstance(end, NodeServer) else None
-    gate = Gate(socket, end, peers, aggregator, gauge, watch, adders)
+    gate = Gate(socket, SERVER_ENDS[transport](buffer), peers, aggregator, gauge, watch)
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
     parts = (core, dynamics, aggregator, evaluation, peers, gate, store)
     timeline: Timeline
@@ -168,7 +165,6 @@ def build(
         restored=aggregator.leases,
         running=running,
         ahead=ahead,
-        adders=adders,
         wait_s=trips.wait_s,
     )
     roster = Roster(peers, experiment, store, timeline.clock, alarms, channel)
@@ -312,11 +308,7 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():
                 loop = build(channel, plan, buffer, store, socket)
-            try:
-                loop.run()
-            except NodeLost as lost:
-                channel.send(control.GoingBack(str(lost)))
-                return 1
+            loop.run()
     except (EdgeflError, OSError) as error:
         what = (
             str(error)

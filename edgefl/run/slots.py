@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,8 +19,7 @@ from edgefl import failpoints, kernels
 from edgefl.core.events import Sum
 from edgefl.errors import RunError, SlotError
 from edgefl.experiment import Experiment
-from edgefl.kernels.arguments import SCALE_BLOCK, Checksums, Doubles, Floats, Update
-from edgefl.kernels.exact import fits
+from edgefl.kernels.arguments import SCALE_BLOCK, Doubles, Floats, Update
 from edgefl.kernels.steps import ServerOptimizer, start
 from edgefl.parameters.buffer import ParameterBuffer, SlotState, blocks
 from edgefl.parameters.update_format import Raw, with_scales
@@ -35,8 +33,6 @@ ENTRIES_NOT_LENT = 5
 """Ring entries kept for: the latest, two with the evaluator, one being fetched, one to write."""
 SAFE_STEP = 1e18
 """Far below float32's largest number, and its square is below it too."""
-ROUNDING = 1e-6
-"""More than all rounding of a partial sum, and of the norms that bound it, in a part of it or as it is."""
 
 
 class Lease(msgspec.Struct):
@@ -50,8 +46,6 @@ class Lease(msgspec.Struct):
     """The number of the peer that computes the task now: the client itself, or a worker; −1 for nobody."""
     order: int = 0
     """The number of the last order for it that a worker was given."""
-    node: int = 0
-    """The node that has the update, which is not in its slot here; 0 for none."""
 
 
 class SumResult(msgspec.Struct):
@@ -69,17 +63,6 @@ class SumResult(msgspec.Struct):
     """Of a private step: see `edgefl.core.events.Summed`."""
 
 
-class PartialSum(NamedTuple):
-    """A part of a sum that a node made of updates which only it has."""
-
-    tasks: Sequence[int]
-    total: Doubles
-    """Σ weights[k] · updates[k] as `edgefl.kernels.exact_sum` makes it, float64[D]. Written by the sum."""
-    norms: Doubles
-    checksums: Checksums
-    seconds: float
-
-
 @dataclass
 class Aggregator:
     """Slots, ring and sums over one parameter buffer. Used by the server's one thread only."""
@@ -94,8 +77,6 @@ class Aggregator:
     """Ring entries stay, besides, until the updates of the tasks that start from them are measured."""
     recoverable: bool = False
     """What the committed record needs stays until `settle`: slots of released tasks, and its last version."""
-    exact: bool = False
-    """Sums may be made in parts: `edgefl.experiment.Server.partial_sums`."""
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
     """A sum that waits for a ring entry that nobody reads."""
@@ -118,7 +99,7 @@ class Aggregator:
         self._bases: dict[int, int] = {}  # slot → ring entry, until its update is measured
         self._released: list[int] = []  # slots that are free when their release is committed
         self._settled = -1  # the ring entry of the last version that is committed
-        self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0, node_seconds=0.0)
+        self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
         self._clipped = Clipped([], 0)
         self._zero: set[int] = set()  # tasks of a private step whose updates are summed as zero
         self._salt = ""
@@ -152,7 +133,6 @@ class Aggregator:
             measures=strategy.measures,
             exchanged=strategy.vectors,
             own=strategy.server_vectors,
-            exact=experiment.server.partial_sums,
             statistics=statistics,
         )
 
@@ -281,23 +261,11 @@ class Aggregator:
             if update.task not in written:
                 raise SlotError(f"no update slot holds the update of task {update.task}")
             slot = written[update.task]
-            node = buffer.node[slot]
-            self.leases[update.task] = Lease(slot, -1, update.client, update.base_version, node=node)
+            self.leases[update.task] = Lease(slot, -1, update.client, update.base_version)
             self._free.remove(slot)
         for slot in self._free:
             buffer.free(slot)
         self.settle()
-
-    def lie_at(self, lease: Lease, node: int) -> None:
-        """The lease's update is on that node, or (0) in its slot here."""
-        lease.node = self.buffer.node[lease.slot] = node
-
-    def put(self, lease: Lease, update: Raw | float) -> None:
-        """An update that was elsewhere comes into its slot, or what stands for one that is lost: NaN."""
-        self.buffer.raw(lease.slot).view(np.float32)[:] = (
-            update if isinstance(update, float) else update.view(np.float32)
-        )
-        self.lie_at(lease, 0)
 
     def cost(self) -> Aggregation:
         """The cost of all sums so far, for the summary."""
@@ -327,31 +295,26 @@ class Aggregator:
                 return entry
         return None
 
-    def sum(
-        self, action: Sum, entry: int, parts: Sequence[PartialSum] = (), zero: Sequence[int] = ()
-    ) -> SumResult:
+    def sum(self, action: Sum, entry: int, zero: Sequence[int] = ()) -> SumResult:
         """Make ``action.version`` in ``entry`` and publish it, unless an update is bad.
 
-        ``parts`` are partial sums of updates that are not in slots. A private step sums a bad update as zero
-        instead. ``zero`` lists the tasks whose updates were bad when the step was first made.
+        A private step sums a bad update as zero instead. ``zero`` lists the tasks whose updates were bad when
+        the step was first made.
         """
         failpoints.pass_by("sum")
         self.buffer.retire(entry)
         self._zero = set(zero)
-        while (result := self._attempt(action, entry, parts)) is None:
+        while (result := self._attempt(action, entry)) is None:
             pass
         return result
 
-    def _attempt(self, action: Sum, entry: int, parts: Sequence[PartialSum]) -> SumResult | None:
+    def _attempt(self, action: Sum, entry: int) -> SumResult | None:
         """`sum` once; None for a private step that has to be made again without an altered update."""
         buffer, leases, tasks = self.buffer, self.leases, action.tasks
         slots = [leases[task].slot for task in tasks]
         altered: tuple[int, ...] = ()
         started = time.perf_counter()
-        if self.exact:
-            norms, seen = self._make_of_parts(action, entry, parts)
-        else:
-            norms, seen = self._make_model(action, slots, entry)
+        norms, seen = self._make_model(action, slots, entry)
         whole = norms
         if self.exchanged or self.own:
             whole = [*map(sum, zip(norms, self._make_vectors(action, slots, entry), strict=True))]
@@ -368,8 +331,6 @@ class Aggregator:
             return SumResult(bad=bad, checksums=seen)
         seconds = time.perf_counter() - started
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, whole, strict=True)]
-        if self.exact and not fits(action.weights, whole):
-            return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
         # No element can move by more than this, so the look at all of them is all but never needed.
         if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
@@ -382,9 +343,7 @@ class Aggregator:
         failpoints.pass_by("published")
         self.totals.updates += len(slots)
         self.totals.seconds += seconds
-        self.totals.node_seconds += sum(part.seconds for part in parts)  # of any size
-        here = len(slots) - sum(len(part.tasks) for part in parts)
-        self.totals.bytes += here * buffer.shape.update_bytes + (2 + 2 * len(parts)) * 4 * buffer.shape.size
+        self.totals.bytes += len(slots) * buffer.shape.update_bytes + 2 * 4 * buffer.shape.size
         next_norm = None
         if self.privacy is not None and action.clip_norm is not None:
             next_norm = self.privacy.next_norm(action.version, self._clipped, action.clip_norm, self._salt)
@@ -447,40 +406,6 @@ class Aggregator:
 
     def _zero_places(self, action: Sum) -> list[int]:
         return [place for place, task in enumerate(action.tasks) if task in self._zero]
-
-    def _make_of_parts(
-        self, action: Sum, entry: int, parts: Sequence[PartialSum]
-    ) -> tuple[list[float], tuple[int, ...]]:
-        """`_make_model` with a sum whose bits do not depend on which updates are in ``parts``."""
-        buffer, old_entry = self.buffer, self.buffer.latest[1]
-        weights = dict(zip(action.tasks, action.weights, strict=True))
-        found: dict[int, tuple[float, int]] = {}
-        total = np.zeros(0)
-        with np.errstate(all="ignore"):  # what is not finite, or too large, is found by its norm
-            for part in parts:  # whatever a node says
-                norms = np.where(part.norms >= 0.0, part.norms, math.nan)
-                sizes = np.abs([weights[task] for task in part.tasks]) * np.sqrt(norms)
-                most = sizes.sum() * (1.0 + ROUNDING) + ROUNDING
-                if most < math.inf and not max(-part.total.min(), part.total.max()) <= most:
-                    norms[:] = math.nan  # it is not the sum of updates of these norms
-                found |= zip(
-                    part.tasks, zip(norms.tolist(), part.checksums.tolist(), strict=True), strict=True
-                )
-                total = np.add(total, part.total, out=total) if total.size else part.total
-            total = total if total.size else np.zeros(buffer.shape.size)
-            here = [task for task in action.tasks if task not in found]
-            updates = [buffer.slot(self.leases[task].slot) for task in here]
-            norms, sums = kernels.exact_sum(total, updates, [weights[task] for task in here], self._backend)
-            found |= zip(here, zip(norms.tolist(), sums.tolist(), strict=True), strict=True)
-            step = total.astype(np.float32)
-        old, new = (buffer.vectors(at) for at in (old_entry, entry))
-        model, base = buffer.model(entry), buffer.model(old_entry)
-        kernels.weighted_step(
-            model, base, [step], [1.0], self.optimizer, old, new, self._backend, base_scale=action.base_scale
-        )
-        self._average(action, model, base, [1.0], [step], [None])
-        ordered = [found[task] for task in action.tasks]
-        return [norm for norm, _ in ordered], tuple(seen for _, seen in ordered)
 
     def _average(
         self,

@@ -206,8 +206,6 @@ class _Supervisor:
         self._usage = UsageMeter() if self.fork_server is None else UsageMeter(self.fork_server.cpu_s)
         self._measured_at_trips = 2 * len(self._clients)
         self._interrupts = 0
-        self._lost_node = ""
-        """The node with which so much was lost that the server ends, and another goes back."""
         self._restarts = self._deaths = self._died_at = 0
         """Restarts of the server; deaths in a row without a new version, and the version at the last."""
         self._serving = False
@@ -306,12 +304,9 @@ class _Supervisor:
             code = self._children[name].wait(1.0)
             killed = code < 0
             how = f"ended early ({f'signal {-code}' if killed else f'exit code {code}'})"
-        what, whose = f"the {name} process {how}", name
-        if name == "server" and self._lost_node:
-            killed, whose = True, f"node {self._lost_node}"
-            what, self._lost_node = f"{whose} is lost, with updates that only it had", ""
+        what = f"the {name} process {how}"
         if killed and self._listening and not self._broken and not (name == "zygote" and self._interrupts):
-            self._restart(name, what, whose)
+            self._restart(name, what)
         elif name == "zygote" and self._listening and self._serving:
             self._broken, self._pids = what, {}
             self._selector.unregister(self._zygote)
@@ -336,7 +331,7 @@ class _Supervisor:
         if self.nodes is not None:
             self.nodes.prepare(prepare, same_bits=self._virtual)
 
-    def _restart(self, name: str, what: str, whose: str) -> None:
+    def _restart(self, name: str, what: str) -> None:
         """Start another server on the same buffer, as soon as nobody writes into that any more.
 
         Where the zygote was killed all clients are dead with it: another one is started too, and the server
@@ -366,7 +361,7 @@ class _Supervisor:
             resume=under_way,
             recover=recover,
             restarts=self._restarts,
-            killed=whose,
+            killed=name,
             workers=self._workers,
         )
         if name == "zygote":
@@ -417,8 +412,6 @@ class _Supervisor:
                 if self._listening is None:
                     self._usage.begin()
                 self._listening = message
-                if self.nodes is not None:
-                    self._hear_nodes(self.nodes.begin())
                 self._spawn(control.EVALUATOR, 0, 0)
                 for number in range(self._plan.workers):
                     self._spawn(control.WORKER if self._virtual else control.CLIENT, number, 0)
@@ -428,11 +421,6 @@ class _Supervisor:
                 self._pids.pop((role, peer), None)
                 if self._serving:
                     self._server.tell(message)
-            case control.Hosted() | control.NodesThere():
-                if self._serving:
-                    self._server.tell(message)
-            case control.GoingBack(node=node):
-                self._lost_node = node
             case control.Progress():
                 self._view.update(message)
                 if message.trips >= self._measured_at_trips and message.connected is None:
@@ -496,8 +484,7 @@ class _Supervisor:
         shape = shape_of(self._experiment, self._strategy, prepared.size, len(self._clients))
         if self.nodes is not None:
             self.nodes.adopt(shape)
-        sparse = self.nodes is not None and self._experiment.server.partial_sums
-        self._buffer = ParameterBuffer.create(shape, sparse=sparse, most_bytes=memory_limit_bytes())
+        self._buffer = ParameterBuffer.create(shape, most_bytes=memory_limit_bytes())
         self._zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)
 
     def _wall_scale(self, prepared: control.Prepared) -> TimeScale:
@@ -544,7 +531,7 @@ class _Supervisor:
             self._zygote.tell(control.Spawn(role, peer, epoch, where, password, server.pid, scale))
         else:
             spawn = control.Spawn(role, peer, epoch, server.door, password, 0, scale, server.key)
-            self._hear_nodes(iter(nodes.spawn(spawn)))
+            nodes.spawn(spawn)
 
     def _nodes_of(self, role: control.Role) -> Nodes | None:
         """The nodes, if peers in this role are on them; else None."""

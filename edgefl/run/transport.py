@@ -12,11 +12,10 @@ import numpy as np
 
 from edgefl.devices.link import ALIGN_BYTES
 from edgefl.errors import SlotError, WireError
-from edgefl.experiment import Server
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, SlotState
 from edgefl.parameters.update_format import Raw
-from edgefl.run.messages import Chunk, Taken, Task, encode
+from edgefl.run.messages import Chunk, Task, encode
 from edgefl.run.sockets import Frame
 
 PART_BYTES = 256 * 1024
@@ -94,23 +93,6 @@ class WireServer(ShmServer):
         raw[chunk.offset : end] = np.frombuffer(body, dtype=np.uint8)
 
 
-class NodeServer(WireServer):
-    """Models go to a node once and updates stay there (`edgefl.run.adders`); clients say so by headers."""
-
-    def whole(self, slot: int, task: int) -> bool:
-        return True
-
-    def model_frames(self, entry: int) -> list[Frame]:
-        return []
-
-    def model(self, entry: int) -> list[Frame]:
-        """The frame that brings a ring entry's model to a node."""
-        return super().model_frames(entry)
-
-    def accept(self, chunk: Chunk, body: Frame) -> None:
-        raise WireError("a part of an update that was to stay on its node")
-
-
 class ShmClient:
     """A client's end with ``shm``: reads the ring, writes the slot."""
 
@@ -136,25 +118,9 @@ class ShmClient:
         """A worker begins the task, perhaps a second time: what was said of the first is lost."""
         self._buffer.state[task.slot] = SlotState.LEASED
 
-    def taken(self, task: Task) -> None:
-        """A client has copied the task's model: its ring entry may be overwritten."""
-
     def put(self, task: Task, start: int, part: Raw) -> None:
         """Send bytes ``start`` to ``start + len(part)`` of the update."""
         self._buffer.raw(task.slot)[start : start + part.size] = part
-
-
-class NodeClient(ShmClient):
-    """Shares memory with its node, whose slots nobody leases but the task's own client or worker."""
-
-    def begin(self, task: Task) -> None:
-        buffer, slot = self._buffer, task.slot
-        buffer.free(slot)
-        buffer.lease(slot, task=task.task, client=task.client, base_version=task.version)
-
-    def taken(self, task: Task) -> None:
-        self.begin(task)
-        self._send([encode(Taken(task.task))])
 
 
 class WireClient(ShmClient):
@@ -178,14 +144,5 @@ class WireClient(ShmClient):
             self._send([head, part[at : at + PART_BYTES].data])
 
 
-SERVER_ENDS = {"shm": ShmServer, "wire": WireServer, "node": NodeServer}
-CLIENT_ENDS = {"shm": ShmClient, "wire": WireClient, "node": NodeClient}
-
-
-def kind(server: Server, *, on_nodes: bool) -> str:
-    """The two ends of a run: on nodes ``shm`` means that a node's peers share memory with its adder.
-
-    >>> kind(Server(), on_nodes=False), kind(Server(transport="wire"), on_nodes=True)
-    ('shm', 'wire')
-    """
-    return "node" if on_nodes and server.transport == "shm" else server.transport
+SERVER_ENDS = {"shm": ShmServer, "wire": WireServer}
+CLIENT_ENDS = {"shm": ShmClient, "wire": WireClient}

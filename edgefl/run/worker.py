@@ -17,7 +17,7 @@ from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Cancelled, Connection, Leave
 from edgefl.run.sockets import Frame
-from edgefl.run.transport import CLIENT_ENDS, kind
+from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker, loss_of
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ class VirtualWorker:
         server = workload.experiment.server
         self._server = Connection(spec, server.heartbeat_s, lifeline)
         self._shared = server.transport == "shm"
-        end = kind(server, on_nodes=bool(spec.key))
-        self._transport = CLIENT_ENDS[end](buffer, self._server.send)
+        self._transport = CLIENT_ENDS[server.transport](buffer, self._server.send)
         self._update = UpdateMaker(workload, buffer)
         self._own: Raw = np.zeros(0 if self._shared else buffer.shape.update_bytes, dtype=np.uint8)
         self._hand: deque[tuple[messages.Task, Sequence[Frame]]] = deque()

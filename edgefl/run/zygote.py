@@ -29,7 +29,6 @@ from edgefl.limits.held import govern
 from edgefl.limits.pacing import set_time_slice, set_timer_slack
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
-from edgefl.run.adder import run_adder
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.client import ClientProcess
 from edgefl.run.process import (
@@ -160,9 +159,6 @@ class Zygote:
         set_time_slice(SLICE_NS)
         if spec.role == control.CLIENT:
             ClientProcess(spec, workload, buffer, lifeline, limits).run()
-            return
-        if spec.role == control.ADDER:
-            run_adder(spec, workload.experiment.server, buffer, lifeline)
             return
         keep_freed_memory()  # what a client frees goes back: there may be a thousand of them
         workload.settle()

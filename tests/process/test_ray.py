@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import edgefl
-from edgefl import Clock, Evaluation, Experiment, Fleet, Server, Stop
+from edgefl import Clock, Evaluation, Experiment, Fleet, Stop
 
 from .runs import Command, experiment, summary, wait_for_versions
 from .spaces import spaces
@@ -31,12 +31,11 @@ PORT = 6397
 NODES = 3
 
 
-def phones(sums: bool = False) -> Experiment:
+def phones() -> Experiment:
     """Sixty phones of three kinds, for so long that a node can be killed meanwhile."""
     return experiment(
         fleet=Fleet(devices={"pixel-3a": 30, "pi-4": 15, "moto-g4": 15}),
         clock=Clock(kind="virtual"),
-        server=Server(partial_sums=sums),
         evaluation=Evaluation(every_versions=100),
         stop=Stop(versions=2000),
     )
@@ -136,14 +135,9 @@ def wait_until_free(nodes: RayNodes) -> None:
         threading.Event().wait(0.1)
 
 
-@pytest.mark.parametrize(
-    ("where", "sums"), [("processes", False), ("namespaces", False), ("namespaces", True)]
-)
-def test_same_bits_on_a_cluster_whose_node_and_driver_are_killed(
-    where: str, sums: bool, tmp_path: Path
-) -> None:
-    """``sums``: nodes sum the updates that lie there, and lose them if they are killed."""
-    wanted, folders = phones(sums), {name: tmp_path / name for name in ("alone", "node", "driver")}
+@pytest.mark.parametrize("where", ["processes", "namespaces"])
+def test_same_bits_on_a_cluster_whose_node_and_driver_are_killed(where: str, tmp_path: Path) -> None:
+    wanted, folders = phones(), {name: tmp_path / name for name in ("alone", "node", "driver")}
     edgefl.run(wanted, folders["alone"])
     file = str(Command.write(wanted, folders["alone"]))
     with tempfile.TemporaryDirectory() as short, cluster(where, Path(short)) as nodes:

@@ -41,7 +41,7 @@ from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.gate import Refusal, Unheard
 from edgefl.run.peers import Roster
-from edgefl.run.slots import Lease, PartialSum
+from edgefl.run.slots import Lease
 from edgefl.run.sockets import Frame
 from edgefl.run.timeline import Happening, Timeline
 from edgefl.run.wall import WallTimeline
@@ -181,8 +181,8 @@ class FaultyRun(Parts):
         said_of = (timeline, self.evaluation, self.watch)
         return timeline, Engine(self.core, self.aggregator, self.store, *said_of, ahead=ahead)
 
-    def _watched_sum(self, action: Sum, entry: int, parts: Sequence[PartialSum] = ()) -> Any:
-        result = self._sum(action, entry, parts)
+    def _watched_sum(self, action: Sum, entry: int) -> Any:
+        result = self._sum(action, entry)
         if not result.bad:
             self.moved_s = self.hand.at
             self.summed(action, entry)

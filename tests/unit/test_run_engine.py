@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from edgefl.results.record import FATES, Record, TripRow
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
 from edgefl.run import engine, messages, resume
-from edgefl.run.slots import PartialSum, SumResult
+from edgefl.run.slots import SumResult
 from edgefl.run.timeline import Ahead, Delivery, Happening
 from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.fedasync import FedAsync
@@ -393,9 +393,9 @@ def test_tasks_do_not_wait_for_long_sums(tmp_path: Path, monkeypatch: pytest.Mon
     unsent: list[int] = []
     add = world.aggregator.sum
 
-    def summed(action: Sum, entry: int, parts: Sequence[PartialSum]) -> SumResult:
+    def summed(action: Sum, entry: int) -> SumResult:
         unsent.append(len(world.unsent))
-        return add(action, entry, parts)
+        return add(action, entry)
 
     monkeypatch.setattr(world.aggregator, "sum", summed)
     world.finish().close()
