@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Raised whenever a function's arguments or a block size changes; edgefl/kernels/selection.py holds its twin. */
-#define EF_ABI 8
+#define EF_ABI 7
 
 #define EF_TILE 2048       /* elements whose running sum stays in the L1 cache; the norms' block */
 #define EF_STREAM_BYTES (1 << 20) /* past this, writing around the caches saves reading what is overwritten */

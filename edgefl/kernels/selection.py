@@ -16,7 +16,7 @@ from edgefl.processes import usable_cores
 NAMES = ("c", "numba", "cuda", "reference")
 _BY_SPEED = ("c", "numba", "reference")
 
-ABI = 8
+ABI = 7
 """The extension that this edgefl goes with; its twin is EF_ABI in kernels/edgefl_kernels.h."""
 
 
