@@ -1,4 +1,4 @@
-"""Ascending whole numbers that come and go, found by place or by value without a look at each."""
+"""Sorted sets of integers with fast insertion, removal and lookup by index or value."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 BLOCK = 16_384
-"""Numbers that lie together: so many are moved by one that comes or goes, at most."""
-MOST_SHUFFLED = 10_000
-"""Of more numbers than this a few are drawn without shuffling all of them."""
+"""Range of numbers per array: an insertion or removal moves at most so many items."""
+MAX_SHUFFLED = 10_000
+"""Maximum length of a sequence that `sample` permutes as a whole."""
 
 
 class Ascending(Sequence[int]):
-    """Different whole numbers from 0 to below ``bound``, ascending; four bytes each.
+    """A sorted set of integers in [0, ``bound``), four bytes each.
 
     >>> idle = Ascending(10**6)
     >>> for client in (70_000, 3, 5, 999_999): idle.add(client)
@@ -29,16 +29,16 @@ class Ascending(Sequence[int]):
         self._blocks = [array("i") for _ in range(bound // BLOCK + 1)]
         self._len = 0
         self._ends: list[int] = []
-        """Items up to the end of each block; empty where that is not known."""
+        """Cumulative number of items at the end of each block; empty after a change."""
 
     def add(self, number: int) -> None:
-        """Put in a number that is not there."""
+        """Insert a number that is not in the set."""
         insort(self._blocks[number // BLOCK], number)
         self._len += 1
         self._ends = []
 
     def discard(self, number: int) -> bool:
-        """Take a number out; returns False if it was not there."""
+        """Remove a number; returns False if it is not in the set."""
         block = self._blocks[number // BLOCK]
         at = bisect_left(block, number)
         if at == len(block) or block[at] != number:
@@ -49,16 +49,16 @@ class Ascending(Sequence[int]):
         return True
 
     def remove(self, number: int) -> None:
-        """Take out a number that is there."""
+        """Remove a number. Raises ValueError if it is not in the set."""
         if not self.discard(number):
-            raise ValueError(f"{number} is not among them")
+            raise ValueError(f"{number} is not in the set")
 
     def rank(self, number: int) -> int:
-        """The count of numbers below this one."""
+        """How many numbers of the set are below ``number``."""
         at = number // BLOCK
-        return bisect_left(self._blocks[at], number) + (self._whole()[at - 1] if at else 0)
+        return bisect_left(self._blocks[at], number) + (self._block_ends()[at - 1] if at else 0)
 
-    def _whole(self) -> list[int]:
+    def _block_ends(self) -> list[int]:
         if not self._ends:
             self._ends = list(accumulate(map(len, self._blocks)))
         return self._ends
@@ -82,27 +82,27 @@ class Ascending(Sequence[int]):
         if not -self._len <= index < self._len:
             raise IndexError(f"index must be from 0 to {self._len - 1}, got {index}")
         place = index % self._len
-        at = bisect_right(self._whole(), place)
+        at = bisect_right(self._block_ends(), place)
         return self._blocks[at][place - (self._ends[at - 1] if at else 0)]
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return repr(list(self))
 
 
 def rank(ascending: Sequence[int], number: int) -> int:
-    """The count of numbers below this one."""
+    """How many numbers of a sorted sequence are below ``number``."""
     return ascending.rank(number) if isinstance(ascending, Ascending) else bisect_left(ascending, number)
 
 
-class Changed(Sequence[int]):
-    """Ascending ``numbers`` without those of ``without`` and with ``more``, which are few and not among them.
+class PatchedSequence(Sequence[int]):
+    """A view of sorted ``numbers`` minus ``without`` plus ``more``: few numbers, none of them in ``numbers``.
 
-    >>> left = Changed([2, 3, 5, 8], without={3, 4, 8}, more=[9, 4])
+    >>> left = PatchedSequence([2, 3, 5, 8], without={3, 4, 8}, more=[9, 4])
     >>> len(left), [left[at] for at in range(4)]
     (4, [2, 4, 5, 9])
     """
@@ -128,16 +128,16 @@ class Changed(Sequence[int]):
         return self._numbers[place + bisect_right(self._shifts, place)]
 
 
-def drawn(ready: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
-    """At most ``count`` of ``ready``, different ones, each order of them equally likely.
+def sample(ready: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
+    """Draw ``count`` items of ``ready`` (all if there are fewer) without replacement, in random order.
 
-    Of at most `MOST_SHUFFLED` they are the first of a permutation; of more they are drawn one by one, which
-    gives other ones.
+    Up to `MAX_SHUFFLED` items the draw is a prefix of a permutation of all. Beyond that a cheaper algorithm
+    is used, which gives another result for the same seed.
 
-    >>> drawn([4, 5, 6], 2, np.random.default_rng(0))
+    >>> sample([4, 5, 6], 2, np.random.default_rng(0))
     [6, 4]
     """
     size = len(ready)
-    if size <= MOST_SHUFFLED or count >= size:
+    if size <= MAX_SHUFFLED or count >= size:
         return [ready[at] for at in rng.permutation(size)[:count].tolist()]
     return [ready[at] for at in rng.choice(size, count, replace=False).tolist()]

@@ -21,12 +21,12 @@ from edgefl.kernels import steps as optimizer
 from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
 from edgefl.seeds import stream
-from edgefl.strategies.base import Client, Given, Strategy, Update, VectorSum
+from edgefl.strategies.base import Client, Strategy, TripInputs, Update, VectorSum
 
 Vector = npt.NDArray[Any]
 Durations = Callable[[int, int], float] | Sequence[float]
 Training = Callable[[int, Vector, int], Vector]
-Trip = Callable[[int, Vector, int, Given], Vector]
+Trip = Callable[[int, Vector, int, TripInputs], Vector]
 
 
 class TripFails(Exception):
@@ -99,10 +99,10 @@ def run_in_memory(
     each, unless `Until.steps` says otherwise), each as long as the others. ``lr`` is that step's learning
     rate, by which the terms count that `Strategy.local_rule` adds to its gradient. Where a strategy trains in
     its own way, ``trip(client, model, trip, given)`` does so in place of all steps, and changes what it is
-    `Given`. A ``train`` or ``trip`` that raises `TripFails` makes the trip fail at its end. ``events`` are
-    more events, such as `Left`, at their own times; ``join`` lets all clients join at 0 s. Equal times are
-    taken in the order of client ids. `RunError` when nothing more can happen, and `AssertionError` when the
-    core breaks a rule, such as giving a client two tasks.
+    `TripInputs`. A ``train`` or ``trip`` that raises `TripFails` makes the trip fail at its end. ``events``
+    are more events, such as `Left`, at their own times; ``join`` lets all clients join at 0 s. Equal times
+    are taken in the order of client ids. `RunError` when nothing more can happen, and `AssertionError` when
+    the core breaks a rule, such as giving a client two tasks.
 
     >>> from edgefl.strategies.fedavg import FedAvg
     >>> core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=2))
@@ -134,7 +134,7 @@ class _Executor:
     queued: int = 0
     in_flight: dict[int, said.Train] = field(default_factory=dict)
     updates: dict[int, Vector] = field(default_factory=dict)
-    trips: dict[int, Given] = field(default_factory=dict)
+    trips: dict[int, TripInputs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         strategy, first = self.core.strategy, self.result.models[0]
@@ -242,16 +242,16 @@ class _Executor:
         examples = self.core.devices[client].examples
         self.at(said.Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
 
-    def given(self, client: int, version: int) -> Given:
+    def given(self, client: int, version: int) -> TripInputs:
         """The start of a trip: nothing to be sent yet, and what the client keeps."""
         model, strategy, kept = self.result.models[version], self.core.strategy, self.result.kept
         zeros = {name: np.zeros_like(model) for name in strategy.client_vectors}
         own = {name: vector.copy() for name, vector in kept.get(client, zeros).items()}
         now = self.result.vectors[version]
         vectors = {name: now[name] for name in strategy.vectors}
-        return Given(version, model, vectors, {name: np.zeros_like(model) for name in vectors}, own)
+        return TripInputs(version, model, vectors, {name: np.zeros_like(model) for name in vectors}, own)
 
-    def trained(self, client: int, trip: int, steps: int, given: Given) -> Vector:
+    def trained(self, client: int, trip: int, steps: int, given: TripInputs) -> Vector:
         """The model after so many steps, with the strategy's terms; and what these leave."""
         terms, start, y = self.core.strategy.local_rule(), given.start, given.start.copy()
         self.core.strategy.begin_trip(y, given)

@@ -22,7 +22,7 @@ import numpy as np
 from edgefl.core import Core
 from edgefl.experiment import Stop
 from edgefl.seeds import stream
-from edgefl.strategies.base import Given, Strategy
+from edgefl.strategies.base import Strategy, TripInputs
 from edgefl.testing import Durations, MemoryRun, Vector, fleet, run_in_memory
 
 DESCENT, NOISE = slice(0, 1), slice(1, 513)
@@ -114,7 +114,7 @@ def descend(
     squares = np.zeros(problem.clients)
     step = rate * problem.smoothness
 
-    def trip(client: int, model: Vector, number: int, given: Given) -> Vector:
+    def trip(client: int, model: Vector, number: int, given: TripInputs) -> Vector:
         y, centre = model - centres[client], centres[client]
         squares[client] = max(squares[client], problem.smoothness**2 * float(y @ y))
         for draws in noise[client].normal(scale=rate * problem.noise, size=(steps, size)):

@@ -29,7 +29,7 @@ from edgefl.results import tables
 from edgefl.results.tables import many
 from edgefl.run import supervisor
 from edgefl.run.workload import Workload
-from edgefl.strategies.base import Given
+from edgefl.strategies.base import TripInputs
 
 COUNTS = (10, 50, 100, 300, 1000)
 QUICK_COUNTS = COUNTS[:4]
@@ -68,7 +68,7 @@ class StartWorkload(Workload):
         trip: int,
         done: Callable[[float], None] | None,
         steps: int | None = None,
-        given: Given | None = None,
+        given: TripInputs | None = None,
     ) -> TrainResult:
         if trip == 0:
             self._trained_s = time.monotonic()

@@ -30,7 +30,7 @@ from edgefl.learning.flat import FlatModel
 from edgefl.learning.losses import Loss
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Rows, TrainResult
-from edgefl.strategies.base import Given
+from edgefl.strategies.base import TripInputs
 
 MOST_METRICS = 16
 """Metrics that a trip may log."""
@@ -54,7 +54,7 @@ class Context:
         self,
         client: int,
         trip: int,
-        given: Given,
+        given: TripInputs,
         rule: LocalRule,
         rng: np.random.Generator,
         sizes: Sequence[int],
@@ -201,7 +201,7 @@ class CustomTrainer:
     >>> flat = FlatModel(nn.Linear(2, 3))
     >>> x, y, rows = np.zeros((5, 2), np.float32), np.arange(5) % 3, np.arange(5)
     >>> trainer = CustomTrainer(flat, train, "here:train", LocalRule(epochs=1, batch_size=2))
-    >>> trainer.run(x, y, rows, 0, 0, Given(0, flat.array.copy()), np.random.default_rng(0)).steps
+    >>> trainer.run(x, y, rows, 0, 0, TripInputs(0, flat.array.copy()), np.random.default_rng(0)).steps
     3
     """
 
@@ -225,7 +225,7 @@ class CustomTrainer:
         rows: Rows,
         client: int,
         trip: int,
-        given: Given,
+        given: TripInputs,
         rng: np.random.Generator,
         done: Callable[[int], None] | None = None,
         steps: int | None = None,

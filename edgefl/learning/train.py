@@ -24,7 +24,7 @@ from edgefl.learning.dataset import Examples
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.losses import Loss
 from edgefl.learning.rule import LocalRule
-from edgefl.strategies.base import Given, LocalTerms
+from edgefl.strategies.base import LocalTerms, TripInputs
 
 Rows = NDArray[np.int64]
 
@@ -68,7 +68,7 @@ class Trainer:
         done: Callable[[int], None] | None = None,
         rows: Rows | None = None,
         steps: int | None = None,
-        given: Given | None = None,
+        given: TripInputs | None = None,
     ) -> TrainResult:
         """One trip from the model's present state on the examples ``rows`` of ``x`` and ``y`` (all if None).
 
@@ -143,7 +143,7 @@ class Trainer:
 class _VectorTerms:
     """The terms of a gradient that are a trip's vectors, and what becomes of these at its end."""
 
-    def __init__(self, flat: FlatModel, terms: LocalTerms, given: Given | None) -> None:
+    def __init__(self, flat: FlatModel, terms: LocalTerms, given: TripInputs | None) -> None:
         assert given is not None, "a trip with vectors is given them"
         self._flat, self._terms, self._given = flat, terms, given
         self._rates = 0.0

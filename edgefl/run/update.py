@@ -14,7 +14,7 @@ from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import ParameterBuffer, blocks
 from edgefl.parameters.update_format import Raw, with_scales
 from edgefl.run.messages import Cut
-from edgefl.strategies.base import Given, Until
+from edgefl.strategies.base import TripInputs, Until
 
 if TYPE_CHECKING:
     from edgefl.learning.train import TrainResult
@@ -76,7 +76,7 @@ class UpdateMaker:
                 np.copyto(new, old)
         return result
 
-    def _given(self, client: int, version: int, base: Floats) -> Given:
+    def _given(self, client: int, version: int, base: Floats) -> TripInputs:
         """The start of a trip: nothing is to be sent yet, and its client keeps what it had."""
         size, workload, kept = self._size, self._workload, {}
         whole = workload.flat.whole
@@ -90,7 +90,7 @@ class UpdateMaker:
         start, *vectors = (base[block] for block in self._blocks)
         send = [whole[block] for block in self._blocks[1:]]
         names = workload.vectors
-        return Given(
+        return TripInputs(
             version, start, dict(zip(names, vectors, strict=True)), dict(zip(names, send, strict=True)), kept
         )
 

@@ -52,7 +52,7 @@ from edgefl.run.control import Fingerprint, FirstTrip, Prepared
 from edgefl.run.messages import ClientScores
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
-from edgefl.strategies.base import Given, Strategy
+from edgefl.strategies.base import Strategy, TripInputs
 
 
 def own_training(
@@ -184,7 +184,7 @@ class Workload:
             Strategy.end_trip,
         )
         self.needs_given = own is not None or keeps
-        """True where a trip's training has to know what it was `Given`."""
+        """True where a trip's training has to know what it was `TripInputs`."""
         self._state = self.flat.trainable * (1 + self.rule.state_vectors) if own is None else 0
         """Numbers of gradients and the optimizer's state; a function's are part of its trace."""
         self.work = self._work()
@@ -312,7 +312,7 @@ class Workload:
         trip: int,
         done: Callable[[float], None] | None,
         steps: int | None = None,
-        given: Given | None = None,
+        given: TripInputs | None = None,
     ) -> TrainResult:
         """Train the model in `flat` as on this trip, ``steps`` of them if they are not the experiment's.
 
@@ -335,11 +335,11 @@ class Workload:
         self._strategy.end_trip(self.flat.array, given)
         return result
 
-    def _blank(self) -> Given:
+    def _blank(self) -> TripInputs:
         """The start of a run's first trip: all vectors are zeros."""
         names = (self.vectors, self.vectors, self.client_vectors)
         zeros = ({name: np.zeros(self.flat.size, np.float32) for name in each} for each in names)
-        return Given(0, self.flat.array.copy(), *zeros)
+        return TripInputs(0, self.flat.array.copy(), *zeros)
 
     def assess(self, version: int, beat: Callable[[], None]) -> tuple[EvalResult, ClientScores]:
         """Test this version, which is in `flat`; see `Assessor.assess`. `flat` then holds something else."""

@@ -1,12 +1,12 @@
-"""The algorithms, one paper's a file; a file put here is a built-in strategy, found by its name.
+"""Federated-learning algorithms, one file per paper. Each file here is a built-in strategy of the same name.
 
-    base.py          the seam: View, Step, Strategy, ServerOptimizer
-    asynchronous.py  who trains when, without rounds             → fedasync
-    buffered.py      … and a step when a buffer is full          → fedbuff, fedstaleweight, asysg, …
-    polled.py        every so often take clients wherever they are → favano, quafl
-    rounds.py        draw a cohort, wait for it, step            → fedavg, fedprox, fedavgm, fedadam, …
+    base.py          the interface: View, Step, Strategy, ServerOptimizer
+    asynchronous.py  starts clients without rounds                    → fedasync
+    buffered.py      also makes a step when a buffer is full          → fedbuff, fedstaleweight, asysg, …
+    polled.py        polls clients at intervals, in mid-training      → favano, quafl
+    rounds.py        draws a cohort, waits for its updates, steps     → fedavg, fedprox, fedavgm, fedadam, …
 
-Data walks one way: the core shows a View, the strategy answers with clients to start and a Step.
+The core passes a View to the strategy, which returns the clients to start and the next Step.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any
 from edgefl.errors import ConfigError, unknown
 from edgefl.kernels.steps import ServerOptimizer
 from edgefl.loading import load_attribute
-from edgefl.strategies.base import Client, Given, LocalTerms, Step, Strategy, Update, VectorSum, View
+from edgefl.strategies.base import Client, LocalTerms, Step, Strategy, TripInputs, Update, VectorSum, View
 from edgefl.strategies.buffered import Buffered
 from edgefl.strategies.rounds import Rounds
 
 __all__ = [
     "Buffered",
     "Client",
-    "Given",
     "LocalTerms",
     "Rounds",
     "ServerOptimizer",
     "Step",
     "Strategy",
+    "TripInputs",
     "Update",
     "VectorSum",
     "View",
@@ -45,7 +45,7 @@ _SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "polled", "rounds"}
 
 
 def names() -> list[str]:
-    """The built-in strategies.
+    """Names of the built-in strategies, sorted.
 
     >>> "fedbuff" in names()
     True
@@ -55,10 +55,10 @@ def names() -> list[str]:
 
 
 def resolve(table: Mapping[str, Any], search_path: Iterable[str | Path] = ()) -> Strategy:
-    """The strategy that an experiment's ``[strategy]`` table asks for: its ``name``, and that one's fields.
+    """Make the strategy of an experiment's ``[strategy]`` table: its ``name`` and that strategy's fields.
 
-    ``"my_module:Mine"`` is found as `edgefl.loading` says, first in the folders of ``search_path``.
-    `ConfigError` names what is not known, not of the right type or out of range.
+    `edgefl.loading` imports ``"my_module:Mine"``, and looks first in the folders of ``search_path``.
+    Raises `ConfigError` for an unknown name or field, a wrong type and a value out of range.
 
     >>> resolve({"name": "fedbuff", "buffer_size": 5}).buffer_size
     5
@@ -81,7 +81,7 @@ did you mean 'buffer_size'? have: arrival_process, ...
 
 
 def fields(name: Any, search_path: Iterable[str | Path] = ()) -> list[str]:
-    """The fields that the strategy of that name has. `ConfigError` if there is no such strategy.
+    """Field names of the strategy called ``name``. `ConfigError` if there is no such strategy.
 
     >>> fields("fedasync")[:2]
     ['server_lr', 'concurrency']
@@ -90,7 +90,7 @@ def fields(name: Any, search_path: Iterable[str | Path] = ()) -> list[str]:
 
 
 def kind(name: Any, search_path: Iterable[str | Path] = ()) -> type[Strategy]:
-    """The class of the strategy of that name. `ConfigError` if there is no such strategy."""
+    """The class of the strategy called ``name``. `ConfigError` if there is no such strategy."""
     if not isinstance(name, str):
         have = ", ".join(names())
         raise ConfigError(f"strategy.name must be one of {have} or 'my_module:Mine', got {name!r}")
@@ -113,5 +113,5 @@ def _built_in(name: str) -> type[Strategy]:
         if key.lower() == wanted and isinstance(value, type) and issubclass(value, Strategy):
             return value
     raise ConfigError(
-        f"{module.__file__} must hold a Strategy whose name in lower case is {wanted!r}, got none"
+        f"{module.__file__} must define a Strategy whose lower-case name is {wanted!r}, got none"
     )

@@ -9,29 +9,32 @@ from typing import ClassVar
 
 from edgefl.experiment import Decay, NonNegative
 from edgefl.strategies.asynchronous import Asynchronous
-from edgefl.strategies.base import Client, Given, LocalTerms, Step, Update, Vector, View
+from edgefl.strategies.base import Client, LocalTerms, Step, TripInputs, Update, Vector, View
 
 
 @dataclass
 class Delays:
-    """All examples; mean length of each client's trips so far, emulated seconds, and how many there were."""
+    """Trip durations of each client, emulated seconds."""
 
     examples: int
-    """N."""
+    """N: examples of the whole fleet."""
     begun_s: dict[int, float]
+    """Start of each client's last trip."""
     mean_s: list[float]
+    """Mean duration of each client's finished trips."""
     trips: list[int]
+    """Number of each client's finished trips."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ASOFed(Asynchronous):
-    """w ← w + r_k·(n_k/N)·Δζ_k on every arrival, n_k of all N examples being client k's.
+    """w ← w + r_k·(n_k/N)·Δζ_k on every arrival, where client k has n_k of the fleet's N examples.
 
-    A client's gradient of a trip is ∇s_k = w_k − y, y being where SGD on f_k(y) + (λ/2)·‖y − w_k‖² leads. It
-    sends Δζ_k = −(∇s_k − v_k + h_k) and then keeps h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k.
-    r_k = max(1, ln d_k) makes up for its delays d_k, the mean length of its trips in emulated seconds: the
-    paper leaves their unit open. Examples do not become more during a run. The server's feature learning is
-    not here: it is no weighted sum of updates.
+    The gradient of a trip is ∇s_k = w_k − y, where y results from SGD on f_k(y) + (λ/2)·‖y − w_k‖². The
+    client sends Δζ_k = −(∇s_k − v_k + h_k), then sets h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k. r_k = max(1,
+    ln d_k) compensates for the delay d_k, the mean duration of its trips in emulated seconds; the paper does
+    not give the unit. Differences from the paper: the number of examples is constant during a run, and the
+    server's feature learning is omitted, since it is not a weighted sum of updates.
 
     >>> ASOFed().step_size(math.e ** 2), ASOFed().step_size(0.5)
     (2.0, 1.0)
@@ -49,7 +52,7 @@ class ASOFed(Asynchronous):
     def local_rule(self) -> LocalTerms:
         return LocalTerms(prox_mu=self.lam)
 
-    def end_trip(self, model: Vector, given: Given) -> None:
+    def end_trip(self, model: Vector, given: TripInputs) -> None:
         h, v = given.kept["h"], given.kept["v"]
         gradient = given.start - model
         model[:] = given.start - (gradient - v + h)
@@ -76,7 +79,7 @@ class ASOFed(Asynchronous):
         return super().arrive(state, update, view)
 
     def step_size(self, mean_s: float) -> float:
-        """r_k of a client whose trips take so many emulated seconds."""
+        """r_k of a client whose trips take ``mean_s`` emulated seconds on average."""
         return max(1.0, math.log(mean_s)) if self.dynamic_step and mean_s > 0.0 else 1.0
 
     def step(self, state: Delays, view: View) -> Step | None:

@@ -1,4 +1,4 @@
-"""AsyncFedED: steps by Euclidean distance, and adaptive local work (Wang et al. 2022, arXiv:2205.13797)."""
+"""AsyncFedED: server lr by Euclidean distance, adaptive local steps (Wang et al. 2022, arXiv:2205.13797)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgefl.strategies.base import Client, Step, Until, Update, View
 
 @dataclass
 class LocalSteps:
-    """K_i: the local steps of each client's next trip, and of its first."""
+    """K_i: local steps of each client's next trip and first trip."""
 
     next: list[int]
     first: list[int]
@@ -26,10 +26,9 @@ class LocalSteps:
 class AsyncFedED(Asynchronous):
     """w ← w + η_i·Δ_i on every arrival, with η_i = λ/(γ_i + ε) and γ_i = ‖w_n − w_k‖/‖Δ_i‖.
 
-    γ_i measures how far the model has moved since client i downloaded it, in lengths of its update. The
-    client's next trip has K_i ← K_i + ⌊(γ̄ − γ_i)·κ⌋ local steps, at least one, so that staleness is
-    driven towards γ̄. Its first has what ``[training]`` asks for. λ, ε, γ̄ and κ are tuned for each data set
-    in the paper; K_i has no upper bound there.
+    γ_i is the model's movement since client i's download relative to its update's norm. The client's next
+    trip has K_i ← K_i + ⌊(γ̄ − γ_i)·κ⌋ local steps, at least one, which drives γ_i towards γ̄. The first trip
+    has the steps of ``[training]``. The paper tunes λ, ε, γ̄ and κ for each data set and does not bound K_i.
 
     >>> strategy = AsyncFedED(lam=2.0, epsilon=0.5)
     >>> strategy.rate(norm=2.0, distance=3.0)
@@ -45,9 +44,9 @@ class AsyncFedED(Asynchronous):
     target: NonNegative = 3.0
     """γ̄."""
     kappa: NonNegative = 1.0
-    """κ, local steps; 0: every trip has what ``[training]`` asks for."""
+    """κ, local steps; 0: every trip has the steps of ``[training]``."""
     max_growth: Annotated[float, msgspec.Meta(ge=1)] = 10.0
-    """The most by which a client's first number of steps may grow."""
+    """Upper bound on K_i, as a multiple of the client's first K_i."""
 
     def max_held(self, clients: int) -> int:
         return 1
@@ -60,11 +59,11 @@ class AsyncFedED(Asynchronous):
         return Until(steps=state.next[client]) if self.kappa else None
 
     def staleness(self, norm: float, distance: float) -> float:
-        """γ of an update of this norm, made from a model at this distance."""
+        """γ of an update with this norm, whose base version has this distance from the current model."""
         return distance / norm if norm else math.inf if distance else 0.0
 
     def rate(self, norm: float, distance: float) -> float:
-        """η of such an update."""
+        """η of an update with this norm and distance."""
         return self.lam / (self.staleness(norm, distance) + self.epsilon)
 
     def arrive(self, state: LocalSteps, update: Update, view: View) -> Sequence[Update]:

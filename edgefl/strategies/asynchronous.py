@@ -1,4 +1,4 @@
-"""Asynchronous strategies: every client trains at its own pace, so many at a time."""
+"""Asynchronous strategies: clients train at their own pace, up to a maximum concurrency."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from edgefl.ascending import Changed, drawn
+from edgefl.ascending import PatchedSequence, sample
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count
 from edgefl.strategies.base import Arrivals, Strategy, Update, View
@@ -16,21 +16,21 @@ from edgefl.strategies.base import Arrivals, Strategy, Update, View
 
 @dataclass(frozen=True, kw_only=True)
 class Asynchronous(Strategy):
-    """Starts clients without rounds. A subclass adds `step`."""
+    """Start clients without rounds. A subclass defines `step`."""
 
     concurrency: Count | None = None
-    """Clients training at once, each drawn uniformly from the idle ones; all by default."""
+    """Clients training at once, drawn uniformly from the idle ones; default: the whole fleet."""
     restart: Literal["immediate", "new-version", "after-step"] = "immediate"
-    """A client that delivered trains again at once, or waits: for a version that it has not trained on, or
-    for the step that takes its update, so that none is in one step twice (the rule of FedBuff's appendix D
-    and FedStaleWeight's appendix A, for proofs in which every client is equally likely in a step)."""
+    """When a client trains again after its update: at once; from a version that it has not trained on; or
+    after the step that uses its update, so that no client is in a step twice (FedBuff's appendix D and
+    FedStaleWeight's appendix A, whose proofs assume that all clients are equally likely in a step)."""
     arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
-    """Clients start whenever there is room, or as they come, ``arrival_rate_per_s`` an emulated second: one
-    is drawn uniformly from the idle ones, and turned away where ``concurrency`` are training."""
+    """Clients start whenever fewer than ``concurrency`` train, or at the times of an arrival process: each
+    arrival draws one idle client uniformly and is lost while ``concurrency`` clients train."""
     arrival_rate_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
-    """Clients that come in an emulated second, with ``constant`` and ``poisson``."""
+    """Arrivals per emulated second, for ``constant`` and ``poisson``."""
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Tasks that would be staler are cancelled as soon as that is certain, and their updates discarded."""
+    """Maximum staleness of an update. Tasks are cancelled once they exceed it, late updates discarded."""
 
     def check(self, clients: int) -> None:
         if self.concurrency is not None and self.concurrency > clients:
@@ -61,7 +61,7 @@ class Asynchronous(Strategy):
         return False
 
     def contributors(self, state: Any, view: View) -> Collection[int]:
-        """Clients whose update waits for the next step."""
+        """Clients with an update for the next step."""
         return {update.client for update in view.held}
 
     def assign(self, state: Any, view: View) -> Sequence[int]:
@@ -73,14 +73,14 @@ class Asynchronous(Strategy):
         ready = idle
         if self.restart != "immediate":
             after = self.restart == "after-step"
-            ready = Changed(idle, self.contributors(state, view) if after else view.up_to_date)
+            ready = PatchedSequence(idle, self.contributors(state, view) if after else view.up_to_date)
         if not ready:
             return ()
         if self.concurrency is None and room >= len(view.devices):
             return list(ready)
         if room == 1:
             return (ready[int(view.rng.integers(len(ready)))],)
-        return drawn(ready, room, view.rng)
+        return sample(ready, room, view.rng)
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
         stale = self.max_staleness is not None and update.staleness > self.max_staleness

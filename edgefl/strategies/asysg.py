@@ -14,8 +14,8 @@ from edgefl.strategies.buffered import Buffered
 class AsySG(Buffered):
     """w ← w − γ Σ_m g_m over a buffer of M stale gradients: AsySG-con, Algorithm 1.
 
-    With ``training.steps = 1`` an update is −η_ℓ·g, so γ = server_lr · training.lr. The gradients are summed,
-    not averaged. With more steps it sums whole updates of local training, which the paper does not do.
+    With ``training.steps = 1`` an update is −η_ℓ·g, so γ = server_lr · training.lr. Gradients are summed, not
+    averaged. Unlike the paper, it also accepts more local steps, and then sums whole updates.
     """
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:

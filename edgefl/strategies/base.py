@@ -1,4 +1,4 @@
-"""The seam between the run and an algorithm: what a strategy sees and what it answers."""
+"""The interface between a run and an algorithm: the inputs and outputs of a strategy."""
 
 from __future__ import annotations
 
@@ -18,72 +18,73 @@ from edgefl.validation import faults
 
 
 class Update(NamedTuple):
-    """A finished update that the server holds. Its numbers stay in its slot; a strategy never sees them."""
+    """Metadata of an update that the server holds. Strategies do not see its parameters."""
 
     task: int
     client: int
     base_version: int
     staleness: int
-    """Versions published between download and arrival in the buffer: τ = n − k."""
+    """Versions published between the client's download and the update's arrival: τ = n − k."""
     examples: int
     steps: int
     loss: float
     at_s: float
     norm: float = 0.0
-    """‖u‖ of what the client sent, where the strategy `Strategy.measures` it."""
+    """L2 norm of the uploaded vector; 0 unless `Strategy.measures` is set."""
     distance: float = 0.0
-    """‖w_n − w_k‖ from the version that it trained from to the current one, measured when it arrived."""
+    """‖w_n − w_k‖ at arrival: from the base version to the current one; 0 unless `Strategy.measures`."""
 
 
 Vector = npt.NDArray[Any]
 
 
-class Given(NamedTuple):
-    """The start of a trip, besides the model that is trained."""
+class TripInputs(NamedTuple):
+    """Inputs of a client's trip besides the module being trained. In a run all vectors are float32[size]."""
 
     version: int
     start: Vector
-    """w_k, in a run float32 of shape (size,), as are all others."""
+    """w_k, the downloaded model."""
     vectors: Mapping[str, Vector] = {}
-    """The vectors that were broadcast beside it."""
+    """Vectors broadcast with the model, by name."""
     send: Mapping[str, Vector] = {}
-    """For each of them, zeros: what the client writes there is sent beside its update."""
+    """A zero vector for each broadcast vector; the client uploads what it writes here with its update."""
     kept: Mapping[str, Vector] = {}
-    """The client's own vectors, to be changed in place."""
+    """The client's own vectors, which persist from trip to trip; changed in place."""
 
 
 class VectorSum(NamedTuple):
-    """A step of a vector v beside the model: v ← base_scale · v + Σ weights[k] · (its block of updates[k]).
+    """Step of an auxiliary vector v: v ← base_scale · v + Σ_k weights[k] · u_k.
 
-    A vector that only the server keeps is summed of the updates of the model. Then model ← model +
-    into_model · v, behind the server optimiser.
+    u_k is the k-th update's change of v, or its model update if only the server keeps v. After the server
+    optimiser, model ← model + into_model · v.
     """
 
     weights: Sequence[float]
-    """One for each update of the step."""
+    """One weight per update of the step."""
     base_scale: float = 1.0
     into_model: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTerms:
-    """Terms that a client's SGD adds to its gradient g(y): μ (y − w_k), and vectors that it keeps.
+    """Terms added to a client's SGD gradient: the proximal term μ (y − w_k), and vectors given by name.
 
-    All are of the strategy's own names. Where training is a function, they are for it to heed.
+    A user's training function must apply them itself.
     """
 
     prox_mu: float = 0.0
     """μ of the proximal term."""
     control: tuple[str, str] | None = None
-    """An exchanged vector c and a client's own c_i: the gradient gains c − c_i. After Q steps of rates η_q,
-    c_i⁺ = c_i − c + (w_k − y)/Σ η_q is kept, and c_i⁺ − c_i sent (SCAFFOLD's option II)."""
+    """Names of a broadcast vector c and a client vector c_i: c − c_i is added to the gradient. After Q steps
+    with learning rates η_q the client keeps c_i⁺ = c_i − c + (w_k − y)/Σ η_q and sends c_i⁺ − c_i (SCAFFOLD's
+    option II)."""
     linear: str | None = None
-    """A client's own vector h_i: the gradient loses h_i, and h_i ← h_i − μ (y − w_k) at the end (FedDyn)."""
+    """Name of a client vector h_i, subtracted from the gradient; then h_i ← h_i − μ (y − w_k) (FedDyn)."""
     lr: Mapping[str, float] | Sequence[float] | None = None
-    """Factors of ``training.lr``: by device profile (1 for one that is not named), or one for each client."""
+    """Factors on ``training.lr``: by device profile (default 1), or one per client."""
 
     def lr_factor(self, client: int, profile: str) -> float:
-        """The factor of ``training.lr`` for a client on such a device.
+        """The factor on ``training.lr`` for a client with this device profile.
 
         >>> LocalTerms(lr={"moto-g4": 0.5}).lr_factor(3, "moto-g4"), LocalTerms().lr_factor(3, "pi-4")
         (0.5, 1.0)
@@ -94,7 +95,7 @@ class LocalTerms:
 
     @property
     def vectors(self) -> bool:
-        """True if a trip reads or writes vectors besides the model."""
+        """True if a trip uses vectors besides the model."""
         return self.control is not None or self.linear is not None
 
 
@@ -102,10 +103,10 @@ NO_TERMS = LocalTerms()
 
 
 class Step(NamedTuple):
-    """Make the next version: base_scale · w + Σ weights[k] · updates[k], through the server optimiser.
+    """The next version: base_scale · w + Σ_k weights[k] · updates[k], then the server optimiser.
 
-    The updates named here are released (unless ``keep``); all others stay held. An update may be named
-    more than once (sampling with replacement): its weights add up.
+    The step's updates are released unless ``keep`` is set; all others stay held. An update may occur more
+    than once (sampling with replacement): its weights add up.
     """
 
     updates: Sequence[Update]
@@ -114,61 +115,61 @@ class Step(NamedTuple):
     keep: bool = False
     """Keep the used updates held (a send buffer that may be sampled again)."""
     parts: Mapping[str, VectorSum] = {}
-    """By name, steps of vectors. An exchanged one without any is summed with the model's own weights, one
-    that only the server keeps stays as it is."""
+    """Steps of auxiliary vectors, by name. By default a broadcast vector is summed with the model's weights,
+    and a vector that only the server keeps does not change."""
     release: Sequence[Update] = ()
-    """Held updates that are not needed any more once the version is made."""
+    """Held updates to release after this step."""
 
 
 class Until(NamedTuple):
-    """A task that ends at an instant, wherever its training is: the client then sends what it has."""
+    """End of a task: at a fixed time, at which the client sends its unfinished model, or after some steps."""
 
     at_s: float = math.inf
-    """Emulated time of the run. A client whose download takes longer sends the model that it downloaded."""
+    """Emulated time of the run, s. A client that is still downloading then sends the downloaded model."""
     gain: float = 1.0
-    """The client sends w_k + gain·(y − w_k), or gain·Δ, with y its model at that instant."""
+    """The client sends w_k + gain·(y − w_k), or gain·Δ, where y is its model at that time."""
     per_step: bool = False
-    """``gain`` is divided by the number of steps made (and is of no account if there were none)."""
+    """Divide ``gain`` by the number of steps made; after 0 steps the gain has no effect."""
     steps: int | None = None
-    """The steps of the training, in place of those that ``[training]`` asks for."""
+    """Local steps, in place of those of ``[training]``."""
 
 
 class Sampling(NamedTuple):
-    """A uniform draw of the clients of a step, from all."""
+    """A uniform draw of a step's clients from the whole fleet."""
 
     rate: float
-    """The chance of each client."""
+    """Probability that a client is drawn."""
     poisson: bool
-    """Each client is drawn or not by itself; else so many are, without replacement."""
+    """True: clients are drawn independently. False: a fixed number is drawn without replacement."""
 
 
 class Arrivals(NamedTuple):
-    """Clients come and ask for work by themselves; one that is not started when it comes goes away again."""
+    """An arrival process: clients request work by themselves. A request not served at once is lost."""
 
     kind: Literal["constant", "poisson"]
-    """At equal distances, or with gaps drawn from an exponential distribution."""
+    """Equal or exponentially distributed gaps."""
     rate_per_s: float
-    """Clients an emulated second."""
+    """Arrivals per emulated second."""
 
 
 class Client(NamedTuple):
-    """Facts of one client that a strategy may know from the start."""
+    """Properties of one client, known before the run starts."""
 
     client: int
     profile: str
     examples: int
     steps: int = 1
-    """Local steps of a trip."""
+    """Local steps per trip."""
     down_s: float = 0.0
-    """Emulated seconds that its first download takes, as its profile declares them."""
+    """Duration of the first download according to the profile, emulated seconds."""
     compute_s: float = 1.0
-    """Emulated seconds that the steps of its first trip take in all."""
+    """Total duration of the first trip's steps, emulated seconds."""
     up_s: float = 0.0
-    """Emulated seconds that its first upload takes, as its profile declares them."""
+    """Duration of the first upload according to the profile, emulated seconds."""
 
 
 class View(Protocol):
-    """The state of the run as a strategy sees it: live, read only, valid during the call."""
+    """The run's state for a strategy: live, read-only, valid during the call only."""
 
     @property
     def version(self) -> int: ...
@@ -180,182 +181,182 @@ class View(Protocol):
 
     @property
     def idle(self) -> Sequence[int]:
-        """Connected clients without a task that may be given one, ascending."""
+        """Connected clients without a task that are eligible for one, ascending."""
 
     @property
     def running(self) -> Collection[int]:
-        """Clients with a task, in the order in which they were started; ``in`` is fast."""
+        """Clients with a task, in order of their starts; ``in`` is O(1)."""
 
     @property
     def training(self) -> int:
-        """The number of clients that have a task."""
+        """Number of clients with a task."""
 
     @property
     def openings(self) -> int:
-        """The most clients that may be started now: as many as have come, where there are `Arrivals`."""
+        """Maximum number of clients to start now; with `Arrivals`, the number of arrivals not yet served."""
 
     @property
     def held(self) -> Sequence[Update]:
         """Arrived updates not yet used or discarded, in arrival order."""
 
     def trained_from(self, client: int) -> int:
-        """The version of the client's last task; −1 before its first and after one that gave no update."""
+        """Base version of the client's last task; −1 before its first and after one without an update."""
 
     @property
     def up_to_date(self) -> Collection[int]:
-        """Clients whose last task is from the current version: those of whom `trained_from` says so."""
+        """Clients whose `trained_from` is the current version."""
 
     @property
     def rng(self) -> np.random.Generator:
-        """The run's seeded stream for strategies."""
+        """The run's random stream for strategies, seeded by the experiment's seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """Base of all strategies: hyperparameters are frozen fields, everything that changes is in a state.
+    """Base class of strategies: hyperparameters are frozen fields; mutable data is in the object of `begin`.
 
-    It decides which idle clients start (`assign`), when the model steps and with which weights (`step`), and
-    what an arrival changes in its own state (`arrive`). `step` may be asked again before its answer is
-    carried out, so it leaves the state's books to `arrive`, `lost` and `stepped`.
+    A strategy chooses the idle clients to start (`assign`) and the weights of the next step once it is due
+    (`step`). `step` may be called again before its result is applied, so it must not change the state;
+    `arrive`, `lost` and `stepped` do.
 
-    Each field is checked against its annotation when the strategy is made: `ConfigError` names it.
+    The constructor checks each field against its annotation and raises `ConfigError` naming the field.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "delta"
     """Content of an update: Δ = y_Q − w_k, or the model y_Q."""
     measures: ClassVar[bool] = False
-    """Arriving updates are measured: `Update.norm` and `Update.distance`. The versions that running tasks
-    started from are kept for that, one more model a client at most."""
+    """Measure `Update.norm` and `Update.distance` of arriving updates. The server then stores the base
+    versions of running tasks: at most one more model per client."""
 
     vectors: ClassVar[tuple[str, ...]] = ()
-    """Names of vectors like the model that are broadcast with it; an update brings a change of each."""
+    """Names of model-sized vectors that are broadcast with the model; each update carries their changes."""
     server_vectors: ClassVar[tuple[str, ...]] = ()
-    """Names of vectors like the model that only the server keeps."""
+    """Names of model-sized vectors that only the server keeps."""
     client_vectors: ClassVar[tuple[str, ...]] = ()
-    """Names of vectors like the model that each client keeps from trip to trip. All begin as zeros."""
+    """Names of model-sized vectors that each client keeps from trip to trip. All vectors start as zeros."""
 
     server_lr: Positive = 1.0
-    """η_g: the step of the server, times what the weighted updates give."""
+    """η_g: the server's learning rate, a factor on the weighted sum of updates."""
 
     def __post_init__(self) -> None:
         _check_vectors(type(self))
         try:
             hints = typing.get_type_hints(type(self), include_extras=True)
-        except NameError:  # a class made inside a function whose annotations name that function's locals
+        except NameError:  # a class defined in a function may have annotations that name its local types
             return
         for name in (item.name for item in fields(self)):
             for fault in faults(getattr(self, name), hints[name], f"strategy.{name}"):
                 raise fault
 
     def local_rule(self) -> LocalTerms:
-        """The terms of a client's SGD besides the experiment's ``[training]``."""
+        """Terms of a client's SGD in addition to the experiment's ``[training]``."""
         return NO_TERMS
 
     def train(self, model: Any, examples: Any, context: Any) -> None:
-        """A client's training, in place of SGD by ``[training]`` where a subclass has it (docs/clients.md).
+        """Train a client's model in place. A subclass may define it to replace ``[training]``'s SGD.
 
-        ``model`` is the `torch.nn.Module` that holds w_k and is left as y, ``examples`` are
-        `edgefl.learning.custom.ClientExamples` and ``context`` is an `edgefl.learning.custom.Context`. It
-        runs in the clients' processes, so it can change nothing of the strategy.
+        ``model`` is the `torch.nn.Module`, w_k at the start and y at the end; ``examples`` is an
+        `edgefl.learning.custom.ClientExamples`, ``context`` an `edgefl.learning.custom.Context`. It runs in
+        the clients' processes, so it cannot change the strategy's state (docs/clients.md).
         """
         raise NotImplementedError
 
-    def begin_trip(self, model: Vector, given: Given) -> None:
-        """Changes, in place, the model that a client's training starts from; w_k if it does nothing.
+    def begin_trip(self, model: Vector, given: TripInputs) -> None:
+        """Change, in place, the model that the client's training starts from; it holds w_k.
 
-        This and `end_trip` run in the clients' processes, so they can change nothing of the strategy.
+        This and `end_trip` run in the clients' processes, so they cannot change the strategy's state.
         """
 
-    def end_trip(self, model: Vector, given: Given) -> None:
-        """Changes, in place, the trained model that is sent (less w_k), and what goes or stays beside it."""
+    def end_trip(self, model: Vector, given: TripInputs) -> None:
+        """Change, in place, the trained model before its upload, and the vectors in ``send`` and ``kept``."""
 
     def optimizer(self) -> ServerOptimizer:
-        """The server optimiser that every step goes through."""
+        """The server optimiser, used in every step."""
         return ServerOptimizer(lr=self.server_lr)
 
     @property
     def remark(self) -> str:
-        """One line for the user about hyperparameters that work and do not fit each other; empty: none."""
+        """A one-line warning about valid but ill-matched hyperparameters; "" if there is none."""
         return ""
 
     def check(self, clients: int) -> None:
-        """Raise `ConfigError` if these hyperparameters cannot work with so many clients."""
+        """Raise `ConfigError` if the hyperparameters do not suit a fleet of ``clients``."""
 
     def max_held(self, clients: int) -> int:
-        """The most updates held when a step is due."""
+        """Maximum number of held updates when a step is due."""
         return clients
 
     def max_training(self, clients: int) -> int:
-        """The most clients with a task at once: sizes the parameter buffer and the load on the host."""
+        """Maximum number of clients with a task at once; sizes the parameter buffer and the host's load."""
         return clients
 
     def slots(self, clients: int) -> int:
-        """Update slots that a run needs: one for each running task and for each held update."""
+        """Number of update slots for a run: one per running task and one per held update."""
         return self.max_training(clients) + self.max_held(clients)
 
     @property
     def lockstep(self) -> bool:
-        """True if clients wait for each other, so that their trips start at the same instants."""
+        """True if clients wait for each other, so that their trips start at the same times."""
         return False
 
     @property
     def starts_together(self) -> bool:
-        """True if the strategy starts all of a round's clients at once, so that they have no phase."""
+        """True if all clients of a round start at once, so that clients have no phase."""
         return self.lockstep
 
     @property
     def transfers_apart(self) -> bool:
-        """True if clients train while their links work: a trip is its training alone, and the strategy
-        itself waits for transfers, as long as `Client.down_s` and `Client.up_s` say."""
+        """True if transfers overlap training. A trip is then training only, and the strategy itself waits
+        `Client.down_s` and `Client.up_s` for transfers."""
         return False
 
     def max_weight(self, clients: int) -> float | None:
-        """The most that one update weighs in a step, for a fleet of so many clients; None: that has no bound.
+        """Maximum weight of one update in a step, for a fleet of ``clients``; None if it is unbounded.
 
-        ``[privacy]`` needs it: with the clipping norm it bounds what one update changes.
+        ``[privacy]`` needs it: with the clipping norm it bounds the influence of one update.
         """
         return None
 
     def sampling(self, clients: int) -> Sampling | None:
-        """The draw of each step's clients, uniform and from all, for that step alone; None: it is another."""
+        """Distribution of a step's clients if they are drawn uniformly and anew for each step, else None."""
         return None
 
     def arrivals(self) -> Arrivals | None:
-        """The process by which clients come and may be started; None: any idle client, at any time."""
+        """Arrival process of the clients; None: any idle client may start at any time."""
         return None
 
     def begin(self, devices: Sequence[Client]) -> Any:
-        """The strategy's own state at the start of a run."""
+        """Make the strategy's state for a new run."""
         return None
 
     def assign(self, state: Any, view: View) -> Sequence[int]:
-        """Idle clients to start now, in this order. Asked after every event."""
+        """Idle clients to start now, in order. Called after every event."""
         raise NotImplementedError
 
     def until(self, state: Any, client: int, view: View) -> Until | None:
-        """The end of the task that ``client`` is about to be given; None: as ``[training]`` has it."""
+        """End of the task that ``client`` is about to start; None: after the steps of ``[training]``."""
         return None
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
-        """An update arrived and is held. Returns held updates to discard (this one may be among them)."""
+        """Record the arrival of ``update``, which is now held. Returns held updates to discard, if any."""
         return ()
 
     def lost(self, state: Any, client: int, view: View) -> None:
-        """A task of the client gave no update: it left, failed, was cancelled, or its update was bad."""
+        """Record that a client's task gave no update: it left, failed, was cancelled or sent a bad update."""
 
     def cancel(self, state: Any, view: View) -> Sequence[int]:
-        """Clients whose running task is no longer wanted. Asked after every new version."""
+        """Clients whose running task should be cancelled. Called after every new version."""
         return ()
 
     def step(self, state: Any, view: View) -> Step | None:
-        """The next step if it is due. Asked after every event."""
+        """The next step if it is due, else None. Called after every event."""
         raise NotImplementedError
 
     def stepped(self, state: Any, step: Step, view: View) -> None:
-        """The step was made; ``view.version`` is the new version."""
+        """Record that ``step`` was applied; ``view.version`` is the new version."""
 
     def wake_s(self, state: Any, view: View) -> float | None:
-        """Emulated time at which `step` and `assign` must be asked again even if nothing happens."""
+        """Emulated time at which to call `step` and `assign` even if no event happens."""
         return None
 
 
@@ -366,4 +367,4 @@ def _check_vectors(kind: type[Strategy]) -> None:
             raise ConfigError(f"{kind.__name__}.{field} must be a tuple of names, got {names!r}")
     names = (*kind.vectors, *kind.server_vectors, *kind.client_vectors)
     if len(set(names)) < len(names):
-        raise ConfigError(f"{kind.__name__}: names of vectors must be different, got {', '.join(names)}")
+        raise ConfigError(f"{kind.__name__}: names of vectors must be unique, got {', '.join(names)}")

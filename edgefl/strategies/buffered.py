@@ -16,18 +16,18 @@ from edgefl.strategies.base import Step, Update, View
 class Buffered(Asynchronous):
     """Clients train at their own pace; the model steps when ``buffer_size`` updates are held.
 
-    A subclass says what each update weighs (`weights`), and nothing else if it has no state.
+    A subclass defines `weights`.
     """
 
     buffer_size: Count | None = None
-    """Updates in a step (FedBuff's K, FedStaleWeight's b); 10, or the whole fleet if that is smaller."""
+    """Updates per step (FedBuff's K, FedStaleWeight's b); default 10, or the whole fleet if it is smaller."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         """The weight of each update of a full buffer."""
         raise NotImplementedError
 
     def size(self, clients: int) -> int:
-        """Updates in a step, for a fleet of so many clients."""
+        """Updates per step, for a fleet of ``clients``."""
         return self.buffer_size or min(10, clients)
 
     def check(self, clients: int) -> None:

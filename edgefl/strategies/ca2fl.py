@@ -1,4 +1,4 @@
-"""CA2FL: a buffer calibrated by cached updates (Wang et al. 2024, ICLR).
+"""CA2FL: buffered aggregation calibrated by cached updates (Wang et al. 2024, ICLR).
 
 "Tackling the Data Heterogeneity in Asynchronous Federated Learning with Cached Update Calibration".
 """
@@ -18,8 +18,8 @@ from edgefl.strategies.buffered import Buffered
 class CA2FL(Buffered):
     """w ← w + η_g·v, v = h + (1/M) Σ_{i∈S} (Δ_i − h_i), h = (1/n) Σ_i h_i over all n clients.
 
-    S are the M = ``buffer_size`` updates of a full buffer, h_i is client i's last update in a step before,
-    0 without one; then h_i ← Δ_i for i ∈ S. The server keeps n updates.
+    S are the M = ``buffer_size`` updates of a full buffer. h_i is client i's last update in an earlier step,
+    0 before the first; then h_i ← Δ_i for i ∈ S. The server stores n updates.
     """
 
     restart: Literal["immediate", "new-version", "after-step"] = "new-version"
@@ -32,11 +32,11 @@ class CA2FL(Buffered):
         return clients + self.size(clients)
 
     def begin(self, devices: Sequence[Client]) -> dict[int, Update]:
-        """Returns the h_i so far, by client."""
+        """Returns an empty cache of h_i, by client."""
         return {}
 
     def lost(self, state: dict[int, Update], client: int, view: View) -> None:
-        """A cached update may turn out to be bad when it is summed."""
+        """Drop the client's cached update if its sum showed that it is invalid."""
         if client in state and state[client].task not in {update.task for update in view.held}:
             del state[client]
 

@@ -1,4 +1,4 @@
-"""DeFedAvg-IID: delayed averaging for clients with like data (Wang et al. 2024, arXiv:2402.11198)."""
+"""DeFedAvg-IID: delayed averaging for clients with IID data (Wang et al. 2024, arXiv:2402.11198)."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from edgefl.strategies.buffered import Buffered
 
 @dataclass
 class Links:
-    """The transfers of a fleet whose downloads overlap training."""
+    """Transfer times of a fleet whose downloads overlap training."""
 
     broadcast_s: float
-    """Emulated seconds until a version is in the clients' receive buffers."""
+    """Duration of a broadcast to the clients' receive buffers, emulated seconds."""
     free_s: dict[int, float] = field(default_factory=dict)
-    """By client: the instant at which its last upload ends."""
+    """Emulated time at which each client's last upload ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeFedAvgIID(Buffered):
     """w ← w + (η/n) Σ_i Δ_i over the first n = ``buffer_size`` updates to finish, stale or not (Algorithm 2).
 
-    A client starts again at once, from the newest model. With ``overlap`` its download overlaps its training
-    through the receive buffer (section 2.2.1): a client trains, uploads, and starts again from the newest
-    version that has reached it, while the server broadcasts. Transfer times are then constant: a client's
-    upload takes its first trip's upload time, and a broadcast the mean of the first trips' download times.
+    A client restarts at once, from the newest model. With ``overlap`` downloads overlap training through a
+    receive buffer (section 2.2.1): a client trains, uploads and restarts from the newest version in its
+    receive buffer. Transfer times are then constant: each upload of a client takes as long as its first one,
+    each broadcast the mean of the clients' first download times.
     """
 
     overlap: bool = False
-    """Download while training, as the paper does; else a trip is a download, a training and an upload."""
+    """Download while training, as in the paper; else a trip is a download, then training, then an upload."""
 
     @property
     def transfers_apart(self) -> bool:
         return self.overlap
 
     def max_held(self, clients: int) -> int:
-        """With ``overlap`` also the updates of versions that are being broadcast."""
+        """One buffer of updates; with ``overlap`` also the updates of versions in broadcast."""
         return 3 * clients if self.overlap else super().max_held(clients)
 
     def begin(self, devices: Sequence[Client]) -> Links:
@@ -56,7 +56,7 @@ class DeFedAvgIID(Buffered):
         return start[: max(0, room)]
 
     def arrive(self, state: Links, update: Update, view: View) -> Sequence[Update]:
-        state.free_s[update.client] = self._there_s(update, view)
+        state.free_s[update.client] = self._received_s(update, view)
         return super().arrive(state, update, view)
 
     def step(self, state: Links, view: View) -> Step | None:
@@ -78,18 +78,18 @@ class DeFedAvgIID(Buffered):
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         return [1.0 / len(updates)] * len(updates)
 
-    def _there_s(self, update: Update, view: View) -> float:
-        """The instant at which the server has an update."""
+    def _received_s(self, update: Update, view: View) -> float:
+        """Emulated time at which the server has received the update."""
         return update.at_s + view.devices[update.client].up_s
 
     def _first(self, view: View) -> list[Update]:
-        """The updates of the next version: the first n that reach the server."""
-        order = sorted(view.held, key=lambda update: (self._there_s(update, view), update.task))
+        """Updates of the next version: the first n that the server receives."""
+        order = sorted(view.held, key=lambda update: (self._received_s(update, view), update.task))
         return order[: self.size(len(view.devices))]
 
     def _due_s(self, state: Links, view: View) -> float:
-        """The instant at which the next version has reached the clients; infinite if updates are missing."""
+        """Emulated time at which the clients have the next version; infinite if updates are missing."""
         updates = self._first(view)
         if len(updates) < self.size(len(view.devices)):
             return math.inf
-        return self._there_s(updates[-1], view) + state.broadcast_s
+        return self._received_s(updates[-1], view) + state.broadcast_s

@@ -14,27 +14,28 @@ from edgefl.strategies.base import Client, Step, Strategy, Update, View
 
 @dataclass
 class Buffers:
-    """The send buffers, the round that is being collected, and the version that is being broadcast."""
+    """Send buffers, the uploads of the current round, and the version in broadcast. Times are emulated."""
 
     broadcast_s: float = 0.0
-    """Emulated seconds until a version is in the clients' receive buffers."""
+    """Duration of a broadcast to the clients' receive buffers, seconds."""
     latest: dict[int, Update] = field(default_factory=dict)
-    """What each client's send buffer holds."""
+    """Content of each client's send buffer."""
     sampled: list[int] = field(default_factory=list)
+    """Clients of the current round."""
     uploads: dict[int, tuple[Update, float]] = field(default_factory=dict)
-    """By sampled client: what it uploads, and when that is through."""
+    """Upload of each sampled client: its update and the time at which it ends."""
     sending: list[Update] = field(default_factory=list)
-    """The updates of the version that is being broadcast."""
+    """Updates of the version in broadcast."""
     arrives_s: float = math.inf
-    """The instant at which that one is in the receive buffers."""
+    """Time at which the broadcast ends."""
 
     def upload(self, update: Update, takes_s: float, now_s: float) -> None:
-        """Begin the upload of a sampled client's update."""
+        """Start the upload of a sampled client's update."""
         self.uploads[update.client] = (update, now_s + takes_s)
 
     @property
     def collected_s(self) -> float:
-        """The instant at which the last upload of the round is through; infinite if one has not begun."""
+        """Time at which the round's last upload ends; infinite if an upload has not started."""
         if not self.sampled or len(self.uploads) < len(set(self.sampled)):
             return math.inf
         return max(through_s for _, through_s in self.uploads.values())
@@ -45,27 +46,26 @@ class DeFedAvgNIID(Strategy):
     """w ← w + (η/n) Σ_{i∈I} Δ_i, I a uniform sample of n clients with replacement (Algorithm 1, eqs. 6, 7).
 
     Clients train without pause, each from the newest model in its receive buffer; a finished update
-    overwrites the client's send buffer. With ``takes = "when-selected"`` a sampled client uploads what its
-    send buffer holds at that moment, which empties it, or else the next update that it finishes (lines 10 to
-    14). Uploads begin at the selection and take their time; when all are there the model steps, the next
-    sample is drawn and the version is broadcast, while clients train on: one that finishes before the
-    broadcast is through starts again from the version before. Transfers take what the profiles declare of
-    each client's first trip, a broadcast their mean. A client drawn twice counts twice. For one that is gone
-    with nothing in its send buffer another is drawn.
+    overwrites the client's send buffer. With ``takes = "when-selected"`` a sampled client uploads and empties
+    its send buffer, or uploads its next finished update if the buffer is empty (lines 10 to 14). After the
+    last upload the model steps, the next sample is drawn and the new version is broadcast. Clients train on
+    meanwhile; one that finishes before the broadcast ends restarts from the previous version. Each upload of
+    a client takes as long as its first one, a broadcast the mean of the clients' first download times. A
+    client drawn twice counts twice. A disconnected client with an empty send buffer is replaced by another.
     """
 
     participants: Count | None = None
-    """n; by default 10, or the whole fleet if that is smaller. It may exceed the fleet."""
+    """n; default 10, or the whole fleet if it is smaller. It may exceed the fleet."""
     takes: Literal["when-selected", "newest"] = "when-selected"
-    """A sampled client's update: what it holds when selected (Algorithm 1), or the newest that the server has
-    when every sampled client has sent one. Then trips are a download, a training and an upload one after the
-    other, and steps and broadcasts take no time."""
+    """Which update of a sampled client is used: the one in its send buffer when it is selected (Algorithm 1),
+    or its newest one once every sampled client has sent one. With ``newest`` a trip is a download, then
+    training, then an upload, and steps and broadcasts take no time."""
     pause: bool = False
-    """A client trains again only once its send buffer was taken (section 2.3: saves energy)."""
+    """A client trains again only after its send buffer is emptied (section 2.3: saves energy)."""
 
     @property
     def literal(self) -> bool:
-        """True if buffers are Algorithm 1's."""
+        """True if buffers work as in Algorithm 1."""
         return self.takes == "when-selected"
 
     @property
@@ -73,11 +73,11 @@ class DeFedAvgNIID(Strategy):
         return self.literal
 
     def size(self, clients: int) -> int:
-        """n, for a fleet of so many clients."""
+        """n, for a fleet of ``clients``."""
         return self.participants or min(10, clients)
 
     def max_held(self, clients: int) -> int:
-        """A send buffer each; in Algorithm 1's form also the uploads of a round, and of the one before."""
+        """One send buffer per client; as in Algorithm 1 also the uploads of this round and the last one."""
         return clients + (2 * min(self.size(clients), clients) if self.literal else 0)
 
     def begin(self, devices: Sequence[Client]) -> Buffers:
@@ -136,11 +136,11 @@ class DeFedAvgNIID(Strategy):
         return Step(updates, [1.0 / len(updates)] * len(updates))
 
     def draw(self, state: Buffers, view: View, present: Sequence[int], count: int) -> list[int]:
-        """Members of a round: ``count`` of the clients that are present, uniformly and with replacement."""
+        """Draw ``count`` of the ``present`` clients uniformly with replacement."""
         return [present[index] for index in view.rng.integers(len(present), size=count).tolist()]
 
     def _sample(self, state: Buffers, view: View) -> None:
-        """Draw a round if there is none, or others for members that are gone: of all who can deliver."""
+        """Draw a round's clients, or replacements for members that can no longer deliver an update."""
         if not state.sampled and not view.held:
             return
         have = state.uploads if self.literal else state.latest

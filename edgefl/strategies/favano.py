@@ -1,4 +1,4 @@
-"""FAVANO: at fixed intervals clients are taken wherever they are (Leconte et al. 2023, arXiv:2305.16099)."""
+"""FAVANO: polls clients at fixed intervals, in mid-training (Leconte et al. 2023, arXiv:2305.16099)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from edgefl.strategies.polled import Polled, Polls
 class FAVANO(Polled):
     """w ← (w + Σ_{i∈S} u_i)/(s + 1) at k·``interval_s``, S a uniform sample of s clients (Algorithm 1).
 
-    u_i = w_init + (y_i − w_init)/α_i is client i's model made unbiased: y_i is where it is after the E local
-    steps since it was last taken, at most the K of ``training``; then it waits. A client that is taken starts
-    again from the new model, the others train on. α_i is E[min(E, K)] (``deterministic``), or
-    P(E > 0)·min(E, K) (``stochastic``), the expectation being over when the client is taken next: every poll
-    takes it with probability s/n, and its steps take what its profile declares for its first trip.
+    u_i = w_init + (y_i − w_init)/α_i is the debiased model of client i, where y_i is its model after the E
+    local steps since its last poll. A client stops after the K steps of ``training``. Polled clients restart
+    from the new model, the others train on. α_i is E[min(E, K)] (``deterministic``) or P(E > 0)·min(E, K)
+    (``stochastic``). The distribution is over the client's next poll: each poll includes it with probability
+    s/n, and its steps take as long as those of its first trip.
     """
 
     form: Literal["deterministic", "stochastic"] = "deterministic"
-    """α_i is an expectation of steps, or a chance times the steps that were made: see above."""
+    """α_i = E[min(E, K)], or P(E > 0)·min(E, K)."""
 
     def until(self, state: Polls, client: int, view: View) -> Until:
         first_s = self.first_poll(state, view) * self.interval_s - view.now_s
@@ -33,7 +33,7 @@ class FAVANO(Polled):
         return super().until(state, client, view)._replace(gain=gain, per_step=self.form == "stochastic")
 
     def alpha(self, device: Client, first_s: float, clients: int) -> float:
-        """E[min(E, K)], or P(E > 0), of a client whose first chance to be taken is ``first_s`` from now.
+        """E[min(E, K)] or P(E > 0) of a client whose first possible poll is ``first_s`` seconds from now.
 
         >>> FAVANO(participants=1, interval_s=2.0).alpha(Client(0, "pi-4", 60, steps=3), 2.0, clients=2)
         3.0
@@ -45,7 +45,7 @@ class FAVANO(Polled):
         step_s = device.compute_s / max(1, device.steps)
         last = 0
         if chance < 1.0:
-            # All K steps are done at the last chance looked at, or what is left out weighs less than 1e-12.
+            # Consider polls until all K steps are done, or until the rest has a probability below 1e-12.
             busy_s = device.down_s + device.compute_s - first_s
             bound = math.ceil(math.log(1e-12) / math.log1p(-chance))
             last = min(max(0, math.ceil(busy_s / self.interval_s - 1e-9)), bound)

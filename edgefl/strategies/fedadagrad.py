@@ -23,7 +23,7 @@ class FedAdagrad(FedAvg):
     beta1: Decay = 0.0
     """Decay of the first moment."""
     epsilon: Positive = 1e-3
-    """The degree of adaptivity (the paper's τ): smaller adapts more."""
+    """Degree of adaptivity (the paper's τ); smaller adapts more."""
 
     def optimizer(self) -> ServerOptimizer:
         return ServerOptimizer(kind="adagrad", lr=self.server_lr, beta1=self.beta1, epsilon=self.epsilon)

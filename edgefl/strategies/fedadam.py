@@ -25,7 +25,7 @@ class FedAdam(FedAvg):
     beta2: Decay = 0.99
     """Decay of the second moment."""
     epsilon: Positive = 1e-3
-    """The degree of adaptivity (the paper's τ): smaller adapts more."""
+    """Degree of adaptivity (the paper's τ); smaller adapts more."""
 
     def optimizer(self) -> ServerOptimizer:
         return ServerOptimizer(

@@ -1,4 +1,4 @@
-"""FedAsync: every arrival moves the model (Xie et al. 2019, arXiv:1903.03934)."""
+"""FedAsync: every arriving update makes a step (Xie et al. 2019, arXiv:1903.03934)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgefl.strategies.base import LocalTerms, Step, View
 class FedAsync(Asynchronous):
     """w ← (1 − α_τ)·w + α_τ·y_i with α_τ = α·s(τ), where y_i is the client's model.
 
-    s(τ) is 1 (``constant``), (1 + τ)^−a (``polynomial``), or 1 up to τ = h and 1/(a·(τ − h) + 1) after it
+    s(τ) is 1 (``constant``), (1 + τ)^−a (``polynomial``), or 1 for τ ≤ h and 1/(a·(τ − h) + 1) for τ > h
     (``hinge``), section 5.2.
 
     >>> FedAsync(alpha=0.6).mixing(staleness=3)
@@ -25,13 +25,13 @@ class FedAsync(Asynchronous):
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     alpha: Share = 0.6
-    """α: the share of a fresh model in the next version."""
+    """α: mixing weight of a model without staleness."""
     scaling: Literal["constant", "polynomial", "hinge"] = "polynomial"
-    """s(τ), by which a stale model counts less."""
+    """Form of the staleness discount s(τ)."""
     a: NonNegative | None = None
-    """By default the paper's 0.5 for ``polynomial`` and 10 for ``hinge``."""
+    """Default: the paper's 0.5 for ``polynomial`` and 10 for ``hinge``."""
     h: NonNegative = 4.0
-    """With ``hinge``: the staleness up to which a model counts in full."""
+    """With ``hinge``: maximum staleness without a discount."""
     rho: NonNegative = 0.0
     """μ of the proximal term in the client's objective (the paper's option II)."""
 

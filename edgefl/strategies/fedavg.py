@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from edgefl.ascending import Changed
+from edgefl.ascending import PatchedSequence
 from edgefl.errors import ConfigError
 from edgefl.strategies.base import Sampling, Update, View
 from edgefl.strategies.rounds import Round, Rounds
 
-FEWEST = 40
-"""Clients of a mean Poisson cohort: one of nobody then has a chance of e⁻⁴⁰, and δ no share in it."""
+MIN_POISSON_COHORT = 40
+"""Minimum mean size of a Poisson cohort: an empty one then has probability e⁻⁴⁰, negligible against δ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,52 +25,54 @@ class FedAvg(Rounds):
     """
 
     weighting: Literal["examples", "uniform"] = "examples"
-    """A client counts by the examples that it trains on, or as every other."""
+    """Weight clients by the number of examples that they train on, or equally."""
     replacement: bool = False
-    """Members are drawn with replacement: one that is drawn twice trains once and counts twice. McMahan draws
-    without; the FedAvg that DeFedAvg compares itself with (Wang 2024, eqs. 2 and 3) with, and uniformly."""
+    """Draw members with replacement: a client drawn twice trains once and counts twice. McMahan draws without
+    replacement; DeFedAvg's baseline (Wang 2024, eqs. 2 and 3) draws with it, with uniform weights."""
     cohorts: Literal["fixed", "poisson"] = "fixed"
-    """``poisson``: each client is drawn for a round or not, by itself, with the chance cohort/fleet, and an
-    update counts 1/cohort however many there are. For that draw noise hides most (docs/privacy.md)."""
+    """``poisson``: each client joins a round independently with probability cohort/fleet, and each update
+    weighs 1/cohort whatever the round's size. It gives the lowest ε for the same noise (docs/privacy.md)."""
 
     def check(self, clients: int) -> None:
         super().check(clients)
         if self.replacement and (self.over_selection != 1.0 or self.vectors or self.server_vectors):
             raise ConfigError(
-                "strategy.replacement must be false with strategy.over_selection above 1, and for strategies "
+                "strategy.replacement must be false with strategy.over_selection above 1 and for strategies "
                 "whose clients or server keep vectors, got true"
             )
 
         if self.cohorts == "poisson":
             plain = (self.weighting, self.over_selection, self.replacement) == ("uniform", 1.0, False)
-            if not plain or self.vectors or self.server_vectors or self.size(clients) < FEWEST:
+            if not plain or self.vectors or self.server_vectors or self.size(clients) < MIN_POISSON_COHORT:
                 raise ConfigError(
-                    "strategy.cohorts must be 'fixed' unless weighting = 'uniform', without over_selection, "
-                    f"replacement and vectors, and for a strategy.cohort below {FEWEST}, got 'poisson'"
+                    "strategy.cohorts = 'poisson' requires weighting = 'uniform', no over_selection, no "
+                    f"replacement, no vectors and a cohort of at least {MIN_POISSON_COHORT}, "
+                    f"got a cohort of {self.size(clients)}"
                 )
 
-    def _most(self, clients: int) -> int:
-        """The largest round: with Poisson's cohorts 9 deviations above the mean, which none is."""
+    def _max_cohort(self, clients: int) -> int:
+        """Maximum size of a round; for Poisson cohorts the mean plus 9 standard deviations."""
         size = self.size(clients)
         return size if self.cohorts == "fixed" else min(clients, math.ceil(size + 9 * math.sqrt(size)))
 
     def max_held(self, clients: int) -> int:
-        return self._most(clients)
+        return self._max_cohort(clients)
 
     def max_training(self, clients: int) -> int:
-        return super().max_training(clients) if self.cohorts == "fixed" else self._most(clients)
+        return super().max_training(clients) if self.cohorts == "fixed" else self._max_cohort(clients)
 
-    def wanted(self, view: View) -> int:
+    def round_size(self, view: View) -> int:
         clients = len(view.devices)
         if self.cohorts == "fixed":
             return self.size(clients)
-        return max(1, min(self._most(clients), int(view.rng.binomial(clients, self.size(clients) / clients))))
+        drawn = int(view.rng.binomial(clients, self.size(clients) / clients))
+        return max(1, min(self._max_cohort(clients), drawn))
 
     def draw(self, state: Round, view: View, free: Sequence[int], count: int) -> Sequence[int]:
         if not self.replacement:
             return super().draw(state, view, free, count)
         others = {*view.running, *state.copies}
-        here = Changed(view.idle, (), [client for client in others if client not in view.idle])
+        here = PatchedSequence(view.idle, (), [client for client in others if client not in view.idle])
         return [here[index] for index in view.rng.integers(len(here), size=count).tolist()] if here else []
 
     def max_weight(self, clients: int) -> float | None:

@@ -16,19 +16,19 @@ from edgefl.strategies.buffered import Buffered
 class FedBuff(Buffered):
     """w ← w + η_g · (1/K) Σ_j s(τ_j)·Δ_j over a buffer of K, with s(τ) = (1 + τ)^−exponent.
 
-    Algorithm 1, line 13, divides by K, and B.2 takes the weighted sum and not the weighted average, so a
-    buffer of stale updates makes a smaller step; ``normalize`` divides by Σ s(τ_j) instead.
+    Algorithm 1 (line 13) divides by K, and appendix B.2 uses a weighted sum, not a weighted average, so stale
+    updates give a smaller step; ``normalize`` divides by Σ s(τ_j) instead.
 
     >>> FedBuff(buffer_size=2).size(clients=24)
     2
     """
 
     exponent: NonNegative = 0.5
-    """Of s(τ): 0 counts every update alike, however stale."""
+    """Exponent of s(τ); 0 ignores staleness."""
     normalize: bool = False
     """Divide by Σ s(τ_j) instead of K."""
     weighting: Literal["uniform", "examples"] = "uniform"
-    """Every update alike, or by the examples it is trained on: w_j = n_j s(τ_j), and Σ n_j for K (C.6.2)."""
+    """Equal weights, or by examples: w_j = n_j·s(τ_j), with Σ n_j in place of K (appendix C.6.2)."""
     momentum: Decay = 0.0
     """Momentum of the server's SGD."""
 

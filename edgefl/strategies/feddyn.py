@@ -14,8 +14,8 @@ from edgefl.strategies.fedavg import FedAvg
 class FedDyn(FedAvg):
     """θ ← 1/|P| Σ_{k∈P} θ_k − h/α, h ← h − α/m Σ_{k∈P} (θ_k − θ), for a cohort P of a fleet of m clients.
 
-    A client minimises L_k(y) − ⟨g_k, y⟩ + (α/2)·‖y − θ‖² and then keeps g_k ← g_k − α (y − θ), its gradient
-    at y. The paper minimises exactly; here it is ``[training]``'s steps of SGD.
+    A client minimises L_k(y) − ⟨g_k, y⟩ + (α/2)·‖y − θ‖², then sets g_k ← g_k − α (y − θ), its gradient at y.
+    The paper minimises exactly; here the client runs the SGD steps of ``[training]``.
 
     >>> FedDyn(alpha=0.1).local_rule()
     LocalTerms(prox_mu=0.1, control=None, linear='g', lr=None)

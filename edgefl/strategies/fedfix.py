@@ -1,4 +1,4 @@
-"""FedFix: sums at fixed intervals (Fraboni et al. 2023, JMLR 24(110), arXiv:2206.10189)."""
+"""FedFix: aggregates at fixed intervals (Fraboni et al. 2023, JMLR 24(110), arXiv:2206.10189)."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from edgefl.strategies.base import Client, Step, Strategy, View
 
 @dataclass
 class Intervals:
-    """The interval that runs, and the one in which each client's task began."""
+    """Numbers of the current interval and of those in which tasks started."""
 
     running: int = 0
-    """Interval k lasts from k to k + 1 times ``interval_s``."""
+    """Current interval; interval k lasts from k·``interval_s`` to (k + 1)·``interval_s``."""
     begun: dict[int, int] = field(default_factory=dict)
+    """Interval in which each client's last task started."""
     importance: list[float] = field(default_factory=list)
     """p_i of each client."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedFix(Strategy):
-    """w ← w + η_g Σ_i d_i·Δ_i at k·``interval_s`` over all updates that arrived since the last time.
+    """w ← w + η_g Σ_i d_i·Δ_i at k·``interval_s`` over all updates that arrived since the last step.
 
-    d_i = ⌈T_i/Δt⌉·p_i, with T_i the client's time for its work and p_i its importance: who takes part in
-    every m-th sum weighs m times as much there, and so p_i a sum in expectation, as the optimum of the
-    federated objective needs. ⌈T_i/Δt⌉ is counted for each trip, as the intervals that it took part of, so
-    that this holds where trips vary too. A client that delivered starts again from the next version.
+    d_i = ⌈T_i/Δt⌉·p_i, where T_i is the duration of the client's trip and p_i its importance. A client in
+    every m-th step thus weighs m·p_i there and p_i per step on average, as the optimum of the federated
+    objective requires. ⌈T_i/Δt⌉ is the number of intervals that the trip spans, counted per trip because
+    durations vary. A client restarts from the version that its update enters.
 
     >>> FedFix(importance_by="uniform").begin([Client(0, "pi-4", 30), Client(1, "pi-4", 90)]).importance
     [0.5, 0.5]
     """
 
     interval_s: Positive = 10.0
-    """Δt: emulated seconds from one sum to the next."""
+    """Δt: time between steps, emulated seconds."""
     importance_by: Literal["examples", "uniform"] = "examples"
-    """p_i: the client's share of all examples of the fleet, or 1/n."""
+    """p_i: the client's share of the fleet's examples, or 1/n."""
 
     @property
     def lockstep(self) -> bool:
         return True
 
     def slots(self, clients: int) -> int:
-        """A client whose update is held does not train."""
+        """One per client: a client does not train while its update is held."""
         return clients
 
     def begin(self, devices: Sequence[Client]) -> Intervals:
@@ -68,7 +69,7 @@ class FedFix(Strategy):
         return None
 
     def weight(self, state: Intervals, client: int) -> float:
-        """d_i of an update that the interval which runs now ends with."""
+        """d_i of an update that is summed at the end of the current interval."""
         return (state.running + 1 - state.begun[client]) * state.importance[client]
 
     def stepped(self, state: Intervals, step: Step, view: View) -> None:

@@ -1,4 +1,4 @@
-"""FedNova: averaging that does not favour more local steps (Wang et al. 2020, arXiv:2007.07481)."""
+"""FedNova: averaging normalised by local steps (Wang et al. 2020, arXiv:2007.07481)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgefl.strategies.fedavg import FedAvg
 class FedNova(FedAvg):
     """w ← w + η_g · τ_eff · Σ_i p_i·Δ_i/τ_i, with τ_i client i's local steps and τ_eff = Σ_i p_i·τ_i.
 
-    The form for clients that run plain SGD, where the normaliser ‖a_i‖₁ is the number of steps.
+    This is the form for plain SGD, where the normaliser ‖a_i‖₁ is the number of steps.
     """
 
     def max_weight(self, clients: int) -> float | None:

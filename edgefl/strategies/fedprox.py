@@ -11,7 +11,7 @@ from edgefl.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    """FedAvg whose clients minimise F_i(y) + (μ/2)·‖y − w_k‖²: their gradient gains μ·(y_q − w_k).
+    """FedAvg whose clients minimise F_i(y) + (μ/2)·‖y − w_k‖²: μ·(y_q − w_k) is added to the gradient.
 
     >>> FedProx(mu=0.1).local_rule().prox_mu
     0.1

@@ -1,4 +1,4 @@
-"""FedStaleWeight: weights that make up for slowness (Ma et al. 2024, arXiv:2406.02877)."""
+"""FedStaleWeight: weights that compensate for client slowness (Ma et al. 2024, arXiv:2406.02877)."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from edgefl.strategies.buffered import Buffered
 
 @dataclass
 class Expectation:
-    """E[τ_i] of every client, and the running mean of the raw weight over arrivals."""
+    """E[τ_i] of every client, and the mean of the raw weight α over arrivals."""
 
     average: MovingAverage
     arrivals: int = 0
     raw_mean: float = 0.0
     credit: dict[int, float] = field(default_factory=dict)
-    """By client: weight that the bound on a step has withheld from it and that was not paid since."""
-    asked: dict[int, float] = field(default_factory=dict)
-    """By client: the weight that it should have had in the step last asked for, its credit included."""
+    """By client: weight withheld by ``max_step`` and not applied since."""
+    due: dict[int, float] = field(default_factory=dict)
+    """By client: weight before ``max_step`` in the last computed step, including credit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedStaleWeight(Buffered):
-    """w ← w + η_g Σ_j α_j·Δ_j over a buffer of b, with α_j ∝ E[τ_j] + 1 or b·E[τ_j] + 1 by the restart rule.
+    """w ← w + η_g Σ_j α_j·Δ_j over a buffer of b, with α_j ∝ E[τ_j] + 1 or b·E[τ_j] + 1 (see ``form``).
 
-    E[τ_i] is a moving average of the staleness that client i's updates had on arrival, this one included.
-    The weights of one buffer add up to 1, so fresh updates give the plain average (FedAvg).
+    E[τ_i] is a moving average of the staleness of client i's updates on arrival, the current one included.
+    The weights of a buffer add up to 1, so updates without staleness are averaged equally (FedAvg).
 
     >>> FedStaleWeight().raw(staleness=2.0, size=5), FedStaleWeight(restart="immediate").raw(2.0, size=5)
     (3.0, 11.0)
     """
 
     restart: Literal["immediate", "new-version", "after-step"] = "after-step"
-    """``after-step`` is the paper's rule (app. A); its published bench has ``new-version``."""
+    """``after-step`` is the paper's rule (appendix A); its published benchmark uses ``new-version``."""
     form: Literal["by-restart", "derivation", "algorithm-1"] = "by-restart"
     """``derivation`` is b·E[τ_i] + 1 (eq. 8), ``algorithm-1`` is E[τ_i] + 1 (Algorithm 1). A fair weight is
-    one over the client's rate of updates. With ``after-step`` a client is in one of every E[τ_i] + 1
+    the inverse of the client's rate of updates. With ``after-step`` a client is in one of every E[τ_i] + 1
     versions, so ``algorithm-1`` is fair. With ``immediate`` and ``new-version`` it sends one of every
-    b·E[τ_i] + 1 updates, so ``derivation`` is fair. ``by-restart`` chooses the fair one."""
+    b·E[τ_i] + 1 updates, so ``derivation`` is fair. ``by-restart`` selects the fair one."""
     normalize: Literal["buffer", "running", "credit"] = "buffer"
-    """Divide by the buffer's own Σ α (the paper), or by b times the mean α over all arrivals (ours). The
-    first bends the fairness of eq. 3, since a slow client's large weight also enlarges its own divisor.
-    ``credit`` does as ``running``, and pays what ``max_step`` withheld from a client with its next update."""
+    """Divisor of the weights: the buffer's own Σ α (the paper), or b times the mean α over all arrivals
+    (``running``, ours). The first violates the fairness of eq. 3, since a slow client's large weight also
+    increases its divisor. ``credit`` is ``running`` plus the weight that ``max_step`` withheld earlier."""
     max_step: Positive = 2.0
-    """With ``running`` and ``credit``: the most that the weights of one buffer may add up to. It bounds the
-    share of clients that few versions contain: docs/findings.md says from where on."""
+    """With ``running`` and ``credit``: maximum sum of a buffer's weights. It limits the total weight of
+    clients that are in few versions (threshold: docs/findings.md)."""
     average: Literal["window", "cumulative", "exponential"] = "window"
-    """The moving average of a client's staleness that stands for E[τ_i]."""
+    """Kind of moving average that estimates E[τ_i]."""
     window: Count = 5
-    """Observations in the moving window; the oldest is dropped."""
+    """Number of observations in the window."""
     decay: Decay = 0.8
     """With ``exponential``: m ← decay·m + (1 − decay)·τ."""
 
     @property
     def fair_form(self) -> Literal["derivation", "algorithm-1"]:
-        """The form whose weights are fair under this restart rule."""
+        """The form with fair weights under this restart rule."""
         return "algorithm-1" if self.restart == "after-step" else "derivation"
 
     @property
@@ -76,7 +76,7 @@ class FedStaleWeight(Buffered):
         return Expectation(average)
 
     def raw(self, staleness: float, size: int) -> float:
-        """α before normalisation, for an expected staleness and a buffer of ``size``."""
+        """α before normalisation, for expected staleness ``staleness`` and a buffer of ``size`` updates."""
         form = self.fair_form if self.form == "by-restart" else self.form
         return (size if form == "derivation" else 1) * staleness + 1.0
 
@@ -105,23 +105,23 @@ class FedStaleWeight(Buffered):
     def _with_credit(
         self, state: Expectation, updates: Sequence[Update], fair: Sequence[float]
     ) -> Sequence[float]:
-        """Each client's credit on top of the first of its updates; and what that makes for each client."""
-        state.asked, paid = {}, []
+        """Add each client's credit to its first update. Sets ``state.due`` to the clients' total weights."""
+        state.due, paid = {}, []
         for update, one in zip(updates, fair, strict=True):
-            before = state.asked.get(update.client)
+            before = state.due.get(update.client)
             paid.append(one + state.credit.get(update.client, 0.0) if before is None else one)
-            state.asked[update.client] = (before or 0.0) + paid[-1]
+            state.due[update.client] = (before or 0.0) + paid[-1]
         return paid
 
     def stepped(self, state: Expectation, step: Step, view: View) -> None:
-        """The step was made: what it left of each client's weight is that client's credit."""
+        """Credit each client with the part of its weight that the step did not apply."""
         if self.normalize != "credit":
             return
-        left = dict(state.asked)
+        left = dict(state.due)
         for update, weight in zip(step.updates, step.weights, strict=True):
             left[update.client] -= weight
         for client, weight in left.items():
             if weight > 0.0:
                 state.credit[client] = weight
-            else:  # all was paid, to rounding
+            else:  # nothing is left, up to rounding errors
                 state.credit.pop(client, None)

@@ -1,4 +1,4 @@
-"""MIFA: who is away counts with the last update that it sent (Gu et al. 2021, NeurIPS, arXiv:2106.04159)."""
+"""MIFA: reuses the last update of unavailable clients (Gu et al. 2021, NeurIPS, arXiv:2106.04159)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from edgefl.strategies.base import Step, Strategy, Update, View
 
 @dataclass(frozen=True, kw_only=True)
 class MIFA(Strategy):
-    """w ← w + (η/N) Σ_i G_i over all N clients, G_i each one's last update, 0 before its first.
+    """w ← w + (η/N) Σ_i G_i over all N clients, G_i the last update of client i, 0 before its first.
 
-    In a round every client that is there trains; the step is made when all of them have delivered or are
-    gone. A client that comes during a round waits for the next one. The server keeps N updates, each
-    with the client step that it was made with. The paper keeps G_i/η_t and applies the current η_t, which is
-    equal at a constant client step.
+    All connected clients train in a round; the step is due when each of them has delivered or disconnected.
+    A client that connects during a round waits for the next one. The server stores N updates, scaled by the
+    client learning rate of their own round. The paper stores G_i/η_t and applies the current η_t, which is
+    equivalent if the client learning rate is constant.
     """
 
     gather_s: NonNegative = 10.0
-    """Emulated seconds that the first round waits for the whole fleet, of which the paper needs all."""
+    """Maximum time that the first round waits for the whole fleet, emulated seconds. The paper needs all."""
 
     @property
     def lockstep(self) -> bool:
@@ -47,5 +47,5 @@ class MIFA(Strategy):
         return self.gather_s if view.version == 0 else None
 
     def _delivered(self, view: View) -> bool:
-        """True if somebody has delivered in this round."""
+        """True if a client has delivered in this round."""
         return any(update.base_version == view.version for update in view.held)

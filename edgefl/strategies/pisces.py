@@ -1,4 +1,4 @@
-"""Pisces: asynchronous training guided by clients' utility (Jiang et al. 2022, SoCC, arXiv:2206.09264)."""
+"""Pisces: asynchronous training, clients selected by utility (Jiang et al. 2022, SoCC, arXiv:2206.09264)."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from edgefl.strategies.base import Client, Step, Update, View
 
 @dataclass
 class Profiles:
-    """Facts of each client's trips so far, and when the model last changed."""
+    """Measurements of each client's trips, and the time of the last step."""
 
     staleness: MovingAverage
     latency_s: list[float]
-    """Emulated seconds of each client's last trip; of its first, as its device declares them."""
+    """Duration of each client's last trip, emulated seconds; by its profile before its first trip."""
     utility: dict[int, float] = field(default_factory=dict)
-    """Of the clients that delivered at least once."""
+    """Utility of each client that has delivered."""
     begun_s: dict[int, float] = field(default_factory=dict)
+    """Emulated time at which each client's last trip started."""
     stepped_s: float = 0.0
+    """Emulated time of the last step."""
     exploration: float = 1.0
-    """The chance that a place goes to a client without a utility."""
+    """Probability that a new trip is given to a client without a utility."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pisces(Asynchronous):
-    """w ← w + η_g Σ_i p_i·(E[τ_i] + 1)^−γ·Δ_i over all updates held, I = L_max/(b + 1) after the last step.
+    """w ← w + η_g Σ_i p_i·(E[τ_i] + 1)^−γ·Δ_i over all held updates, I = L_max/(b + 1) after the last step.
 
-    L_max is the latency of the slowest client that trains now, as profiled by its last trip, so that while it
-    trains the model steps about b times: its staleness is bounded, by b + 1 where trips take a constant time
-    and a step coincides with an arrival. Whenever fewer than ``concurrency`` train, those with the largest
-    utility start: U_i = |B_i|·L_i/(E[τ_i] + 1)^β, with B_i the client's examples, L_i their loss and E[τ_i]
-    the mean staleness of its last updates. Each place goes to a client without a utility, drawn at random,
-    with a chance of ``exploration``, which decays. A client whose update is held waits for the step, so
-    ``restart`` makes no difference.
+    L_max is the duration of the last trip of the slowest running client, so the model steps about b times
+    during its current trip. This bounds its staleness; the bound is b + 1 if trip durations are constant and
+    a step coincides with an arrival. Whenever fewer than ``concurrency`` clients train, those with the
+    largest utility start: U_i = |B_i|·L_i/(E[τ_i] + 1)^β, where B_i are the client's examples, L_i is their
+    loss and E[τ_i] the mean staleness of its last updates. With probability ``exploration``, which decays, a
+    random client without a utility starts instead. A client whose update is held waits for the step, so
+    ``restart`` has no effect.
 
-    The discount (E[τ_i] + 1)^−γ and the exploration are those of the authors' release in Plato;
-    ``staleness_discount = 0`` and ``exploration = 1`` take them away.
+    The discount (E[τ_i] + 1)^−γ and the exploration follow the authors' release in Plato;
+    ``staleness_discount = 0`` and ``exploration = 1`` disable them.
 
-    L_i is the mean loss of a trip's steps, where the paper has the root mean square over the examples. The
-    paper's discarding of clients with outlying losses is not done.
+    L_i is the mean loss over a trip's steps; the paper uses the root mean square over the examples. The
+    paper's removal of clients with outlying losses is not implemented.
 
     >>> Pisces().utility(examples=100, loss=2.0, staleness=3.0)
     100.0
@@ -72,7 +74,7 @@ class Pisces(Asynchronous):
         return True
 
     def slots(self, clients: int) -> int:
-        """A client whose update is held does not train."""
+        """One per client: a client does not train while its update is held."""
         return clients
 
     def begin(self, devices: Sequence[Client]) -> Profiles:
@@ -108,12 +110,12 @@ class Pisces(Asynchronous):
         state.latency_s[client] = update.at_s - state.begun_s[client]
         staleness = state.staleness.observe(client, float(update.staleness))
         utility = self.utility(update.examples, update.loss, staleness)
-        if not math.isnan(utility):  # without a loss it has the utility that it had, if any
+        if not math.isnan(utility):  # without a loss, the previous utility stays
             state.utility[client] = utility
         return super().arrive(state, update, view)
 
     def wake_s(self, state: Profiles, view: View) -> float:
-        """The end of the pace's interval: I after the last step."""
+        """Time of the next step: I after the last one."""
         slowest_s = max((state.latency_s[client] for client in view.running), default=0.0)
         return state.stepped_s + slowest_s / (self.staleness_bound + 1)
 

@@ -1,4 +1,4 @@
-"""Strategies whose server polls clients at fixed intervals, wherever they are in their training."""
+"""Strategies whose server polls clients at fixed intervals, in the middle of their training."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update, View
 
 @dataclass
 class Polls:
-    """The clients of each poll, drawn ahead, and the poll that each client's task ends with."""
+    """Clients of each poll, drawn in advance, and the poll at which each client's task ends."""
 
     next: int = 1
-    """The poll that is not made yet; poll k is at k · interval."""
+    """Number of the next poll; poll k is at time k · interval."""
     drawn: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Clients of each poll."""
     due: dict[int, int] = field(default_factory=dict)
+    """Poll at which each client's task ends."""
     taken: list[Update] = field(default_factory=list)
-    """Models of a poll whose clients go on before it makes a version."""
+    """Updates of a poll that is not summed yet although its clients may restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Polled(Strategy):
-    """w ← (w + Σ_{i∈S} u_i)/(s + 1) at k·``interval_s``, S a uniform sample of s clients, u_i what they sent.
+    """w ← (w + Σ_{i∈S} u_i)/(s + 1) at k·``interval_s``, S a uniform sample of s clients, u_i their updates.
 
-    Samples are drawn ahead, so a task says when it ends, and a device's pace alone decides how far it gets.
-    A client that is away when its turn comes is passed over. A subclass says what a client sends.
+    Samples are drawn in advance, so each task has a known end, and the device's speed determines the number
+    of steps until then. A poll omits sampled clients that are disconnected. A subclass defines u_i.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     participants: Count | None = None
-    """s; by default 10, or the whole fleet if that is smaller."""
+    """s; default 10, or the whole fleet if it is smaller."""
     interval_s: Positive = 10.0
-    """Emulated seconds between two polls."""
+    """Time between two polls, emulated seconds."""
 
     def size(self, clients: int) -> int:
-        """s, for a fleet of so many clients."""
+        """s, for a fleet of ``clients``."""
         return self.participants or min(10, clients)
 
     def check(self, clients: int) -> None:
@@ -51,7 +53,7 @@ class Polled(Strategy):
             )
 
     def slots(self, clients: int) -> int:
-        """A client whose update is held does not train."""
+        """One per client: a client does not train while its update is held."""
         return clients
 
     @property
@@ -73,7 +75,7 @@ class Polled(Strategy):
         return Until(poll * self.interval_s)
 
     def first_poll(self, state: Polls, view: View) -> int:
-        """The first poll that may take a client which starts now."""
+        """The first poll that may include a client that starts now."""
         return max(state.next + bool(state.taken), math.floor(view.now_s / self.interval_s) + 1)
 
     def lost(self, state: Polls, client: int, view: View) -> None:
@@ -92,12 +94,12 @@ class Polled(Strategy):
         return None
 
     def close(self, state: Polls) -> None:
-        """This poll is done."""
+        """Finish the current poll and advance to the next."""
         del state.drawn[state.next]
         state.next, state.taken = state.next + 1, []
 
     def average(self, updates: Collection[Update]) -> Step:
-        """The version that a poll makes of these models."""
+        """The step that averages these updates with the current model."""
         share = 1.0 / (len(updates) + 1)
         by_client = sorted(updates, key=lambda update: update.client)
         return Step(by_client, [share] * len(updates), base_scale=share)
@@ -109,7 +111,7 @@ class Polled(Strategy):
         return state.next * self.interval_s
 
     def sample(self, state: Polls, poll: int, view: View) -> frozenset[int]:
-        """The clients that this poll takes. Polls are drawn one after the other, whoever asks first."""
+        """Clients of this poll. They are drawn in order of polls, so the order of calls does not matter."""
         for number in range(max(state.drawn, default=state.next - 1) + 1, poll + 1):
             clients = len(view.devices)
             drawn = view.rng.choice(clients, self.size(clients), replace=False, shuffle=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgefl.experiment import Count
-from edgefl.strategies.base import Given, Step, Vector, View
+from edgefl.strategies.base import Step, TripInputs, Vector, View
 from edgefl.strategies.polled import Polled, Polls
 
 
@@ -16,11 +16,11 @@ from edgefl.strategies.polled import Polled, Polls
 class QuAFL(Polled):
     """X ← (X + Σ_{i∈S} Y_i)/(s + 1) and X_i ← (X + s·Y_i)/(s + 1), S a sample of s clients.
 
-    At k·``interval_s`` each polled client sends its model Y_i as it is after the local steps since it was
-    last polled, at most the K of ``training``, gets the server's model X of before this average, and goes on
-    from the average X_i of the two. So clients keep models of their own. They send them in
-    ``server.update_format``: the paper's lattice quantiser is not here, and downloads are not rounded. Nor is
-    the variant that weighs clients by their speed.
+    At k·``interval_s`` each polled client sends its model Y_i after the local steps since its last poll (at
+    most the K of ``training``), receives the server's model X from before this average, and continues from
+    the average X_i of the two. Clients thus keep their own models. Uploads have ``server.update_format``.
+    Differences from the paper: no lattice quantiser, downloads are not rounded, and the variant that weights
+    clients by speed is not implemented.
     """
 
     client_vectors: ClassVar[tuple[str, ...]] = ("own",)
@@ -29,14 +29,14 @@ class QuAFL(Polled):
     """s."""
 
     def slots(self, clients: int) -> int:
-        """Polled clients train on while their models wait for the sum."""
+        """One per client, plus one per polled client, which trains on while its update waits for the sum."""
         return clients + self.size(clients)
 
-    def begin_trip(self, model: Vector, given: Given) -> None:
-        if given.kept["own"].any():  # else it is its first
+    def begin_trip(self, model: Vector, given: TripInputs) -> None:
+        if given.kept["own"].any():  # zeros before the first trip
             model += self.participants / (self.participants + 1) * (given.kept["own"] - model)
 
-    def end_trip(self, model: Vector, given: Given) -> None:
+    def end_trip(self, model: Vector, given: TripInputs) -> None:
         given.kept["own"][:] = model
 
     def assign(self, state: Polls, view: View) -> Sequence[int]:
@@ -46,7 +46,7 @@ class QuAFL(Polled):
     def step(self, state: Polls, view: View) -> Step | None:
         if not state.taken:
             if (step := super().step(state, view)) is not None:
-                state.taken = list(step.updates)  # first they are given the model as it is, by `assign`
+                state.taken = list(step.updates)  # summed after `assign` has restarted these clients
             return None
         if held := [update for update in state.taken if update in view.held]:
             return self.average(held)

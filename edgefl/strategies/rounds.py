@@ -1,4 +1,4 @@
-"""Synchronous strategies: a cohort is drawn, trained from one version, and summed."""
+"""Synchronous strategies: draw a cohort, train it from one version, sum its updates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from edgefl.ascending import Changed, drawn
+from edgefl.ascending import PatchedSequence, sample
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count, NonNegative
 from edgefl.strategies.base import Client, Step, Strategy, Update, View
@@ -17,54 +17,53 @@ from edgefl.strategies.base import Client, Step, Strategy, Update, View
 
 @dataclass
 class Round:
-    """One round: who was drawn, and how far each is."""
+    """Members of one round and their progress."""
 
     version: int = -1
-    """The version that the members train from; −1 before the first round."""
+    """Base version of the round; −1 before the first round."""
     drawn: list[int] = field(default_factory=list)
-    """Members that could not start yet: still giving up a task of the round before."""
+    """Members that have not started because their cancelled task of the last round has not ended yet."""
     running: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     size: int = 0
-    """Updates that it waits for."""
+    """Number of updates that end the round."""
     copies: dict[int, int] = field(default_factory=dict)
-    """By member, how often it was drawn."""
+    """Number of times that each member was drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Strategy):
-    """Each round draws members uniformly, without replacement unless a subclass draws otherwise (`draw`),
-    from the connected clients and steps when ``cohort`` of them have delivered; whoever is later is cancelled
-    or discarded.
+    """Draw a round's members uniformly from the connected clients, and step after ``cohort`` updates.
 
-    A member that is lost is replaced by another draw. A subclass says what each update weighs (`weights`).
+    Members are drawn without replacement unless a subclass overrides `draw`. Later members are cancelled, or
+    their updates discarded. A lost member is replaced by another draw. A subclass defines `weights`.
     """
 
     cohort: Count | None = None
-    """Updates in a round; by default 10, or what the fleet has if it is smaller."""
+    """Updates per round; default 10, or the most that the fleet allows."""
     over_selection: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-    """Members drawn for each update that is waited for (Bonawitz et al. 2019 use 1.3)."""
+    """Members drawn per update that the round waits for (1.3 in Bonawitz et al. 2019)."""
     gather_s: NonNegative = 10.0
-    """Emulated seconds that the first round waits for the whole fleet, so that no early comer is favoured."""
+    """Maximum wait of the first round for the whole fleet, emulated seconds, to not favour early clients."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         """The weight of each update of a round."""
         raise NotImplementedError
 
     def draw(self, state: Round, view: View, free: Sequence[int], count: int) -> Sequence[int]:
-        """So many members, from those that are ``free``; one that is drawn twice counts twice."""
-        return drawn(free, count, view.rng)
+        """Draw ``count`` members from the ``free`` clients; a client drawn twice counts twice."""
+        return sample(free, count, view.rng)
 
-    def wanted(self, view: View) -> int:
-        """The updates that a round which begins waits for; a subclass may draw their number."""
+    def round_size(self, view: View) -> int:
+        """Number of updates that end the next round; a subclass may draw it at random."""
         return self.size(len(view.devices))
 
     def size(self, clients: int) -> int:
-        """Updates in a round, for a fleet of so many clients."""
+        """Updates per round, for a fleet of ``clients``."""
         return self.cohort or max(1, min(10, int(clients / self.over_selection)))
 
     def members(self, clients: int) -> int:
-        """Members drawn for a round: ⌈over_selection · cohort⌉."""
+        """Members per round: ⌈over_selection · cohort⌉."""
         return math.ceil(round(self.over_selection * self.size(clients), 9))
 
     def check(self, clients: int) -> None:
@@ -86,7 +85,7 @@ class Rounds(Strategy):
         return True
 
     def max_training(self, clients: int) -> int:
-        """A round's members, and as many again that are still giving up a task of the round before."""
+        """A round's members, plus as many whose cancelled task of the last round has not ended yet."""
         return min(clients, self.members(clients) * (1 if self.over_selection == 1.0 else 2))
 
     def begin(self, devices: Sequence[Client]) -> Round:
@@ -98,7 +97,7 @@ class Rounds(Strategy):
             connected = len(view.idle) + view.training
             if state.version < 0 and connected < clients and view.now_s < self.gather_s:
                 return ()
-            state.version, state.drawn, state.size = view.version, [], self.wanted(view)
+            state.version, state.drawn, state.size = view.version, [], self.round_size(view)
             state.running.clear()
             state.done.clear()
             state.copies.clear()
@@ -111,7 +110,7 @@ class Rounds(Strategy):
             del state.copies[client]
         if missing > 0:
             others = [client for client in running if client not in state.copies]
-            for client in self.draw(state, view, Changed(idle, state.copies, others), missing):
+            for client in self.draw(state, view, PatchedSequence(idle, state.copies, others), missing):
                 if client not in state.copies:
                     state.drawn.append(client)
                 state.copies[client] = state.copies.get(client, 0) + 1

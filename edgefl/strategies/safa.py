@@ -16,48 +16,50 @@ from edgefl.strategies.base import Client, Step, Strategy, Update, View
 
 @dataclass
 class Cache:
-    """The cache, the models that enter it with the next sum, and what is known of rounds and clients."""
+    """The cache of clients' models, and the state of the current round."""
 
     models: dict[int, Update] = field(default_factory=dict)
-    """By client, its own last model; the others' entry is the global model."""
+    """Last model of each client; a client without an entry counts with the global model."""
     bypassed: dict[int, Update] = field(default_factory=dict)
-    """By client, models that came too late to be picked in the last round."""
+    """By client, models that arrived in the last round and were not picked; the next sum caches them."""
     picked: frozenset[int] = frozenset()
-    """Clients whose models the last round picked."""
+    """Clients whose models were picked in the last round."""
     seen: frozenset[int] = frozenset()
-    """Held tasks that did not arrive in this round."""
+    """Tasks of held updates that arrived in earlier rounds."""
     began_s: float = 0.0
+    """Emulated time at which the round started."""
     given: dict[int, int] = field(default_factory=dict)
-    """The version that each client was given last."""
+    """The version that each client received last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SAFA(Strategy):
     """w ← Σ_k (n_k/N)·w_k over a cache of each client's last model, n_k of all N examples.
 
-    A round ends when ``participants`` clients delivered whom the last one did not pick; these are picked. If
-    nobody is left to wait for, or after ``round_limit_s``, those come in who were picked before, first come
-    first. Picked models enter the cache before the sum, those of the others after it, to count in the next.
-    Who delivered starts again with the next round. The others train on, from a version at most
-    ``lag_tolerance`` old: else they are cancelled and given the newest, and so is their entry in the cache.
+    A round ends after ``participants`` models from clients not picked in the last round; these are picked. If
+    no client is training any more, or after ``round_limit_s``, clients picked in the last round fill up the
+    number in order of arrival. Picked models enter the cache before the sum, other arrived models after it. A
+    client that delivered restarts in the next round. The others train on. A client whose base version is more
+    than ``lag_tolerance`` versions old is cancelled and restarts from the newest; its cache entry becomes the
+    global model.
 
-    Two things differ from the paper. First, an entry that is not the client's own model (at the start,
-    or after too much lag) is the current global model. The paper keeps the global model from the time at
-    which the entry was made, which would need one more model per client; trajectories differ by up to 110%.
-    Second, a client that goes offline loses the work that it has not delivered.
+    Differences from the paper: (1) A cache entry that is not the client's own model (at the start or after
+    too much lag) is the current global model. The paper uses the global model from the time of the entry,
+    which needs one more model per client; trajectories differ by up to 110%. (2) A client that goes offline
+    loses its undelivered work.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     participants: Count | None = None
-    """C·m in the paper, m the clients; by default 10, or the whole fleet if that is smaller."""
+    """C·m in the paper, with m clients; default 10, or the whole fleet if it is smaller."""
     lag_tolerance: Annotated[int, msgspec.Meta(ge=0)] = 5
-    """τ."""
+    """τ, versions."""
     round_limit_s: Positive | None = None
     """T_lim, emulated seconds; None: no limit."""
 
     def size(self, clients: int) -> int:
-        """Updates that a round waits for, in a fleet of so many clients."""
+        """Updates per round, for a fleet of ``clients``."""
         return self.participants or min(10, clients)
 
     def check(self, clients: int) -> None:
@@ -75,7 +77,7 @@ class SAFA(Strategy):
         return 3 * clients
 
     def slots(self, clients: int) -> int:
-        """One for what a client does in this round, two for its models in the cache and on the way there."""
+        """Per client: one for its task, two for its models in ``models`` and ``bypassed``."""
         return 3 * clients
 
     def begin(self, devices: Sequence[Client]) -> Cache:
@@ -88,14 +90,14 @@ class SAFA(Strategy):
         return start
 
     def arrived(self, state: Cache, view: View) -> list[Update]:
-        """Updates of this round, in the order of their arrival."""
+        """Updates that arrived in this round, in order of arrival."""
         return [update for update in view.held if update.task not in state.seen]
 
     def arrive(self, state: Cache, update: Update, view: View) -> Sequence[Update]:
         return (update,) if update.staleness > self.lag_tolerance else ()
 
     def lost(self, state: Cache, client: int, view: View) -> None:
-        """A model in the cache, or on its way there, may turn out to be bad when it is summed."""
+        """Drop the client's cached models that are no longer held: their sum showed that they are invalid."""
         held = {update.task for update in view.held}
         for models in (state.models, state.bypassed):
             if client in models and models[client].task not in held:
@@ -105,11 +107,11 @@ class SAFA(Strategy):
         return [client for client in view.running if self.deprecated(state, client, view.version)]
 
     def deprecated(self, state: Cache, client: int, version: int) -> bool:
-        """True for a client that was given its last version too long ago."""
+        """True if the client's base version is more than ``lag_tolerance`` versions old."""
         return version - state.given[client] > self.lag_tolerance
 
     def pick(self, state: Cache, view: View) -> list[Update] | None:
-        """The models that this round picks; None while it goes on."""
+        """The round's picked models; None while the round continues."""
         arrived, size = self.arrived(state, view), self.size(len(view.devices))
         first = [update for update in arrived if update.client not in state.picked]
         if len(first) < size:
@@ -135,7 +137,7 @@ class SAFA(Strategy):
     def stepped(self, state: Cache, step: Step, view: View) -> None:
         made, used = view.version, {update.task for update in step.updates}
         arrived = self.arrived(state, view)
-        # Who delivered gets the new version now, so its entry is its own model however stale that was.
+        # A client that delivered gets the new version now, so its entry stays its own model whatever its lag.
         state.given.update(dict.fromkeys((update.client for update in arrived), made))
         state.picked = frozenset(update.client for update in arrived if update.task in used)
         state.bypassed = {update.client: update for update in arrived if update.task not in used}

@@ -1,4 +1,4 @@
-"""SCAFFOLD: averaging whose clients correct their drift (Karimireddy et al. 2020, ICML, arXiv:1910.06378)."""
+"""SCAFFOLD: averaging with client drift correction (Karimireddy et al. 2020, ICML, arXiv:1910.06378)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from edgefl.strategies.fedavg import FedAvg
 class Scaffold(FedAvg):
     """x ← x + η_g/|S| Σ_{i∈S} Δ_i and c ← c + 1/N Σ_{i∈S} Δc_i over a cohort S of N clients (Algorithm 1).
 
-    A client makes K steps y ← y − η_l (g_i(y) − c_i + c) and then keeps c_i⁺ = c_i − c + (x − y)/(K η_l),
-    the paper's option II. It sends Δc_i = c_i⁺ − c_i beside its update: twice the bytes each way. Plain SGD
-    alone (no ``training.momentum``).
+    A client makes K steps y ← y − η_l (g_i(y) − c_i + c), then keeps c_i⁺ = c_i − c + (x − y)/(K η_l), the
+    paper's option II. It uploads Δc_i = c_i⁺ − c_i with its update: twice the bytes each way. It requires
+    plain SGD (no ``training.momentum``).
 
     >>> Scaffold(cohort=2).local_rule().control
     ('c', 'c_i')

@@ -34,7 +34,7 @@ from edgefl.run.sockets import Frame
 from edgefl.run.timeline import Timeline
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.worker import VirtualWorker, run_evaluator
-from edgefl.strategies.base import Given
+from edgefl.strategies.base import TripInputs
 
 WORKERS, EVERY, MOST_STEPS = 3, 5, 4
 
@@ -118,7 +118,7 @@ class Training:
         self.flat = SimpleNamespace(whole=model, array=model, size=SIZE)
 
     def train(
-        self, client: int, trip: int, done: Callable[[float], None], _: int | None, given: Given
+        self, client: int, trip: int, done: Callable[[float], None], _: int | None, given: TripInputs
     ) -> TrainResult:
         """An update of the model that it starts from, the client and the number of its trips; takes turns."""
         for _ in range(self._steps()):

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.ascending import BLOCK, MOST_SHUFFLED, Ascending, Changed, drawn
+from edgefl.ascending import BLOCK, MAX_SHUFFLED, Ascending, PatchedSequence, sample
 
 BOUND = 3 * BLOCK
 numbers = st.one_of(
@@ -44,24 +44,23 @@ def test_the_rest_is_the_rest_and_others_are_where_they_belong(
     for client in clients:
         found.add(client)
     for base in (sorted(clients), found):
-        rest = Changed(base, without, more - clients)
+        rest = PatchedSequence(base, without, more - clients)
         assert [rest[index] for index in range(len(rest))] == sorted((clients - without) | (more - clients))
 
 
 def test_few_of_many_are_drawn_once_each_and_of_few_as_a_permutation() -> None:
-    few, many = range(MOST_SHUFFLED), range(MOST_SHUFFLED + 1)
-    assert (
-        drawn(few, 5, np.random.default_rng(1)) == np.random.default_rng(1).permutation(len(few))[:5].tolist()
-    )
+    few, many = range(MAX_SHUFFLED), range(MAX_SHUFFLED + 1)
+    first = np.random.default_rng(1).permutation(len(few))[:5].tolist()
+    assert sample(few, 5, np.random.default_rng(1)) == first
     counts = np.zeros(len(many))
     rng = np.random.default_rng(2)
     for _ in range(200):
-        found = drawn(many, 50, rng)
+        found = sample(many, 50, rng)
         assert len(set(found)) == 50
         counts[found] += 1
     assert counts.sum() == 10_000
     assert counts.max() < 12  # of 10,000 draws from as many: none is drawn much more often
-    assert sorted(drawn(many, len(many) + 5, rng)) == list(many)
+    assert sorted(sample(many, len(many) + 5, rng)) == list(many)
 
 
 def test_a_million_cost_four_bytes_each() -> None:

@@ -22,7 +22,7 @@ from edgefl.learning.custom import CustomTrainer
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import TrainResult
-from edgefl.strategies.base import Given
+from edgefl.strategies.base import TripInputs
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'edgefl[flower]'")
 
@@ -61,7 +61,7 @@ def trip(
         name = f"flower:apps:{name}"
         trainer = CustomTrainer(flat, FlowerTraining(name, [tmp_path], 7), name, rule)
         x, y = np.zeros((9, 2), np.float32), np.zeros(9, np.int64)
-        given = Given(6, flat.array.copy())
+        given = TripInputs(6, flat.array.copy())
         result = trainer.run(x, y, np.arange(9), 3, 0, given, np.random.default_rng(1), **more)
         return result, flat, sys.modules["apps"]
 
@@ -214,7 +214,7 @@ def test_the_guides_snippets_run(tmp_path: Path) -> None:
     flat, rule = FlatModel(nn.Linear(2, 3)), LocalRule.of(training)
     own = FlowerTraining(training.function, [tmp_path], 7)
     trainer = CustomTrainer(flat, own, training.function, rule)
-    x, y, given = np.zeros((9, 2), np.float32), np.zeros(9, np.int64), Given(6, flat.array.copy())
+    x, y, given = np.zeros((9, 2), np.float32), np.zeros(9, np.int64), TripInputs(6, flat.array.copy())
     result = trainer.run(x, y, np.arange(9), 0, 0, given, np.random.default_rng(0))
     assert (result.steps, result.counted) == (training.steps, 5)
     np.testing.assert_array_equal(flat.array, given.start + 1)

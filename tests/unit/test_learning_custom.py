@@ -23,7 +23,7 @@ from edgefl.learning.work import batch_work, traced_work
 from edgefl.loading import load_attribute
 from edgefl.run.workload import own_training
 from edgefl.strategies import resolve
-from edgefl.strategies.base import Given
+from edgefl.strategies.base import TripInputs
 from edgefl.strategies.fedbuff import FedBuff
 
 CLASSES = 3
@@ -53,7 +53,7 @@ def sgd(model, examples, context):
 def run(function, rule=None, flat=None, **more):
     flat, (x, y) = flat or model(), data()
     trainer = CustomTrainer(flat, function, "mine:train", rule or LocalRule(epochs=2, batch_size=8, lr=0.1))
-    given = more.pop("given", None) or Given(7, flat.array.copy())
+    given = more.pop("given", None) or TripInputs(7, flat.array.copy())
     return trainer.run(x, y, ROWS, 4, 2, given, np.random.default_rng(1), **more)
 
 
@@ -84,7 +84,7 @@ def test_the_function_is_told_what_it_trains_on_and_where_it_starts():
 
     flat = model()
     c, send, kept = (np.full(flat.size, value, np.float32) for value in (3.0, 0.0, 1.0))
-    run(train, flat=flat, given=Given(7, flat.array.copy(), {"c": c}, {"c": send}, {"own": kept}))
+    run(train, flat=flat, given=TripInputs(7, flat.array.copy(), {"c": c}, {"c": send}, {"own": kept}))
     assert seen == {"client": 4, "trip": 2, "version": 7}
     assert (send == 3.0).all()
     assert (kept == 2.0).all()
@@ -204,7 +204,7 @@ def test_what_a_function_does_is_what_its_step_costs():
         def train(batch):
             rule = LocalRule(steps=3, batch_size=batch)
             trainer = CustomTrainer(flat, function, "mine", rule)
-            result = trainer.run(x, y, ROWS, 0, 0, Given(0, flat.array), np.random.default_rng(0))
+            result = trainer.run(x, y, ROWS, 0, 0, TripInputs(0, flat.array), np.random.default_rng(0))
             return result.steps, result.examples
 
         return traced_work(train, 8).at(8)
@@ -463,7 +463,7 @@ def test_a_child_that_the_function_forks_does_not_go_on_as_the_client():
 
     flat, x, y = FlatModel(nn.Linear(2, 3)), np.zeros((4, 2), np.float32), np.arange(4) % 3
     trainer = CustomTrainer(flat, forks, "mine:forks", LocalRule(epochs=1, batch_size=2))
-    trainer.run(x, y, np.arange(4), 0, 0, Given(0, flat.array.copy()), np.random.default_rng(0))
+    trainer.run(x, y, np.arange(4), 0, 0, TripInputs(0, flat.array.copy()), np.random.default_rng(0))
     os.write(writing, b".")
     assert os.read(reading, 2) == b"."
     os.close(reading)

@@ -157,7 +157,7 @@ def test_names_of_vectors_are_a_tuple_of_different_ones() -> None:
 
     with pytest.raises(ConfigError, match=r"^Letter.vectors must be a tuple of names, got 'c'$"):
         Letter()
-    with pytest.raises(ConfigError, match=r"^Twice: names of vectors must be different, got c, c$"):
+    with pytest.raises(ConfigError, match=r"^Twice: names of vectors must be unique, got c, c$"):
         Twice()
 
 
