@@ -1,7 +1,7 @@
-"""Other people's clusters as a run's nodes (`docs/hosts.md`).
+"""Nodes of a run on clusters managed by other software (`docs/hosts.md`).
 
-    ray         the Ray cluster's nodes, as `edgefl.run.nodes.Nodes`; in the supervisor's process
-    ray_driver  Ray's driver, a process of its own: it starts an actor a node, each of which joins the run
+    ray         a Ray cluster's nodes as `edgefl.run.nodes.Nodes`; runs in the supervisor
+    ray_driver  the Ray driver, a separate process: starts one actor on each node, which joins the run
 
-Ray places, watches and restarts; no other room imports it.
+Ray places, monitors and restarts the actors; no other package imports it.
 """

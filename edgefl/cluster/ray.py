@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster as a run's: `edgefl run FILE --ray ADDRESS`."""
+"""Use the nodes of a Ray cluster for a run: `edgefl run FILE --ray ADDRESS`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.cluster.ray_driver import REACH_S, ActorEnded, FromDriver, Opened, Placed, bracketed
+from edgefl.cluster.ray_driver import CONNECT_S, ActorEnded, FromDriver, Opened, Placed, bracketed
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
 from edgefl.loading import own_code
@@ -23,27 +23,27 @@ from edgefl.run.process import end_child, start_process
 from edgefl.terminal import say
 
 AUTO = "auto"
-"""The cluster that this host belongs to."""
-KNOCK_S = 5.0
-"""Seconds that the cluster's head may take to accept a connection."""
+"""Connect to the cluster this host belongs to."""
+HEAD_TIMEOUT_S = 5.0
+"""Seconds to wait for the cluster's head to accept a connection."""
 GRACE_S = 10.0
 
 
 @contextlib.contextmanager
 def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = False) -> Iterator[Nodes]:
-    """Open a run's door to the nodes of the Ray cluster at ``address`` (``HOST:PORT`` or `AUTO`).
+    """Admit the nodes of the Ray cluster at ``address`` (``HOST:PORT`` or `AUTO`) to a run.
 
-    Keys are made for this run; Ray hands each node its own. The folder ``base`` goes along where the
-    experiment names modules of the user's.
+    New keys are made for this run; Ray gives each node its own. The folder ``base`` is sent to the nodes if
+    the experiment names the user's modules.
 
-    Raises `ConfigError` without Ray or a cluster, and where none of its nodes can take part.
+    Raises `ConfigError` if Ray or the cluster is missing, or no node can take part.
     """
     if find_spec("ray") is None:
-        raise ConfigError("ray is not installed, which --ray needs: pip install 'edgefl[ray]'")
+        raise ConfigError("--ray needs ray, which is not installed: pip install 'edgefl[ray]'")
     if address != AUTO:
-        _own_address(address)  # Ray itself would wait for somebody to come
+        _own_address(address)  # fails at once, where Ray would wait
     if not quiet:
-        say(f"edgefl: having the Ray cluster {address} place a process on each of its nodes", err=True)
+        say(f"edgefl: placing a process on each node of the Ray cluster {address}", err=True)
     child, channel = start_process(
         "edgefl.run.child",
         FromDriver,
@@ -56,42 +56,42 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
         with contextlib.closing(channel), contextlib.closing(_opened(channel, address)) as nodes:
             yield nodes
     finally:
-        end_child(child, GRACE_S)  # the actors have heard that the run is over
+        end_child(child, GRACE_S)  # the actors already know that the run is over
 
 
 def _own_address(head: str) -> str:
-    """This host's address as ``head`` (HOST:PORT) sees it; `ConfigError` at once if nobody is there."""
+    """Return this host's address as seen from ``head`` (HOST:PORT); `ConfigError` if nothing listens."""
     host, _, port = head.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         raise ConfigError(f"--ray: must be HOST:PORT of the cluster's head, or {AUTO} (got {head!r})")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), KNOCK_S) as knock:
-            return bracketed(knock.getsockname()[0])
+        with socket.create_connection((host.strip("[]"), int(port)), HEAD_TIMEOUT_S) as connection:
+            return bracketed(connection.getsockname()[0])
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--ray {head}: no cluster answers there ({why})") from None
+        raise ConfigError(f"--ray {head}: no cluster answers ({why})") from None
 
 
 def _opened(channel: Channel[FromDriver], address: str) -> Nodes:
-    """The run's door, open to the nodes that the driver has found."""
+    """Listen for the nodes on which the driver has placed actors."""
     try:
         placed = channel.receive()
     except Closed:
-        raise ConfigError(f"--ray {address}: no cluster has answered within {REACH_S} s") from None
+        raise ConfigError(f"--ray {address}: no cluster answered within {CONNECT_S} s") from None
     if isinstance(placed, Refused):
         raise ConfigError(f"--ray {address}: {placed.message}")
     assert isinstance(placed, Placed)
     own, secret = _own_address(placed.head), os.urandom(32)
-    if own in LOOPBACK:  # the head is here, and the other nodes may not be
+    if own in LOOPBACK:  # the head is on this host, but other nodes may not be
         own = placed.here
     nodes = Nodes(f"tcp://{own}:*", (secret, placed.joiners), len(placed.joiners))
     channel.tell(Opened(nodes.address, public(secret)))
-    nodes.outlook = _Outlook(channel, nodes, placed)
+    nodes.outlook = _NodeCounter(channel, nodes, placed)
     return nodes
 
 
-class _Outlook:
-    """Says how many nodes the run may count on, and tells the user why it is fewer than there are."""
+class _NodeCounter:
+    """Counts the nodes that may still join the run, and tells the user why others do not."""
 
     def __init__(self, channel: Channel[FromDriver], nodes: Nodes, placed: Placed) -> None:
         self._channel, self._nodes = channel, nodes
@@ -99,9 +99,9 @@ class _Outlook:
         self._ends: list[str] = []
 
     def __call__(self) -> int:
-        """Raises `RunError` where none is left."""
+        """Return the number of nodes that may take part. Raises `RunError` if none is left."""
         for name, why in self._absent.items():
-            self._nodes.say(f"node {name} takes no part: {why}")
+            self._nodes.say(f"node {name} does not take part: {why}")
         self._absent = {}
         try:
             for message in self._channel.receive_ready():
@@ -111,5 +111,5 @@ class _Outlook:
         except Closed:
             self._there.clear()
         if not self._there:
-            raise RunError(f"no node of the Ray cluster is left: {'; '.join(self._ends) or 'Ray is gone'}")
+            raise RunError(f"no node of the Ray cluster is left: {'; '.join(self._ends) or 'Ray has ended'}")
         return len(self._there)

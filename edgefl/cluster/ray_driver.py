@@ -1,7 +1,7 @@
-"""Ray's driver of one run: an actor on each of the cluster's nodes, which hosts peers of the run there.
+"""Ray driver of one run: it starts an actor on each node of the cluster, which hosts peers of the run.
 
-A process of its own, since Ray's core ends its process when the cluster is lost, prints what it likes, and
-has threads. It is done when every actor is; it dies with the supervisor, and Ray then ends its actors.
+It is a separate process because Ray's core exits when the cluster is lost, prints to the terminal and starts
+threads. It ends when all actors have ended; if the supervisor dies, it dies too, and Ray ends the actors.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from edgefl.run.keys import Key, public
 from edgefl.run.node import join
 from edgefl.run.process import STOPS, become_child
 
-REACH_S = 60
-"""Seconds that Ray may take to connect; without a bound it tries for ten minutes."""
+CONNECT_S = 60
+"""Seconds that Ray may take to connect; Ray's own limit is ten minutes."""
 START_S = 60.0
-"""Seconds that a node may take to give its cores and start a process."""
+"""Seconds that a node may take to free its cores and start a process."""
 RESTARTS = 3
-"""How often Ray starts an actor again whose process was killed, where its node is there."""
+"""Number of times Ray restarts an actor whose process was killed while its node is alive."""
 PASSED_ON = ("EDGEFL_DATA", "EDGEFL_MODULES")
-"""Variables of this process that an actor takes over where its node does not set them itself."""
+"""Environment variables that actors inherit from this process unless their node sets them."""
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed"):
-    """There is an actor on each of these nodes: driver → supervisor."""
+    """Driver → supervisor: an actor has been started on each of these nodes."""
 
     head: str
     """Address of the cluster's head."""
     here: str
-    """Host of the node that this process is on, as the others know it."""
+    """Address of this process's node, as the other nodes know it."""
     joiners: dict[str, bytes]
-    """Public keys, by name of the node."""
+    """Public keys, by node name."""
     absent: dict[str, str]
-    """Why there is none on these."""
+    """Reasons why no actor was started, by node name."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The run's door is open for the nodes, at this address and with this public key: supervisor → driver."""
+    """Supervisor → driver: the run accepts nodes at this address, with this public key."""
 
     address: str
     key: bytes
 
 
 class ActorEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """This node's actor has ended for good: driver → supervisor."""
+    """Driver → supervisor: this node's actor has ended for good."""
 
     name: str
     why: str
@@ -62,19 +62,19 @@ FromDriver = Placed | ActorEnded | Refused
 
 
 class RayNode:
-    """The actor. Its process is the node (`edgefl.run.node`), so what it hosts ends with it."""
+    """The actor. Its process is the node (`edgefl.run.node`), so the peers it hosts end with it."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         for name, value in environment.items():
             os.environ.setdefault(name, value)
 
     def join(self, address: str, key: Key, workers: int) -> str:
-        """Host peers until the run is over; returns how it ended."""
+        """Host peers until the run ends; return the reason for the end."""
         return join(address, key, workers=workers)
 
 
 def main(channel_fd: int, parent_pid: int, address: str, code: str) -> None:
-    """Place actors in the cluster at ``address``, with the folder ``code`` of the user's own modules."""
+    """Start actors in the cluster at ``address`` and send them ``code``, the folder of the user's modules."""
     become_child(parent_pid, "edgefl-ray")
     channel: Channel[Opened] = Channel.inherit(channel_fd, Opened)
     if not os.environ.get("EDGEFL_TRACEBACK"):
@@ -83,7 +83,7 @@ def main(channel_fd: int, parent_pid: int, address: str, code: str) -> None:
             os.dup2(nowhere.fileno(), 2)
     try:
         _drive(channel, address, code)
-    except Exception as error:  # Ray's own are of many kinds
+    except Exception as error:  # Ray raises many types
         channel.tell(Refused(_line(error), config=True))
 
 
@@ -93,12 +93,12 @@ def _drive(channel: Channel[Opened], address: str, code: str) -> None:
     _connect(address, code)
     nodes = dict(_named(ray.nodes()))
     actors = {name: _actor(*node) for name, node in nodes.items()}
-    absent = dict(_not_there(actors))
+    absent = dict(_unavailable(actors))
     for name in absent:
-        ray.kill(actors.pop(name))  # it would take its node's cores as soon as they are free
+        ray.kill(actors.pop(name))  # otherwise it would occupy the cores once they are free
     secrets = {name: os.urandom(32) for name in actors}
     if not secrets:
-        why = "; ".join(f"node {name}: {why}" for name, why in absent.items()) or "none has cores for work"
+        why = "; ".join(f"node {name}: {why}" for name, why in absent.items()) or "none has free cores"
         raise ConfigError(f"no node of the Ray cluster can take part: {why}")
     joiners = {name: public(secret) for name, secret in secrets.items()}
     here = bracketed(ray.util.get_node_ip_address())
@@ -114,22 +114,22 @@ def _drive(channel: Channel[Opened], address: str, code: str) -> None:
 
 
 def _connect(address: str, code: str) -> None:
-    """Be a driver of the cluster; its modules' folder goes to all nodes. `ConfigError` where that fails."""
+    """Connect to the cluster and send the user's modules to all nodes. Raises `ConfigError` on failure."""
     import ray
 
     environment = {"working_dir": code, "excludes": ["runs"]} if code else {}
-    signal.alarm(REACH_S)  # which ends this process, whatever Ray's core is at
+    signal.alarm(CONNECT_S)  # ends this process even if Ray's core blocks
     try:
         ray.init(address, runtime_env=environment, log_to_driver=False, logging_level="CRITICAL")
     except Exception as error:
         raise ConfigError(f"Ray: {_line(error)}") from error
     signal.alarm(0)
-    for number in STOPS:  # Ray has put its own in their place
+    for number in STOPS:  # Ray has installed its own handlers
         signal.signal(number, signal.SIG_IGN)
 
 
 def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """The living nodes that have cores: a name that a reader knows, and Ray's with the number of cores.
+    """Yield the living nodes that have cores: a readable name, then Ray's node id and the number of cores.
 
     >>> node = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeID": "aa", "Resources": {"CPU": 4.0}}
     >>> dict(_named([node, {**node, "NodeID": "bb"}, {**node, "Alive": False}, {**node, "Resources": {}}]))
@@ -144,7 +144,7 @@ def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, in
 
 
 def bracketed(host: str) -> str:
-    """An IP address as it stands before a port.
+    """Return an IP address as written before a port.
 
     >>> bracketed("10.0.0.1"), bracketed("fd00::1")
     ('10.0.0.1', '[fd00::1]')
@@ -153,7 +153,7 @@ def bracketed(host: str) -> str:
 
 
 def _actor(node: str, cores: int) -> Any:
-    """An actor that has all of a node's cores: nothing else is to compute beside a run's phones."""
+    """Start an actor that reserves all cores of a node, so that nothing else computes beside the phones."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -169,8 +169,8 @@ def _actor(node: str, cores: int) -> Any:
     )
 
 
-def _not_there(actors: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The nodes on which no actor could be started, and why."""
+def _unavailable(actors: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the nodes on which no actor could be started, and why."""
     import ray
 
     started = {actor.__ray_ready__.remote(): name for name, actor in actors.items()}
@@ -183,7 +183,7 @@ def _not_there(actors: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _outcome(result: Any, fine: str = "the run is over") -> str:
-    """The reason for which an actor's call has ended."""
+    """Return why an actor's call has ended."""
     import ray
 
     try:
@@ -196,6 +196,6 @@ def _outcome(result: Any, fine: str = "the run is over") -> str:
 
 
 def _line(error: BaseException) -> str:
-    """The telling line of an error, of a traceback's text its last."""
+    """Return the last line of an error's text, which for a traceback names the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,9 +1,9 @@
-"""From what the user says to one checked experiment, and back.
+"""Convert a TOML file, ``--set`` overrides and arguments to one validated experiment, and back.
 
-config   a TOML file, ``--set`` overrides and arguments to an `edgefl.Experiment`; an experiment to TOML
-objects  Python objects, as what a file says of them
-keys     every key with its default and meaning
-checks   keys that depend on each other, and on the profiles that they name
+config   load, change, validate and dump an `edgefl.Experiment`
+objects  replace Python objects by the importable names that an experiment file can hold
+keys     list every key with its default and meaning
+checks   validate keys that depend on each other or on profiles
 """
 
 from __future__ import annotations

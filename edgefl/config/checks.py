@@ -1,4 +1,4 @@
-"""Checks that no type expresses: keys that depend on each other, and on the profiles that they name."""
+"""Validation that types cannot express: keys that depend on each other or on the profiles they name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from edgefl.validation import Fault, join, shown, wrong
 
 
 class ProfileFault(Fault, ProfileError):
-    """A profile that ``key`` names is missing or wrong."""
+    """The profile named by ``key`` is missing or invalid."""
 
 
 def check_relations(found: Experiment) -> None:
-    """Raise a `Fault` where keys contradict each other. ``fleet.devices`` is a table."""
+    """Raise a `Fault` if keys contradict each other. ``fleet.devices`` must be a table."""
     assert isinstance(found.fleet.devices, dict)
     virtual = found.clock.kind == "virtual"
     most = MAX_CLIENTS if virtual else MOST_PROCESSES
     if (total := sum(found.fleet.devices.values())) > most:
-        where = "" if virtual else " under the wall clock, a process each"
+        where = "" if virtual else " under the wall clock (each is a process)"
         raise Fault("fleet.devices", f"fleet.devices: at most {most} clients in all{where}, got {total}")
     _check_fleet(found.fleet)
     _check_name(found.name)
@@ -52,13 +52,13 @@ def _check_fleet(fleet: Fleet) -> None:
         raise Fault("fleet.cells", "fleet.cells: give uplink_mbps, downlink_mbps, or both")
     for name in ("thermal", "battery"):
         if getattr(fleet, name):
-            text = f"fleet.cells: not together with fleet.{name}, whose trips must not depend on each other"
+            text = f"fleet.cells: cannot be combined with fleet.{name}, which needs independent trips"
             raise Fault("fleet.cells", text)
 
 
 def _check_name(name: str) -> None:
     if not 0 < len(name.encode()) <= 100 or "/" in name or name.startswith(".") or not name.isprintable():
-        rule = "1 to 100 bytes that name a folder: printable, no '/', no '.' at the start"
+        rule = "1 to 100 printable bytes without '/' and not starting with '.' (it names a folder)"
         raise wrong("name", rule, name)
 
 
@@ -67,12 +67,12 @@ def _check_training(found: Experiment) -> None:
     if training.steps is not None and training.epochs is not None:
         got = f"steps = {training.steps} and epochs = {training.epochs}"
         raise Fault("training.steps", f"training: give steps or epochs, not both; got {got}")
-    # FedNova divides by the number of steps, which is its normaliser for plain SGD alone.
+    # FedNova normalises by the number of steps, which is correct for plain SGD only.
     for key, off in (("momentum", 0.0), ("lr_normalization", False)):
         if found.strategy["name"] == "fednova" and getattr(training, key) != off:
             raise wrong(f"training.{key}", f"{shown(off)} with fednova", getattr(training, key))
     if training.device != "cpu" and found.clock.kind == "wall":
-        rule = "'cpu' where clock.kind = 'wall' (clients are held to their CPU's pace)"
+        rule = "'cpu' where clock.kind = 'wall' (clients are paced by their CPU time)"
         raise wrong("training.device", rule, training.device)
 
 
@@ -80,7 +80,7 @@ def _check_evaluation(found: Experiment) -> None:
     if found.evaluation.every_trips is not None and found.evaluation.every_s is not None:
         raise Fault("evaluation.every_s", "evaluation: give every_trips or every_s, not both")
     if found.evaluation.clients != "none" and not found.data.client_test_fraction:
-        text = "evaluation.clients: needs data.client_test_fraction above 0: examples that a client holds out"
+        text = "evaluation.clients: needs data.client_test_fraction above 0 (examples that clients hold out)"
         raise Fault("evaluation.clients", text)
     if found.data.evaluate_on == "validation" and not found.data.validation_fraction:
         raise Fault(
@@ -91,7 +91,7 @@ def _check_evaluation(found: Experiment) -> None:
 def _check_stop(stop: Stop) -> None:
     ends = [name for name in stop.__struct_fields__ if name not in ("min_improvement", "accuracy_over")]
     if all(getattr(stop, name) is None for name in ends):
-        raise Fault("stop", f"stop: no end given; give at least one of: {', '.join(ends)}")
+        raise Fault("stop", f"stop: no stopping condition; give at least one of: {', '.join(ends)}")
     if stop.min_improvement and stop.patience_evaluations is None:
         text = "stop.min_improvement: has no effect without stop.patience_evaluations, got "
         raise Fault("stop.min_improvement", text + shown(stop.min_improvement))
@@ -100,7 +100,7 @@ def _check_stop(stop: Stop) -> None:
         raise Fault("stop.accuracy_over", text + shown(stop.accuracy_over))
     goal = stop.metric
     if goal is not None and (goal.at_least is None) == (goal.at_most is None):
-        text = "stop.metric: give at_least or at_most, one of them, beside name"
+        text = "stop.metric: give either at_least or at_most"
         raise Fault("stop.metric", text)
 
 
@@ -116,14 +116,14 @@ def _check_privacy(privacy: Privacy | None) -> None:
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:
-    """Raise a `Fault` if ``stop`` names a measure that is not evaluated, or a value that it cannot reach.
+    """Raise a `Fault` if ``stop`` uses a metric that is not evaluated, or a value it cannot reach.
 
-    ``measured`` maps each measure's name to its smallest and largest possible value.
+    ``measured`` maps each metric's name to its smallest and largest possible value.
     """
     have = ", ".join(sorted(measured))
     if stop.accuracy is not None and "accuracy" not in measured:
         instead = 'stop.metric = { name = "loss", at_most = … }'
-        raise Fault("stop.accuracy", f"stop.accuracy: no accuracy is measured here ({have}); use {instead}")
+        raise Fault("stop.accuracy", f"stop.accuracy: accuracy is not evaluated here ({have}); use {instead}")
     if stop.metric is not None and stop.metric.name not in measured:
         text = f"stop.metric.name: {unknown('measure', stop.metric.name, measured)}"
         raise Fault("stop.metric.name", text)
@@ -144,11 +144,11 @@ def _check_labels(found: Experiment, devices: Mapping[str, int]) -> None:
             have = ", ".join(sorted(devices))
             raise Fault(key, f"{key}: not in fleet.devices;{near(name, devices)} have: {have}")
         if not held or len(set(held)) < len(held) or min(held) < 0:
-            raise wrong(key, "labels of at least 0, each once", held)
+            raise wrong(key, "distinct labels of at least 0", held)
 
 
 def check_storable(value: Any, key: str = "") -> None:
-    """Raise a `Fault` if a value cannot be written to the run's own TOML file and read back."""
+    """Raise a `Fault` if a value cannot be written to the run's TOML file and read back."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if not isinstance(name, str):
@@ -160,9 +160,9 @@ def check_storable(value: Any, key: str = "") -> None:
             check_storable(item, f"{key}[{place}]")
     elif isinstance(value, str):
         if any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise wrong(key, "text that UTF-8 can hold", value)
+            raise wrong(key, "text that can be encoded as UTF-8", value)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise wrong(key, "a whole number of 64 bits", value)
+        raise wrong(key, "a 64-bit integer", value)
     elif not isinstance(value, (bool, int, float)):
         raise wrong(key, "a string, number, true or false, array or table", value)
 
@@ -171,7 +171,7 @@ def check_storable(value: Any, key: str = "") -> None:
 
 
 def check_profiles(fleet: Fleet) -> None:
-    """Raise a `ProfileFault` if what a resolved ``[fleet]`` names does not exist or lacks what it needs."""
+    """Raise a `ProfileFault` if a resolved ``[fleet]`` names a profile that is missing or incomplete."""
     from edgefl.devices import load_device, load_network
     from edgefl.devices.presence import read_availability
 
@@ -179,7 +179,7 @@ def check_profiles(fleet: Fleet) -> None:
     assert isinstance(devices, dict)
     for name in devices:
         _try(load_device, name, "fleet.devices", f"fleet.devices.{name}")
-    _check_figures(fleet, devices)
+    _check_effects(fleet, devices)
     if fleet.availability:
         _try(read_availability, fleet.availability, "fleet.availability")
     if isinstance(network, str):
@@ -195,11 +195,12 @@ def check_profiles(fleet: Fleet) -> None:
             raise ProfileFault("fleet.network", text)
     for name in [network] if isinstance(network, str) else network.values():
         if fleet.cells and load_network(name).replays:
-            raise ProfileFault("fleet.cells", f"fleet.cells: not together with network {name!r}, a trace")
+            text = f"cannot be combined with network {name!r}, which replays a trace"
+            raise ProfileFault("fleet.cells", f"fleet.cells: {text}")
 
 
 def _read_network(name: str) -> None:
-    """Read a network and the traces that it replays."""
+    """Read a network profile and the traces it replays."""
     from edgefl.devices import load_network
     from edgefl.devices.link import read_trace
 
@@ -209,8 +210,8 @@ def _read_network(name: str) -> None:
             read_trace(way.trace)
 
 
-def _check_figures(fleet: Fleet, names: Iterable[str]) -> None:
-    """Raise a `ProfileFault` if what is asked for has no effect on any of the fleet's profiles."""
+def _check_effects(fleet: Fleet, names: Iterable[str]) -> None:
+    """Raise a `ProfileFault` if a fleet setting has no effect on any of the fleet's profiles."""
     from edgefl.devices import load_device
     from edgefl.devices.condition import power_of
     from edgefl.devices.thermal import thermal_model
@@ -231,12 +232,12 @@ def _check_figures(fleet: Fleet, names: Iterable[str]) -> None:
     leaves = fleet.availability or fleet.battery or fleet.thermal or fleet.churn.mean_online_s is not None
     if fleet.on_leave == "finish" and not leaves and not any(device.availability for device in devices):
         ways = "fleet.churn.mean_online_s, fleet.availability, fleet.battery or fleet.thermal"
-        text = f"fleet.on_leave: has no effect where no phone leaves by itself; give {ways}"
+        text = f"fleet.on_leave: has no effect where phones never leave; give {ways}"
         raise ProfileFault("fleet.on_leave", text)
 
 
-def _try(load: Callable[[str], object], name: str, said: str, key: str | None = None) -> None:
+def _try(load: Callable[[str], object], name: str, label: str, key: str | None = None) -> None:
     try:
         load(name)
-    except (ProfileError, ValueError) as error:  # ValueError: a NUL in a path
-        raise ProfileFault(key or said, f"{said}: {error}") from None
+    except (ProfileError, ValueError) as error:  # ValueError: a NUL byte in a path
+        raise ProfileFault(key or label, f"{label}: {error}") from None

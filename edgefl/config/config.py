@@ -1,4 +1,4 @@
-"""From a TOML file, ``--set`` overrides and arguments to one checked `Experiment`, and back to TOML."""
+"""Convert a TOML file, ``--set`` overrides and arguments to one validated `Experiment`, and back to TOML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE_OF: dict[tuple[str, ...], tuple[str, ...]] = {
     ("training", "steps"): ("training", "epochs"),
     ("training", "epochs"): ("training", "steps"),
 }
-"""Of these pairs only one may be given, so a later source that gives one takes the other back."""
+"""Mutually exclusive keys: setting one in a later source removes the other."""
 
 
 def load(
@@ -33,15 +33,14 @@ def load(
     unset: Iterable[str] = (),
     transport: str | None = None,
 ) -> Experiment:
-    """The experiment in the TOML file at ``path``: arguments beat ``overrides`` (``a.b=v``) beat the file.
+    """Load the experiment in the TOML file at ``path``; arguments override ``overrides`` (``a.b=v``).
 
-    Keys of the file that ``unset`` names are left out. An override of ``strategy.name`` leaves out the fields
-    of the file's strategy that the other lacks, and says so on standard error. ``transport`` is the server's
-    where nobody names one.
+    Keys in ``unset`` are removed from the file's tables. Overriding ``strategy.name`` drops the fields of the
+    file's strategy that the new one lacks, and lists them on standard error. ``transport`` is the default
+    for ``server.transport``.
 
-    What is returned is complete, as `validate` says; relative paths in it are looked for beside the file,
-    then in the working directory. Raises `ConfigError`, one line naming the key, what was got and what is
-    allowed.
+    The result is complete (see `validate`). Relative paths are resolved against the file's folder, then the
+    working directory. Raises a one-line `ConfigError` that names the key, the value and what is allowed.
     """
     path = Path(path)
     tables = toml.read(path)
@@ -56,9 +55,9 @@ def load(
 def change(
     experiment: Experiment, overrides: Iterable[str], base: str | Path = ".", *, option: str = "--set"
 ) -> Experiment:
-    """The experiment with ``overrides`` (``a.b=v``), complete and checked as by `load`.
+    """Apply ``overrides`` (``a.b=v``) to the experiment; the result is complete and validated as by `load`.
 
-    ``option`` is what errors call them.
+    Error messages call the overrides ``option``.
 
     >>> from edgefl.experiment import Fleet, Stop
     >>> plain = Experiment(fleet=Fleet(devices={"pi-4": 2}), stop=Stop(versions=3))
@@ -77,18 +76,18 @@ def _changed(
     arguments: Mapping[str, tuple[tuple[str, ...], Any]],
     option: str = "--set",
 ) -> Experiment:
-    """The tables of ``source`` with ``overrides`` and the arguments that are given, checked."""
+    """Apply ``overrides``, then ``arguments``, to the tables from ``source``, and validate the result."""
     overrides = list(overrides)
     origin: dict[str, str] = {}
     pairs = [toml.assignment(text) for text in overrides]
-    said = {keys: f"{option} {text}" for text, (keys, _) in zip(overrides, pairs, strict=True)}
+    option_text = {keys: f"{option} {text}" for text, (keys, _) in zip(overrides, pairs, strict=True)}
     for keys, value in pairs:
-        if (other := ONE_OF.get(keys)) in said:
-            raise ConfigError(f"{said[keys]} and {said[other]}: give one of them")
+        if (other := ONE_OF.get(keys)) in option_text:
+            raise ConfigError(f"{option_text[keys]} and {option_text[other]}: give one of them")
         if keys == ("strategy", "name"):
-            _drop_foreign(tables, value, base, f"{said[keys]}: ", source)
+            _drop_foreign(tables, value, base, f"{option_text[keys]}: ", source)
     for keys, value in pairs:
-        origin[_set(tables, keys, value, said[keys])] = said[keys]
+        origin[_set(tables, keys, value, option_text[keys])] = option_text[keys]
     for argument, (keys, value) in arguments.items():
         if value is not None:
             origin[_set(tables, keys, value, argument)] = argument
@@ -100,12 +99,12 @@ def _changed(
 
 
 def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
-    """The experiment with every table complete and checked, however it was made.
+    """Complete every table of an experiment and validate it.
 
-    Tables may be given as dicts and numbers as numpy scalars. A fleet file's name becomes its devices, and
-    its networks where the experiment keeps the default; paths become absolute, looked for in ``base``
-    first; neither ``training.steps`` nor ``training.epochs`` means one epoch. Raises `ConfigError`, one
-    line naming the key, what was got and what is allowed.
+    Tables may be dicts and numbers numpy scalars. A fleet file's name is replaced by its devices, and by its
+    networks if the experiment keeps the default; paths become absolute, resolved against ``base`` first;
+    ``training.epochs`` is 1 if neither it nor ``training.steps`` is given. Raises a one-line `ConfigError`
+    that names the key, the value and what is allowed.
 
     >>> from edgefl.experiment import Experiment, Fleet, Stop
     >>> validate(Experiment(fleet=Fleet(devices={"pi-4": 0}), stop=Stop(versions=3)))
@@ -115,12 +114,12 @@ def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     tables = _plain(experiment)
     given = tables.get("fleet")
     if isinstance(given, dict) and given.get("network") == "wifi" and isinstance(given.get("devices"), str):
-        del given["network"]  # the default, which the fleet file beats
+        del given["network"]  # the default, which the fleet file overrides
     return _experiment(tables, Path(base))
 
 
 def dump(experiment: Experiment) -> str:
-    """The experiment as TOML text that `load` reads back as the same experiment; None is left out."""
+    """Return the experiment as TOML text that `load` reads back unchanged; None values are omitted."""
     return toml.write(_plain(experiment))
 
 
@@ -140,7 +139,7 @@ def _experiment(tables: dict[str, Any], base: Path) -> Experiment:
 
 
 def _resolved(tables: dict[str, Any], base: Path) -> dict[str, Any]:
-    """``tables`` with a fleet file's devices (and networks, if none are given) and every path absolute."""
+    """Replace a fleet file by its devices (and networks, if none are given), and make every path absolute."""
     fleet, data = dict(tables["fleet"]), dict(tables.get("data", {}))
     if isinstance(fleet["devices"], str):
         from edgefl.devices import load_fleet
@@ -171,13 +170,13 @@ def _rekeyed(key: str, table: Mapping[str, Any], base: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in table.items():
         if (absolute := _absolute(name, base)) in found:
-            raise ConfigError(f"{key}: {name!r} names {absolute} once more; name each profile once")
+            raise ConfigError(f"{key}: {name!r} is a second name for {absolute}; name each profile once")
         found[absolute] = value
     return found
 
 
 def _absolute(name: str, base: Path) -> str:
-    """A profile's name as it is; the path of a profile file so that it means the same from anywhere."""
+    """Make the path of a profile file absolute; return a profile's name unchanged."""
     return _found(name, base) if "/" in name or name.endswith(".toml") else name
 
 
@@ -188,7 +187,7 @@ def _found(path: str, base: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Structs as dicts without their Nones, tuples as lists, numpy's numbers as Python's."""
+    """Convert structs to dicts without None values, tuples to lists, and numpy scalars to Python numbers."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         return {name: _plain(item) for name, item in fields.items() if item is not None}
@@ -202,7 +201,7 @@ def _plain(value: Any) -> Any:
 
 
 def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> str:
-    """Put ``value`` at ``keys``; returns the dotted key of the value, or of the first table made for it."""
+    """Set ``value`` at ``keys``; return the dotted key of the value, or of the first table created for it."""
     table, made = tables, len(keys)
     for place, key in enumerate(keys[:-1]):
         if key not in table:
@@ -219,7 +218,7 @@ def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str)
 
 
 def _unset(tables: dict[str, Any], key: str, path: Path) -> None:
-    """Take ``key`` out of ``tables``. ConfigError if it is not there."""
+    """Delete ``key`` from ``tables``. Raises `ConfigError` if it is missing."""
     *outer, last = toml.keys(key) or [key]
     table: Any = tables
     for name in outer:
@@ -229,8 +228,8 @@ def _unset(tables: dict[str, Any], key: str, path: Path) -> None:
     del table[last]
 
 
-def _drop_foreign(tables: dict[str, Any], name: Any, base: Path, said: str, source: str) -> None:
-    """Leave out, with a line on stderr, fields of the file's strategy that the one called ``name`` lacks."""
+def _drop_foreign(tables: dict[str, Any], name: Any, base: Path, prefix: str, source: str) -> None:
+    """Drop fields of the file's strategy that the strategy called ``name`` lacks, and list them on stderr."""
     from edgefl import strategies
 
     given = tables.get("strategy")
@@ -239,13 +238,13 @@ def _drop_foreign(tables: dict[str, Any], name: Any, base: Path, said: str, sour
     try:
         known = {"name", *strategies.fields(name, [base])}
     except ConfigError:
-        return  # whoever makes the strategy says what is wrong with its name
+        return  # reported where the strategy is created
     dropped = [key for key in given if key not in known]
     for key in dropped:
         del given[key]
     if dropped:
         left_out = ", ".join(f"strategy.{key}" for key in dropped)
-        say(f"edgefl: {said}it has no {left_out}, left out of {source}'s", err=True)
+        say(f"edgefl: {prefix}dropped {left_out} of {source}: {name} lacks it", err=True)
 
 
 def _within(key: str, setting: str) -> bool:

@@ -1,6 +1,6 @@
-"""Every key of an experiment with its default, what is allowed and what it means: from the types themselves.
+"""List every key of an experiment with its default, allowed values and meaning, read from the types.
 
-A field's meaning is the text below it in the source, which is read here as it stands.
+A field's meaning is the docstring below it, parsed from the source.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from edgefl.validation import allowed, join, shown
 
 
 class Setting(NamedTuple):
-    """One key, dotted as ``--set`` takes it."""
+    """One key, dotted as in ``--set``."""
 
     name: str
     default: str
-    """As TOML has it; empty where the key must be given or is not there by default."""
+    """TOML text; empty for a required key or one without a default."""
     allowed: str
     meaning: str
 
 
 def keys(which: str = "") -> list[Setting]:
-    """The keys of one table of the experiment, of a strategy (``strategy.fedbuff``), or of the experiment.
+    """List the keys of one table of the experiment, of a strategy (``strategy.fedbuff``), or of everything.
 
-    Raises `ConfigError` for a table or strategy that is not there.
+    Raises `ConfigError` for an unknown table or strategy.
 
     >>> [key.name for key in keys("checkpoint")]
     ['checkpoint.every_s']
@@ -54,7 +54,7 @@ def keys(which: str = "") -> list[Setting]:
 
 
 def _of(kind: type, table: str) -> Iterator[Setting]:
-    """The keys of a struct or dataclass, and of the tables in it."""
+    """Yield the keys of a struct or dataclass, and of the tables in it."""
     types = typing.get_type_hints(kind, include_extras=True)
     for name, default in _defaults(kind):
         key, meaning = join(table, name), _meaning(kind, name)
@@ -83,7 +83,7 @@ def _written(default: Any) -> str:
 
 
 def _table(of: Any) -> type | None:
-    """The struct that a value of this type is, if it can be one."""
+    """Return the struct among the types that a value may have, or None."""
     if typing.get_origin(of) is typing.Annotated:
         return _table(typing.get_args(of)[0])
     if typing.get_origin(of) in (typing.Union, UnionType):
@@ -92,7 +92,7 @@ def _table(of: Any) -> type | None:
 
 
 def _meaning(kind: type, name: str) -> str:
-    """The text below a field, in the class that has it or in one that it is derived from."""
+    """Return the docstring below a field, in its class or the base class that defines it."""
     owners = [owner for owner in kind.__mro__ if name in inspect.get_annotations(owner)]
     return next(filter(None, (_texts(owner).get(name, "") for owner in owners)), "")
 

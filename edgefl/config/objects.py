@@ -1,8 +1,8 @@
-"""Python objects as what an experiment's file says of them: a name that every process of the run imports.
+"""Replace Python objects by what an experiment file can hold: names that every process of a run can import.
 
-A run's processes are started afresh, and its record must say what ran, so that it can be resumed and
-verified. So classes and functions go by the name of their module, and arrays go into a file of the run's
-folder; what has no such name (a lambda, a notebook's cell) is refused.
+A run's processes start with a fresh interpreter, and the record must name the code that ran, so that the run
+can be resumed and verified. Classes and functions are therefore named by module, and arrays are saved to a
+file in the run's folder. Objects without such a name (a lambda, a function in a notebook cell) are refused.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from edgefl.strategies import Strategy, names
 
 
 class Reference(NamedTuple):
-    """A class or function as ``"my_module:name"``, and the folder in which its module is found."""
+    """A class or function as ``"my_module:name"``, and the folder its module is imported from."""
 
     name: str
     folder: Path
 
 
 class Named(NamedTuple):
-    """An experiment that names all that it needs, and the folder in which the names are looked for."""
+    """An experiment that refers to its objects by name, and the folder the names are resolved in."""
 
     experiment: Experiment
     base: Path
     trusted: tuple[str, ...]
-    """Modules from elsewhere, which the caller has imported."""
+    """Modules from other folders, already imported by the caller."""
     data: Any
-    """Arrays that are to be written into the run's folder; None without any."""
+    """Arrays to write to the run's folder, or None."""
     strategies: tuple[dict[str, Any], ...]
-    """The experiment's tables for further strategies."""
+    """Experiment tables of a grid's additional strategies."""
 
 
 def name_objects(
@@ -51,11 +51,11 @@ def name_objects(
     partition: Any = None,
     strategies: Iterable[Any] = (),
 ) -> Named:
-    """The experiment with the objects that are given in place of its own names.
+    """Put references to the given objects into the experiment.
 
-    ``strategy`` is an instance or class, ``model`` a function or class that makes one, ``data`` a function, a
-    `Dataset` or four arrays, ``partition`` a function; ``strategies`` are of a grid.
-    Raises `ConfigError` for what no process could import.
+    ``strategy`` is an instance or class, ``model`` a function or class that makes a model, ``data`` a
+    function, a `Dataset` or four arrays, ``partition`` a function, ``strategies`` the strategies of a grid.
+    Raises `ConfigError` for an object that other processes cannot import.
     """
     found: dict[str, Reference] = {}
     for key, value in (
@@ -89,34 +89,35 @@ def name_objects(
 
 
 def reference(value: Any, key: str) -> Reference:
-    """The name by which every process can import a class or function.
+    """Return the name by which every process can import a class or function.
 
     >>> reference(reference, "model").name
     'edgefl.config.objects:reference'
     >>> reference(lambda: 0, "model")
     Traceback (most recent call last):
-    edgefl.errors.ConfigError: model: '<lambda>' is made inside something else, where no process ...
+    edgefl.errors.ConfigError: model: '<lambda>' is defined inside a function or class; ...
     """
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         kind = type(value).__name__
-        raise ConfigError(f"{key}: must be a function or class of a module of yours, got a {kind}")
+        raise ConfigError(f"{key}: must be a function or class defined in a module, got a {kind}")
     advice = (
-        "define it at the top of a file, such as mine.py (in a notebook: %%writefile mine.py), and import it"
+        "define it at the top level of a file, such as mine.py (in a notebook: %%writefile mine.py), "
+        "and import it"
     )
     if not name.isidentifier():
         inner = name.rpartition(".")[2]
-        where = "made inside something else, where no process can import it"
+        where = "defined inside a function or class"
         raise ConfigError(f"{key}: {inner!r} is {where}; {advice}")
     holder = sys.modules.get(module)
     if getattr(holder, name, None) is not value:
-        raise ConfigError(f"{key}: {name!r} is not what {module} has by that name now; {advice}")
+        raise ConfigError(f"{key}: {module}.{name} is now another object; {advice}")
     file = getattr(holder, "__file__", None)
     if module == "__main__":
         spec = getattr(holder, "__spec__", None)
         module = spec.name if spec is not None else Path(file).stem if file else ""
     if file is None or not all(part.isidentifier() for part in module.split(".")):
-        where = "typed at a prompt or in a notebook" if file is None else f"in {file}, no module's name"
+        where = "defined at a prompt or in a notebook" if file is None else f"in {file}, not a module name"
         raise ConfigError(f"{key}: {name!r} is {where}; {advice}")
     path = Path(file).resolve()
     depth = module.count(".") + (path.name == "__init__.py")
@@ -124,7 +125,7 @@ def reference(value: Any, key: str) -> Reference:
 
 
 def _strategy(given: Any) -> tuple[dict[str, Any], Reference | None]:
-    """The experiment's table for a strategy, an instance or a class."""
+    """Return the experiment's table for a strategy, given as an instance or a class."""
     kind = given if isinstance(given, type) else type(given)
     if not issubclass(kind, Strategy):
         raise ConfigError(f"strategy: must be a Strategy, got a {kind.__name__}")
@@ -146,7 +147,7 @@ def _strategy(given: Any) -> tuple[dict[str, Any], Reference | None]:
 
 @contextlib.contextmanager
 def trusting(modules: tuple[str, ...]) -> Iterator[None]:
-    """Let the processes that are started meanwhile import these modules, which the caller has imported."""
+    """Let processes started in this context import these modules, which the caller has imported."""
     before = os.environ.get("EDGEFL_MODULES")
     if modules:
         os.environ["EDGEFL_MODULES"] = ",".join(filter(None, (before, *modules)))
@@ -161,7 +162,7 @@ def trusting(modules: tuple[str, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_arrays(named: Named, folder: Path) -> Iterator[Experiment]:
-    """The experiment with its arrays in a file in ``folder``, which is taken away if nothing came of it."""
+    """Save the experiment's arrays to a file in ``folder``; remove the file if the context raises."""
     if named.data is None:
         yield named.experiment
         return

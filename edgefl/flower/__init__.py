@@ -1,11 +1,11 @@
-"""Flower beside edgefl: what each gives the other (`docs/flower.md`).
+"""Flower beside edgefl: what each contributes to the other (`docs/flower.md`).
 
-    average.py    a Flower strategy whose weighted averages are our kernels' (`fast`)
-    runtime.py    Flower's own runtime on phones: a SuperNode each (`edgefl flower`)
-    server.py     the SuperLink and the app's run beside them, a process of its own
+    average.py    `fast`: a Flower strategy whose weighted averages use edgefl's kernels
+    runtime.py    Flower's own runtime on emulated phones, one SuperNode each (`edgefl flower`)
+    server.py     the SuperLink and the app's run, in a separate process
 
-A Flower app's clients as clients of edgefl are `edgefl.learning.flower_client`. Flower itself
-(`pip install 'edgefl[flower]'`) is imported only by what is called.
+`edgefl.learning.flower_client` uses a Flower app's clients as edgefl clients. Flower itself
+(`pip install 'edgefl[flower]'`) is imported on first use.
 """
 
 from __future__ import annotations

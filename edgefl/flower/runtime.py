@@ -1,8 +1,8 @@
-"""Flower's own runtime on phones: a SuperLink on this host, and SuperNodes each held to a device.
+"""Flower's own runtime on emulated phones: a SuperLink on this host, and SuperNodes limited to a device.
 
-A SuperNode, with every process that it starts, is one phone of `edgefl.programs`; its connection to the
-SuperLink goes over the device's link. SuperLink and ``flwr run`` are a tree of their own that nothing slows
-(`server.py`). Flower's programs are run as they are installed, and the app as it is.
+A SuperNode and every process it starts are one phone of `edgefl.programs`; its connection to the SuperLink
+passes through the device's link. The SuperLink and ``flwr run`` (`server.py`) are not limited. Flower's
+installed programs and the app run unchanged.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ class NodeMessage(NamedTuple):
     kind: str
     """``train``, ``evaluate`` or ``query``."""
     number: int
-    """From 1, by kind."""
+    """Counted from 1 for each kind."""
     seconds: float
-    """Wall seconds from its receipt by the SuperNode until that begins to send the answer, to 0.2 s."""
+    """Wall seconds from receipt by the SuperNode to the start of its answer; resolution 0.2 s."""
 
 
 class FlowerResult(NamedTuple):
-    """The outcome of a Flower app on phones."""
+    """Result of running a Flower app on phones."""
 
     exit_code: int
-    """0 where the app's run completed; 1 where it did not; 128 + n after signal n."""
+    """0 if the app's run completed, 1 if not, 128 + n after signal n."""
     phones: ProgramsResult
-    """The emulation of the SuperNodes. They are ended with the app's run, so their exit codes say nothing."""
+    """Result of the SuperNodes. They are stopped after the app's run, so their exit codes mean nothing."""
     messages: tuple[NodeMessage, ...]
 
 
 def check(app: Path) -> None:
-    """Raise `ConfigError` if this is not a Flower app's folder, or Flower is not installed."""
+    """Raise `ConfigError` if ``app`` is not a Flower app's folder or Flower is not installed."""
     try:
         tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["components"]
     except (OSError, KeyError, TypeError, ValueError) as error:
-        missing = "a pyproject.toml with [tool.flwr.app.components]"
+        missing = "with a pyproject.toml that has [tool.flwr.app.components]"
         raise ConfigError(
-            f"{app}: must be the folder of a Flower app, {missing} ({type(error).__name__})"
+            f"{app}: must be the folder of a Flower app {missing} ({type(error).__name__})"
         ) from None
     for command in COMMANDS:
         if shutil.which(command, path=_path()) is None:
@@ -70,10 +70,10 @@ def check(app: Path) -> None:
 def run(
     app: Path, phones: Sequence[Phone], options: ProgramOptions, run_config: Sequence[str] = ()
 ) -> FlowerResult:
-    """Run a Flower app on these phones to its end; their commands and connections are made here.
+    """Run a Flower app on these phones to its end; their commands and connections are set here.
 
-    The app's ServerApp starts once all SuperNodes are online, and is told ``run_config`` as ``flwr run`` is.
-    Raises `ConfigError` for what cannot be asked for, `RunError` if a SuperNode ends before the app's start.
+    The app's ServerApp starts once all SuperNodes are online; ``run_config`` has the format of ``flwr run``.
+    Raises `ConfigError` for invalid arguments, `RunError` if a SuperNode ends before the app starts.
     """
     check(app)
     with ExitStack() as stack:
@@ -97,7 +97,7 @@ def run(
             theirs.turn(0.0)
             for log in logs:
                 log.read()
-            if running.ended and not any(log.heard for log in logs):
+            if running.ended and not any(log.active for log in logs):
                 number = running.ended[0]
                 raise RunError(f"the SuperNode of phone {number} ended: {logs[number].last_line()}")
     messages = tuple(message for log in logs for message in log.messages)
@@ -105,19 +105,19 @@ def run(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on now."""
+    """Return ports of 127.0.0.1 on which nothing listens now."""
     with ExitStack() as stack:
         listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
 
 
 def _path() -> str:
-    """The folders of commands: first that of this Python, where Flower's are, then the usual ones."""
+    """Return the search path of commands: this Python's folder, where Flower's are, then PATH."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Flower's folder, one thread a process where the user says nothing, and nothing sent elsewhere."""
+    """Environment of a Flower program: own FLWR_HOME, one thread by default, no telemetry."""
     home.mkdir(parents=True, exist_ok=True)
     return {
         "PATH": _path(),
@@ -129,7 +129,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _node(phone: Phone, number: int, count: int, way: int, link: int, port: int, home: Path) -> Phone:
-    """The phone with a SuperNode for its command."""
+    """Return the phone with a SuperNode as its command."""
     command = (
         *("flower-supernode", "--insecure", "--superlink", f"{{connect:{way}}}"),
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -144,7 +144,7 @@ def _node(phone: Phone, number: int, count: int, way: int, link: int, port: int,
 
 
 def _server(app: Path, port: int, nodes: int, home: Path, out: Path, run_config: Sequence[str]) -> Phone:
-    """SuperLink and ``flwr run``, as a tree of processes that is held together and not slowed."""
+    """Return SuperLink and ``flwr run`` as one process tree without limits."""
     own = home / "superlink"
     environment = _environment(own)
     (own / "config.toml").write_text(
@@ -159,38 +159,40 @@ def _server(app: Path, port: int, nodes: int, home: Path, out: Path, run_config:
 
 
 class _NodeLog:
-    """The lines of one SuperNode, read as they come: they say that it received or answered a message."""
+    """Reads the lines that a SuperNode logs when it receives or answers a message."""
 
     def __init__(self, phone: int, out: Path) -> None:
         self._phone, self.messages = phone, list[NodeMessage]()
         self._folder, self._pattern = out / "phones", f"{phone}-*"
-        self._taken: dict[Path, int] = {}
-        self._began: dict[str, float] = {}
+        self._offsets: dict[Path, int] = {}
+        self._started: dict[str, float] = {}
 
     def read(self) -> None:
-        """Take in the whole lines that are new."""
+        """Parse the complete lines written since the last call."""
         for path in self._folder.glob(self._pattern):
             with path.open("rb") as file:
-                file.seek(self._taken.get(path, 0))
+                file.seek(self._offsets.get(path, 0))
                 new, newline, _ = file.read().rpartition(b"\n")
-            self._taken[path] = self._taken.get(path, 0) + len(new) + len(newline)
+            self._offsets[path] = self._offsets.get(path, 0) + len(new) + len(newline)
             for found in _NODE_LINE.finditer(new):
-                self._take(found[1] == b"Receiving", found[2].decode())
+                self._record(found[1] == b"Receiving", found[2].decode())
 
     @property
-    def heard(self) -> bool:
-        """True once it received a message."""
-        return bool(self.messages or self._began)
+    def active(self) -> bool:
+        """True once the SuperNode has received a message."""
+        return bool(self.messages or self._started)
 
     def last_line(self) -> str:
-        """The last line of its error output."""
-        said = "".join(path.read_text(errors="replace") for path in self._folder.glob(f"{self._pattern}.err"))
-        return said.strip().rpartition("\n")[2] or "it said nothing"
+        """Return the last line of the SuperNode's standard error."""
+        errors = "".join(
+            path.read_text(errors="replace") for path in self._folder.glob(f"{self._pattern}.err")
+        )
+        return errors.strip().rpartition("\n")[2] or "it printed no error"
 
-    def _take(self, received: bool, kind: str) -> None:
+    def _record(self, received: bool, kind: str) -> None:
         if received:
-            self._began[kind] = time.monotonic()
-        elif kind in self._began:
+            self._started[kind] = time.monotonic()
+        elif kind in self._started:
             number = 1 + sum(message.kind == kind for message in self.messages)
-            took_s = time.monotonic() - self._began.pop(kind)
+            took_s = time.monotonic() - self._started.pop(kind)
             self.messages.append(NodeMessage(self._phone, kind, number, took_s))

@@ -1,9 +1,9 @@
-"""The server's side of a Flower app on phones: a SuperLink, then ``flwr run``; a process of its own.
+"""The server side of a Flower app on phones, in a separate process: a SuperLink, then ``flwr run``.
 
     python -m edgefl.flower.server APP PORT SUPERNODES LOG [KEY=VALUE …]
 
-Its exit code is 0 if the app's run completed, 130 after SIGINT. Everything it starts ends with it: whoever
-starts this holds its process tree.
+The exit code is 0 if the app's run completed, 130 after SIGINT. The caller tracks the process tree, so
+everything started here ends with it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 from edgefl.terminal import say
 
 CONNECTION = "edgefl"
-"""The SuperLink's name in Flower's configuration, as `edgefl.flower.runtime` writes it."""
+"""Name of the SuperLink in the Flower configuration that `edgefl.flower.runtime` writes."""
 POLL_S = 1.0
 
 
 def flwr(*words: str) -> dict[str, Any] | None:
-    """The answer of a command of Flower's; None while the SuperLink does not answer."""
-    asked = subprocess.run(
+    """Run a ``flwr`` command and return its JSON answer; None while the SuperLink does not answer."""
+    process = subprocess.run(
         ["flwr", *words, CONNECTION, "--format", "json"], capture_output=True, text=True, check=False
     )
-    return json.loads(asked.stdout) if asked.returncode == 0 else None
+    return json.loads(process.stdout) if process.returncode == 0 else None
 
 
 def wait_for(superlink: subprocess.Popen[bytes], nodes: int) -> bool:
-    """Wait until so many SuperNodes are online; False if the SuperLink ended."""
+    """Wait until this number of SuperNodes is online; False if the SuperLink ended."""
     while superlink.poll() is None:
         answer = flwr("supernode", "list") or {}
         if sum(node["status"] == "online" for node in answer.get("nodes", [])) >= nodes:

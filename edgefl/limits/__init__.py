@@ -1,15 +1,15 @@
-"""The means that hold a process to a device, and the judgement of how well they did.
+"""Limits that hold a process to a device's speed and memory, and measurements of how well they did.
 
-pacing           work-paced waiting against absolute deadlines: exact, and needs no privileges
-held             a phase of computing that a governor slows, and that governor
+pacing           wait against absolute deadlines after doing real work: exact, needs no privileges
+held             a compute phase slowed by a governor process, and that governor
 memory           a client's memory limit, with and without privileges
-confinement      which of these hold the clients of a run
-capacity         does the fleet fit the host: time scale, limits that others have set, who used the host
-calibration      what the host computes and moves a second; host_operations is what it times
-fidelity         how far the emulation was from what it declared
-throttle         a throttle on any process: SIGSTOP and SIGCONT, or a control group's CPU quota
-groups           where control groups are; those of our own, gone with us
-probe            which of these work here, and why not
+confinement      selects and applies the mechanisms for the clients of a run
+capacity         host capacity: time scale, outer quotas, CPU usage of the host
+calibration      the host's compute and memory rates; host_operations is what it times
+fidelity         errors of the emulation against its declared times
+throttle         CPU throttle for any process: SIGSTOP/SIGCONT or a control group's quota
+groups           finds control groups; creates and removes edgefl's own
+probe            tests which of these mechanisms work here, and why others do not
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rates at which one thread of this host computes and moves data, measured and kept for a week."""
+"""Measure how fast one thread of this host computes and moves data; results are cached for a week."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from edgefl.files import cache_folder, make_folder, replace
 from edgefl.limits.capacity import host
 from edgefl.processes import child_environment
 
-MAX_CV = 0.10  # coefficient of variation of a rate's repetitions above which the calibration is refused
+MAX_CV = 0.10  # coefficient of variation of a rate's repetitions above which a calibration is refused
 EXPIRES_S = 7 * 24 * 3600.0
 PATIENCE_S = 300
-VERSION = 3  # number of the measuring method; a calibration of another version does not hold
+VERSION = 3  # version of the measuring method; calibrations of other versions are not used
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """The median of at least nine repetitions and their coefficient of variation."""
+    """Median of at least nine repetitions, and their coefficient of variation."""
 
     median: float
     cv: float
@@ -35,7 +35,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of one thread in a second of its CPU time: a multiply-add is two FLOP, a GB 10⁹ bytes."""
+    """Rates of one thread per second of CPU time: a multiply-add is two FLOP, a GB 10⁹ bytes."""
 
     gemm_gflops: dict[str, Rate]
     """fp32 matrix product by size: ``64``, ``256``, ``1024``."""
@@ -43,15 +43,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """``3x3``: 64 → 64 channels at 56 × 56, ``1x1``: 128 → 128 at 28 × 28; one image."""
     depthwise_gflops: Rate
     train_gflops: Rate
-    """A step of SGD of FLASH's FEMNIST CNN on a batch of 10."""
+    """One SGD step of FLASH's FEMNIST CNN on a batch of 10."""
     triad_gbytes_per_s: Rate
-    """a = b + s·c on float32 arrays of ``triad_mib`` each, counting the three passes over memory."""
+    """a = b + s·c on float32 arrays of ``triad_mib`` each; counts three passes over memory."""
     triad_mib: float
     cache_mib: float
     blas: str
 
     def rates(self) -> Iterator[tuple[str, Rate, str]]:
-        """Each rate with its name and unit."""
+        """Yield the name, rate and unit of each measurement."""
         for size, rate in self.gemm_gflops.items():
             yield f"gemm {size}", rate, "GFLOPS"
         for kernel, rate in self.conv_gflops.items():
@@ -62,10 +62,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One thread of this host."""
+    """Calibration of one thread of this host."""
 
     fingerprint: str
-    """Hash of CPU model, cores, library, versions and threads: another one is another calibration."""
+    """Hash of CPU model, cores, library versions and threads; a calibration is used only if it matches."""
     cpu: str
     cores: int
     library: str
@@ -73,14 +73,15 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     measured: Measured
 
     def expired(self, now_unix_s: float) -> bool:
-        """Says whether it is older than a week, or from the future."""
+        """Return True if the calibration is older than a week, or from the future."""
         return not 0 <= now_unix_s - self.at_unix_s <= EXPIRES_S
 
 
 def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration:
-    """This host's calibration: the stored one if it fits and is fresh, else measured now (seconds).
+    """Return this host's calibration: the stored one if it is valid, else a new measurement (seconds).
 
-    Kept in ``folder``, by default ``~/.cache/edgefl``. RunError if rates vary by more than 10%.
+    Calibrations are stored in ``folder``, by default ``~/.cache/edgefl``. Raises `RunError` if a rate's
+    coefficient of variation is above 10%.
     """
     if not force and (stored := stored_calibration(folder)) is not None:
         return stored
@@ -98,7 +99,7 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
         noise = f"(coefficient of variation: {', '.join(noisy)}; allowed: {MAX_CV:.0%})"
         again = "stop other work and run `edgefl calibrate` again"
         raise RunError(f"calibration refused: this host is too noisy now {noise}; {again}")
-    with contextlib.suppress(OSError, ConfigError):  # a cache that cannot be written is no error
+    with contextlib.suppress(OSError, ConfigError):  # the cache is optional
         path = _path(folder)
         make_folder(path.parent)
         replace(path, [msgspec.json.format(msgspec.json.encode(measured))])
@@ -106,7 +107,7 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
 
 
 def stored_calibration(folder: Path | None = None) -> Calibration | None:
-    """The fresh calibration of this host if there is one; measures nothing."""
+    """Return this host's stored calibration if it is valid; measures nothing."""
     try:
         stored = msgspec.json.decode(_path(folder).read_bytes(), type=Calibration)
     except (OSError, ConfigError, msgspec.DecodeError):
@@ -119,14 +120,14 @@ def _path(folder: Path | None) -> Path:
 
 
 def fingerprint() -> str:
-    """16 hex digits of what a calibration depends on."""
+    """Return 16 hex digits that identify everything a calibration depends on."""
     this = host()
     parts = (this.cpu, str(this.cores), platform.machine(), library(), "threads=1", f"version={VERSION}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def library() -> str:
-    """Names the libraries that compute here, with their versions."""
+    """Return the names and versions of the libraries that compute here."""
     return f"torch {version('torch')}, numpy {version('numpy')}"
 
 
@@ -137,7 +138,7 @@ def _measure_apart() -> Measured:
         done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         again = "stop other work and run it again"
-        raise RunError(f"calibration failed: not done within {PATIENCE_S} s; {again}") from None
+        raise RunError(f"calibration failed: took more than {PATIENCE_S} s; {again}") from None
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise RunError(f"calibration failed with exit code {done.returncode}: {why[-1]}")

@@ -1,4 +1,4 @@
-"""The host's capacity: the time scale at which a fleet fits it, and its cores, quotas and users."""
+"""Host capacity: the time scale at which a fleet fits the host, and its cores, quotas and CPU usage."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ import psutil
 
 from edgefl.errors import ConfigError
 from edgefl.limits.fidelity import LOAD_MAX, MEAN_MAX, MINOR_PART
-from edgefl.limits.groups import NoGroup, Place, find, throttled_ns, words
+from edgefl.limits.groups import NoGroup, Place, find, read_words, throttled_ns
 from edgefl.processes import usable_cores
 
 TRIP_OVERHEAD_S = 0.002
-"""CPU seconds of a trip besides its training steps: messages, copies, the server's share."""
-SERVER_TRIP_S = 0.0003  # seconds of a trip's overhead that the server spends, for one client after another
-TARGET_LOAD = 0.5  # share of the host's cores that a fleet may ask for: up to here pacing was exact to 0.2%
-LEAST_STRETCH = 1.15  # real time is kept where less than this would bring the load to its target
-CLIENT_SHARE = 0.7  # share of one core that a single client may ask for while it is on a trip
+"""CPU seconds of a trip besides its training steps: messages, copies, the server's work."""
+SERVER_TRIP_S = 0.0003  # part of a trip's overhead spent by the server, which handles clients one by one
+TARGET_LOAD = 0.5  # share of the host's cores that a fleet may use: pacing was exact to 0.2% up to here
+LEAST_STRETCH = 1.15  # smaller stretches to reach the target load are not applied: real time is kept
+CLIENT_SHARE = 0.7  # share of one core that a client may use during its trip
 BURST_SHARE = 0.3
-"""Share of one core that a client may ask for until its training is due: the slack in which it can still be
-on time when other clients train at that moment."""
+"""Share of one core that a client may use until its training is due: the slack that keeps it on time when
+other clients train at the same moment."""
 
 Verdict = Literal["fits", "tight", "overloaded"]
-_SAYS: dict[Verdict, str] = {
+_VERDICT_TEXT: dict[Verdict, str] = {
     "fits": "",
-    "tight": "; that is above what is paced exactly, figures may be off",
-    "overloaded": "; the host is overloaded, figures will be INVALID",
+    "tight": "; that is above the load at which pacing is exact, times may be off",
+    "overloaded": "; the host is overloaded, the run will be INVALID",
 }
 Together = Literal["never", "at first", "always"]
-"""The trips of all clients start at one instant: never, at the run's start only, or in each round."""
+"""When the trips of all clients start at the same instant: never, at the run's start only, or every round."""
 
 
 class Burst(NamedTuple):
-    """CPU seconds of the host in a window of a client's trip: its start and length, emulated seconds."""
+    """CPU seconds of the host in a window of a client's trip; start and length of it in emulated seconds."""
 
     host_cpu_s: float
     start_s: float
@@ -46,7 +46,7 @@ class Burst(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """The host's CPU seconds for one trip of a client, the device's emulated ones, and its training."""
+    """One trip of a client: CPU seconds of the host, emulated seconds of the device, and its training."""
 
     host_cpu_s: float
     emulated_s: float
@@ -54,16 +54,16 @@ class Demand(NamedTuple):
 
     @property
     def cores(self) -> float:
-        """Host cores that the client keeps busy at time scale 1."""
+        """Number of host cores that the client keeps busy at time scale 1."""
         if self.host_cpu_s <= 0:
             return 0.0
         return self.host_cpu_s / self.emulated_s if self.emulated_s > 0 else math.inf
 
     def due(self) -> Burst | None:
-        """The training's work in the window in which it must be done for the trip to be right.
+        """Return the training's work in the window in which it must finish for the trip to be on time.
 
         Training that is a minor part of its trip (`fidelity.MINOR_PART`) is due when the trip ends, because
-        the upload makes up for it; other training when the device has done it.
+        the upload can absorb its delay; other training is due when the device would have finished it.
 
         >>> Demand(0.003, 1.0, Burst(0.001, 0.4, 0.002)).due()
         Burst(host_cpu_s=0.001, start_s=0.4, emulated_s=0.6)
@@ -74,11 +74,11 @@ class Demand(NamedTuple):
 
 
 class TimeScale(NamedTuple):
-    """Wall seconds per emulated second, and what the host then has to carry."""
+    """Wall seconds per emulated second, and the resulting load of the host."""
 
     value: float
     load: float
-    """Share of the host's cores asked for, 0.5 is the target."""
+    """Used share of the host's cores; 0.5 is the target."""
     client_share: float
     why: str
     verdict: Verdict
@@ -92,16 +92,16 @@ def choose_time_scale(
     active: int | None = None,
     together: Together = "never",
 ) -> TimeScale:
-    """The time scale at which all clients' trips fit the host.
+    """Choose the time scale at which all clients' trips fit the host.
 
-    load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (all
-    by default: each is on a trip all the time). ``cores`` are by default those that affinity and CPU quotas
-    leave. ``auto`` is the smallest scale of at least 1 that keeps the rules of docs/fidelity.md, rounded up
-    to two digits; an explicit scale is judged. ConfigError if a demand or the scale is not finite.
+    load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (default:
+    all, each on a trip all the time). ``cores`` defaults to those allowed by affinity and CPU quotas.
+    ``auto`` chooses the smallest scale of at least 1 that satisfies the rules of docs/fidelity.md, rounded up
+    to two digits; an explicit scale is only judged. ConfigError if a demand or the scale is not finite.
 
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
     8.0
-    >>> choose_time_scale([Demand(0.2, 1.0)] * 4, cores=2).value       # fits: time is not squeezed
+    >>> choose_time_scale([Demand(0.2, 1.0)] * 4, cores=2).value       # fits: never faster than real time
     1.0
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2, scale=2).verdict
     'overloaded'
@@ -111,7 +111,7 @@ def choose_time_scale(
         raise ConfigError(f"cores must be a finite number above 0 (got {cores})")
     shares = sorted((demand.cores for demand in demands), reverse=True)
     if not all(map(math.isfinite, shares)):
-        why = "a client's trip takes no emulated time but needs the host's CPU; it cannot be paced"
+        why = "a client's trip takes no emulated time but needs the host's CPU, so it cannot be paced"
         raise ConfigError(f"clock.time_scale: {why}, use clock.kind = 'virtual'")
     active = len(shares) if active is None else min(active, len(shares))
     asked, largest = sum(shares[:active]), max(shares, default=0.0)
@@ -127,8 +127,8 @@ def choose_time_scale(
     if max(load, share) > LOAD_MAX:
         verdict = "overloaded"
     why = (
-        f"time_scale {value:g} was {chosen}; over whole trips the fleet then asks for {load:.1%} of the "
-        f"host's {cores:g} cores, its most demanding client for {share:.1%} of a core{_SAYS[verdict]}"
+        f"time_scale {value:g} was {chosen}; over whole trips the fleet then uses {load:.1%} of the "
+        f"host's {cores:g} cores, its most demanding client {share:.1%} of a core{_VERDICT_TEXT[verdict]}"
     )
     return TimeScale(value, load, share, why, verdict)
 
@@ -136,7 +136,7 @@ def choose_time_scale(
 def _smallest(
     asked: float, largest: float, demands: Sequence[Demand], cores: float, together: Together, active: int
 ) -> tuple[float, str]:
-    """The smallest scale that keeps the rules; in words the rule that asks for it, and its own figures."""
+    """Return the smallest scale that satisfies all rules, and the decisive rule in words with its figures."""
     one = min(1.0, cores)
     bursts = [burst for demand in demands if (burst := demand.due()) and burst.emulated_s > 0]
     densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)
@@ -144,12 +144,10 @@ def _smallest(
     queue_s = active * SERVER_TRIP_S if together == "always" else 0.0
     shortest_s = min((demand.emulated_s for demand in demands if demand.emulated_s > 0), default=math.inf)
     half = f"at most {TARGET_LOAD:.0%} of {cores:g} is allowed"
-    whole = f"a load of at most {TARGET_LOAD:.0%}: the fleet asks for {asked:.2f} cores at scale 1"
-    moment = (
-        f"clients that train at the same moment and then ask for {coincident:.2f} cores at scale 1, {half}"
-    )
-    alone = f"{CLIENT_SHARE:.0%} of a core at most for one client, which asks for {largest:.0%} at scale 1"
-    training = f"one client's training, which asks for {densest:.0%} at scale 1"
+    whole = f"a load of at most {TARGET_LOAD:.0%}: the fleet needs {asked:.2f} cores at scale 1"
+    moment = f"clients that train at the same moment and then need {coincident:.2f} cores at scale 1, {half}"
+    alone = f"{CLIENT_SHARE:.0%} of a core at most for one client, which needs {largest:.0%} at scale 1"
+    training = f"one client's training, which needs {densest:.0%} at scale 1"
     answered = f"which the server takes {queue_s * 1e3:.1f} ms to answer"
     late = f"that is {queue_s / shortest_s:.1%} of one, at most {MEAN_MAX:.0%} is allowed"
     rounds = f"rounds of {active} clients, {answered}, and trips of {shortest_s * 1e3:.3g} ms: {late}"
@@ -168,12 +166,12 @@ def _smallest(
     if why:
         return value, f"chosen for {why}"
     wanted, rule = max(of_all)
-    kept = f", kept where less than {LEAST_STRETCH:g} is asked for, by {rule}" if wanted > 1 else ""
+    kept = f", kept where a rule needs less than {LEAST_STRETCH:g}, here {rule}" if wanted > 1 else ""
     return 1.0, f"chosen: real time{kept}"
 
 
 def _coincident(bursts: Sequence[Burst]) -> float:
-    """Cores needed by the densest stretch of windows whose trips start at once: real-time's demand bound."""
+    """Return the cores needed by the densest interval if all trips start at once: EDF's demand bound."""
     merged: dict[tuple[float, float], float] = {}
     for one in bursts:
         window = (one.start_s, one.start_s + one.emulated_s)
@@ -190,13 +188,13 @@ def _coincident(bursts: Sequence[Burst]) -> float:
 
 
 def capacity_cores() -> float:
-    """Cores that this process and all it starts may use together: no more than the CPU quota around it."""
+    """Cores that this process and its descendants may use together: affinity and the outer CPU quota."""
     quota = cpu_quota()
     return float(usable_cores()) if quota is None else min(quota, float(usable_cores()))
 
 
 class Host(NamedTuple):
-    """The machine that emulates."""
+    """The host machine."""
 
     cpu: str
     cores: int
@@ -204,7 +202,7 @@ class Host(NamedTuple):
 
 
 def host() -> Host:
-    """CPU model, usable cores and system of this machine."""
+    """Return CPU model, usable cores and operating system of this machine."""
     lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
     models = [value.strip() for key, _, value in lines if key.strip() in ("model name", "Model", "Hardware")]
     cpu = next(filter(None, models), "") or platform.processor() or platform.machine() or "unknown"
@@ -212,7 +210,7 @@ def host() -> Host:
 
 
 def machine() -> str:
-    """The running system's own name: the same in its containers, another after a restart. "" if untold."""
+    """Identifier of the running system: shared by its containers, new after a reboot; its name if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -220,35 +218,35 @@ def machine() -> str:
 
 
 def cpu_quota() -> float | None:
-    """Cores that the control groups around this process allow together, or None if they allow all."""
+    """Cores that the control groups around this process allow together, or None without a quota."""
     quotas = []
     for folder, version in _around("cpu"):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
-        found = [word for name in names for word in words(folder / name)]
+        found = [word for name in names for word in read_words(folder / name)]
         if len(found) == 2 and found[0].isdecimal():
             quotas.append(int(found[0]) / int(found[1]))
     return min(quotas, default=None)
 
 
 def memory_limit_bytes() -> int | None:
-    """Bytes that the control groups around this process allow, or None if they do not limit them."""
+    """Memory limit of the control groups around this process, bytes, or None without a limit."""
     found = [
-        words(folder / ("memory.limit_in_bytes" if version == 1 else "memory.max"))
+        read_words(folder / ("memory.limit_in_bytes" if version == 1 else "memory.max"))
         for folder, version in _around("memory")
     ]
     limits = [int(text[0]) for text in found if text and text[0].isdecimal()]
-    # Version 1 says "no limit" with the largest multiple of a page.
+    # Version 1 represents "no limit" by the largest multiple of a page.
     return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
 def thread_limit() -> int | None:
-    """Processes and threads that the control groups around this process allow, or None without a limit."""
-    found = [words(folder / "pids.max") for folder, _ in _around("pids")]
+    """Maximum number of processes and threads in the control groups around this process, or None."""
+    found = [read_words(folder / "pids.max") for folder, _ in _around("pids")]
     return min((int(text[0]) for text in found if text and text[0].isdecimal()), default=None)
 
 
 def _around(controller: str) -> Iterator[Place]:
-    """The group of this process and those around it, as far as they can be seen."""
+    """Yield the control group of this process and its ancestors, as far as they are visible."""
     try:
         folder, version = find(controller)
     except NoGroup:
@@ -259,13 +257,13 @@ def _around(controller: str) -> Iterator[Place]:
 
 
 class StealMeter:
-    """CPU time that the hypervisor gave to others since this was made."""
+    """Measures the CPU time that the hypervisor gave to other machines since the meter's creation."""
 
     def __init__(self) -> None:
         self._start = psutil.cpu_times()
 
     def share(self) -> float | None:
-        """Stolen share of CPU time since the start; 0 if none passed, None where the system does not tell."""
+        """Stolen share of CPU time since the start; 0 if no time passed, None if it is not reported."""
         now, start = psutil.cpu_times(), self._start
         if not hasattr(now, "steal"):
             return None
@@ -275,16 +273,16 @@ class StealMeter:
 
 
 class ThrottleMeter:
-    """Time that the quotas around this process have kept its group from running, since this was made."""
+    """Measures the time that CPU quotas around this process have kept its control group from running."""
 
     def __init__(self) -> None:
-        # The groups of now: the process may be moved, the time counts where it was spent.
+        # Keep the present groups: if the process is moved, its time was still spent here.
         self._places = list(_around("cpu"))
         self._start_s = time.monotonic()
         self._before = self._throttled_s()
 
     def share(self) -> float | None:
-        """Share of the wall time in which a core stood still for want of quota; None where it is not told."""
+        """Share of wall time in which a core was idle for lack of quota; None if it is not reported."""
         now, wall_s = self._throttled_s(), time.monotonic() - self._start_s
         if not now or wall_s <= 0:
             return None
@@ -292,14 +290,14 @@ class ThrottleMeter:
         return min(1.0, max(0.0, worst / wall_s))
 
     def _throttled_s(self) -> list[float]:
-        """Seconds so far, a group."""
+        """Throttled seconds so far, by group."""
         return [throttled_ns(place) / 1e9 for place in self._places]
 
 
 class UsageMeter:
-    """Measures from when it was made until `usage` is asked; steal and quota between `begin` and `end`.
+    """Measures CPU usage from its creation to `usage`; steal and throttling only from `begin` to `end`.
 
-    ``elsewhere_s`` gives the CPU seconds of processes of the run that ended and are no children of this one.
+    ``elsewhere_s`` returns the CPU seconds of ended processes of the run that are not children of this one.
     """
 
     def __init__(self, elsewhere_s: Callable[[], float] = float) -> None:
@@ -310,16 +308,16 @@ class UsageMeter:
         self._taken: dict[str, float | None] = {"steal": None, "throttled": None}
 
     def begin(self) -> None:
-        """Note that the clients start."""
+        """Mark the start of the clients."""
         self._meters = StealMeter(), ThrottleMeter()
 
     def end(self) -> None:
-        """Note that the clients have ended."""
+        """Mark the end of the clients."""
         if self._meters is not None:
             self._taken = {"steal": self._meters[0].share(), "throttled": self._meters[1].share()}
 
     def usage(self) -> dict[str, float | None]:
-        """Shares of `fidelity.Conditions` by name since this was made, once the processes have ended."""
+        """Return the shares named in `fidelity.Conditions`; call it after the processes have ended."""
         core_s = (time.monotonic() - self._began_s) * usable_cores()
         own_s = self._cpu_s() - self._own_s
         if core_s <= 0:
@@ -332,10 +330,10 @@ class UsageMeter:
 
 
 def _own_cpu_s() -> float:
-    """CPU seconds of this process and of its children, theirs too, once they were waited for."""
+    """CPU seconds of this process and its reaped descendants."""
     return sum(os.times()[:4])
 
 
 def _busy_s(times: Any) -> float:
-    """CPU seconds that the host's cores have worked: not idle, not stolen; guests' time is user time."""
+    """CPU seconds used on the host's cores: neither idle nor stolen; guest time is part of user time."""
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))

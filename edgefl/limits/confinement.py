@@ -1,7 +1,7 @@
-"""Memory limits and CPU throttles of a run's clients, besides their own pacing.
+"""Memory limits and CPU throttles of a run's clients, in addition to their own pacing.
 
-The supervisor finds out what works here (`enforced`) and makes the control groups; the zygote makes a
-`ClientLimits` for each client before it forks it; the client enters it.
+The supervisor checks what works here (`enforced`) and creates the control groups; the zygote creates a
+`ClientLimits` for each client before forking it; the client applies it to itself.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ MemoryBy = Literal["cgroup", "rlimit", "off"]
 
 
 class Enforcement(msgspec.Struct, frozen=True):
-    """The mechanisms that hold a run's clients."""
+    """The mechanisms that limit a run's clients."""
 
     memory: MemoryBy = "off"
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
     groups: dict[str, tuple[str, int]] = {}
-    """Controller to the start of its groups' paths and the version: `Groups.folders`."""
+    """Path prefix and version of the control groups, by controller (`Groups.folders`)."""
 
 
 @contextlib.contextmanager
 def enforced(experiment: Experiment) -> Iterator[Enforcement]:
-    """Enforces the experiment's limits until the end; ConfigError if that does not work here."""
+    """Prepare the experiment's limits and undo them at the end; ConfigError if one does not work here."""
     if experiment.clock.kind == "virtual":
         yield Enforcement()
         return
-    fleet, memory = experiment.fleet, memory_by(experiment)
+    fleet, memory = experiment.fleet, memory_mechanism(experiment)
     with contextlib.ExitStack() as stack:
         folders: dict[str, tuple[str, int]] = {}
         for controller, key, kind, others in (
@@ -51,8 +51,8 @@ def enforced(experiment: Experiment) -> Iterator[Enforcement]:
         yield Enforcement(memory, fleet.throttle, folders)
 
 
-def memory_by(experiment: Experiment) -> MemoryBy:
-    """Names the mechanism that enforces the clients' memory limits."""
+def memory_mechanism(experiment: Experiment) -> MemoryBy:
+    """Return the mechanism that enforces the clients' memory limits."""
     fleet = experiment.fleet
     if experiment.clock.kind == "virtual":
         return "off"
@@ -60,13 +60,13 @@ def memory_by(experiment: Experiment) -> MemoryBy:
 
 
 class ClientLimits:
-    """The limits of one client's process; made before it starts."""
+    """The limits of one client's process; created before the process starts."""
 
     def __init__(
         self, enforcement: Enforcement, name: str, limit_mib: float | None, governor: int | None = None
     ) -> None:
         self.throttle = enforcement.throttle
-        self.governor = governor  # the pipe on which it tells of its computing; None without a throttle
+        self.governor = governor  # pipe for requests to the governor; None without a throttle
         self._limit_mib = limit_mib if enforcement.memory != "off" else None
         self._group = ControlGroup(enforcement.groups, name) if enforcement.groups else None
         self._memory: MemoryLimit | GroupMemory | None = None
@@ -75,18 +75,18 @@ class ClientLimits:
             self._memory = GroupMemory(self._group.place("memory"), self._limit_mib)
 
     def enter(self) -> None:
-        """Put this process into its control group; called in it, first of all."""
+        """Move this process into its control group; the process calls this first of all."""
         if self._group is not None:
             self._group.enter()
 
     def limit(self) -> MemoryLimit | GroupMemory | None:
-        """Put the memory limit in force and return it; called in the process when it is ready to work."""
+        """Apply the memory limit to this process and return it; called when the process is ready to work."""
         if self._memory is None and self._limit_mib is not None:
             self._memory = MemoryLimit(self._limit_mib)
         return self._memory
 
     def out_of_memory(self, gave_up: bool) -> str:
-        """The words for a death by too little memory, also where the process ``gave_up``; else empty."""
+        """Describe a death by lack of memory; "" for another death. ``gave_up``: an allocation failed."""
         killed = isinstance(self._memory, GroupMemory) and self._memory.kills > 0
         if not (gave_up or killed):
             return ""
@@ -94,6 +94,6 @@ class ClientLimits:
         return f"{limit}, {'killed by the kernel' if killed else 'an allocation failed'}"
 
     def remove(self) -> None:
-        """Leave nothing of it; called after the process's end."""
+        """Remove the control group; called after the process has ended."""
         if self._group is not None:
             self._group.remove()

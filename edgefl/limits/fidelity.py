@@ -1,7 +1,7 @@
-"""The emulation's errors against what it declared, and the verdict whether to believe it: docs/fidelity.md.
+"""Errors of the emulation against its declared times, and the verdict on a run: docs/fidelity.md.
 
-The error of a quantity on one trip is ``achieved/declared - 1``: seconds by the client's clock (``round``: by
-the server's) over those of the plan, both for the same work.
+The error of a quantity on one trip is ``achieved/declared - 1``: seconds measured by the client's clock
+(``round``: by the server's) over the planned seconds for the same work.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import numpy.typing as npt
 
 QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
 MAY_LACK = ("delay", "round")
-"""Quantities that a trip need not have: NaN."""
+"""Quantities that a trip may lack; their value is then NaN."""
 PHASES = {"compute": "training", "down": "download", "up": "upload"}
 SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
-"""Quantities whose sums may not be off, of the fleet and of each device."""
+"""Quantities whose sums are judged, for the fleet and for each device."""
 RESOLUTION_WALL_S = 0.005
 MEDIAN_MAX = 0.05
 P95_MAX = 0.20
 MEAN_MAX = 0.03
 MINOR_PART = 0.05
-"""Training that is a smaller part of its trip is judged by the trip: a trip with twice that training is
-still within `MEDIAN_MAX`."""
+"""Training that is a smaller part of its trip is judged by the trip only: doubling it changes the trip by
+less than `MEDIAN_MAX`."""
 PHASE_WALL_S = 0.002
-"""Wall seconds by which a wake-up on a busy host may be late: a phase that is off by less gets no warning."""
+"""Wall seconds by which a busy host may delay a wake-up: smaller errors of a phase give no warning."""
 LOAD_MAX = 0.9
-"""Above this share the emulation falls behind (measured: 11% slow from 70%, 65% when overloaded)."""
+"""Above this load the emulation falls behind (measured: 11% slower from 70%, 65% when overloaded)."""
 STEAL_MAX = 0.02
 THROTTLED_MAX = 0.02
 STALE_FACTOR = 2.0
-OTHERS_NOTED = 0.25  # share of the host that others use from which on they are named among the reasons
+OTHERS_NOTED = 0.25  # share of the host used by other processes above which the reasons mention them
 
 Seconds = npt.NDArray[np.float64]
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
-    """The error of one quantity, emulated seconds, over trips on which it was measured; None without."""
+    """Error of one quantity over the trips on which it was measured, emulated seconds; None if on none."""
 
     measured: int = 0
     declared_s: float = 0.0
@@ -46,27 +46,27 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     mean_error: float | None = None
     """Error of the sums: ``achieved_s / declared_s - 1``."""
     median_error: float | None = None
-    """Signed: above 0 is slower than declared."""
+    """Signed: above 0 means slower than declared."""
     median_abs_error: float | None = None
     p95_abs_error: float | None = None
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """The errors of one phase (`PHASES`) of one device profile's trips."""
+    """Errors of one phase (`PHASES`) of one device profile's trips."""
 
     device: str
     phase: str
     median_error: float
-    """Signed: above 0 is slower than declared."""
+    """Signed: above 0 means slower than declared."""
     median_abs_error: float
     p95_abs_error: float
     median_wall_s: float
     p95_wall_s: float
-    """Absolute errors on the wall clock."""
+    """Absolute error, wall seconds."""
 
     @property
     def excess(self) -> float:
-        """Error ÷ bound, the larger of median and p95; 0 within `PHASE_WALL_S`. Above 1 is a warning."""
+        """Error ÷ bound, the larger of median and p95; 0 within `PHASE_WALL_S`. Above 1 gives a warning."""
         return max(
             self.median_abs_error / MEDIAN_MAX * (self.median_wall_s > PHASE_WALL_S),
             self.p95_abs_error / P95_MAX * (self.p95_wall_s > PHASE_WALL_S),
@@ -78,7 +78,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """The host during a run: shares of its cores and of time; None where unknown."""
+    """State of the host during a run: shares of its cores and of time; None where unknown."""
 
     load: float | None = None
     used: float | None = None
@@ -86,11 +86,11 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     steal: float | None = None
     throttled: float | None = None
     step_cost: float | None = None
-    """CPU time of training over what it was measured to cost before the run."""
+    """CPU time of a training step ÷ its cost measured before the run."""
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
-    """The judgement of a run. Not ``valid`` says INVALID, and ``reasons`` say why."""
+    """Verdict on a run. If not ``valid`` the run is INVALID, and ``reasons`` explain it."""
 
     valid: bool
     median_abs_error: float | None
@@ -100,11 +100,11 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     by_quantity: dict[str, Quantity]
     by_device: dict[str, dict[str, Quantity]]
     worst: Phase | None
-    """The phase and device with the largest errors that a timer does not explain."""
+    """The phase and device with the largest errors beyond timer resolution."""
     warnings: tuple[str, ...]
-    """Phases that are off while their trips are on time, which makes no run INVALID."""
+    """Phases with errors above the bounds whose trips are on time; they do not make a run INVALID."""
     p95_lateness_s: float | None
-    """Emulated seconds by which trips ended after their scheduled moment."""
+    """Emulated seconds by which trips ended after their scheduled time."""
     max_lateness_s: float | None
     conditions: Conditions
 
@@ -120,9 +120,9 @@ def assess(
 ) -> Fidelity:
     """Judge a run from its finished trips.
 
-    ``profiles`` names each trip's device profile; ``declared_s`` and ``achieved_s`` hold, for each of
-    `QUANTITIES`, float64 arrays of the same length in emulated seconds (NaN where a trip lacks one of
-    `MAY_LACK`). ``lateness_s`` may have any length. ValueError if a quantity is missing or lengths differ.
+    ``profiles`` holds each trip's device profile; ``declared_s`` and ``achieved_s`` map each of `QUANTITIES`
+    to a float64 array of the same length, emulated seconds (NaN where a trip lacks one of `MAY_LACK`).
+    ``lateness_s`` may have any length. ValueError if a quantity is missing or lengths differ.
 
     >>> one = dict.fromkeys(QUANTITIES, [1.0])
     >>> assess(["pixel-4"], one, one).valid
@@ -170,18 +170,18 @@ def assess(
     if not trips:
         reasons.append("no trip was measured")
     elif not errors.size:
-        reasons.append(f"no trip took {RESOLUTION_WALL_S * 1e3:g} ms on the wall, too short to measure")
+        reasons.append(f"no trip took {RESOLUTION_WALL_S * 1e3:g} ms of wall time: too short to measure")
     reasons += bounds(median, p95, conditions)
     reasons += _drift("", by_quantity)
     if late := drift("training", training.mean_error):
         reasons.append(late)
-    # The device that is furthest off, if it is too far.
+    # Report only the device with the largest error.
     off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
     bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
     more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
     reasons += [_drift(f" of {name}", by_device[name])[0] + more for name in bad[:1]]
     if reasons and conditions.others is not None and conditions.others > OTHERS_NOTED:
-        reasons.insert(1, f"other processes used {conditions.others:.0%} of the host")  # why, after what
+        reasons.insert(1, f"other processes used {conditions.others:.0%} of the host")  # cause after effect
     lateness = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
     return Fidelity(
         valid=not reasons,
@@ -202,7 +202,7 @@ def assess(
 
 
 def bounds(median: float | None, p95: float | None, conditions: Conditions) -> list[str]:
-    """Returns a line for each bound on the headline's errors and on the conditions that is not held.
+    """Return a line for each violated bound on the errors and conditions.
 
     >>> bounds(0.01, 0.3, Conditions(load=0.5))
     ['95th percentile of errors 30.0%, at most 20% is allowed']
@@ -212,7 +212,7 @@ def bounds(median: float | None, p95: float | None, conditions: Conditions) -> l
         ("95th percentile of errors", p95, P95_MAX),
         ("host load", conditions.load, LOAD_MAX),
         ("time stolen by the hypervisor", conditions.steal, STEAL_MAX),
-        ("time taken by a CPU quota around the run", conditions.throttled, THROTTLED_MAX),
+        ("time throttled by a CPU quota around the run", conditions.throttled, THROTTLED_MAX),
     )
     reasons = [
         f"{what} {got:.1%}, at most {allowed:.0%} is allowed"
@@ -221,14 +221,14 @@ def bounds(median: float | None, p95: float | None, conditions: Conditions) -> l
     ]
     cost = conditions.step_cost
     if cost is not None and not 1 / STALE_FACTOR <= cost <= STALE_FACTOR:
-        took = f"training took {cost:.2g} times the CPU time that was measured before it"
+        took = f"training took {cost:.2g} times the CPU time measured before the run"
         allowed = f"{1 / STALE_FACTOR:g} to {STALE_FACTOR:g} are allowed"
         reasons.append(f"calibration is stale: {took}, {allowed}")
     return reasons
 
 
 def drift(what: str, error: float | None) -> str:
-    """Says by how much a sum of emulated times is too far off; empty if it is not."""
+    """Describe the error of a sum of emulated times if it is above `MEAN_MAX`; otherwise return ""."""
     if error is None or abs(error) <= MEAN_MAX:
         return ""
     longer = "longer" if error > 0 else "less"
@@ -242,10 +242,10 @@ def _drift(device: str, found: Mapping[str, Quantity]) -> list[str]:
 
 def _column(columns: Mapping[str, npt.ArrayLike], quantity: str, trips: int) -> Seconds:
     if quantity not in columns:
-        raise ValueError(f"quantity {quantity!r} is missing; all of {', '.join(QUANTITIES)} are needed")
+        raise ValueError(f"quantity {quantity!r} is missing; required: {', '.join(QUANTITIES)}")
     column = np.asarray(columns[quantity], dtype=np.float64)
     if column.shape != (trips,):
-        raise ValueError(f"{quantity} must have shape ({trips},), one a profile name (got {column.shape})")
+        raise ValueError(f"{quantity} must have shape ({trips},), one value per profile (got {column.shape})")
     return column
 
 
@@ -256,7 +256,7 @@ def _phase(
     of_device: npt.NDArray[np.bool_],
     time_scale: float,
 ) -> Phase | None:
-    """The errors of a device's trips that could be measured (not NaN); None without.
+    """Return the errors of a device's measured trips (not NaN), or None if there are none.
 
     ``times`` are declared and achieved seconds of all trips.
     """
@@ -278,7 +278,7 @@ def _phase(
 
 
 def _summary(declared: Seconds, achieved: Seconds) -> Quantity:
-    """Sums up the trips that could be measured (not NaN)."""
+    """Summarise the measured trips (not NaN)."""
     known = ~np.isnan(declared)
     if not known.any():
         return Quantity()

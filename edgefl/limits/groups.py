@@ -1,4 +1,4 @@
-"""Control groups of version 1 and 2: the existing ones, and those of edgefl's own, gone with its process."""
+"""Control groups, version 1 and 2: find existing ones; create edgefl's own and remove them."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
 ACCOUNTING = "cpuacct"
 _OWN = "own"
-"""Version 2: a group whose processes moved here, because a group with limits below it may hold none."""
-_PATIENCE_S = 2.0  # a process that has ended leaves its group a little later
+"""Version 2: subgroup for moved processes, because a group that delegates controllers may hold none."""
+_PATIENCE_S = 2.0  # wait for ended processes to leave their group
 
 
 class NoGroup(ConfigError):
-    """Control groups cannot be used here; the message says why, in one line."""
+    """Control groups cannot be used here; the one-line message gives the reason."""
 
 
 class Place(NamedTuple):
-    """A control group in the hierarchy of one controller."""
+    """A control group in the hierarchy of one controller: its folder and cgroup version."""
 
     folder: Path
     version: int
 
 
 def find(controller: str, pid: int | str = "self") -> Place:
-    """The group of process ``pid`` in the hierarchy that has ``controller``: ``cpu`` or ``memory``.
+    """Return the group of process ``pid`` in the hierarchy that has ``controller``: ``cpu`` or ``memory``.
 
-    A controller belongs to one hierarchy: the version 1 hierarchy that names it, else version 2. Groups of
-    version 2 account CPU time (``cpuacct``) without a controller. Raises `NoGroup` if no group exists or this
-    process cannot see it.
+    A controller belongs to one hierarchy: the version 1 hierarchy that names it, else version 2. Version 2
+    accounts CPU time (``cpuacct``) without a controller. Raises `NoGroup` if no group exists or this process
+    cannot see it.
     """
     lines = [line.split(":", 2) for line in _text(PROC / str(pid) / "cgroup").splitlines()]
-    # A group's path by controller of version 1, or by "" for version 2.
+    # Path of the process's group, by version 1 controller or "" for version 2.
     own = {name: path for _, controllers, path in lines for name in controllers.split(",")}
     unified: Place | None = None
     for line in _text(PROC / "self" / "mountinfo").splitlines():
@@ -55,48 +55,48 @@ def find(controller: str, pid: int | str = "self") -> Place:
             unified = Place(_below(fields, own[""]), 2)
     if unified is None:
         raise NoGroup(f"no control group hierarchy with the {controller} controller is mounted")
-    if controller != ACCOUNTING and controller not in words(unified.folder / "cgroup.controllers"):
-        raise NoGroup(f"the {controller} controller is not given to {unified.folder}")
+    if controller != ACCOUNTING and controller not in read_words(unified.folder / "cgroup.controllers"):
+        raise NoGroup(f"the {controller} controller is not enabled in {unified.folder}")
     return unified
 
 
 def _below(fields: list[str], path: str) -> Path:
-    """A group's folder, under a mount that shows a part of the hierarchy, as a line of mountinfo says."""
+    """Return a group's folder below a mount that may show part of the hierarchy (``fields`` of mountinfo)."""
     root, mount = fields[3], Path(fields[4].replace("\\040", " "))
     relative = os.path.relpath(path, root)
-    # In a container the path may be the host's; what can be seen of it starts at the mount itself.
+    # In a container the path may be the host's; the visible part starts at the mount itself.
     folder = mount / relative if not relative.startswith("..") else mount
     return folder if folder.is_dir() else mount
 
 
-def words(file: Path) -> list[str]:
-    """The words in a control file; none if it cannot be read."""
+def read_words(file: Path) -> list[str]:
+    """Return the words of a control file; [] if it cannot be read."""
     return _text(file).split()
 
 
-def figures(file: Path) -> dict[str, int]:
-    """The lines ``name number`` of a control file; none if it cannot be read."""
+def read_counters(file: Path) -> dict[str, int]:
+    """Parse the ``name number`` lines of a control file; {} if it cannot be read."""
     lines = [line.partition(" ") for line in _text(file).splitlines()]
     return {name: int(value) for name, _, value in lines if value.strip().isdecimal()}
 
 
 def used_ns(place: Place) -> int:
-    """CPU time of all processes that are or were in a group of `ACCOUNTING`, ns."""
+    """CPU time of all present and past processes of a group of `ACCOUNTING`, ns."""
     if place.version == 1:
         return int(_text(place.folder / "cpuacct.usage") or 0)
-    return figures(place.folder / "cpu.stat").get("usage_usec", 0) * 1000
+    return read_counters(place.folder / "cpu.stat").get("usage_usec", 0) * 1000
 
 
 def throttled_ns(place: Place) -> int:
-    """Time that a group's quota has kept it from running, of all cores together, ns."""
+    """Time that a group's quota has kept it from running, summed over cores, ns."""
     name, unit_ns = {1: ("throttled_time", 1), 2: ("throttled_usec", 1000)}[place.version]
-    return figures(place.folder / "cpu.stat").get(name, 0) * unit_ns
+    return read_counters(place.folder / "cpu.stat").get(name, 0) * unit_ns
 
 
 def write(file: Path, text: str) -> None:
-    """Write a control file. `NoGroup` with the system's reason where it refuses."""
+    """Write a control file. Raises `NoGroup` with the system's reason on failure."""
     try:
-        # Not write_text(): it opens for truncation too, and the value must go in one write.
+        # Not write_text(): it would open with O_TRUNC, and the value must be written in one write.
         fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode())
@@ -108,16 +108,16 @@ def write(file: Path, text: str) -> None:
 
 def _text(file: Path) -> str:
     try:
-        return os.fsdecode(file.read_bytes())  # a mount's path may be any bytes
+        return os.fsdecode(file.read_bytes())  # a mount's path may hold any bytes
     except OSError:
         return ""
 
 
 class Groups(contextlib.AbstractContextManager["Groups"]):
-    """Control groups for some ``controllers``, ``cpu`` and ``memory``, below the one of this process.
+    """Control groups for ``controllers`` (``cpu``, ``memory``), below this process's own group.
 
-    All of one process lie in one folder a hierarchy, named by its id and start, so that what a killed one
-    left is swept away when groups are made there again. `NoGroup` if none can be made.
+    All groups of a process are in one folder per hierarchy, named by pid and start time; the next process
+    that creates groups there removes folders of killed owners. Raises `NoGroup` if none can be created.
     """
 
     _lock = threading.RLock()
@@ -130,7 +130,7 @@ class Groups(contextlib.AbstractContextManager["Groups"]):
         with Groups._lock:
             own = Groups._own or _OwnFolders()
             try:
-                self._places = {name: own.take(name) for name in controllers}
+                self._places = {name: own.allocate(name) for name in controllers}
             except NoGroup:
                 if Groups._own is None:
                     own.remove()
@@ -140,17 +140,17 @@ class Groups(contextlib.AbstractContextManager["Groups"]):
         self._open = True
 
     def folders(self) -> dict[str, tuple[str, int]]:
-        """Controller to the path below which groups are made, and its version: for `ControlGroup`."""
+        """Return the path prefix and version of new groups by controller: the input of `ControlGroup`."""
         return {
             name: (str(place.folder / self._prefix), place.version) for name, place in self._places.items()
         }
 
     def group(self, name: str) -> ControlGroup:
-        """Returns a new group for one process."""
+        """Create a group for one process."""
         return ControlGroup(self.folders(), name)
 
     def close(self) -> None:
-        """Remove the groups; what still lives in them goes back to where this process is."""
+        """Remove the groups; processes still in them move back to this process's group."""
         with Groups._lock:
             if not self._open or Groups._own is None:
                 return
@@ -172,76 +172,76 @@ class ControlGroup:
     def __init__(self, folders: dict[str, tuple[str, int]], name: str) -> None:
         self._places = {key: Place(Path(path + name), version) for key, (path, version) in folders.items()}
         for place in self._places.values():
-            _make(place.folder, f"{place.folder} cannot be made")
+            _make(place.folder, f"{place.folder} cannot be created")
 
     def place(self, controller: str) -> Place:
-        """Folder and version for one controller."""
+        """Return folder and version for one controller."""
         return self._places[controller]
 
     def enter(self, pid: int = 0) -> None:
-        """Put process ``pid`` (0: this one) into the group."""
+        """Move process ``pid`` (0: this one) into the group."""
         for place in self._places.values():
             write(place.folder / "cgroup.procs", str(pid))
 
     def remove(self) -> None:
-        """Remove the group, whose process has ended."""
+        """Remove the group after its process has ended."""
         for place in self._places.values():
             remove(place.folder)
 
 
 class _OwnFolders:
-    """All control groups of this process: one folder in each hierarchy."""
+    """All control groups of this process: one folder per hierarchy."""
 
     def __init__(self) -> None:
         self._name = f"edgefl-{os.getpid()}-{started(os.getpid())}"
         self._outer: dict[str, Place] = {}
-        self._handed: list[tuple[Path, str]] = []
+        self._delegated: list[tuple[Path, str]] = []
 
-    def take(self, controller: str) -> Place:
+    def allocate(self, controller: str) -> Place:
         if controller not in self._outer:
             place = find(controller)
             moved = [outer for outer in self._outer.values() if outer.version == 2]
-            if place.version == 2 and moved:  # this process is below it now
+            if place.version == 2 and moved:  # this process is in a subgroup now
                 place = moved[0]
-            sweep(place.folder)
+            remove_orphans(place.folder)
             self._outer[controller] = place
             folder = place.folder / self._name
-            _make(folder, f"no group can be made in {place.folder}")
+            _make(folder, f"no group can be created in {place.folder}")
             if place.version == 2 and controller != ACCOUNTING:
-                self._hand_down(place.folder, folder, controller)
+                self._delegate(place.folder, folder, controller)
         outer, version = self._outer[controller]
         return Place(outer / self._name, version)
 
-    def _hand_down(self, outer: Path, folder: Path, controller: str) -> None:
-        """Version 2: give the controller to ``folder`` and to the groups in it."""
+    def _delegate(self, outer: Path, folder: Path, controller: str) -> None:
+        """Version 2: enable the controller in ``folder`` and in the groups below it."""
         for group in (outer, folder):
             file = group / "cgroup.subtree_control"
-            if controller in words(file):
+            if controller in read_words(file):
                 continue
             try:
                 write(file, f"+{controller}")
             except NoGroup:
-                if group is folder or not words(outer / "cgroup.procs"):
+                if group is folder or not read_words(outer / "cgroup.procs"):
                     raise
-                self._make_room(outer, folder)
+                self._move_processes(outer, folder)
                 write(file, f"+{controller}")
-            self._handed.append((file, controller))
+            self._delegated.append((file, controller))
 
-    def _make_room(self, outer: Path, folder: Path) -> None:
-        """Move the processes of ``outer`` below it, if they are this one and those that it has started."""
-        pids = words(outer / "cgroup.procs")
+    def _move_processes(self, outer: Path, folder: Path) -> None:
+        """Move the processes of ``outer`` into a subgroup; all must be this process or its descendants."""
+        pids = read_words(outer / "cgroup.procs")
         family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
         strangers = [pid for pid in pids if int(pid) not in family]
         if strangers:
-            others = f"{outer} holds other processes too (such as {strangers[0]})"
+            others = f"{outer} also holds other processes (such as {strangers[0]})"
             own = "start this in a group of its own: systemd-run --user --scope -p Delegate=yes ..."
-            raise NoGroup(f"{others}, so nothing below it can be limited; {own}")
+            raise NoGroup(f"{others}, so no group below it can have limits; {own}")
         (folder / _OWN).mkdir(exist_ok=True)
         for pid in pids:
             write(folder / _OWN / "cgroup.procs", pid)
 
     def clear(self, prefix: str) -> None:
-        """Remove the groups whose name starts so."""
+        """Remove the groups whose name starts with ``prefix``."""
         for outer in self._outer.values():
             for folder in _children(outer.folder / self._name):
                 if folder.name.startswith(prefix):
@@ -249,7 +249,9 @@ class _OwnFolders:
                     remove(folder)
 
     def remove(self) -> None:
-        for file, controller in reversed(self._handed):  # a group that hands controllers down holds nobody
+        for file, controller in reversed(
+            self._delegated
+        ):  # must precede moving processes up
             with contextlib.suppress(NoGroup):
                 write(file, f"-{controller}")
         for outer in self._outer.values():
@@ -257,20 +259,20 @@ class _OwnFolders:
             remove(outer.folder / self._name)
 
 
-def sweep(outer: Path) -> list[str]:
-    """Remove the groups in ``outer`` whose owner is gone; returns their names."""
-    swept = []
+def remove_orphans(outer: Path) -> list[str]:
+    """Remove the groups in ``outer`` whose owner has ended; return their names."""
+    removed = []
     for folder in _children(outer):
         match = _NAME.fullmatch(folder.name)
         if match and started(int(match[1])) != match[2]:
             _empty(folder, outer)
             remove(folder)
-            swept.append(folder.name)
-    return swept
+            removed.append(folder.name)
+    return removed
 
 
 def remove(folder: Path) -> None:
-    """Remove a group and those below it; one that a process does not leave in time stays for the sweep."""
+    """Remove a group and those below it; one still in use after `_PATIENCE_S` is left for a later sweep."""
     for child in _children(folder):
         remove(child)
     until = time.monotonic() + _PATIENCE_S
@@ -282,15 +284,15 @@ def remove(folder: Path) -> None:
 
 
 def started(pid: int) -> str:
-    """Returns a process's start in the system's ticks: with the id it names the process for good."""
-    # Not psutil's create_time(): that moves when the system's date is set.
+    """Return a process's start time in clock ticks; together with its pid it is unique until reboot."""
+    # Not psutil's create_time(): that changes when the system's date is set.
     return next(iter(process_stat(pid)[19:20]), "")
 
 
 def process_stat(pid: int) -> list[str]:
-    """Fields of a process in proc_pid_stat(5), from its state on; empty if there is none."""
+    """Return the fields of /proc/PID/stat (proc_pid_stat(5)) from ``state`` on; [] without a process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # a throttle reads it often
+        with open(f"/proc/{pid}/stat", "rb") as file:  # fast: a throttle reads it often
             return file.read().decode("ascii", "replace").rpartition(")")[2].split()
     except OSError:
         return []
@@ -304,10 +306,10 @@ def _make(folder: Path, refused: str) -> None:
 
 
 def _empty(folder: Path, outer: Path) -> None:
-    """Move what lives in a group and below it to ``outer``."""
+    """Move the processes in a group and below it to ``outer``."""
     for group in (*_children(folder), folder):
-        for pid in words(group / "cgroup.procs"):
-            with contextlib.suppress(NoGroup):  # it has ended meanwhile, or may not be moved
+        for pid in read_words(group / "cgroup.procs"):
+            with contextlib.suppress(NoGroup):  # it has ended, or may not be moved
                 write(outer / "cgroup.procs", pid)
 
 

@@ -1,8 +1,8 @@
-"""A phase of computing that a run's governor slows: it holds the client to the CPU time that it should take.
+"""A compute phase slowed by a run's governor, which limits the client to the CPU share its device implies.
 
-The client tells the governor through a pipe when it starts and with which share, and when it has ended;
-between steps it corrects the share by what its work has really cost. The share aims at an end a little before
-the device's, and what is then left is waited out: no throttle stops a process to the microsecond.
+Through a pipe the client tells the governor that a phase starts and its CPU share, and that it has ended;
+between steps it corrects the share by the measured cost of its work. The share aims at an end slightly before
+the device's, and the client sleeps for the rest: no throttle stops a process to the microsecond.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from edgefl.limits.throttle import (
     Target,
     Throttled,
     TurnQueue,
-    be_prompt,
     cpu_ns,
+    reduce_wakeup_latency,
 )
 
 RENEW_NS = {"sigstop": 20_000_000, "cgroup": 200_000_000}
-"""Wall time between two corrections of the share: each costs the governor a wake-up, or a new quota."""
+"""Wall time between two corrections of the share: each costs the governor a wake-up or a new quota."""
 MOST_SHARE = 1.0  # training has one thread
 LEAST_SHARE = 1e-3
 EARLY = {"sigstop": 0.02, "cgroup": 0.2}
-"""Share of a phase by which the throttle aims before its end: a quota is off by a tick and more."""
+"""Fraction of a phase by which the throttle aims before its end: a quota is off by a tick or more."""
 PRIOR = 0.2
-"""Share of a phase's work with which its cost as known before counts beside what the phase itself tells."""
+"""Weight of the prior cost estimate, as a fraction of the phase's total work."""
 
 _FORMAT = struct.Struct("<qqqdq")
 MESSAGE_BYTES = _FORMAT.size
 
 
 class HoldRequest(NamedTuple):
-    """A client's message to the governor; far below PIPE_BUF, so that no other's gets between its bytes."""
+    """A client's message to the governor; smaller than PIPE_BUF, so that writes are atomic."""
 
     pid: int
     at_ns: int
     used_ns: int
     share: float
-    """0: the phase is over."""
+    """Cores; 0 means that the phase has ended."""
     work_ns: int
-    """CPU time that is expected until the end of the phase."""
+    """CPU time expected until the end of the phase."""
 
     def encode(self) -> bytes:
         return _FORMAT.pack(*self)
 
     @classmethod
     def decode(cls, data: bytes) -> list[HoldRequest]:
-        """The requests in ``data``, whose length is a multiple of `MESSAGE_BYTES`."""
+        """Decode the requests in ``data``, whose length must be a multiple of `MESSAGE_BYTES`."""
         return [cls(*fields) for fields in _FORMAT.iter_unpack(data)]
 
 
 class Cost:
-    """CPU time that a process takes for its work, learnt from each phase.
+    """CPU time that a process needs per unit of work, updated after each phase.
 
-    >>> cost = Cost(2.0)                     # ns for one unit of work, as measured beforehand
+    >>> cost = Cost(2.0)                     # ns per unit of work, measured beforehand
     >>> cost.learn(work=100.0, used_ns=400.0)
     >>> cost.ns_per_work
     3.0
@@ -77,18 +77,18 @@ class Cost:
         self.ns_per_work = ns_per_work
 
     def learn(self, work: float, used_ns: float) -> None:
-        """A phase is over: count half of what it told."""
+        """Average the estimate with the cost measured in a finished phase."""
         if work > 0 and used_ns > 0:
             self.ns_per_work = (self.ns_per_work + used_ns / work) / 2
 
     def within(self, total: float, work: float, used_ns: float) -> float:
-        """Its cost as known after ``work`` of a phase's ``total``."""
+        """Return the estimated cost, ns, after ``work`` of a phase's ``total`` has used ``used_ns``."""
         prior = PRIOR * total
         return (self.ns_per_work * prior + used_ns) / (prior + work)
 
 
 class HeldPhase:
-    """Like a `Phase`, for a process under a governor: ``done`` never waits, only ``end`` does."""
+    """A `Phase` under a governor: ``done`` never waits, only ``end`` does."""
 
     def __init__(self, phase: Phase, total: float, cost: Cost, governor: int, kind: str) -> None:
         self._phase, self._total, self._cost, self._governor = phase, total, cost, governor
@@ -96,28 +96,28 @@ class HeldPhase:
         due_ns = phase.due_ns(total)
         self._aim_ns = due_ns - EARLY[kind] * (due_ns - phase.due_ns(0.0))
         self._began_ns = cpu_ns(0)
-        self._tell(time.monotonic_ns())
+        self._request_share(time.monotonic_ns())
 
     def done(self, work: float) -> None:
-        """``work`` more has really been done."""
+        """Record that ``work`` more has been done."""
         self._phase.work += work
         now_ns = time.monotonic_ns()
         if now_ns >= self._next_ns and self._phase.work < self._total:
-            self._tell(now_ns)
+            self._request_share(now_ns)
 
     def end(self) -> PhaseTime:
-        """Close the phase: be held no more, wait out what is left of it, and report it."""
-        self._cost.learn(self._phase.work, self.let_go() - self._began_ns)
+        """End the throttling, wait until the phase is due, and report it."""
+        self._cost.learn(self._phase.work, self.release() - self._began_ns)
         return self._phase.end()
 
-    def let_go(self) -> int:
-        """Be held no more; returns the CPU time that the process has used."""
+    def release(self) -> int:
+        """End the throttling; return the CPU time that the process has used, ns."""
         used_ns = cpu_ns(0)
         os.write(self._governor, HoldRequest(os.getpid(), time.monotonic_ns(), used_ns, 0.0, 0).encode())
         return used_ns
 
-    def _tell(self, now_ns: int) -> None:
-        """The share with which the rest is done just before the device would have done it."""
+    def _request_share(self, now_ns: int) -> None:
+        """Request the share at which the remaining work ends just before the device would end it."""
         self._next_ns = now_ns + self._renew_ns
         used_ns = cpu_ns(0)
         work, total = self._phase.work, self._total
@@ -129,18 +129,18 @@ class HeldPhase:
 
 
 SLICE_SHARE = 0.02
-"""A slice's part of a phase's CPU time, at most `SLICE_NS`: a phase ends within half a slice of its due."""
+"""Length of a slice as a fraction of the phase's CPU time, which bounds the phase's error to half of it."""
 SHORTEST_SLICE_NS = 300_000
 LONGEST_WAIT_S = 3600.0
 
 
 def govern(kind: str, requests: int, lifeline: int) -> None:
-    """Hold clients until the zygote, whose child this process is, is gone; read their ``requests``."""
-    be_prompt()
-    governor = Governor(partial(hold, kind))
+    """Throttle clients as their ``requests`` ask, until the zygote (this process's parent) ends."""
+    reduce_wakeup_latency()
+    governor = Governor(partial(make_throttle, kind))
     rest = b""
     while True:
-        due_ns = governor.look(time.monotonic_ns())
+        due_ns = governor.run_due(time.monotonic_ns())
         wait_s = LONGEST_WAIT_S if due_ns is None else max(0.0, (due_ns - time.monotonic_ns()) * 1e-9)
         ready, _, _ = select.select([requests, lifeline], [], [], wait_s)
         if lifeline in ready:
@@ -150,22 +150,22 @@ def govern(kind: str, requests: int, lifeline: int) -> None:
             whole = len(data) // MESSAGE_BYTES * MESSAGE_BYTES
             rest = data[whole:]
             for request in HoldRequest.decode(data[:whole]):
-                governor.hear(request)
+                governor.handle(request)
 
 
 class Governor:
-    """Answers the requests of clients; pure but for what the throttles do."""
+    """Handles clients' requests; has no side effects except those of the throttles."""
 
     def __init__(self, make: Callable[[HoldRequest, Account], Throttled]) -> None:
         self._make = make
         self._held: dict[int, Throttled] = {}
         self._queue = TurnQueue()
 
-    def hear(self, request: HoldRequest) -> None:
-        """Start, renew or end the hold on one client. One that is gone is let go."""
+    def handle(self, request: HoldRequest) -> None:
+        """Start, change or end the throttle of one client; drop a client that has ended."""
         held = self._held.get(request.pid)
         if held is not None and (request.share == 0.0 or held not in self._queue):
-            # the phase is over, or it was an earlier process of that number
+            # the phase is over, or an earlier process had this pid
             self._queue.drop(held)
             held.close()
             del self._held[request.pid]
@@ -180,19 +180,19 @@ class Governor:
                 return
             self._queue.add(held, request.at_ns)
 
-    def look(self, now_ns: int) -> int | None:
-        """Look after all that are due; returns when the next is. `RunError` if one can be held no more."""
+    def run_due(self, now_ns: int) -> int | None:
+        """Run the throttles that are due; return when the next is due. `RunError` if one has failed."""
         due_ns = self._queue.run_due(now_ns)
         for why in self._queue.trouble.values():
-            raise RunError(f"a phone cannot be held to its share any more: {why}")
+            raise RunError(f"a phone can no longer be limited to its CPU share: {why}")
         return due_ns
 
 
-def hold(kind: str, request: HoldRequest, account: Account) -> Throttled:
-    """A throttle on a client: by signals, or by the quota of the control group that it is in."""
+def make_throttle(kind: str, request: HoldRequest, account: Account) -> Throttled:
+    """Create a throttle for a client: by signals, or by the quota of the client's control group."""
     target = Target(request.pid)
     if process_stat(request.pid)[1:2] != [str(os.getppid())]:
-        # not a process that the zygote forked too: the number is another's by now
+        # not a child of the zygote: the pid has been reused
         target.close()
         raise ProcessLookupError(f"no client {request.pid}")
     if kind == "cgroup":

@@ -1,7 +1,7 @@
-"""The operations that a calibration times, one thread each, and how it times them.
+"""The operations that a calibration times on one thread, and their timing.
 
-``python -m edgefl.limits.host_operations`` measures this host and prints JSON: `calibrate` runs it as a
-process of its own, because how many threads a BLAS takes is settled when it is loaded.
+``python -m edgefl.limits.host_operations`` measures this host and prints JSON. `calibrate` runs it in a
+separate process because a BLAS library fixes its number of threads when it is loaded.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from edgefl.learning.networks import cnn_femnist
 from edgefl.limits.calibration import MAX_CV, Measured, Rate
 
 REPETITIONS = 9
-ROUNDS = 5  # a rate that came out noisy is measured again, at most so often; the calmest round counts
+ROUNDS = 5  # at most; a noisy rate is measured again, and the least noisy round counts
 GEMM_SIZES = (64, 256, 1024)
-TRIAD_MIN_MIB = 64  # least size of each of the triad's three arrays
+TRIAD_MIN_MIB = 64  # minimum size of each of the triad's three arrays
 _REPETITION_S = 0.05
 _CALLS = 3
-"""A repetition is at least so long and so many calls: one call alone is at the mercy of one interruption."""
+"""Minimum duration and number of calls of a repetition, so that one interruption does not dominate it."""
 _MIB = 1 << 20
 
 FEMNIST_BATCH = 10
 FEMNIST_FLOP = 6 * FEMNIST_BATCH * (28 * 28 * 32 * 25 + 14 * 14 * 64 * 800 + 3136 * 2048 + 2048 * 62)
-"""Forward and backward pass of FLASH's FEMNIST CNN on a batch, the backward pass counted as twice the forward
-one: the work that the devices' ``train`` rates were measured with (docs/profiles.md)."""
+"""FLOP of forward and backward pass of FLASH's FEMNIST CNN on a batch, counting backward as twice forward:
+the work for which the devices' ``train`` rates were measured (docs/profiles.md)."""
 
 
 def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None) -> Measured:
-    """Measure in this process, noisy or not; the triad past the cache unless ``triad_mib`` is given."""
+    """Measure in this process, noisy or not; the triad exceeds the cache unless ``triad_mib`` is given."""
     torch.set_num_threads(1)
     cache_mib = last_level_cache_mib()
     if triad_mib is None:
@@ -67,7 +67,7 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
 
 
 def rate(run: Callable[[], Any], work: float) -> Rate:
-    """Rate of ``run`` a second of CPU time, warmed up; of several rounds the one that varies least."""
+    """Return the work per CPU second of ``run`` after a warm-up; of several rounds the least noisy one."""
 
     def took(calls: int) -> float:
         start = time.thread_time()
@@ -86,7 +86,7 @@ def rate(run: Callable[[], Any], work: float) -> Rate:
 
 
 def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
-    """The last-level cache that the system states, MiB; 0 if it states none."""
+    """Last-level cache size, MiB; 0 if the system does not report it."""
     sizes = [0.0]
     for index in sorted(cpu.glob("index*/size")):
         with contextlib.suppress(OSError, ValueError):
@@ -98,7 +98,7 @@ def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache"))
 
 
 def _triad_mib(cache_mib: float) -> float:
-    """Three arrays of this take twice the cache, if an eighth of the free memory is enough for them."""
+    """Size of one array, MiB, so that three take twice the cache, but at most an eighth of free memory."""
     free_mib: float = psutil.virtual_memory().available / _MIB
     return max(TRIAD_MIN_MIB, min(2 * cache_mib / 3, free_mib / 24))
 
@@ -115,7 +115,7 @@ def _conv(inputs: int, outputs: int, side: int, kernel: int, groups: int = 1) ->
 
 
 def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: float) -> Callable[[], None]:
-    """A step of plain SGD on always the same batch; with ``lr`` 0 each step does what the one before did."""
+    """Return one step of plain SGD on a fixed batch; with ``lr`` 0 every step does the same work."""
     parameters = list(net.parameters())
 
     def step() -> None:

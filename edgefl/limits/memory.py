@@ -1,4 +1,4 @@
-"""A process's memory limit: without privileges (`MemoryLimit`), or by a control group (`open_memory`)."""
+"""Memory limit of a process: without privileges (`MemoryLimit`), or by a control group (`open_memory`)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import resource
 import psutil
 
 from edgefl.errors import ConfigError
-from edgefl.limits.groups import Groups, NoGroup, Place, figures, words, write
+from edgefl.limits.groups import Groups, NoGroup, Place, read_counters, read_words, write
 
 _MIB = 1 << 20
 
 
 def peak_resident_mib() -> float:
-    """The most resident memory that this process has had, shared pages too, MiB."""
+    """Peak resident memory of this process, MiB; includes shared pages."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 class Growth:
-    """Growth of this process's peak private resident memory since this was made."""
+    """Growth of this process's peak private resident memory since the object's creation."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -27,14 +27,14 @@ class Growth:
         self._start_bytes = memory.rss - getattr(memory, "shared", 0)
 
     def peak_mib(self) -> float:
-        """MiB; resident pages of files and shared memory are taken as they are now."""
+        """Return the growth, MiB; resident file and shared memory pages are counted at their present size."""
         shared = getattr(self._process.memory_info(), "shared", 0)
         grew_mib: float = peak_resident_mib() - (shared + self._start_bytes) / _MIB
         return max(0.0, grew_mib)
 
 
 def proportional_mib(pid: int | None) -> float | None:
-    """A process's proportional set size; None without a process, and where the system does not tell."""
+    """Proportional set size of a process, MiB; None without a process or if the system does not report it."""
     try:
         pss = None if pid is None else getattr(psutil.Process(pid).memory_full_info(), "pss", None)
     except psutil.Error:
@@ -43,14 +43,14 @@ def proportional_mib(pid: int | None) -> float | None:
 
 
 class MemoryLimit:
-    """Holds this process to ``limit_mib`` MiB more than it has when this is made.
+    """Limits this process to ``limit_mib`` MiB more than it uses at the object's creation.
 
-    Make it in the client after the fork and when its sockets are open, so that these do not count.
+    Create it in the client after the fork and after opening sockets, so that these do not count.
 
-    ``rlimit``: ``RLIMIT_DATA`` is set to the private writable memory of now plus the limit, so that an
-    allocation past it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts what
-    is mapped, touched or not, thread stacks too, but no shared memory. ``watch``: growth of the private
-    resident memory, read when `over` or `used_mib` is called. Pages shared with the parent do not count.
+    Hard limit: ``RLIMIT_DATA`` is set to the present private writable memory plus the limit, so that an
+    allocation beyond it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts
+    mapped memory, touched or not, and thread stacks, but no shared memory. Soft limit: `over` and `used_mib`
+    read the growth of private resident memory. Pages shared with the parent do not count.
     """
 
     def __init__(self, limit_mib: float) -> None:
@@ -62,16 +62,16 @@ class MemoryLimit:
             soft, (_, hard) = data_bytes + int(limit_mib * _MIB), resource.getrlimit(resource.RLIMIT_DATA)
             if hard != resource.RLIM_INFINITY:
                 soft = min(soft, hard)
-            with contextlib.suppress(OSError, ValueError):  # refused: the watch must do
+            with contextlib.suppress(OSError, ValueError):  # refused: only the soft limit applies
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def _private_bytes(self) -> int | None:
-        """Resident memory that is neither file-backed nor shared memory; None where it cannot be told."""
+        """Resident memory that is neither file-backed nor shared, bytes; None if it is not reported."""
         memory = self._process.memory_info()
         return int(memory.rss - memory.shared) if hasattr(memory, "shared") else None
 
     def used_mib(self) -> float:
-        """Private resident memory gained since the limit was set, MiB; 0 where it cannot be read."""
+        """Growth of private resident memory since the limit was set, MiB; 0 if it cannot be read."""
         now = self._private_bytes()
         if now is None or self._start_bytes is None:
             return 0.0
@@ -81,12 +81,12 @@ class MemoryLimit:
 
     @property
     def peak_mib(self) -> float:
-        """The largest growth that `over`, `used_mib` or this has seen, MiB; it looks again when read."""
+        """Largest growth seen by `over`, `used_mib` or this property, which reads it again, MiB."""
         self.used_mib()
         return self._peak_mib
 
     def over(self) -> bool:
-        """Returns True if the process now holds more than its limit; costs some 20 µs."""
+        """Return True if the process is over its limit now; costs about 20 µs."""
         return self.used_mib() > self.limit_mib
 
 
@@ -97,10 +97,10 @@ def _checked_mib(limit_mib: float) -> float:
 
 
 class GroupMemory:
-    """The memory limit of one control group, which holds one process.
+    """Memory limit of a control group that holds one process.
 
-    It counts what that touches first: pages, private and shared, files' page cache, and the kernel's memory
-    for them; not what a forked child only reads. Swap is not given where it can be counted.
+    It counts pages that the process touches first: private and shared pages, page cache, and kernel memory
+    for them; not pages that a forked child only reads. Swap is disabled where it is accounted.
     """
 
     def __init__(self, place: Place, limit_mib: float) -> None:
@@ -119,26 +119,29 @@ class GroupMemory:
 
     @property
     def peak_mib(self) -> float:
-        """The most it has held, MiB; NaN where the kernel does not tell (version 2 before Linux 5.19)."""
-        found = words(self._folder / ("memory.peak" if self._version == 2 else "memory.max_usage_in_bytes"))
+        """Peak memory, MiB; NaN if the kernel does not report it (version 2 before Linux 5.19)."""
+        found = read_words(
+            self._folder / ("memory.peak" if self._version == 2 else "memory.max_usage_in_bytes")
+        )
         return int(found[0]) / _MIB if found else float("nan")
 
     @property
     def kills(self) -> int:
-        """Number of processes that the kernel has killed because of this limit."""
+        """Number of processes that the kernel killed because of this limit."""
         file = "memory.events" if self._version == 2 else "memory.oom_control"
-        return figures(self._folder / file).get("oom_kill", 0)
+        return read_counters(self._folder / file).get("oom_kill", 0)
 
     def over(self) -> bool:
-        """Never: a process that is over it is dead."""
+        """Always False: the kernel kills a process that exceeds the limit."""
         return False
 
 
 class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
-    """Holds process ``pid`` to ``limit_mib`` MiB more than it has now, by a control group, until closed.
+    """Limits process ``pid`` to ``limit_mib`` MiB more than it uses now, by a control group, until closed.
 
-    Past the limit the kernel kills it. ConfigError, in one line, where control groups cannot be used;
-    ValueError if the limit is not a finite number above 0. Without privileges: `memory.MemoryLimit`.
+    The kernel kills the process if it exceeds the limit. Raises a one-line ConfigError if control groups
+    cannot be used, ValueError unless the limit is finite and above 0. See `MemoryLimit` for use without
+    privileges.
     """
 
     def __init__(self, pid: int, limit_mib: float) -> None:
@@ -153,25 +156,25 @@ class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
             undo.pop_all()
         self._seen, self._open = (0, float("nan")), True
 
-    def _look(self) -> tuple[int, float]:
-        """Kills and peak, as the group said while it was there."""
+    def _read(self) -> tuple[int, float]:
+        """Return kills and peak, MiB; after closing, the last values."""
         if self._open:
             self._seen = self._memory.kills, self._memory.peak_mib
         return self._seen
 
     @property
     def killed(self) -> bool:
-        """True once the kernel has killed it, or a process that it started, for want of memory."""
-        return self._look()[0] > 0
+        """True once the kernel has killed the process, or one that it started, for exceeding the limit."""
+        return self._read()[0] > 0
 
     @property
     def peak_mib(self) -> float:
-        """The most that it has gained since it was put under the limit, MiB."""
-        return self._look()[1]
+        """Largest growth since the limit was set, MiB."""
+        return self._read()[1]
 
     def close(self) -> None:
-        """Take the limit off; does nothing the second time."""
-        self._look()
+        """Remove the limit; a second call does nothing."""
+        self._read()
         self._open = False
         self._groups.close()
 

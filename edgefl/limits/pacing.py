@@ -1,8 +1,8 @@
-"""Closed-loop work pacing: real work is done, then the process waits until the device would have done it.
+"""Closed-loop pacing: do the real work, then wait until the device would have done it.
 
-A trip is a row of phases (download, compute, upload). Each is scheduled to start where the one before it was
-*scheduled* to end, so errors are not carried on. What is reported comes from clock readings only: work that
-took longer than the device is allowed shows as ``achieved_s > declared_s``.
+A trip is a sequence of phases (download, compute, upload). Each phase is scheduled to start where the one
+before was *scheduled* to end, so errors do not accumulate. Reports use clock readings only: work that took
+longer than the device would take has ``achieved_s > declared_s``.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Wait = Callable[[int], None]
 Clock = Callable[[], int]
 
 Takes = Callable[[float], float]
-"""Emulated seconds that the device takes for an amount of work; infinite for work that it never gets done."""
+"""Emulated seconds that the device takes for an amount of work; inf if it never finishes."""
 
 _PR_SET_TIMERSLACK = 29
 
-NEVER_NS = 2.0**62  # a century on the monotonic clock: whoever waits for it waits to be cancelled
+NEVER_NS = 2.0**62  # a century on the monotonic clock: such a wait ends only by cancellation
 
 AHEAD_NS = 50_000_000  # wall time by which work within a phase may be ahead of the device
 
 
 def set_timer_slack(slack_ns: int = 1) -> bool:
-    """Ask Linux to wake this thread within so much of a deadline, not 50 µs; returns whether it does."""
+    """Set this thread's timer slack, by default 50 µs; return whether Linux accepted it."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     return int(prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0)) == 0
 
 
 def set_time_slice(slice_ns: int = 100_000) -> bool:
-    """Ask Linux (6.12 on) to run this thread soon and in slices of ``slice_ns``; returns whether it does.
+    """Ask Linux (6.12 or newer) for time slices of ``slice_ns``, for prompt wake-ups; 0 restores the default.
 
-    0 takes that back.
+    Returns whether Linux accepted it.
     """
     number = {"x86_64": 314, "aarch64": 274, "riscv64": 274}.get(platform.machine())
     # struct sched_attr: size, policy (SCHED_OTHER), flags, nice, priority, runtime, deadline, period
-    nice = os.getpriority(os.PRIO_PROCESS, 0)  # which stays as it is
+    nice = os.getpriority(os.PRIO_PROCESS, 0)  # kept unchanged
     attributes = struct.pack("<IIQiIQQQ", 48, 0, 0, nice, 0, slice_ns, 0, 0)
     return number is not None and ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0
 
@@ -57,18 +57,18 @@ def wait_until(deadline_ns: int) -> None:
 
 
 class PhaseTime(msgspec.Struct, frozen=True):
-    """Emulated seconds of one phase, read from the clock."""
+    """Emulated seconds of one phase, measured by the clock."""
 
     work: float
     declared_s: float
-    """The device's time for it: lead + work / rate."""
+    """The device's time for the work: lead + work / rate."""
     achieved_s: float
-    """Its time here, from the end of the phase before (or the start of the trip) to its own end."""
+    """Measured time from the end of the previous phase (or the start of the trip) to this phase's end."""
     lateness_s: float
-    """Time by which the phase ended after its scheduled moment."""
+    """Time by which the phase ended after its scheduled end."""
 
     def then(self, after: PhaseTime) -> PhaseTime:
-        """This phase and the one ``after`` it, as one."""
+        """Join this phase and the one ``after`` it."""
         return PhaseTime(
             self.work + after.work,
             self.declared_s + after.declared_s,
@@ -78,7 +78,7 @@ class PhaseTime(msgspec.Struct, frozen=True):
 
 
 class Phase:
-    """One paced stretch of a trip; made by `Pacer.phase`."""
+    """One paced part of a trip; created by `Pacer.phase`."""
 
     __slots__ = ("_ended", "_lead_s", "_pacer", "_rate", "_start_ns", "_takes", "work")
 
@@ -93,25 +93,25 @@ class Phase:
         return self._lead_s + (work / self._rate if self._takes is None else self._takes(work))
 
     def due_ns(self, work: float) -> float:
-        """The instant at which the device has done ``work``, on the monotonic clock."""
+        """Time on the monotonic clock at which the device has done ``work``."""
         return self._start_ns + self._takes_s(work) * self._pacer.ns_per_emulated_s
 
     def lead(self) -> None:
-        """Wait until the lead is over, and have the pacer note how long it took: a link's delay."""
+        """Wait for the end of the lead (a link's delay); the pacer records how long it took."""
         if self._lead_s > 0.0:
             self._pacer.lead(self._start_ns, self._lead_s)
 
     def done(self, work: float, ahead_ns: int = AHEAD_NS) -> None:
-        """``work`` more (seconds or bytes) has really been done: wait until the device would be there.
+        """Record ``work`` more (seconds or bytes) as done, and wait until the device would have done it.
 
-        Work may run ahead by up to ``ahead_ns``, so that short steps do not wake the process for each of them
-        (20 sleeps of 3 ms doubled the CPU time of the work between them); `end` waits for the rest.
+        Work may run ahead by up to ``ahead_ns``, so that short steps do not cause a wake-up each (20 sleeps
+        of 3 ms doubled the CPU time of the work between them); `end` waits for the rest.
         """
         self._add(work)
         self._pacer.hold(self.due_ns(self.work), ahead_ns)
 
     def end(self, work: float = 0.0) -> PhaseTime:
-        """Close the phase, after ``work`` more that has just been done: wait out what is left, and report."""
+        """Record ``work`` more as done, wait until the device would be done with the phase, and report it."""
         self._add(work)
         self._ended = True
         pacer, declared_s = self._pacer, self._takes_s(self.work)
@@ -120,7 +120,7 @@ class Phase:
 
     def _add(self, work: float) -> None:
         if self._ended:
-            raise ValueError("a phase that has ended is neither done() nor ended again")
+            raise ValueError("done() and end() cannot be called on a phase that has ended")
         if not 0.0 <= work < math.inf:
             raise ValueError(f"work must be finite and at least 0 (got {work})")
         self.work += work
@@ -129,17 +129,17 @@ class Phase:
 class Pacer:
     """Paces the trips of one client against absolute deadlines.
 
-    ``time_scale`` is wall seconds per emulated second. A rate of ``inf`` does not wait.
+    ``time_scale`` is wall seconds per emulated second. A rate of ``inf`` means no wait.
 
     >>> now = [0]
     >>> def wait(deadline_ns): now[0] = max(now[0], deadline_ns)
     >>> pacer = Pacer(time_scale=2.0, wait=wait, clock=lambda: now[0])
     >>> pacer.begin(0)
     >>> phase = pacer.phase(rate_per_s=1.0)
-    >>> phase.done(0.5)                          # a step of half a second
+    >>> phase.done(0.5)                          # half an emulated second of work
     >>> phase.end()
     PhaseTime(work=0.5, declared_s=0.5, achieved_s=0.5, lateness_s=0.0)
-    >>> now[0]                                   # is a second on the wall at time_scale 2
+    >>> now[0]                                   # takes one wall second at time_scale 2
     1000000000
     """
 
@@ -151,18 +151,18 @@ class Pacer:
         self.time_scale, self.ns_per_emulated_s = time_scale, time_scale * 1e9
         self._wait, self._clock = wait, clock
         self._cursor_ns: float | None = None  # the scheduled start of the next phase
-        self._last_ns = 0  # the real end of the phase before
-        self.delay_declared_s = self.delay_s = 0.0  # leads that were waited for: declared, and by the clock
+        self._last_ns = 0  # the real end of the previous phase
+        self.delay_declared_s = self.delay_s = 0.0  # waited leads: declared, and by the clock
 
     def begin(self, at_ns: int) -> None:
-        """A trip starts: ``at_ns`` is when its message was received, on the monotonic clock."""
+        """Start a trip; ``at_ns`` is when its message was received, on the monotonic clock."""
         self.delay_declared_s = self.delay_s = 0.0
         self._cursor_ns = float(at_ns)
         self._last_ns = at_ns
 
     def phase(self, rate_per_s: float, lead_s: float = 0.0, takes: Takes | None = None) -> Phase:
-        """The next phase: ``lead_s`` emulated seconds in which nothing moves, then ``rate_per_s`` or
-        ``takes``.
+        """Start the next phase: ``lead_s`` emulated seconds without progress, then work at ``rate_per_s``,
+        or in the time that ``takes`` returns.
         """
         if not rate_per_s > 0:
             raise ValueError(f"rate_per_s must be above 0 (got {rate_per_s})")
@@ -173,13 +173,13 @@ class Pacer:
         return Phase(self, self._cursor_ns, rate_per_s, lead_s, takes)
 
     def lead(self, start_ns: float, lead_s: float) -> None:
-        """Wait out what nothing moves in, from the phase's scheduled start."""
+        """Wait for the end of a lead of ``lead_s`` emulated seconds that was scheduled for ``start_ns``."""
         now_ns = self.hold(start_ns + lead_s * self.ns_per_emulated_s)
         self.delay_declared_s += lead_s
         self.delay_s += (now_ns - self._last_ns) / self.ns_per_emulated_s
 
     def hold(self, due_ns: float, ahead_ns: int = 0) -> int:
-        """Wait for ``due_ns``, if it is more than ``ahead_ns`` to come; returns what the clock read last."""
+        """Wait until ``due_ns`` if it is more than ``ahead_ns`` away; return the last clock reading."""
         now_ns = self._clock()
         if due_ns > now_ns + ahead_ns:
             self._wait(math.ceil(min(due_ns, NEVER_NS)))
@@ -187,7 +187,7 @@ class Pacer:
         return now_ns
 
     def close(self, work: float, declared_s: float, due_ns: float, now_ns: int) -> PhaseTime:
-        """Record that the running phase ended at ``now_ns``; the next one is scheduled for ``due_ns``."""
+        """Record that the current phase ended at ``now_ns``; the next one is scheduled for ``due_ns``."""
         achieved_s = (now_ns - self._last_ns) / self.ns_per_emulated_s
         lateness_s = (now_ns - due_ns) / self.ns_per_emulated_s
         self._cursor_ns, self._last_ns = due_ns, now_ns

@@ -1,4 +1,4 @@
-"""Trials of each mechanism, for a moment, on a real process that knows nothing of it."""
+"""Short trials of each mechanism on a real process that does not cooperate."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from edgefl.limits.throttle import open as open_throttle
 SHARE = 0.25
 PROBE_S = 0.4
 WITHIN = 0.25
-"""A probe of less than half a second on a machine that does other things says no more than that it acts."""
+"""Allowed relative error: a short probe on a busy machine only shows that a throttle acts."""
 LIMIT_MIB = 32
-LONGEST_S = 30.0  # a process that computes ends by itself after so long
+LONGEST_S = 30.0  # lifetime of a busy process
 
 
 class ProbeResult(NamedTuple):
-    """The outcome of one probe."""
+    """Outcome of one probe."""
 
     mechanism: str
     what: str
     why_not: str = ""
-    """The reason why it cannot be used here, in one line; empty if it can."""
+    """One-line reason why the mechanism cannot be used here; empty if it can."""
 
 
 def _tried(probe: Callable[[str], ProbeResult]) -> Callable[..., ProbeResult]:
@@ -48,35 +48,35 @@ def _tried(probe: Callable[[str], ProbeResult]) -> Callable[..., ProbeResult]:
 
 @_tried
 def throttle(kind: str) -> ProbeResult:
-    """Hold a busy process to a quarter of a core for a moment."""
+    """Throttle a busy process to a quarter of a core for a moment."""
     with loaded() as child, open_throttle(kind, child.pid, SHARE) as held:
         time.sleep(PROBE_S)
     got = held.achieved()
     share = got.cpu_s / got.wall_s
-    seen = f"held a busy process to {share:.0%} of a core, {SHARE:.0%} asked for"
+    seen = f"throttled a busy process to {share:.0%} of a core, requested: {SHARE:.0%}"
     version = f" (control groups v{find('cpu').version})" if kind == "cgroup" else ""
     if abs(share / SHARE - 1.0) <= WITHIN:
         return ProbeResult(kind, f"works{version}: {seen}")
-    return ProbeResult(kind, f"{seen}{version}", "it acts, but not as asked: this machine may be overloaded")
+    return ProbeResult(kind, f"{seen}{version}", "inaccurate: this machine may be overloaded")
 
 
 @_tried
 def memory_group(kind: str) -> ProbeResult:
-    """Let a process take twice the memory that its group allows."""
+    """Let a process allocate twice the memory that its group allows."""
     with loaded(2 * LIMIT_MIB) as child, open_memory(child.pid, LIMIT_MIB) as held:
         assert child.stdin is not None
         child.stdin.close()
         code = child.wait(10.0)
         killed = held.killed
     if not killed:
-        return ProbeResult(kind, f"a process over its limit ended with {code}", "the limit does not act")
+        return ProbeResult(kind, f"a process over its limit ended with {code}", "the limit is not enforced")
     version = find("memory").version
     return ProbeResult(kind, f"works (control groups v{version}): the kernel killed a process over it")
 
 
 @contextlib.contextmanager
 def loaded(take_mib: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that keeps one core busy, `LONGEST_S` at most, or takes memory once its input is closed."""
+    """Start a process that keeps one core busy for `LONGEST_S`, or allocates memory once stdin is closed."""
     code = f"{inspect.getsource(_be_load)}\n_be_load({LONGEST_S!r}, {take_mib!r})"
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", code],
@@ -97,7 +97,7 @@ def loaded(take_mib: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _be_load(compute_s: float, take_mib: float) -> None:
-    # Its source is a program of its own, without edgefl, so that it starts in milliseconds.
+    # Runs as a separate program without edgefl, so that it starts within milliseconds.
     import ctypes
     import os
     import sys

@@ -1,8 +1,8 @@
-"""A throttle on any process: ``open`` it, ``close`` it.
+"""A CPU throttle for any process: ``open`` it, ``close`` it.
 
-Every throttle is steered by an `Account`: the CPU time that a process was allowed against what it has used.
-`DutyCycle` stops the process by signals, `Quota` sets the CPU quota of its control group. Each says when it
-is to be looked at again, and a `TurnQueue` does so, in a thread of this process or in a run's governor.
+An `Account` compares the CPU time a process was allowed with what it has used. By it, `DutyCycle` stops and
+continues the process with signals, and `Quota` sets the CPU quota of its control group. Each returns when its
+next turn is due; a `TurnQueue` runs the turns, in a thread of this process or in a run's governor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgefl.limits.pacing import set_time_slice, set_timer_slack
 
 
 class Achieved(NamedTuple):
-    """CPU time that a throttle has let its process have."""
+    """CPU time that a process used under a throttle, against what was declared."""
 
     wall_s: float
     cpu_s: float
@@ -31,19 +31,19 @@ class Achieved(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Used over declared, less 1: above 0 is faster than declared; NaN before anything was declared."""
+        """Used ÷ declared − 1: above 0 is faster than declared; NaN before anything was declared."""
         return self.cpu_s / self.declared_cpu_s - 1.0 if self.declared_cpu_s > 0 else math.nan
 
 
 class Account:
-    """CPU time allowed, the integral of ``share`` over wall time, against what a clock says was used.
+    """CPU time allowed (the integral of ``share`` over wall time) against CPU time used.
 
-    A process that sleeps saves at most ``most_saved_ns``: a slow core is no faster after a rest.
+    A sleeping process saves at most ``most_saved_ns``: a slow core is not faster after a rest.
 
     >>> account = Account(share=0.25, now_ns=0, used_ns=0, most_saved_ns=1_000)
-    >>> account.ahead_ns(4_000, 1_500)            # used 1.5 µs where 1 µs was allowed
+    >>> account.ahead_ns(4_000, 1_500)            # used 1.5 µs, allowed 1 µs
     500.0
-    >>> account.ahead_ns(1_000_000, 1_500)        # slept: of 250 µs one is kept
+    >>> account.ahead_ns(1_000_000, 1_500)        # slept: keeps 1 µs of 250 µs
     -1000
     """
 
@@ -55,13 +55,13 @@ class Account:
         self._declared_ns = self._allowed_ns = self._granted_ns = 0.0
 
     def change(self, share: float, now_ns: int) -> None:
-        """Allow another share from now on; until now it was the one before."""
+        """Change the share from ``now_ns`` on."""
         before, self.share = self.share, checked_share(share)
         self._granted_ns += before * (now_ns - self._since_ns)
         self._since_ns = now_ns
 
     def ahead_ns(self, now_ns: int, used_ns: int) -> float:
-        """Returns the process's lead over its share (below 0: it is behind), by what it has used by now."""
+        """Return the CPU time by which the process is ahead of its share, ns (below 0: behind)."""
         granted = self._granted_ns + self.share * (now_ns - self._since_ns)
         self.at_ns, self.used_ns, self._since_ns, self._granted_ns = now_ns, used_ns, now_ns, 0.0
         self._declared_ns += granted
@@ -70,53 +70,53 @@ class Account:
         return used - self._allowed_ns
 
     def achieved(self) -> Achieved:
-        """Returns what was used and declared when the account was last looked at."""
+        """Return used and declared time as of the last `ahead_ns`."""
         wall_ns, used_ns = self.at_ns - self._began_ns, self.used_ns - self._used_before_ns
         return Achieved(wall_ns / 1e9, used_ns / 1e9, self._declared_ns / 1e9)
 
 
 def checked_share(share: float) -> float:
-    """``share`` if it is one: cores of this host, above 0 (1.5 is one core and a half)."""
+    """Return ``share``, in cores of this host (1.5: one core and a half), if it is finite and above 0."""
     if not 0 < share < math.inf:
         raise ValueError(f"share must be a finite number of cores above 0 (got {share})")
     return share
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all threads of process ``pid``, 0 being this one, ns; ProcessLookupError without one."""
+    """CPU time of all threads of process ``pid`` (0: this one), ns; ProcessLookupError without one."""
     try:
-        # CPUCLOCK_SCHED of a whole process, as clock_getcpuclockid(3) makes it
+        # CPUCLOCK_SCHED of a whole process, as clock_getcpuclockid(3) computes it
         return time.clock_gettime_ns((~pid << 3) | 2)
     except OSError:
         raise ProcessLookupError(f"no process {pid}") from None
 
 
 class ThrottleTarget(Protocol):
-    """A process, or several that are one to a throttle."""
+    """A process, or several that are throttled as one."""
 
     stopped: bool
 
     def cpu_ns(self) -> int:
-        """CPU time used so far, ns. ProcessLookupError once it is gone."""
+        """CPU time used so far, ns. ProcessLookupError once the process has ended."""
 
     def wanting_ns(self, now_ns: int) -> int:
-        """``now_ns`` less the time in which it is known to have waited for something else than a core."""
+        """Return ``now_ns`` minus the time in which the process is known not to have wanted a core."""
 
     def sleeps(self) -> bool:
-        """Returns True if it waits for something else than a core."""
+        """Return True if the process waits for something other than a core."""
 
     def stop(self) -> None: ...
 
-    def go(self) -> None: ...
+    def resume(self) -> None: ...
 
     def close(self) -> None: ...
 
 
 class Target:
-    """One process, held by descriptor: a signal never reaches another one that got its number.
+    """One process, held by pidfd: a signal cannot reach another process that reused its pid.
 
-    ProcessLookupError if there is none, ConfigError if it is another user's, ValueError for a ``pid`` below
-    1.
+    ProcessLookupError if there is none, ConfigError if it belongs to another user, ValueError if ``pid`` is
+    below 1.
     """
 
     def __init__(self, pid: int) -> None:
@@ -130,61 +130,60 @@ class Target:
             os.close(self._fd)
             if not isinstance(error, PermissionError):
                 raise
-            raise ConfigError(f"process {pid} is another user's: it cannot be held") from None
+            raise ConfigError(f"process {pid} belongs to another user and cannot be throttled") from None
 
     def cpu_ns(self) -> int:
-        """CPU time it has used so far, ns. ProcessLookupError once it is gone."""
+        """CPU time used so far, ns. ProcessLookupError once the process has ended."""
         return cpu_ns(self.pid)
 
     def wanting_ns(self, now_ns: int) -> int:
-        """All of the time: that it sleeps is not looked at."""
+        """Return ``now_ns``: sleeping is not considered."""
         return now_ns
 
     def sleeps(self) -> bool:
-        """Returns True if its first thread waits for something else than a core."""
+        """Return True if the process's first thread waits for something other than a core."""
         return process_stat(self.pid)[:1] in (["S"], ["D"])
 
     def send(self, number: int) -> None:
-        """Send it a signal. ProcessLookupError once it is gone."""
+        """Send a signal to the process. ProcessLookupError once it has ended."""
         signal.pidfd_send_signal(self._fd, number)
 
     def stop(self) -> None:
         self.stopped = True
         self.send(signal.SIGSTOP)
 
-    def go(self) -> None:
+    def resume(self) -> None:
         self.stopped = False
         self.send(signal.SIGCONT)
 
     def close(self) -> None:
-        """Let it run on for good, if it still lives."""
+        """Let the process run freely, if it is alive."""
         if self._fd < 0:
             return
         if self.stopped:
             with contextlib.suppress(ProcessLookupError):
-                self.go()
+                self.resume()
         os.close(self._fd)
         self._fd = -1
 
 
-SLICE_NS = 2_000_000  # CPU time that a process runs at a stretch
+SLICE_NS = 2_000_000  # CPU time that a process runs without being stopped
 SHORTEST_NS = 100_000
-"""It runs at least so long, and has stood still so long when its clock is read: a signal takes some 20 µs."""
+"""Minimum time to run, and minimum time stopped before the CPU clock is read: a signal takes about 20 µs."""
 LEAST_GAIN = 0.05
-"""Least pace, in cores, at which a process is taken to get ahead: one with more threads is found out."""
-IDLE = 0.1  # a process that used less than this of half a slice in its last run may be asleep: it is asked
+"""Minimum rate, in cores, at which a process is assumed to get ahead of its share."""
+IDLE = 0.1  # a process that used less than this fraction of half a slice in its last run may be asleep
 
-LONGEST_REST_NS = (
-    10_000_000  # between two looks at a process that sleeps: the most that it may use at a stretch
-)
+LONGEST_REST_NS = 10_000_000  # between two checks of a sleeping process: bounds its uninterrupted run
 
 
 class DutyCycle:
-    """Stops the process half a slice ahead of its share and lets it go on half a slice behind.
+    """Stops the process half a slice ahead of its share and continues it half a slice behind.
 
-    Steered by the CPU time really used, it is wrong by one slice whatever the time (in fixed slots by what
-    each signal is late: +63% at a tenth of a core). A running process's clock is brought up to date at ticks
-    only, so it runs for as long as it may with the core to itself, and is read when stopped.
+    Because it uses measured CPU time, its error is at most one slice however long it runs (fixed time slots
+    accumulate each signal's delay: +63% at a tenth of a core). The CPU clock of a running process advances at
+    ticks only, so the stop is scheduled as if the process had a core to itself, and the clock is read after
+    it.
     """
 
     def __init__(self, target: ThrottleTarget, account: Account, slice_ns: int = SLICE_NS) -> None:
@@ -193,30 +192,28 @@ class DutyCycle:
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
-        """Another share from now on; True: look at once. The account's last reading is exact."""
+        """Use another account from now on; returns True: run a turn at once."""
         self.account = account
         self._plan(account.at_ns, account.used_ns, 0.0)
         return True
 
     def turn(self, now_ns: int) -> int:
-        """Look, stop or let go; returns when to look again. ProcessLookupError once it is gone."""
+        """Check, stop or continue; return when the next turn is due. ProcessLookupError once it has ended."""
         if self.target.stopped:
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
             wait_ns = (ahead_ns + self._half_ns) / self.account.share
-            if (
-                ahead_ns > 0 and wait_ns > SHORTEST_NS
-            ):  # else it was stopped for nothing: it had no core, or slept
+            if ahead_ns > 0 and wait_ns > SHORTEST_NS:  # otherwise it got no core, or slept
                 return now_ns + int(wait_ns)
             self._idle = used_ns - self._went_at_ns < IDLE * self._half_ns
-            self.target.go()
+            self.target.resume()
             return self._plan(now_ns, used_ns, ahead_ns)
         if now_ns < self._stop_ns:
             return self._stop_ns
-        if self._idle and self.target.sleeps():  # stopping it would only disturb its waiting
+        if self._idle and self.target.sleeps():  # stopping it would only disturb its wait
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
-            if ahead_ns < self._half_ns:  # unless it owes
+            if ahead_ns < self._half_ns:  # unless it is far ahead
                 self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS)
                 return max(self._plan(now_ns, used_ns, ahead_ns), now_ns + self._rest_ns)
         self._rest_ns = SHORTEST_NS
@@ -224,7 +221,7 @@ class DutyCycle:
         return now_ns + SHORTEST_NS
 
     def _plan(self, now_ns: int, used_ns: int, ahead_ns: float) -> int:
-        """The instant to stop it: half a slice ahead, if it has the core to itself from now on."""
+        """Schedule the stop: half a slice ahead, if the process has a core to itself from now on."""
         share = self.account.share
         gains = max(math.floor(share) + 1.0 - share, LEAST_GAIN)
         self._went_at_ns = used_ns
@@ -237,18 +234,18 @@ class DutyCycle:
 
 PERIOD_US = 10_000  # shorter periods lose much of the quota (measured at 5 ms: 10 to 19%)
 LEAST_QUOTA_US, LONGEST_PERIOD_US = 1_000, 1_000_000
-"""The kernel's."""
-MOST_CORRECTION = 0.5  # part of the share by which one turn corrects the quota at most
+"""Kernel limits for CPU quotas."""
+MOST_CORRECTION = 0.5  # largest correction of the quota in one turn, as a fraction of the share
 WORTHWHILE = 0.02
-"""A quota that is off by less stays: a new one wipes the debt of the old and hands out a period's worth."""
+"""Smaller relative changes are skipped: a new quota clears the old debt and grants a full period."""
 HALF_BURST_NS = 1_300_000
-"""The kernel takes a process off its core at a tick, so while it runs it is ahead by so much (Linux 6.18)."""
+"""The kernel preempts a process at a tick, so a running process is ahead by this on average (Linux 6.18)."""
 BURSTS_A_TURN = 80
-"""Length of a turn: in a shorter one, where in its bursts a process is says more than what the quota does."""
+"""Length of a turn in bursts: in a shorter one, the position within a burst dominates the measurement."""
 
 
 def set_quota(place: Place, quota_us: int | None, period_us: int = PERIOD_US) -> None:
-    """Allow a control group ``quota_us`` of CPU time in each ``period_us`` of wall time; None: everything."""
+    """Allow a control group ``quota_us`` of CPU time in each ``period_us`` of wall time; None: no limit."""
     folder, version = place
     if version == 2:
         write(folder / "cpu.max", "max" if quota_us is None else f"{quota_us} {period_us}")
@@ -260,7 +257,7 @@ def set_quota(place: Place, quota_us: int | None, period_us: int = PERIOD_US) ->
 
 
 def period(share: float) -> int:
-    """Length of a period for ``share`` cores, µs: such that its quota is not below the kernel's least.
+    """Period for ``share`` cores, µs, such that its quota is not below the kernel's minimum.
 
     >>> period(0.5), period(0.05)
     (10000, 30000)
@@ -269,15 +266,15 @@ def period(share: float) -> int:
 
 
 class Quota:
-    """Holds a process to its share by its group's quota, corrected by what the process has really used."""
+    """Limits a process to its share by its group's quota, corrected by the CPU time it has used."""
 
     def __init__(self, target: ThrottleTarget, account: Account, place: Place) -> None:
         self.target, self.account, self._place = target, account, place
         self._period_us, self._quota_us = period(account.share), 0
 
     def turn(self, now_ns: int) -> int:
-        """Look and correct the quota; returns when to look again. ProcessLookupError once it is gone."""
-        ahead_ns = self.look(now_ns)
+        """Correct the quota; return when the next turn is due. ProcessLookupError once it has ended."""
+        ahead_ns = self.measure(now_ns)
         share = self.account.share
         turn_ns = int(BURSTS_A_TURN * HALF_BURST_NS / share)
         most = MOST_CORRECTION * share
@@ -290,42 +287,42 @@ class Quota:
             self._quota_us = quota_us
         return now_ns + turn_ns
 
-    def look(self, now_ns: int) -> float:
-        """Returns the process's lead, ns. ProcessLookupError once it is gone."""
+    def measure(self, now_ns: int) -> float:
+        """Return the CPU time by which the process is ahead, ns. ProcessLookupError once it has ended."""
         used_ns = self.target.cpu_ns()
         return self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
 
     def renew(self, account: Account) -> bool:
-        """Another share from now on; False: it is looked at in its turn."""
+        """Use another account from now on; returns False: wait for the next turn."""
         self.account = account
         return False
 
     def close(self) -> None:
-        with contextlib.suppress(NoGroup):  # the group may be gone with its process
+        with contextlib.suppress(NoGroup):  # the group may have been removed with its process
             set_quota(self._place, None)
         self.target.close()
 
 
 Throttled = DutyCycle | Quota
-LATE_NS = 50_000  # a throttle that is due within this is looked after now
+LATE_NS = 50_000  # turns due within this time are run at once
 
 
-def be_prompt() -> None:
-    """Have this thread run as soon as it wakes, as far as this user may: a late one stops nobody in time."""
+def reduce_wakeup_latency() -> None:
+    """Reduce this thread's wake-up latency as far as its privileges allow: turns must not be late."""
     set_timer_slack()
     set_time_slice()
-    with contextlib.suppress(OSError):  # without privileges the short slice must do
+    with contextlib.suppress(OSError):  # without privileges, rely on the short time slice
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 class TurnQueue:
-    """Throttled processes in the order of their next turns."""
+    """Throttled processes, ordered by their next turn."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Throttled]] = []
         self._order = itertools.count()
-        self._entry: dict[Throttled, int] = {}  # each member's entry that counts; others are of before
-        self.trouble: dict[Throttled, str] = {}  # why those that live cannot be looked after any more
+        self._entry: dict[Throttled, int] = {}  # valid heap entry of each member; older entries are stale
+        self.trouble: dict[Throttled, str] = {}  # living processes that can no longer be throttled, and why
 
     def __len__(self) -> int:
         return len(self._entry)
@@ -334,17 +331,17 @@ class TurnQueue:
         return throttled in self._entry
 
     def add(self, throttled: Throttled, at_ns: int) -> None:
-        """Look after it from ``at_ns`` on; if it is there already, then and not when it was planned."""
+        """Schedule its next turn for ``at_ns``, in place of one scheduled before."""
         self._entry[throttled] = number = next(self._order)
         heapq.heappush(self._heap, (at_ns, number, throttled))
 
     def drop(self, throttled: Throttled) -> None:
-        """Look after it no more; it is not closed."""
+        """Stop scheduling it; does not close it."""
         self._entry.pop(throttled, None)
         self.trouble.pop(throttled, None)
 
     def run_due(self, now_ns: int) -> int | None:
-        """Look after all that are due; returns when the next one is."""
+        """Run all turns that are due; return when the next one is due."""
         while self._heap:
             at_ns, number, throttled = self._heap[0]
             current = self._entry.get(throttled) == number
@@ -362,7 +359,7 @@ class TurnQueue:
 
 
 class ThrottleThread:
-    """A thread with a `TurnQueue`. It starts with the first process and ends with the last."""
+    """A thread that runs a `TurnQueue`. It starts with the first process and ends with the last."""
 
     def __init__(self) -> None:
         self.queue = TurnQueue()
@@ -370,7 +367,7 @@ class ThrottleThread:
         self._thread: threading.Thread | None = None
 
     def add(self, throttled: Throttled) -> None:
-        """Look after it from now on."""
+        """Throttle a process from now on."""
         with self.changed:
             self.queue.add(throttled, time.monotonic_ns())
             if self._thread is None:
@@ -379,7 +376,7 @@ class ThrottleThread:
             self.changed.notify_all()
 
     def drop(self, throttled: Throttled) -> None:
-        """Look after it no more; waits for the thread's end if it was the last."""
+        """Stop scheduling a process; waits for the thread's end if it was the last."""
         with self.changed:
             self.queue.drop(throttled)
             self.changed.notify_all()
@@ -392,7 +389,7 @@ class ThrottleThread:
             thread.join()
 
     def _run(self) -> None:
-        be_prompt()
+        reduce_wakeup_latency()
         with self.changed:
             while (due_ns := self.queue.run_due(time.monotonic_ns())) is not None:
                 self.changed.wait(max(0.0, (due_ns - time.monotonic_ns()) * 1e-9))
@@ -401,17 +398,17 @@ class ThrottleThread:
 
 
 KINDS = ("sigstop", "cgroup")
-SAVED_NS = 2_000_000  # CPU time that a process which sleeps may save up
+SAVED_NS = 2_000_000  # CPU time that a sleeping process may save up
 
 _thread = ThrottleThread()
 
 
 def open(kind: str, pid: int, share: float) -> Throttle:
-    """Hold process ``pid`` to ``share`` cores of this host (0.2: a fifth of one) until it is closed.
+    """Limit process ``pid`` to ``share`` cores of this host (0.2: a fifth of one) until closed.
 
-    ``sigstop`` needs no privileges, and stops that process alone, all its threads, for milliseconds at a
-    time; it must be another than the caller's own.
-    ``cgroup`` needs a control group that may be written to, and holds what the process starts too.
+    ``sigstop`` needs no privileges; it stops all threads of that process for milliseconds at a time, but not
+    its children, and the caller cannot throttle itself.
+    ``cgroup`` needs a writable control group; it also limits the processes that ``pid`` starts.
     ConfigError if the mechanism is unknown or does not work here; ProcessLookupError if there is no such
     process; ValueError if ``share`` is not a finite number above 0.
     """
@@ -419,7 +416,7 @@ def open(kind: str, pid: int, share: float) -> Throttle:
     if kind not in KINDS:
         raise ConfigError(unknown("throttle", kind, KINDS))
     if kind == "sigstop" and pid == os.getpid():
-        raise ConfigError("throttle 'sigstop': a process cannot stop itself; another can, or use 'cgroup'")
+        raise ConfigError("throttle 'sigstop': a process cannot stop itself; use another process or 'cgroup'")
     with contextlib.ExitStack() as undo:
         target = Target(pid)
         undo.callback(target.close)
@@ -439,7 +436,7 @@ def open(kind: str, pid: int, share: float) -> Throttle:
 
 
 class Throttle(contextlib.AbstractContextManager["Throttle"]):
-    """One process held to a share of the CPU; made by `open`, ended by `close` or a ``with``."""
+    """One process limited to a CPU share; created by `open`, ended by `close` or ``with``."""
 
     def __init__(self, kind: str, throttled: Throttled, groups: Groups | None) -> None:
         self.kind, self._throttled, self._groups, self._open = kind, throttled, groups, True
@@ -447,7 +444,7 @@ class Throttle(contextlib.AbstractContextManager["Throttle"]):
 
     @property
     def share(self) -> float:
-        """Cores of this host; may be set while it runs."""
+        """Cores of this host; may be set while the throttle is open."""
         return self._throttled.account.share
 
     @share.setter
@@ -458,18 +455,18 @@ class Throttle(contextlib.AbstractContextManager["Throttle"]):
 
     @property
     def trouble(self) -> str:
-        """Says why the process is held no more, such as a control group that somebody removed; else empty."""
+        """Reason why the process is no longer limited, such as a removed control group; otherwise empty."""
         return _thread.queue.trouble.get(self._throttled, "")
 
     def achieved(self) -> Achieved:
-        """Returns what the process was let have, with signals as of when it last stood still."""
+        """Return the CPU time used and declared; for ``sigstop``, as of the last stop."""
         if self._open and isinstance(self._throttled, Quota):
-            with _thread.changed, contextlib.suppress(ProcessLookupError):  # it is gone
-                self._throttled.look(time.monotonic_ns())
+            with _thread.changed, contextlib.suppress(ProcessLookupError):  # it has ended
+                self._throttled.measure(time.monotonic_ns())
         return self._throttled.account.achieved()
 
     def close(self) -> None:
-        """Let the process run on for good; does nothing the second time."""
+        """Let the process run freely; a second call does nothing."""
         if self._open:
             self._open = False
             _thread.drop(self._throttled)

@@ -1,5 +1,5 @@
-"""Measures what a device takes for each class of operation: here, over ssh, and on phones without Python.
+"""Measure a device's time for each class of operation: here, over ssh, or on phones without Python.
 
-kit      the measuring, one file that needs Python and torch alone
-remote   the kit on another host, over ssh
+kit      the measurement: one file that needs only Python and torch
+remote   runs the kit in another process or on another host
 """

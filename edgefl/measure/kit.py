@@ -1,13 +1,13 @@
-"""The times of a device for each class of operation in torch: eight short workloads, and a JSON at the end.
+"""Measure the time of each class of torch operation on a device: eight short workloads, one JSON result.
 
-This file is complete in itself: Python 3.8 and torch 1.13, or newer, and nothing else. Copied to a device,
+This file needs only Python 3.8 and torch 1.13, or newer. Copied to a device,
 
     python kit.py --out result.json
 
-measures it there; `edgefl measure` does so here or over ssh, and `edgefl profiles fit result.json` makes a
-profile of the result. In each workload another class of operation takes most of the time. Its parts differ
-in size, so that operations are told from the bytes they move. A part's seconds are those of a whole step:
-forward, backward and an update by SGD with momentum, or forward alone.
+measures that device. `edgefl measure` runs the kit here or over ssh, and `edgefl profiles fit result.json`
+makes a profile from the result. Each workload is dominated by another class of operation. The sizes of its
+parts differ, to separate the cost of operations from the cost of moving bytes. The time of a part is that of
+one step: forward, backward and an update by SGD with momentum, or forward only.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 VERSION = 1
-"""Of the workloads: the work of a result's parts is counted by the version that made it."""
+"""Version of the workloads; it determines how the work of a result's parts is counted."""
 BATCH = 4
 MINUTES = 8.0
 QUICK_MINUTES = 0.4
 STABLE = 0.01
-"""Standard error of a part's seconds, as a share of them, at which it is done."""
+"""Relative standard error of a part's mean step time at which its measurement stops."""
 LEAST = 5
-"""Steps of a part that are timed, if its share of the time budget allows."""
+"""Minimum number of timed steps of a part, if its share of the time budget allows."""
 
 
 class Part(NamedTuple):
     """One step to be timed."""
 
     make: Callable[[], Any]
-    """Makes the module."""
+    """Creates the module."""
     shape: tuple[int, ...]
-    """Of one example."""
+    """Shape of one example."""
     batch: int = BATCH
     train: bool = True
-    """Forward, backward and update; otherwise forward alone."""
+    """True: forward, backward and update. False: forward only."""
 
 
 def loss(outputs: Any) -> Any:
-    """The loss of a step: a gradient of each output, at the cost of two passes over them."""
+    """Sum of squares: gives every output a gradient, at the cost of two passes over the outputs."""
     return outputs.pow(2).sum()
 
 
 def workloads() -> dict[str, dict[str, Part]]:
-    """The workloads and their parts, by name."""
+    """Return the workloads and their parts, by name."""
     import torch
     from torch import nn
 
@@ -70,7 +70,7 @@ def workloads() -> dict[str, dict[str, Part]]:
             return self.function(x)
 
     class InputGate(nn.Module):
-        """One learned factor: what follows has a gradient to hand back."""
+        """One learned factor, so that a gradient flows back through the layers after it."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -80,7 +80,7 @@ def workloads() -> dict[str, dict[str, Part]]:
             return x * self.weight
 
     class Attention(nn.Module):
-        """Two products and a softmax of heads of 32 numbers, without the projections."""
+        """Two matrix products and a softmax with heads of width 32, without projections."""
 
         def forward(self, x: Any) -> Any:
             heads = x.view(x.shape[0], x.shape[1], -1, 32).transpose(1, 2)
@@ -96,7 +96,7 @@ def workloads() -> dict[str, dict[str, Part]]:
             return self.cell(x)[0][:, -1]
 
     def conv(channels: Sequence[int], kernel: int = 3, groups: int = 1, stride: int = 1) -> Any:
-        """Convolutions from each number of channels to the next; of 0 groups, each channel is one."""
+        """A chain of convolutions between consecutive channel counts; ``groups=0`` means depthwise."""
         padding = kernel // 2 if stride < kernel else 0
         pairs = [channels[place : place + 2] for place in range(len(channels) - 1)]
         layers = (nn.Conv2d(i, o, kernel, stride, padding, 1, groups or i, bias=False) for i, o in pairs)
@@ -186,7 +186,7 @@ def workloads() -> dict[str, dict[str, Part]]:
 
 
 def stepper(part: Part) -> Callable[[], None]:
-    """The part's step, ready to be run again and again."""
+    """Return a function that runs one step of the part."""
     import torch
 
     module, inputs = part.make().train(part.train), torch.randn(part.batch, *part.shape)
@@ -205,7 +205,7 @@ def stepper(part: Part) -> Callable[[], None]:
 
 
 def timed(step: Callable[[], None], budget_s: float) -> dict[str, Any]:
-    """Seconds of a step by both clocks, from steps repeated until they are stable or time is up."""
+    """Repeat the step until its time is stable or the budget is used; return wall and CPU seconds a step."""
     end = time.perf_counter() + budget_s
     step()
     wall: list[float] = []
@@ -232,7 +232,7 @@ def _stable(seconds: Sequence[float], budget_s: float) -> bool:
 
 
 def measure(minutes: float, threads: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Time all workloads on so many threads; returns what the JSON says."""
+    """Time all workloads with this number of threads; return the content of the JSON file."""
     import torch
 
     torch.set_num_threads(threads)
@@ -253,7 +253,7 @@ def measure(minutes: float, threads: int, tell: Callable[[str], None]) -> dict[s
 
 
 def facts() -> dict[str, Any]:
-    """The known facts of the device and its libraries."""
+    """Return the facts known about the device and its libraries."""
     import torch
 
     return {
@@ -272,14 +272,14 @@ def facts() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def device_name() -> str:
-    """The name of the board, phone or processor."""
+    """Name of the board, phone or processor."""
     board = _text("/proc/device-tree/model").strip("\0 \n")
     return board or _phone() or _processor() or platform.machine()
 
@@ -287,10 +287,10 @@ def device_name() -> str:
 def _phone() -> str:
     try:
         names = ("ro.product.manufacturer", "ro.product.model")
-        said = [subprocess.check_output(["getprop", name], text=True).strip() for name in names]
+        values = [subprocess.check_output(["getprop", name], text=True).strip() for name in names]
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return " ".join(filter(None, said))
+    return " ".join(filter(None, values))
 
 
 def _processor() -> str:
@@ -305,22 +305,22 @@ def _ram_mib() -> int | None:
 
 
 def state() -> dict[str, float]:
-    """Heat, frequency and load, where the system tells."""
-    heat = _numbers("/sys/class/thermal/thermal_zone*/temp")
-    speed = _numbers("/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
-    said = {}
-    if heat:
-        said["temp_c"] = max(heat) / 1e3
-    if speed:
-        said["mhz"] = max(speed) / 1e3
-    with contextlib.suppress(OSError, AttributeError):  # Android tells no app
-        said["load"] = round(os.getloadavg()[0], 2)
-    return said
+    """Temperature, frequency and load, where the system reports them."""
+    temperatures = _numbers("/sys/class/thermal/thermal_zone*/temp")
+    frequencies = _numbers("/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
+    readings = {}
+    if temperatures:
+        readings["temp_c"] = max(temperatures) / 1e3
+    if frequencies:
+        readings["mhz"] = max(frequencies) / 1e3
+    with contextlib.suppress(OSError, AttributeError):  # not available to Android apps
+        readings["load"] = round(os.getloadavg()[0], 2)
+    return readings
 
 
 def _numbers(pattern: str) -> list[float]:
-    said = (_text(path).strip() for path in glob.glob(pattern))
-    return [float(text) for text in said if text.lstrip("-").isdigit()]
+    texts = (_text(path).strip() for path in glob.glob(pattern))
+    return [float(text) for text in texts if text.lstrip("-").isdigit()]
 
 
 def _text(path: str) -> str:
@@ -332,14 +332,12 @@ def _text(path: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description="Measure what this device takes for each class of operation."
-    )
-    parser.add_argument("--out", help="JSON file to write; by default it is printed")
-    parser.add_argument("--minutes", type=float, help=f"time budget ({MINUTES:g})")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Measure this device's time for each class of operation.")
+    parser.add_argument("--out", help="JSON file to write (default: standard output)")
+    parser.add_argument("--minutes", type=float, help=f"time budget (default: {MINUTES:g})")
     parser.add_argument("--quick", action="store_true", help="rough figures in half a minute")
-    parser.add_argument("--threads", type=int, default=cores(), help="of torch; by default one for each core")
+    parser.add_argument("--threads", type=int, default=cores(), help="torch threads (default: one a core)")
     chosen = parser.parse_args(arguments)
     minutes = chosen.minutes or (QUICK_MINUTES if chosen.quick else MINUTES)
     if chosen.threads < 1 or not 0 < minutes < 1e4:

@@ -1,4 +1,4 @@
-"""Runs the measuring kit in a process of its own, here or over ssh: the kit goes in, its JSON comes out."""
+"""Run the measurement kit in a process of its own, here or over ssh: its source on stdin, JSON on stdout."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.measure import kit
 
 PROGRESS = re.compile(r"^\S+/\S+: .* steps, CV")
-"""A part of the kit that is done."""
+"""Matches the kit's progress line for a finished part."""
 
 
 def run(
     options: Sequence[str], tell: Callable[[str], None], ssh: str = "", python: str = ""
 ) -> dict[str, Any]:
-    """Run the kit on this machine, or on ``ssh`` (user@host), and return what it says; nothing is left there.
+    """Run the kit on this machine, or on ``ssh`` (user@host), and return its result; no file is left there.
 
-    ``python`` is the interpreter; ``tell`` gets a line for each part. Raises `RunError` in one line for a
-    host that cannot be reached or has no torch.
+    ``python`` is the interpreter; ``tell`` receives a progress line for each part. Raises a one-line
+    `RunError` if the host cannot be reached or has no torch.
     """
     if ssh.startswith("-"):
         raise ConfigError(f"--ssh {ssh}: must be HOST or USER@HOST")
@@ -35,7 +35,7 @@ def run(
 
 
 def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, str, str]:
-    """The command's exit code, output and, if it failed, last line of errors, which is not told."""
+    """Return exit code, stdout and last stderr line; ``tell`` gets all lines but the last of a failure."""
     try:
         with (
             open(kit.__file__) as source,
@@ -65,7 +65,7 @@ def _json(code: int, output: str, last: str, where: str) -> dict[str, Any]:
     if code:
         raise RunError(f"measuring {where} failed: {last or f'exit code {code}'}")
     try:
-        said: dict[str, Any] = json.loads(output)
+        result: dict[str, Any] = json.loads(output)
     except ValueError:
         raise RunError(f"measuring {where} failed: it printed no JSON: {output[:60]!r}") from None
-    return said
+    return result

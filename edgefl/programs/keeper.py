@@ -23,7 +23,7 @@ from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.limits.groups import ACCOUNTING, ControlGroup, Groups, NoGroup, used_ns
 from edgefl.limits.memory import GroupMemory
 from edgefl.limits.pacing import set_time_slice, set_timer_slack
-from edgefl.limits.throttle import Account, DutyCycle, Quota, Throttled, TurnQueue, be_prompt
+from edgefl.limits.throttle import Account, DutyCycle, Quota, Throttled, TurnQueue, reduce_wakeup_latency
 from edgefl.programs import messages
 from edgefl.programs.tree import ProcessTree, children_of, phone_of
 from edgefl.run.channel import Channel, Closed
@@ -98,7 +98,7 @@ class KeptPhone:
         """Run on."""
         assert self.tree is not None
         self._count_absence()
-        self.tree.go()
+        self.tree.resume()
 
     def _count_absence(self) -> None:
         if self.tree is not None and self._left_ns:
@@ -471,7 +471,7 @@ def main() -> None:
     outlive_parent()
     os.setsid()  # what ends the group of the process that the user started leaves it to tidy up
     allow_open_files()
-    be_prompt()
+    reduce_wakeup_latency()
     # select() takes no high numbers, as the channel's is where phones are many.
     keeper = Keeper(Channel.inherit(os.dup(int(sys.argv[1])), messages.ToKeeper))
     os.close(int(sys.argv[1]))

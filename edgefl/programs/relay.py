@@ -25,7 +25,7 @@ from edgefl.devices import load_network
 from edgefl.devices.link import Disconnected
 from edgefl.devices.presence import AlternatingRenewal
 from edgefl.devices.schema import Network
-from edgefl.limits.throttle import be_prompt
+from edgefl.limits.throttle import reduce_wakeup_latency
 from edgefl.programs import messages
 from edgefl.programs.tree import end_marked
 from edgefl.programs.way import LinkWay, Transmission
@@ -400,7 +400,7 @@ def main() -> None:
     become_child(int(sys.argv[2]), "edgefl-relay")
     outlive_parent()
     allow_open_files()
-    be_prompt()
+    reduce_wakeup_latency()
     channel: Channel[messages.ToRelay] = Channel.inherit(int(sys.argv[1]), messages.ToRelay)
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PreciseSelector())) as runner:
         runner.run(Relay(channel, sys.argv[3]).serve())

@@ -17,7 +17,7 @@ import psutil
 
 from edgefl.errors import ConfigError
 from edgefl.limits import groups
-from edgefl.limits.groups import NoGroup, Place, find, process_stat, sweep, throttled_ns
+from edgefl.limits.groups import NoGroup, Place, find, process_stat, remove_orphans, throttled_ns
 from edgefl.limits.throttle import Target, cpu_ns
 from edgefl.programs.phone import INDEX_VARIABLE
 
@@ -187,12 +187,12 @@ class ProcessTree:
         self._each(Target.stop)
         self._keep_up()
 
-    def go(self) -> None:
+    def resume(self) -> None:
         """Let them run on, children first."""
         if self.stopped:
             self.stopped = False
             self._halted_ns += time.monotonic_ns() - self._stopped_at_ns
-        self._each(Target.go)
+        self._each(Target.resume)
 
     def skip(self, nanoseconds: int) -> None:
         """Count so much of the time as time in which none wanted a core."""
@@ -211,7 +211,7 @@ class ProcessTree:
     def close(self) -> None:
         """Let them run on for good."""
         if self.stopped:
-            self.go()
+            self.resume()
         for target in self._members.values():
             target.close()
         self._members = {}
@@ -296,4 +296,4 @@ def end_marked(run_id: str) -> None:
                     found = True
     for controller in ("cpu", "memory"):
         with contextlib.suppress(NoGroup):
-            sweep(find(controller).folder)
+            remove_orphans(find(controller).folder)

@@ -254,7 +254,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Median wall time that one trip costs the server, in µs, without the sum."""
     memory: MemoryUse = MemoryUse()
     throttle: str = ""
-    memory_by: str = ""
+    memory_mechanism: str = ""
     """Means that made training slow (paced, sigstop, cgroup) and enforced memory (rlimit, cgroup, off)."""
     model_error_factor: dict[str, float] = {}
     """Profile to the factor within which its device model says what a real device takes (90% of steps)."""

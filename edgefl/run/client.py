@@ -124,7 +124,7 @@ class ClientProcess:
             )
         except BaseException:
             if isinstance(phase, HeldPhase):
-                phase.let_go()  # what comes next is no training
+                phase.release()  # the training is over
             raise
         cpu_s = time.thread_time() - cpu_started
         compute = phase.end()

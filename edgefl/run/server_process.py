@@ -39,7 +39,7 @@ from edgefl.lazy import LazySequence
 from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
 from edgefl.limits.capacity import host
-from edgefl.limits.confinement import memory_by
+from edgefl.limits.confinement import memory_mechanism
 from edgefl.limits.pacing import set_time_slice
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.parameters.update_log import UpdateLog
@@ -219,7 +219,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         parameters=prepared.size,
         load=plan.load,
         throttle=experiment.fleet.throttle if experiment.clock.kind == "wall" else "",
-        memory_by=memory_by(experiment),
+        memory_mechanism=memory_mechanism(experiment),
         model_error_factor=_model_errors(plan, prepared.work.at(experiment.training.batch_size)),
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),

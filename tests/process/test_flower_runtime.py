@@ -118,7 +118,7 @@ def test_a_supernode_that_ends_before_the_start_ends_the_run(app: Path, tmp_path
 
 def test_a_folder_without_an_app_is_refused(tmp_path: Path) -> None:
     command = Command("flower", str(tmp_path), "--device", "pi-4")
-    command.ends(2, "must be the folder of a Flower app, a pyproject.toml with [tool.flwr.app.components]")
+    command.ends(2, "must be the folder of a Flower app with a pyproject.toml that has [tool.flwr")
     with pytest.raises(ConfigError, match="must be the folder of a Flower app"):
         runtime.run(tmp_path, phones(), OPTIONS)
 

@@ -19,7 +19,7 @@ import pytest
 
 from edgefl import ConfigError, Fleet, Stop, limits
 from edgefl.limits import groups, probe
-from edgefl.limits.groups import Groups, find, words
+from edgefl.limits.groups import Groups, find, read_words
 from edgefl.limits.throttle import cpu_ns
 from edgefl.results.record import Record
 from tests.process import runs
@@ -153,11 +153,11 @@ def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_n
     try:
         assert owner.stdout.readline() == b"made\n"
         (name,) = (path.name for path in outer.glob(f"edgefl-{owner.pid}-*"))
-        assert name not in groups.sweep(outer)
+        assert name not in groups.remove_orphans(outer)
         assert (outer / name).exists()
         owner.kill()
         owner.wait()
-        assert name in groups.sweep(outer)
+        assert name in groups.remove_orphans(outer)
         assert not (outer / name).exists()
     finally:
         owner.kill()
@@ -172,7 +172,7 @@ def test_processes_left_in_a_group_go_back_when_it_closes(busy: subprocess.Popen
     made = Groups(["cpu", "memory"])
     group = made.group("x")
     group.enter(busy.pid)
-    assert str(busy.pid) in words(group.place("memory").folder / "cgroup.procs")
+    assert str(busy.pid) in read_words(group.place("memory").folder / "cgroup.procs")
     made.close()
     made.close()
     assert find("cpu", busy.pid) == before
@@ -185,7 +185,7 @@ def test_the_probe_says_what_it_saw(what: str) -> None:
     if what != "sigstop":
         needs_groups("cpu" if what == "cgroup" else what)
     found = probe.memory_group() if what == "memory" else probe.throttle(what)
-    assert ("killed" in found.what) if what == "memory" else ("asked for" in found.what)
+    assert ("killed" in found.what) if what == "memory" else ("requested" in found.what)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def unprivileged(code: str) -> str:
     [
         ("open('cgroup', os.getpid(), 0.5)", "throttle 'cgroup' cannot be used here: no group can be made"),
         ("open_memory(os.getpid(), 64)", "memory 'cgroup' cannot be used here: no group can be made"),
-        ("open('sigstop', os.getppid(), 0.5)", "is another user's: it cannot be held"),
+        ("open('sigstop', os.getppid(), 0.5)", "belongs to another user and cannot be throttled"),
         ("open('sigstop', own.pid, 0.5).close()", ""),
     ],
 )

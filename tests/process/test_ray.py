@@ -162,7 +162,7 @@ def test_same_bits_on_a_cluster_whose_node_and_driver_are_killed(where: str, tmp
 def test_what_a_cluster_cannot_do_is_one_line(tmp_path: Path) -> None:
     file = str(Command.write(phones(), tmp_path / "run"))
     Command("run", file, "--ray", "here").ends(2, "--ray: must be HOST:PORT of the cluster's head, or auto")
-    Command("run", file, "--ray", "127.0.0.1:1").ends(2, "--ray 127.0.0.1:1: no cluster answers there")
+    Command("run", file, "--ray", "127.0.0.1:1").ends(2, "--ray 127.0.0.1:1: no cluster answers")
 
 
 def test_phones_of_a_node_that_is_killed_go_on_elsewhere(tmp_path: Path) -> None:

@@ -152,8 +152,8 @@ def test_what_a_power_cut_took_from_a_finished_run_is_written_again(tmp_path: Pa
                 ({"cells": Cells()}, "fleet.cells: give uplink_mbps, downlink_mbps, or both"),
                 ({"cells": Cells(count=0, uplink_mbps=1)}, "fleet.cells.count: must be a whole number"),
                 ({"cells": Cells(uplink_mbps=-1)}, "fleet.cells.uplink_mbps: must be"),
-                ({"cells": Cells(uplink_mbps=1), "thermal": True}, "not together with fleet.thermal"),
-                ({"cells": Cells(uplink_mbps=1), "battery": True}, "not together with fleet.battery"),
+                ({"cells": Cells(uplink_mbps=1), "thermal": True}, "cannot be combined with fleet.thermal"),
+                ({"cells": Cells(uplink_mbps=1), "battery": True}, "cannot be combined with fleet.battery"),
             )
         ),
         *(

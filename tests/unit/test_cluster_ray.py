@@ -45,7 +45,7 @@ def test_a_door_is_where_the_other_nodes_reach_it_until_none_is_left(
             nodes.say = said.append
             assert nodes.outlook is not None
             assert [nodes.outlook(), nodes.outlook()] == [2, 2]
-            assert said == ["node c takes no part: its cores are not free"]
+            assert said == ["node c does not take part: its cores are not free"]
             there.send(ActorEnded("b", "out of memory"))
             assert nodes.outlook() == 1
             there.close()
@@ -61,5 +61,5 @@ def test_a_cluster_that_cannot_be_had_is_one_line(ends: tuple[Channel[FromDriver
     with pytest.raises(ConfigError, match=r"^--ray auto: no module named 'msgpack'$"):
         _opened(here, "auto")
     there.close()
-    with pytest.raises(ConfigError, match=r"^--ray auto: no cluster has answered within 60 s$"):
+    with pytest.raises(ConfigError, match=r"^--ray auto: no cluster answered within 60 s$"):
         _opened(here, "auto")

@@ -122,7 +122,7 @@ def test_another_strategy_leaves_out_the_files_fields_that_it_lacks(
     found = config.load(toml, ["strategy.name=fedasync"]).strategy
     assert found == {"name": "fedasync", "server_lr": 0.5, "concurrency": 4}
     said = capsys.readouterr().err
-    assert said.startswith("edgefl: --set strategy.name=fedasync: it has no strategy.buffer_size, left")
+    assert said.startswith("edgefl: --set strategy.name=fedasync: dropped strategy.buffer_size of")
     assert said.count("\n") == 1
     assert resolve(found).concurrency == 4  # type: ignore[attr-defined]
 
@@ -173,7 +173,7 @@ fleet.throttle=nice -> fleet.throttle: must be 'cgroup' or 'paced' or 'sigstop',
 fleet.memory=1 -> fleet.memory: must be 'auto' or 'cgroup' or 'off' or 'rlimit', got 1
 fleet.memory_limit=false -> unknown key 'fleet.memory_limit'; did you mean 'fleet.memory'?
 fleet.charge=0.5 -> fleet.charge: has no effect without fleet.battery = true, got 0.5
-fleet.on_leave=finish -> fleet.on_leave: has no effect where no phone leaves by itself; give fleet.
+fleet.on_leave=finish -> fleet.on_leave: has no effect where phones never leave; give fleet.
 fleet.churn={mean_onlin_s=3} -> unknown key 'fleet.churn.mean_onlin_s'; did you mean 'fleet.churn.mean_onli
 fleet.churn={online_s=3} -> unknown key 'fleet.churn.online_s'; did you mean 'fleet.churn.mean_o
 fleet.die_per_trip=0.1 -> unknown key 'fleet.die_per_trip'; did you mean 'fleet.churn.die_per_trip'?
@@ -190,11 +190,11 @@ data.test_fraction=1.0 -> data.test_fraction: must be a number above 0 and below
 data.partition=by-device -> data.labels: missing; partition 'by-device' needs
 data.partition=random -> data.partition: must be one of 'by-device', 'dirichlet', 'iid', 'natural',
 data.labels={pi-5=[1]} -> data.labels.pi-5: not in fleet.devices; did you mean 'pi-4'? have: pi-4,
-data.labels={pi-4=[]} -> data.labels.pi-4: must be labels of at least 0, each once, got []
-data.labels={pi-4=[-1]} -> data.labels.pi-4: must be labels of at least 0, each once, got [-1]
+data.labels={pi-4=[]} -> data.labels.pi-4: must be distinct labels of at least 0, got []
+data.labels={pi-4=[-1]} -> data.labels.pi-4: must be distinct labels of at least 0, got [-1]
 data.labels={pi-4=[1,'a']} -> data.labels.pi-4[1]: must be a whole number, got 'a'
 training.lr=0 -> training.lr: must be a number from 1.2e-38 to 3e+38, got 0
-model.args.hidden=[100000000000000000000] -> model.args.hidden[0]: must be a whole number of 64 bits, got 100000000000000000000
+model.args.hidden=[100000000000000000000] -> model.args.hidden[0]: must be a 64-bit integer, got 100000000000000000000
 model.flops_per_example=1e308 -> model.flops_per_example: must be a number from 0 to 1e+18, got 1e+308
 training.lr=1e-320 -> training.lr: must be a number from 1.2e-38 to 3e+38, got 1e-320
 training.lr=inf -> training.lr: must be a number from 1.2e-38 to 3e+38, got inf
@@ -208,15 +208,15 @@ server.heartbeat_s=1e6 -> server.heartbeat_s: must be a number from 0.1 to 86400
 server.transport=tcp -> server.transport: must be 'shm' or 'wire', got 'tcp'
 evaluation.every_versions=0 -> evaluation.every_versions: must be a whole number from 1
 checkpoint.every_s=0 -> checkpoint.every_s: must be a finite number above 0, got 0
-stop={} -> stop: no end given; give at least one of: versions, trips, emulated_s, wall
-stop={min_improvement=0.1} -> stop: no end given
+stop={} -> stop: no stopping condition; give at least one of: versions, trips, emulated_s, wall
+stop={min_improvement=0.1} -> stop: no stopping condition
 stop={versions=1,min_improvement=0.1} -> stop.min_improvement: has no effect without stop.patience_evaluations
 stop.patience_evaluations=0 -> stop.patience_evaluations: must be a whole number from 1 to 1000000000, got 0
 stop.versions=0 -> stop.versions: must be a whole number from 1 to 1000000000, got 0
 stop.emulated_s=inf -> stop.emulated_s: must be a finite number above 0, got inf
 stop.accuracy=1.01 -> stop.accuracy: must be a number above 0 and at most 1, got 1.01
-stop.metric={name="mae"} -> stop.metric: give at_least or at_most, one of them, beside name
-stop.metric={name="mae",at_least=1,at_most=2} -> stop.metric: give at_least or at_most, one of them
+stop.metric={name="mae"} -> stop.metric: give either at_least or at_most
+stop.metric={name="mae",at_least=1,at_most=2} -> stop.metric: give either at_least or at_most
 stop.metric={at_most=1} -> stop.metric.name: missing
 stop.metric={name="mae",at_most=nan} -> stop.metric.at_most: must be a finite number, got nan
 data.evaluate_on=validation -> data.evaluate_on: 'validation' needs data.validation_fraction above 0
@@ -226,8 +226,8 @@ evaluation.clients=global -> evaluation.clients: needs data.client_test_fraction
 evaluation.max_clients=1001 -> evaluation.max_clients: must be a whole number from 1 to 1000, got 1001
 seed=9223372036854775808 -> seed: must be a whole number from 0 to 9223372036854775807, got 92233
 seed.x=1 -> seed: must be a whole number from 0 to 9223372036854775807, got { x = 1 }
-name=a/b -> name: must be 1 to 100 bytes that name a folder
-name="a\u0000" -> name: must be 1 to 100 bytes that name a folder
+name=a/b -> name: must be 1 to 100 printable bytes
+name="a\u0000" -> name: must be 1 to 100 printable bytes
 name=3 -> name: must be a string, got 3
 strategy={name=3} -> strategy.name: must be a string, such as 'fedbuff', got 3
 strategy.x=[{y=2020-01-01}] -> strategy.x[0].y: must be a string, number, true or false, array or table, g
@@ -248,7 +248,7 @@ def test_the_file_is_named_where_the_file_is_wrong(toml: Path) -> None:
     kinds = "--clock: clock.kind: must be 'virtual' or 'wall', got 'sundial'"
     assert fault(toml, clock="sundial").startswith(kinds)
     assert fault(toml, seed=-4).startswith("--seed: seed: must be")
-    assert "at most 100000 clients in all under the wall clock, a process each, got 100008" in fault(
+    assert "at most 100000 clients in all under the wall clock (each is a process), got 100008" in fault(
         toml, "fleet.devices.pi-4=100000", clock="wall"
     )
 
@@ -378,7 +378,7 @@ def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> Non
     own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
     (tmp_path / "mine.toml").write_text(own)
     toml.write_text("[fleet]\ndevices = { 'mine.toml' = 3, './mine.toml' = 2 }\n[stop]\nversions = 1\n")
-    says = f"fleet.devices: './mine.toml' names {tmp_path / 'mine.toml'} once more; name each profile once"
+    says = f"fleet.devices: './mine.toml' is a second name for {tmp_path / 'mine.toml'}; name each profile once"
     with pytest.raises(ConfigError, match=re.escape(says)):
         config.load(toml)
     fleet = tmp_path / "fleet.toml"

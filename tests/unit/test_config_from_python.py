@@ -37,12 +37,12 @@ PHONE = {"fleet": Fleet(devices={"pi-4": 1}), "stop": Stop(trips=1)}
     ("given", "words"),
     [
         ({"fleet": None}, "fleet.*missing"),
-        ({"stop": Stop()}, "stop: no end given"),
+        ({"stop": Stop()}, "stop: no stopping condition"),
         ({"fleet": Fleet(devices={3: 1})}, "fleet.devices: keys must be strings, got 3"),
         ({"strategy": {"f": print}}, "strategy.f: must be a string, .* got a builtin_function_or_method"),
         ({"strategy": {"f": None}}, "strategy.f: must be a string, number, .* got a NoneType"),
         ({"model": Model(args={3: 1})}, "model.args: keys must be strings, got 3"),
-        ({"data": Data(path="\udcff")}, r"data.path: must be text that UTF-8 can hold, got '/.*\\udcff'"),
+        ({"data": Data(path="\udcff")}, r"data.path: must be text that can be encoded as UTF-8, got '/.*"),
         ({"seed": "1"}, "seed: must be a whole number .* got '1'"),
     ],
 )

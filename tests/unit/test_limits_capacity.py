@@ -99,10 +99,10 @@ ALWAYS = {"together": "always"}
             [WIFI] * 60,
             AT_FIRST,
             3.7,
-            "3.7 was chosen for a load of at most 50%: the fleet asks for 3.65 cores",
+            "3.7 was chosen for a load of at most 50%: the fleet needs 3.65 cores",
         ),
         ([WIFI] * 10, AT_FIRST, 1.0, ""),
-        ([TRAINS] * 16, AT_FIRST, 2.0, "at the same moment and then ask for 2.00 cores"),
+        ([TRAINS] * 16, AT_FIRST, 2.0, "at the same moment and then need 2.00 cores"),
         ([TRAINS] * 16, {}, 1.6, ""),
         (APART * 4, AT_FIRST, 1.0, ""),
         ([Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))], AT_FIRST, 3.4, "30% of a core at most for one client's"),
@@ -111,7 +111,7 @@ ALWAYS = {"together": "always"}
             [Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12,
             AT_FIRST,
             4.0,
-            "then ask for 4.00 cores at scale 1",
+            "then need 4.00 cores at scale 1",
         ),
         ([Demand(0.01, 1.0, Burst(0.01, 0.5, 0.02))] * 12, AT_FIRST, 1.0, "time_scale 1 was chosen: "),
         ([SERVED] * 60, AT_FIRST, 1.3, ""),
@@ -136,30 +136,30 @@ HALF = "at most 50% of 2 is allowed"
         (
             [Demand(0.07, 1.0)] * 16,
             {},
-            "1 was chosen: real time, kept where less than 1.15 is asked for, by a load of at most 50%: "
-            "the fleet asks for 1.12 cores at scale 1; 56.0 7.0",
+            "1 was chosen: real time, kept where a rule needs less than 1.15, here a load of at most 50%: "
+            "the fleet needs 1.12 cores at scale 1; 56.0 7.0",
         ),
         (
             [Demand(0.08, 1.0)] * 16,
             {},
-            "1.3 was chosen for a load of at most 50%: the fleet asks for 1.28 cores at scale 1; 49.2 6.2",
+            "1.3 was chosen for a load of at most 50%: the fleet needs 1.28 cores at scale 1; 49.2 6.2",
         ),
         (
             [Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12,
             AT_FIRST,
-            "4 was chosen for clients that train at the same moment and then ask for 4.00 cores at scale 1, "
+            "4 was chosen for clients that train at the same moment and then need 4.00 cores at scale 1, "
             f"{HALF}; 1.5 0.2",
         ),
         (
             [Demand(0.9, 1.0)],
             {},
-            "1.3 was chosen for 70% of a core at most for one client, which asks for 90% at "
+            "1.3 was chosen for 70% of a core at most for one client, which needs 90% at "
             "scale 1; 34.6 69.2",
         ),
         (
             [Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))],
             {},
-            "3.4 was chosen for 30% of a core at most for one client's training, which asks for 100% at "
+            "3.4 was chosen for 30% of a core at most for one client's training, which needs 100% at "
             "scale 1; 1.5 2.9",
         ),
         (
@@ -176,8 +176,8 @@ def test_each_figure_of_the_line_says_what_it_is_of(
     chosen = choose_time_scale(demands, **{"cores": 2, **options})
     rule, _, load, share = re.split(r"(; )(\S+) (\S+)$", line)[:4]
     assert chosen.why == (
-        f"time_scale {rule}; over whole trips the fleet then asks for {load}% of the host's 2 cores, "
-        f"its most demanding client for {share}% of a core"
+        f"time_scale {rule}; over whole trips the fleet then uses {load}% of the host's 2 cores, "
+        f"its most demanding client {share}% of a core"
     )
 
 
@@ -389,6 +389,6 @@ def test_a_user_without_a_home_folder_keeps_no_calibration(
 def test_a_calibration_that_takes_too_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Mock(side_effect=calibration.subprocess.TimeoutExpired("python", 300))
     monkeypatch.setattr(calibration.subprocess, "run", late)
-    said = "^calibration failed: not done within 300 s; stop other work and run it again$"
+    said = "^calibration failed: took more than 300 s; stop other work and run it again$"
     with pytest.raises(RunError, match=said):
         calibration._measure_apart()

@@ -183,7 +183,7 @@ def test_nothing_measured_is_invalid() -> None:
         (trips([1.0] * 90 + [2.0] * 10), "95th percentile of errors 100.0%, at most 20%"),
         (under(load=0.95), "host load 95.0%, at most 90%"),
         (under(steal=0.03), "time stolen by the hypervisor 3.0%, at most 2%"),
-        (under(throttled=0.05), "time taken by a CPU quota around the run 5.0%, at most 2%"),
+        (under(throttled=0.05), "time throttled by a CPU quota around the run 5.0%, at most 2%"),
         (under(step_cost=2.6), "calibration is stale: training took 2.6 times the CPU time"),
         (under(step_cost=0.3), "calibration is stale: training took 0.3 times the CPU time"),
         (under(load=float("nan")), "host load nan%"),

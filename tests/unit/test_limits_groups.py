@@ -14,7 +14,7 @@ import pytest
 
 from edgefl.limits import capacity, groups, memory
 from edgefl.limits.capacity import ThrottleMeter
-from edgefl.limits.groups import NoGroup, Place, figures, find, words, write
+from edgefl.limits.groups import NoGroup, Place, find, read_counters, read_words, write
 from edgefl.limits.memory import GroupMemory, MemoryLimit
 
 
@@ -68,7 +68,7 @@ def test_version_2_if_it_has_the_controller(machine: Machine) -> None:
     (scope / "cgroup.controllers").write_text("cpu memory pids\n")
     machine.process_in("0::/user.slice/run.scope")
     assert find("cpu") == Place(scope, 2)
-    with pytest.raises(NoGroup, match="the io controller is not given to"):
+    with pytest.raises(NoGroup, match="the io controller is not enabled in"):
         find("io")
     assert find("cpuacct") == Place(scope, 2)  # CPU time needs no controller
 
@@ -158,9 +158,9 @@ def test_time_that_a_quota_took_is_a_share(
 
 def test_control_files_are_read_leniently_and_written_strictly(tmp_path: Path) -> None:
     (tmp_path / "cpu.stat").write_text("nr_periods 12\nnr_throttled 3\nodd\nnegative -1\n")
-    assert figures(tmp_path / "cpu.stat") == {"nr_periods": 12, "nr_throttled": 3}
-    assert figures(tmp_path / "none") == {}
-    assert words(tmp_path / "none") == []
+    assert read_counters(tmp_path / "cpu.stat") == {"nr_periods": 12, "nr_throttled": 3}
+    assert read_counters(tmp_path / "none") == {}
+    assert read_words(tmp_path / "none") == []
     with pytest.raises(NoGroup, match="none cannot be written: No such file or directory"):
         write(tmp_path / "none", "1")
 

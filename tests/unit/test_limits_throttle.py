@@ -69,7 +69,7 @@ class Simulated:
         self.stopped = True
         self.stops += 1
 
-    def go(self) -> None:
+    def resume(self) -> None:
         self.stopped = False
 
     def close(self) -> None:
@@ -393,30 +393,30 @@ def governor(made: list[Made]) -> Governor:
 
 
 def test_a_client_is_held_from_its_first_request_to_its_last(governor: Governor, made: list[Made]) -> None:
-    governor.hear(HoldRequest(7, S, 0, 0.1, S))
-    assert governor.look(S) == 2 * S
-    governor.hear(HoldRequest(7, 2 * S, 0, 0.2, S))
+    governor.handle(HoldRequest(7, S, 0, 0.1, S))
+    assert governor.run_due(S) == 2 * S
+    governor.handle(HoldRequest(7, 2 * S, 0, 0.2, S))
     assert (len(made), made[0].renewed, made[0].account.share) == (1, 1, 0.2)
-    governor.hear(HoldRequest(7, 3 * S, 0, 0.0, 0))
+    governor.handle(HoldRequest(7, 3 * S, 0, 0.0, 0))
     assert made[0].closed == 1
-    assert governor.look(4 * S) is None
-    governor.hear(HoldRequest(7, 5 * S, 0, 0.0, 0))  # said twice
+    assert governor.run_due(4 * S) is None
+    governor.handle(HoldRequest(7, 5 * S, 0, 0.0, 0))  # said twice
     assert made[0].closed == 1
 
 
 def test_one_that_died_is_let_go_and_its_number_can_be_anothers(governor: Governor, made: list[Made]) -> None:
-    governor.hear(HoldRequest(7, S, 0, 0.1, S))
+    governor.handle(HoldRequest(7, S, 0, 0.1, S))
     made[0].fails = ProcessLookupError()
-    assert governor.look(S) is None
-    governor.hear(HoldRequest(7, 2 * S, 0, 0.3, S))
+    assert governor.run_due(S) is None
+    governor.handle(HoldRequest(7, 2 * S, 0, 0.3, S))
     assert (len(made), made[0].closed, made[1].account.share) == (2, 1, 0.3)
 
 
 def test_one_that_cannot_be_held_any_more_ends_the_run(governor: Governor, made: list[Made]) -> None:
-    governor.hear(HoldRequest(7, S, 0, 0.1, S))
+    governor.handle(HoldRequest(7, S, 0, 0.1, S))
     made[0].fails = OSError("no such group")
-    with pytest.raises(RunError, match="cannot be held to its share any more: no such group"):
-        governor.look(S)
+    with pytest.raises(RunError, match="can no longer be limited to its CPU share: no such group"):
+        governor.run_due(S)
 
 
 @pytest.mark.parametrize(
@@ -460,5 +460,5 @@ def test_one_that_leaves_does_not_wait_for_one_that_comes_meanwhile() -> None:
 
 def test_one_that_was_gone_before_it_was_held_is_no_trouble() -> None:
     governor = Governor(Mock(side_effect=ProcessLookupError))
-    governor.hear(HoldRequest(7, S, 0, 0.1, S))
-    assert governor.look(S) is None
+    governor.handle(HoldRequest(7, S, 0, 0.1, S))
+    assert governor.run_due(S) is None

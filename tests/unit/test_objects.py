@@ -96,16 +96,16 @@ def test_what_has_no_name_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
     main.make.__module__, main.make.__qualname__ = "__main__", "make"
     monkeypatch.setitem(sys.modules, "__main__", main)
     for value, words in (
-        (lambda: 0, "'<lambda>' is made inside something else"),
-        (main.make, "'make' is typed at a prompt or in a notebook; .*%%writefile mine.py"),
-        (np.float32(1), "must be a function or class of a module of yours, got a float32"),
+        (lambda: 0, "'<lambda>' is defined inside a function or class"),
+        (main.make, "'make' is defined at a prompt or in a notebook; .*%%writefile mine.py"),
+        (np.float32(1), "must be a function or class defined in a module, got a float32"),
     ):
         with pytest.raises(ConfigError, match=f"^model: .*{words}"):
             reference(value, "model")
     main.__file__ = "/tmp/my_script.py"
     assert reference(main.make, "model").name == "my_script:make"
     main.__file__ = "/tmp/my-script.py"
-    with pytest.raises(ConfigError, match=r"in /tmp/my-script.py, no module's name"):
+    with pytest.raises(ConfigError, match=r"in /tmp/my-script.py, not a module name"):
         reference(main.make, "model")
     with pytest.raises(ConfigError, match="strategy: must be a Strategy, got a dict"):
         name_objects(PLAIN, strategy={"name": "fedbuff"})

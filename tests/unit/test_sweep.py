@@ -39,7 +39,7 @@ def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[st
         "fedbuff",
         "fedasync",
     ]
-    assert "fedasync': it has no strategy.buffer_size" in capsys.readouterr().err
+    assert "fedasync': dropped strategy.buffer_size" in capsys.readouterr().err
     assert [one.label for one in planned({}, (1,))] == ["fedbuff"]
     same = planned({"training.lr": ["0.1"], "strategy.server_lr": ["1"]}, (1,))
     assert same[0].label == "lr=0.1, server_lr=1"
