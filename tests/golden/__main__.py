@@ -95,6 +95,8 @@ def different(name: str, golden: Mapping[str, Any], found: Mapping[str, Any], he
     case = runs.CASES.get(name, {})
     if not here and runs.CASES.get(runs.golden_name(name), {}).get("learned"):
         return []
+    if "error" in found and "error" not in golden:
+        return [f"error: {found['error']}"]
     said = []
     for key in dict.fromkeys([*golden, *found]):
         old, new = golden.get(key, "nothing"), found.get(key, "nothing")
