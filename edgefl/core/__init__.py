@@ -1,12 +1,13 @@
-"""The server's decisions, pure: no clock, socket, file or arithmetic on models.
+"""The server's decisions as pure functions of events: no clock, socket, file or arithmetic on models.
 
-core       the state machine: an event in, actions out
-events     what it is told and what it answers; the journal holds the events as they are
-ledger     its books: who trains what, which updates are held, and what a strategy sees
-answers    what a strategy answers, as the core takes it
-patience   early stopping, standstill; periods: which versions are measured
-participation   limits on a client's part in a private run
-arrivals   when clients come and ask, where a strategy says that they come by themselves
+core            the state machine: takes an event, returns actions
+events          the core's input and output types; the journal stores the events unchanged
+ledger          running tasks, held updates and counters; the View that strategies read
+strategy_calls  calls a strategy's methods and validates their results
+patience        early stopping; detection of a run that no longer changes
+periods         which versions are evaluated
+participation   limits on each client's participation in a private run
+arrivals        arrival times of clients, for strategies with an arrival process
 """
 
 from __future__ import annotations

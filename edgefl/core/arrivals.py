@@ -1,4 +1,4 @@
-"""The instants at which clients come and ask for work, where a strategy says that they do."""
+"""Arrival times of clients, for strategies with an arrival process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from edgefl.strategies.base import Arrivals
 
 
 class Schedule:
-    """The instants of an arrival process, one after the other, from a stream of their own.
+    """Arrival times of an arrival process, in order, from a random stream.
 
-    ``constant``: k/rate for k = 1, 2, … ``poisson``: gaps from Exp(rate).
+    ``constant``: k/rate for k = 1, 2, … ``poisson``: exponential gaps of mean 1/rate.
 
     >>> schedule = Schedule(Arrivals("constant", 2.0), np.random.default_rng(0))
     >>> schedule.next_s, schedule.due(1.2), schedule.next_s
@@ -21,10 +21,10 @@ class Schedule:
         self._process, self._rng = process, rng
         self._count = 0
         self.next_s = self._after(0.0)
-        """The next arrival."""
+        """Emulated time of the next arrival."""
 
     def due(self, now_s: float) -> int:
-        """Returns the number of arrivals since the last call."""
+        """Returns the number of arrivals after the last call and up to ``now_s``."""
         before = self._count
         while self.next_s <= now_s:
             self._count += 1

@@ -4,12 +4,12 @@
                 ▲                │ Left: lost         │ Summed(bad): dropped
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
-In a private run, failures and invalid updates may depend on client data. There ``Failed`` leads to ``held``,
-and ``Summed`` lists updates that were summed as zeros in ``zero`` and drops none. Participation is therefore
-independent of what clients compute.
+In a private run, failures and invalid updates may depend on client data. ``Failed`` then leads to ``held``,
+and ``Summed.zero`` lists invalid updates that were summed as zeros instead of dropped. Participation is
+therefore independent of what clients compute.
 
 Each task ends in exactly one ``Release`` (unless it runs when the run ends). The same events give the same
-actions, so a journal of events is all that a run needs to be resumed, replayed and verified.
+actions, so a run can be resumed, replayed and verified from its journal of events alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from statistics import fmean
 from typing import Any
 
 from edgefl import experiment
-from edgefl.core import answers, arrivals, events
+from edgefl.core import arrivals, events
+from edgefl.core import strategy_calls as calls
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
 from edgefl.core.ledger import Ledger
 from edgefl.core.patience import Patience, Standstill
@@ -34,11 +35,11 @@ from edgefl.strategies.base import Client, Step, Strategy, Until, Update
 OVER = "the run is over"
 BAD = "not finite or altered"
 AS_ZERO = "summed as zero: "
-"""The beginning of the reason of a ``Release``, for an update of a private run that counts as zero."""
+"""Prefix of a ``Release`` reason, for a private run's update that is summed as zero."""
 
 
 class Core(Ledger):
-    """The run's state, driven by `handle`; it is itself the `View` that the strategy is shown.
+    """The run's state, changed by `handle` only. It is also the `View` passed to the strategy.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> core = Core(FedBuff(buffer_size=1), [Client(0, "pi-4", 60)], seed=1, stop=experiment.Stop(versions=1))
@@ -68,9 +69,9 @@ class Core(Ledger):
             evaluate_every = experiment.Evaluation(every_versions=evaluate_every)
         self.strategy = strategy
         self.stopped: str | None = None
-        """The reason why the run is over; None while it is not."""
+        """Why the run is over; None while it runs."""
         self._clip_norm = None if privacy is None else privacy.clip_norm
-        self._most = math.inf if privacy is None else strategy.max_weight(len(self.devices)) or 0.0
+        self._max_weight = math.inf if privacy is None else strategy.max_weight(len(self.devices)) or 0.0
         self._stop, self._patience, self._standstill = stop, Patience(stop), Standstill(stop)
         self._end_s = math.inf if stop.emulated_s is None else stop.emulated_s
         self._periods = Periods(evaluate_every)
@@ -79,15 +80,15 @@ class Core(Ledger):
         self._halt: str | None = None
         self._begun = False
         self._sum: tuple[Sum, Step] | None = None
-        self._late: list[Update] = []  # discarded by the strategy while they are being summed
-        self._kept: set[int] = set()  # held updates that were used
-        self._zero: dict[int, str] = {}  # task → the reason why its update, which is held, is zero
-        self._wasted = 0  # failures in a row without a new version
-        self._fruitless = 0  # tasks lost in a row without one that arrived
-        self._wakes: set[float] = set()
-        self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # most never do: a call less
+        self._late: list[Update] = []  # updates that the strategy discards while they are being summed
+        self._kept: set[int] = set()  # tasks of held updates that were used at least once
+        self._zero: dict[int, str] = {}  # task of a held update that is zero → the reason
+        self._failed_in_a_row = 0  # failed tasks and bad updates since the last version
+        self._lost_in_a_row = 0  # lost tasks since the last arrival
+        self._wakes: set[float] = set()  # times of pending wakes
+        self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # saves a call for most strategies
         self._cuts = type(strategy).until is not Strategy.until
-        self._state = answers.ask(strategy, "begin", self.devices)
+        self._state = calls.call(strategy, "begin", self.devices)
         process = strategy.arrivals()
         self._schedule = None if process is None else arrivals.Schedule(process, stream(seed, "arrivals"))
         self._handlers: dict[type, Callable[[Any, list[Action]], bool]] = {
@@ -102,11 +103,11 @@ class Core(Ledger):
         }
 
     def handle(self, event: Event) -> list[Action]:
-        """Take in one event and say what to do about it, in order.
+        """Process an event; returns the actions to carry out, in order.
 
-        An event that does not fit (an unknown client, a task that is over, a repeated arrival) changes
-        nothing. After ``Finish``, only tasks that were running are still released. `RunError` for a
-        ``Summed`` that answers no ``Sum``, and for a strategy that raises or answers what cannot be done.
+        An inconsistent event (an unknown client, a task that is over, a repeated arrival) changes nothing.
+        After ``Finish``, the only actions are releases of tasks that were running. Raises `RunError` for a
+        ``Summed`` without a pending ``Sum``, and if the strategy raises or returns an invalid result.
         """
         actions: list[Action] = []
         if self.now_s < event.at_s < math.inf:
@@ -118,23 +119,23 @@ class Core(Ledger):
                 self._wake(self._end_s, actions)
         decided = self._handlers[type(event)](event, actions)
         if self.participation is not None:
-            self.participation.follow(actions)
-            self.awaken()
+            self.participation.record(actions)
+            self.update_eligibility()
         if decided and self.stopped is None and self._sum is None:
             self._settle(actions, stepped=type(event) is Summed)
         return actions
 
     @property
     def awaits(self) -> bool:
-        """True if the strategy is asked again at some time before the end, whatever the clients do."""
+        """True if a wake of the strategy is pending before the end of the run."""
         return any(at_s < self._end_s for at_s in self._wakes)
 
     def is_zero(self, task: int) -> bool:
-        """Tells whether the held update of ``task`` is zero, since its trip has failed."""
+        """True if the held update of ``task`` counts as zero because its trip failed."""
         return task in self._zero
 
     def pending(self) -> list[Action]:
-        """Returns the ``Sum`` and every ``Wake`` that were not answered yet, for a server that comes back."""
+        """Returns the pending ``Sum`` and ``Wake`` actions, for a restarted server."""
         if self.stopped is not None:
             return []
         wakes: list[Action] = [Wake(at_s) for at_s in sorted(self._wakes)]
@@ -144,7 +145,7 @@ class Core(Ledger):
         if self.stopped is not None:
             return False
         if self._schedule is not None and not (self.idle or self.training):
-            self._schedule.due(self.now_s)  # these came while nobody was there
+            self._schedule.due(self.now_s)  # skip arrivals from before the first client connected
         return self.connect(event.client)
 
     def _left(self, event: Left, actions: list[Action]) -> bool:
@@ -158,7 +159,7 @@ class Core(Ledger):
         if task is not None:
             self.end(task)
             self.lost += 1
-            self._fruitless += 1
+            self._lost_in_a_row += 1
             actions.append(Release(task, "lost", event.reason))
         self.disconnect(client)
         if task is not None:
@@ -174,15 +175,15 @@ class Core(Ledger):
         return True
 
     def _deliver(self, event: Arrived, actions: list[Action], zero: str = "") -> None:
-        """Take in the update of a task that has ended; ``zero`` is the reason why it is zero."""
+        """Hold the update of a finished task, or release it. ``zero``: why it counts as zero, if it does."""
         client, task = event.client, event.task
         self.trips += 1
-        self._fruitless = 0
+        self._lost_in_a_row = 0
         if self.stopped is not None or self.now_s >= self._end_s:
             self.discarded += 1
             actions.append(Release(task, "discarded", OVER))
         elif self.privacy is None and (event.examples < 0 or event.steps < 0):
-            self._drop(task, client, "its count of examples or steps is below 0", actions)
+            self._drop(task, client, "negative number of examples or steps", actions)
         elif self.privacy is None and event.norm is not None and not math.isfinite(event.norm):
             self._drop(task, client, BAD, actions)
         else:
@@ -190,9 +191,9 @@ class Core(Ledger):
                 self._zero[task] = zero
             update = self.hold(event)
             try:
-                discard = answers.updates(self.strategy.arrive(self._state, update, self))
+                discard = calls.updates(self.strategy.arrive(self._state, update, self))
             except Exception as error:
-                raise answers.raised(self.strategy, "arrive", error) from error
+                raise calls.raised(self.strategy, "arrive", error) from error
             if discard:
                 self._discard(discard, actions)
 
@@ -211,23 +212,26 @@ class Core(Ledger):
             return True
         else:
             self.failed += 1
-            self._wasted += 1
+            self._failed_in_a_row += 1
             actions.append(Release(task, "lost", event.reason))
         self._no_update(client)
         return True
 
     def _summed(self, event: Summed, actions: list[Action]) -> bool:
         if self._sum is None:
-            raise RunError(f"Summed must answer a Sum, got version {event.version} with none to answer")
+            raise RunError(f"Summed must follow a Sum, got version {event.version} without a pending Sum")
         order, step = self._sum
         bad = sorted(set(event.bad))
         if event.version != order.version or not {*bad, *event.zero} <= set(order.tasks):
             raise RunError(
-                f"Summed must answer version {order.version} and tasks {order.tasks}, "
+                f"Summed must be for version {order.version} and tasks {order.tasks}, "
                 f"got version {event.version} and bad tasks {(*event.bad, *event.zero)}"
             )
         if event.zero if self.privacy is None else bad:
-            raise RunError("a bad update is summed as zero in a private run, and dropped in any other")
+            raise RunError(
+                "Summed must list bad updates in zero in a private run, else in bad, "
+                f"got bad {event.bad}, zero {event.zero}"
+            )
         self._zero.update(dict.fromkeys(event.zero, BAD))
         self._sum = None
         self._clip_norm = event.clip_norm or self._clip_norm
@@ -244,7 +248,7 @@ class Core(Ledger):
 
     def _ticked(self, event: events.Ticked, actions: list[Action]) -> bool:
         ahead = {at_s for at_s in self._wakes if at_s > self.now_s}
-        if ahead and len(ahead) == len(self._wakes) and self.stopped is None:  # a timer that was early
+        if ahead and len(ahead) == len(self._wakes) and self.stopped is None:  # the timer fired early
             actions.append(Wake(min(ahead)))
         self._wakes = ahead
         return True
@@ -262,7 +266,7 @@ class Core(Ledger):
         elif impatient:
             self._halt = self._halt or "patience"
         elif still:
-            self._halt = self._halt or f"{NO_PROGRESS}: {Standstill.MOST} evaluations in a row found the same"
+            self._halt = self._halt or f"{NO_PROGRESS}: {Standstill.MOST} evaluations in a row were equal"
         else:
             return False
         return True
@@ -272,69 +276,69 @@ class Core(Ledger):
         return True
 
     def _settle(self, actions: list[Action], stepped: bool) -> None:
-        """Make the next version if it is due, else stop if that is due, else start clients."""
+        """Order the next version if it is due, else finish the run if it is over, else start clients."""
         due = self._due()
         if due is None or (due == "trips" and not stepped):  # the last trip may fill a buffer
             try:
-                answer = answers.step(self.strategy.step(self._state, self))
+                step = calls.step(self.strategy.step(self._state, self))
             except Exception as error:
-                raise answers.raised(self.strategy, "step", error) from error
-            if answer is not None:
-                weights = answers.weights(self.strategy, answer, self.holds)
-                parts = answers.parts(self.strategy, answer) if answer.parts else {}
+                raise calls.raised(self.strategy, "step", error) from error
+            if step is not None:
+                weights = calls.weights(self.strategy, step, self.holds)
+                parts = calls.parts(self.strategy, step) if step.parts else {}
                 tasks, numbers = tuple(weights), tuple(weights.values())
                 if self.privacy is not None:
-                    answers.bounded(self.strategy, answer, self._most)
-                order = Sum(self.version + 1, tasks, numbers, answer.base_scale, parts, self._clip_norm)
-                self._sum = (order, answer)
+                    calls.check_private(self.strategy, step, self._max_weight)
+                order = Sum(self.version + 1, tasks, numbers, step.base_scale, parts, self._clip_norm)
+                self._sum = (order, step)
                 actions.append(order)
                 return
         if due is not None:
             if self._evaluated != self.version:
                 self._evaluate(actions)
-            actions.extend([self._let_go(update.task, OVER) for update in self.held])
+            actions.extend([self._release(update.task, OVER) for update in self.held])
             self.forget(tuple(self._updates))
             self.stopped = due
             actions.append(events.Finish(due))
             return
         if self._schedule is not None:
             self.openings = self._schedule.due(self.now_s)
-            if self.idle or self.training:  # else nobody is there who could come
+            if self.idle or self.training:  # arrivals have no effect while no client is connected
                 self._wake(self._schedule.next_s, actions)
         if self.idle and self.openings:
             try:
                 assigned = tuple(self.strategy.assign(self._state, self))
             except Exception as error:
-                raise answers.raised(self.strategy, "assign", error) from error
+                raise calls.raised(self.strategy, "assign", error) from error
             if len(assigned) > self.openings:
-                most = f"at most {self.openings} clients now"
-                raise answers.wrong(self.strategy, "assign", most, f"{len(assigned)}")
+                allowed = f"at most {self.openings} clients now"
+                raise calls.invalid(self.strategy, "assign", allowed, f"{len(assigned)}")
             for client in assigned:
                 begun = self.start(client)
                 if begun is None:
                     allowed = "clients that are idle, each once"
-                    raise answers.wrong(self.strategy, "assign", allowed, f"client {client}")
+                    raise calls.invalid(self.strategy, "assign", allowed, f"client {client}")
                 task, trip = begun
                 until: Until | None = None
                 if self._cuts:
-                    until = answers.ask(self.strategy, "until", self._state, client, self, read=answers.until)
-                if until is not None and not answers.possible(until, self.now_s):
-                    allowed = "an instant from now on, or one or more steps, and a finite gain"
-                    raise answers.wrong(self.strategy, "until", allowed, repr(until))
+                    until = calls.call(self.strategy, "until", self._state, client, self, read=calls.until)
+                if until is not None and not calls.possible(until, self.now_s):
+                    allowed = "a time from now on, or one or more steps, and a finite gain"
+                    raise calls.invalid(self.strategy, "until", allowed, repr(until))
                 actions.append(Train(client, task, self.version, trip, until))
                 if self.participation is not None:
-                    self.participation.follow(actions[-1:])
+                    self.participation.record(actions[-1:])
         if self._wakes_itself:
-            at_s = answers.ask(self.strategy, "wake_s", self._state, self, read=answers.instant)
+            at_s = calls.call(self.strategy, "wake_s", self._state, self, read=calls.time_s)
             if at_s is not None:
                 self._wake(at_s, actions)
-        if self._used_up() and self._halt is None:
+        if self._participations_exhausted() and self._halt is None:
             self._halt = "participations"
             self._settle(actions, stepped)
 
     def _publish(self, order: Sum, step: Step, actions: list[Action]) -> None:
         self.version = order.version
-        self._wasted = 0
+        self._failed_in_a_row = 0
         self.apply(order.tasks, order.weights)
         if self.participation is not None:
             self.participation.apply(order.tasks, order.version)
@@ -346,11 +350,11 @@ class Core(Ledger):
             zero = {task: AS_ZERO + self._zero.pop(task) for task in order.tasks if task in self._zero}
             actions.extend([Release(task, "applied", zero.get(task, "")) for task in order.tasks])
         self._discard([update for update in step.release if self.holds(update)], actions)
-        answers.ask(self.strategy, "stepped", self._state, step, self)
-        for client in answers.ask(self.strategy, "cancel", self._state, self, read=tuple):
+        calls.call(self.strategy, "stepped", self._state, step, self)
+        for client in calls.call(self.strategy, "cancel", self._state, self, read=tuple):
             task = self.task_of(client)
             if task is None:
-                raise answers.wrong(self.strategy, "cancel", "clients with a task", f"client {client}")
+                raise calls.invalid(self.strategy, "cancel", "clients with a task", f"client {client}")
             if task not in self.cancelled:
                 self.cancelled.add(task)
                 actions.append(events.Revoke(client, task))
@@ -367,28 +371,29 @@ class Core(Ledger):
             return "emulated_s"
         if stop.trips is not None and self.trips >= stop.trips:
             return "trips"
-        if self._wasted > 100 + 10 * len(self.present):
-            return f"{NO_PROGRESS}: {self._wasted} tasks in a row failed or gave a bad update"
-        if self._fruitless > 100 + 10 * len(self.present):
-            return f"{NO_PROGRESS}: {self._fruitless} tasks in a row were lost, their clients gone"
+        limit = 100 + 10 * len(self.present)
+        if self._failed_in_a_row > limit:
+            return f"{NO_PROGRESS}: {self._failed_in_a_row} tasks in a row failed or gave a bad update"
+        if self._lost_in_a_row > limit:
+            return f"{NO_PROGRESS}: {self._lost_in_a_row} tasks in a row were lost, their clients gone"
         return None
 
-    def _used_up(self) -> bool:
-        """Tells whether too few clients may take part again for another version."""
+    def _participations_exhausted(self) -> bool:
+        """True if the clients that may still participate are too few for another version."""
         limits = self.participation
         if limits is None or self.training or self.awaits:
             return False
-        spent = [limits.spent(device.client) for device in self.devices]
-        return any(spent) and all(gone or here for gone, here in zip(spent, self.present, strict=True))
+        done = [limits.exhausted(device.client) for device in self.devices]
+        return any(done) and all(one or here for one, here in zip(done, self.present, strict=True))
 
     def _no_update(self, client: int) -> None:
         self.forget_base(client)
         if self.stopped is None:
-            answers.ask(self.strategy, "lost", self._state, client, self)
+            calls.call(self.strategy, "lost", self._state, client, self)
 
     def _drop(self, task: int, client: int, why: str, actions: list[Action]) -> None:
         self.dropped += 1
-        self._wasted += 1
+        self._failed_in_a_row += 1
         actions.append(Release(task, "dropped", why))
         self._no_update(client)
 
@@ -397,17 +402,17 @@ class Core(Ledger):
         gone: dict[int, None] = {}
         for update in updates:
             if not self.holds(update):
-                raise answers.wrong(self.strategy, "arrive", "updates that are held", f"task {update.task}")
+                raise calls.invalid(self.strategy, "arrive", "updates that are held", f"task {update.task}")
             if update.task in summing:
                 self._late.append(update)
             elif update.task not in gone:
                 gone[update.task] = None
-                actions.append(self._let_go(update.task))
+                actions.append(self._release(update.task))
         if gone:
             self.forget(gone)
 
-    def _let_go(self, task: int, why: str = "") -> Release:
-        """A valid update that is held no more: it was used and kept, or never used."""
+    def _release(self, task: int, why: str = "") -> Release:
+        """Release a valid held update: ``applied`` if it was used before, else ``discarded``."""
         self._zero.pop(task, None)
         if task in self._kept:
             self._kept.remove(task)

@@ -1,7 +1,6 @@
-"""The core's input (events) and output (actions): plain data, no behaviour.
+"""The core's input (events) and output (actions) as plain data. Times are emulated seconds since the start.
 
-Events are journaled as they are, so a run can be replayed through the core. All times are emulated
-seconds since the start of the run.
+The journal stores every event, so a run can be replayed through the core.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """A client is gone: its process ended, it went offline, it was dropped, or the run was interrupted.
+    """A client disconnected: its process ended, it went offline, it was dropped, or the run was interrupted.
 
-    A private run emits it only for causes that are independent of client data: a departure that the
-    experiment declares, or the interruption of the run.
+    A private run emits this event only for causes independent of client data: a departure that the experiment
+    declares, or an interruption of the run.
     """
 
     client: int
     at_s: float
     reason: str
     finishes: bool = False
-    """It finishes the task that it has before it goes."""
+    """The client finishes its current task before it disconnects."""
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, repr_omit_defaults=True):
-    """A finished update lies in its slot."""
+    """A finished update is complete in its slot."""
 
     client: int
     task: int
@@ -43,15 +42,15 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
     loss: float
     at_s: float
     norm: float | None = None
-    """`Update.norm`, of a strategy that measures it; infinite for one that is not finite."""
+    """L2 norm of the update, inf if the update is not finite; None if the strategy does not measure it."""
     distance: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """A task ended without an update: it was cancelled, its training raised, or its process ended.
 
-    In a private run a failure may depend on the client's data, so the trip takes part with an update of zero,
-    at the instant at which its update would have arrived.
+    In a private run a failure may depend on the client's data. The trip then counts as an update of zero at
+    the time at which its update would have arrived.
     """
 
     client: int
@@ -61,38 +60,38 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr_omit_defaults=True):
-    """The server has carried out a ``Sum``. ``bad`` are tasks whose update is not finite or was altered;
-    with any of them the version was not published."""
+    """The server has carried out a ``Sum``. ``bad`` lists tasks whose update is not finite or was altered;
+    if there is one, the version was not published."""
 
     version: int
     at_s: float
     bad: tuple[int, ...] = ()
     clip_norm: float | None = None
-    """The norm that the next version's updates are clipped to, where it follows a quantile."""
+    """Clipping norm for the next version, if it adapts to a quantile."""
     salt: str = ""
-    """The name of what was summed, where noise of a secret key was added: see `edgefl.privacy.TreeNoise`."""
+    """Digest of the summed updates, if noise from a secret key was added: see `edgefl.privacy.TreeNoise`."""
     zero: tuple[int, ...] = ()
-    """Tasks of a private step whose update is not finite or was altered: it was summed as zero."""
+    """Tasks of a private step whose update is not finite or was altered, and was summed as zero."""
 
 
 class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
-    """A time asked for by ``Wake`` has come."""
+    """The time of a ``Wake`` has been reached."""
 
     at_s: float
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag="evaluated"):
-    """``version`` was measured on the test examples; a measure that it does not have is NaN, or not there."""
+    """``version`` was evaluated on the test examples. Missing metrics are NaN or absent."""
 
     version: int
     at_s: float
     accuracy: float
     metrics: dict[str, float] = {}
-    """The loss, and what the user's own function measures."""
+    """The loss, and the metrics of the user's evaluation function."""
 
 
 class Halted(msgspec.Struct, frozen=True, tag="halted"):
-    """The server ends the run for a reason of its own, such as ``wall_s``."""
+    """The server ends the run, for example after ``wall_s``."""
 
     at_s: float
     reason: str
@@ -108,35 +107,35 @@ class Train(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     task: int
     version: int
     trip: int
-    """The number of tasks that this client was given before: names the random stream of its batches."""
+    """Number of this client's earlier tasks; it selects the random stream of the batches."""
     until: Until | None = None
-    """The training ends at an instant, wherever it is."""
+    """End of the training, if it differs from ``[training]``."""
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """Tell ``client`` to give ``task`` up; it answers with ``Failed`` or, if it had finished, ``Arrived``."""
+    """Cancel ``task`` of ``client``. A ``Failed`` follows, or ``Arrived`` if the client has just finished."""
 
     client: int
     task: int
 
 
 class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """Make ``version`` = base_scale · model + Σ weights[k] · update[tasks[k]], through the server optimiser.
-    Answered by ``Summed``."""
+    """Compute ``version`` = base_scale · model + Σ_k weights[k] · update[tasks[k]], with the server
+    optimiser. ``Summed`` follows."""
 
     version: int
     tasks: tuple[int, ...]
     weights: tuple[float, ...]
     base_scale: float = 1.0
     parts: dict[str, VectorSum] = {}
-    """Steps of vectors beside the model, with a weight for each of ``tasks``."""
+    """Steps of auxiliary vectors, each with one weight per task."""
     clip_norm: float | None = None
-    """The norm that the updates are clipped to, in a private run."""
+    """Clipping norm of the updates, in a private run."""
 
 
 class Release(msgspec.Struct, frozen=True):
-    """The task's update is not needed any more: free its slot. ``fate`` is ``applied``, ``discarded``
-    (a valid update that the strategy does not use), ``dropped`` (bad) or ``lost`` (its client is gone)."""
+    """Free the task's slot: its update is no longer needed. ``fate`` is ``applied``, ``discarded`` (a valid
+    update that the strategy did not use), ``dropped`` (a bad update) or ``lost`` (no update)."""
 
     task: int
     fate: str
@@ -144,7 +143,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class Evaluate(msgspec.Struct, frozen=True):
-    """Measure ``version`` on the test examples."""
+    """Evaluate ``version`` on the test examples."""
 
     version: int
 

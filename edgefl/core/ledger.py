@@ -1,4 +1,4 @@
-"""The core's books of running tasks and held updates, which strategies see as their view."""
+"""The core's record of running tasks and held updates, which strategies read through the View."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edgefl.strategies.base import Client, Update
 
 
 class Ledger:
-    """Clients, tasks, held updates and counts; its methods keep them in agreement and decide nothing.
+    """Clients, tasks, held updates and counters. Its methods keep them consistent and make no decisions.
 
-    It is the live `edgefl.strategies.base.View`: nothing is copied to show it.
+    It implements `edgefl.strategies.base.View` without copying.
 
-    >>> books = Ledger([Client(0, "pi-4", 60), Client(1, "pi-4", 60)], seed=1)
-    >>> books.connect(1), books.connect(0), books.idle
+    >>> ledger = Ledger([Client(0, "pi-4", 60), Client(1, "pi-4", 60)], seed=1)
+    >>> ledger.connect(1), ledger.connect(0), ledger.idle
     (True, True, [0, 1])
-    >>> books.start(1), books.idle, books.training
+    >>> ledger.start(1), ledger.idle, ledger.training
     ((0, 0), [0], 1)
     """
 
@@ -37,9 +37,9 @@ class Ledger:
         self.version = 0
         self.now_s = 0.0
         self.idle = Ascending(count)
-        """Connected clients without a task that may be given one."""
-        self.resting: set[int] = set()
-        """Connected clients without a task that may not be given one, at this version or ever."""
+        """Connected clients without a task that are eligible for one."""
+        self.ineligible: set[int] = set()
+        """Connected clients without a task that privacy limits bar from one, at this version or for good."""
         limited = privacy is not None and (privacy.max_participations or privacy.min_separation > 1)
         self.participation = Participation(privacy, count) if privacy is not None and limited else None
         self.held: list[Update] = []
@@ -47,47 +47,47 @@ class Ledger:
         self.openings = count
 
         self.trips = 0
-        """Finished client trips: updates that arrived, used or not, and tasks that were cancelled."""
+        """Finished client trips: arrived updates, used or not, and cancelled tasks."""
         self.dropped = 0
         """Updates that were not finite or were altered."""
         self.discarded = 0
-        """Valid updates that were not used, and cancelled tasks."""
+        """Unused valid updates, and cancelled tasks."""
         self.failed = 0
-        """Tasks that a client gave back of its own accord."""
+        """Tasks that failed on the client."""
         self.lost = 0
-        """Tasks whose client left."""
+        """Tasks whose client disconnected."""
         self.applied = 0
-        """Updates that were applied; one applied in two versions counts twice."""
+        """Applied updates; an update applied in two versions counts twice."""
         self.staleness_sum = 0
-        """Sum of the staleness of applied updates; over ``applied``, their mean."""
+        """Sum of the staleness of applied updates; divided by ``applied`` it is their mean."""
         self.staleness_max = 0
         self.applied_weight: npt.NDArray[np.float64] = np.zeros(count)
-        """Total weight with which each client's updates were applied."""
+        """Total weight of each client's applied updates."""
 
         self._next_task = 0
         self._tasks: dict[int, tuple[int, int]] = {}  # task → client, version
         self._running: dict[int, int] = {}  # client → task, in the order of starting
         self.cancelled: set[int] = set()
-        self._leaving: set[int] = set()  # clients that go when they have finished their task
+        self._leaving: set[int] = set()  # clients that disconnect at the end of their task
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order
         self._trips = array("i", [0]) * count
         self._trained_from = array("i", [-1]) * count
-        self._starters: tuple[int, set[int]] = (0, set())  # of a version, who trained from it last
+        self._starters: tuple[int, set[int]] = (0, set())  # a version, clients whose last task is from it
         self.present = bytearray(count)
         """By client: 1 if it is connected, else 0."""
 
     @property
     def running(self) -> Collection[int]:
-        """Clients with a task, in the order in which they were started."""
+        """Clients with a task, in order of their starts."""
         return self._running.keys()
 
     @property
     def training(self) -> int:
-        """The number of clients that have a task."""
+        """Number of clients with a task."""
         return len(self._running)
 
     def trained_from(self, client: int) -> int:
-        """The version of the client's last task; −1 before its first and after one that gave no update."""
+        """Base version of the client's last task; −1 before its first and after one without an update."""
         return self._trained_from[client]
 
     @property
@@ -97,38 +97,38 @@ class Ledger:
         return clients if version == self.version else ()
 
     def update(self, task: int) -> Update:
-        """The held update of ``task``, until its ``Release`` is returned; then `KeyError`."""
+        """The held update of ``task``. `KeyError` after its ``Release`` is returned."""
         return self._updates[task]
 
     def connect(self, client: int) -> bool:
-        """The client is there and idle; false if it is unknown or was there."""
+        """Mark the client as connected and without a task; False if it is unknown or already connected."""
         if not 0 <= client < len(self.present) or self.present[client]:
             return False
         self.present[client] = 1
-        self._rest(client)
+        self._set_without_task(client)
         return True
 
-    def _rest(self, client: int) -> None:
-        """The client has no task any more, or not yet."""
+    def _set_without_task(self, client: int) -> None:
+        """Add the client to ``idle`` or ``ineligible``."""
         if self.participation is None or self.participation.may_start(client, self.version):
             self.idle.add(client)
         else:
-            self.resting.add(client)
+            self.ineligible.add(client)
 
-    def awaken(self) -> None:
-        """Have resting clients be idle that may be given a task by now."""
-        if self.participation is not None and self.participation.eased:
-            self.participation.eased, rested = False, sorted(self.resting)
-            self.resting.clear()
-            for client in rested:
-                self._rest(client)
+    def update_eligibility(self) -> None:
+        """Move ineligible clients that have become eligible to ``idle``."""
+        if self.participation is not None and self.participation.changed:
+            self.participation.changed, clients = False, sorted(self.ineligible)
+            self.ineligible.clear()
+            for client in clients:
+                self._set_without_task(client)
 
     def disconnect(self, client: int) -> None:
-        """The client is gone, if it was there. A task of its own must be ended before."""
+        """Mark the client as disconnected, if it is connected. Its task must have ended."""
         if self.connected(client):
             self.present[client] = 0
-            if client in self.resting:
-                self.resting.remove(client)
+            if client in self.ineligible:
+                self.ineligible.remove(client)
             else:
                 self.idle.remove(client)
 
@@ -136,7 +136,7 @@ class Ledger:
         return 0 <= client < len(self.present) and self.present[client] == 1
 
     def start(self, client: int) -> tuple[int, int] | None:
-        """Give an idle client its next task: (task, trip); None if it is not idle."""
+        """Start an idle client's next task; returns (task, trip), or None if the client is not idle."""
         if not (0 <= client < len(self.present) and self.idle.discard(client)):
             return None
         task, trip = self._next_task, self._trips[client]
@@ -156,19 +156,19 @@ class Ledger:
         return self._tasks.keys()
 
     def task_of(self, client: int) -> int | None:
-        """The client's running task."""
+        """The client's running task, if any."""
         return self._running.get(client)
 
     def base_of(self, client: int, task: int) -> int | None:
-        """The version that the running task trains from; None if it is not this client's."""
+        """Base version of the running task; None if it is not this client's."""
         owner, version = self._tasks.get(task, (None, None))
         return version if owner == client else None
 
     def end(self, task: int) -> bool:
-        """The task is over, its client idle, or gone if it waited for that; true if it was cancelled."""
+        """End a task and disconnect its client if it is leaving. Returns True if the task was cancelled."""
         client = self._tasks.pop(task)[0]
         del self._running[client]
-        self._rest(client)
+        self._set_without_task(client)
         if client in self._leaving:
             self._leaving.remove(client)
             self.disconnect(client)
@@ -177,15 +177,15 @@ class Ledger:
         return cancelled
 
     def forget_base(self, client: int) -> None:
-        """The client's last task gave nothing, so it may be given the same version again."""
+        """Record that the client's last task gave no update: the client may train from that version again."""
         if client not in self._running:
             self._trained_from[client] = -1
             self._starters[1].discard(client)
 
     def hold(self, event: Arrived) -> Update:
-        """Hold an arrived update, its staleness measured now.
+        """Hold an arrived update and compute its staleness.
 
-        In a private run the strategy gets the device's declared examples and steps, and NaN as the loss.
+        In a private run its examples and steps are the device's declared ones, and its loss is NaN.
         """
         base, staleness = event.base_version, self.version - event.base_version
         known = (event.examples, event.steps, event.loss)
@@ -209,13 +209,13 @@ class Ledger:
         return self._updates.get(update.task) is update
 
     def forget(self, tasks: Iterable[int]) -> None:
-        """Hold these no more."""
+        """Remove these tasks' updates from ``held``."""
         for task in tasks:
             del self._updates[task]
         self.held = list(self._updates.values())
 
     def apply(self, tasks: Sequence[int], weights: Sequence[float]) -> None:
-        """Count these held updates as applied with these weights."""
+        """Count these tasks' held updates as applied with these weights."""
         self.applied += len(tasks)
         for task, weight in zip(tasks, weights, strict=True):
             update = self._updates[task]

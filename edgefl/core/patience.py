@@ -1,4 +1,4 @@
-"""Early stopping: how long a run has gone on without getting better."""
+"""Early stopping of runs that no longer improve."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from edgefl.experiment import Stop
 
 
 class Patience:
-    """Counts evaluations in a row without an improvement.
+    """Counts consecutive evaluations without an improvement.
 
-    Watched is the measure of ``stop.metric``, in its direction; without one the accuracy, and the loss where
-    an evaluation has no accuracy. An evaluation without the measure (NaN) is no improvement.
+    The monitored value is ``stop.metric`` if it is set, else the accuracy, else the loss for evaluations
+    without an accuracy. NaN is not an improvement.
 
     >>> patience = Patience(Stop(patience_evaluations=2, min_improvement=0.01))
     >>> [patience.ends(accuracy, {}) for accuracy in (0.5, 0.7, 0.705, 0.72, 0.72, 0.725)]
@@ -26,7 +26,7 @@ class Patience:
         self._waited = 0
 
     def ends(self, accuracy: float, metrics: Mapping[str, float]) -> bool:
-        """Take in an evaluation; returns True where it is the last that the run had patience for."""
+        """Record an evaluation; returns True once the limit is reached."""
         value = self._value(accuracy, metrics)
         self._waited += 1
         if value > self._best and value - self._best > self._stop.min_improvement:
@@ -35,7 +35,7 @@ class Patience:
         return most is not None and self._waited >= most
 
     def _value(self, accuracy: float, metrics: Mapping[str, float]) -> float:
-        """The measure that is watched, turned so that more is better."""
+        """The monitored value, negated if lower is better."""
         if (goal := self._stop.metric) is not None:
             value = metrics.get(goal.name, math.nan)
             return value if goal.at_most is None else -value
@@ -45,7 +45,7 @@ class Patience:
 class Standstill:
     """Counts consecutive evaluations with equal results, in a run without a limit or patience in ``[stop]``.
 
-    Without this such a run would not end if its model never changed. A model that learns changes its loss.
+    Without it such a run would never end if its model stopped changing. A model that learns changes its loss.
 
     >>> standstill = Standstill(Stop(accuracy=0.9))
     >>> [standstill.ends(0.1, {"loss": 2.3}) for _ in range(Standstill.MOST)][-2:]
@@ -61,8 +61,8 @@ class Standstill:
         self._equal = 0
 
     def ends(self, accuracy: float, metrics: Mapping[str, float]) -> bool:
-        """Take in an evaluation; returns True where it is the last of too many that are equal."""
-        found = repr((accuracy, sorted(metrics.items())))  # where NaN equals NaN
-        self._equal = self._equal + 1 if found == self._last else 1
-        self._last = found
+        """Record an evaluation; returns True once `MOST` in a row are equal."""
+        result = repr((accuracy, sorted(metrics.items())))  # a string, because NaN != NaN
+        self._equal = self._equal + 1 if result == self._last else 1
+        self._last = result
         return self._counts and self._equal >= self.MOST

@@ -1,4 +1,4 @@
-"""Periods between measurements: which versions are evaluated."""
+"""Periods between evaluations: which versions are evaluated."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from edgefl.experiment import Evaluation
 
 
 class Periods:
-    """The version at the end of each period, of versions, of client trips or of emulated seconds.
+    """Finds the version that ends each period of N versions, client trips or emulated seconds.
 
-    With trips or seconds it is the first version after so many more: arms whose versions take different
-    numbers of trips are then measured equally often.
+    With trips or seconds, it is the first version after the period. Runs whose versions need different
+    numbers of trips can thus be evaluated equally often.
 
     >>> periods = Periods(Evaluation(every_trips=100))
     >>> [periods.end(version, 30 * version, 0.0) for version in range(1, 8)]
@@ -23,7 +23,7 @@ class Periods:
         self._ended = 0
 
     def end(self, version: int, trips: int, at_s: float) -> bool:
-        """Returns True for a version that ends a period. To be asked of each version once, in order."""
+        """True if this version ends a period. Must be called once per version, in order."""
         given = self._given
         if given.every_trips is not None:
             ended = trips // given.every_trips

@@ -233,5 +233,5 @@ class WallTimeline(Timeline):
         Those without a task go first: nobody is left to be started in the place of one that had a task.
         """
         core = self.core
-        for client in (*sorted(core.idle), *sorted(core.resting), *sorted(core.running)):
+        for client in (*sorted(core.idle), *sorted(core.ineligible), *sorted(core.running)):
             yield Left(client, self.clock.now_s(), "interrupted")

@@ -126,4 +126,4 @@ def test_a_strategy_that_starts_more_than_have_come_is_named() -> None:
     core.handle(Joined(1, 0.0))
     with pytest.raises(RunError) as caught:
         core.handle(Ticked(1.0))
-    assert str(caught.value) == "strategy Hasty.assign must give at most 1 clients now, got 2"
+    assert str(caught.value) == "strategy Hasty.assign must return at most 1 clients now, got 2"

@@ -183,7 +183,7 @@ def test_a_server_that_comes_back_is_told_what_it_had_not_done() -> None:
 
 def test_summed_must_answer_the_sum_that_was_asked_for() -> None:
     for event in (Summed(1, 0.0), Summed(1, 0.0, bad=(0,))):
-        with pytest.raises(RunError, match="Summed must answer a Sum, got version 1"):
+        with pytest.raises(RunError, match="Summed must follow a Sum, got version 1"):
             started().handle(event)
     for event in (Summed(2, 0.0), Summed(1, 0.0, bad=(2,))):
         with pytest.raises(RunError, match=r"version 1 and tasks \(0, 1\)"):
@@ -193,7 +193,7 @@ def test_summed_must_answer_the_sum_that_was_asked_for() -> None:
 def test_negative_counts_from_a_peer_are_a_bad_update() -> None:
     core = started()
     assert core.handle(arrived(0, 0, examples=-5))[0] == Release(
-        0, "dropped", "its count of examples or steps is below 0"
+        0, "dropped", "negative number of examples or steps"
     )
     assert core.dropped == 1
 
@@ -291,18 +291,18 @@ NO_FLOAT = "ValueError: could not convert string to float: "
         (
             "assign",
             lambda v: (0, 0),
-            "Scripted.assign must give clients that are idle, each once, got client 0",
+            "Scripted.assign must return clients that are idle, each once, got client 0",
         ),
         ("assign", lambda v: 1 // 0, RAISED % "assign" + "ZeroDivisionError: integer division"),
         ("assign", lambda v: None, RAISED % "assign" + NOT_ITERABLE),
-        ("arrive", lambda v: (unknown(v),), "Scripted.arrive must give updates that are held, got task 77"),
+        ("arrive", lambda v: (unknown(v),), "Scripted.arrive must return updates that are held, got task 77"),
         ("arrive", lambda v: (0,), RAISED % "arrive" + "TypeError: expected an Update, got int"),
-        ("cancel", lambda v: (99,), "Scripted.cancel must give clients with a task, got client 99"),
-        ("step", lambda v: Step(v.held, (math.nan,)), "Scripted.step must give finite weights"),
+        ("cancel", lambda v: (99,), "Scripted.cancel must return clients with a task, got client 99"),
+        ("step", lambda v: Step(v.held, (math.nan,)), "Scripted.step must return finite weights"),
         ("step", lambda v: Step(v.held, (1.0,), base_scale=math.inf), "with base_scale inf"),
-        ("step", lambda v: Step((), ()), "must give a weight for each of one or more updates, got 0 for 0"),
+        ("step", lambda v: Step((), ()), "must return a weight for each of one or more updates, got 0 for 0"),
         ("step", lambda v: Step(v.held, ()), "got 0 for 1"),
-        ("step", lambda v: Step((unknown(v),), (1.0,)), "must give updates that are held, got task 77"),
+        ("step", lambda v: Step((unknown(v),), (1.0,)), "must return updates that are held, got task 77"),
         ("step", lambda v: 7, RAISED % "step" + "TypeError: cannot unpack non-iterable int object"),
         ("step", lambda v: Step((), None), RAISED % "step" + NOT_ITERABLE),
         ("step", lambda v: Step((), ("a",)), RAISED % "step" + NO_FLOAT + "'a'"),
@@ -458,7 +458,7 @@ def test_a_run_that_only_a_measure_ends_is_over_when_its_evaluations_stay_equal(
         for at in range(19):
             assert core.handle(Evaluated(0, float(at), math.nan, {"loss": 2.3})) == []
         actions = core.handle(Evaluated(0, 20.0, math.nan, {"loss": 2.3}))
-        end = Finish("no progress: 20 evaluations in a row found the same")
+        end = Finish("no progress: 20 evaluations in a row were equal")
         assert actions[-1:] == ([end] if stopped else [])
     core = started(accuracy=0.9)
     for at in range(100):  # a loss that moves is progress enough

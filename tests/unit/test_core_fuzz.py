@@ -122,8 +122,8 @@ class Rules:
         assert self.core.training == len(self.running)
         assert set(self.core.running) == set(self.running)
         free = self.connected - set(self.running)
-        assert self.over or self.core.resting == {client for client in free if self.rests(client)}
-        assert self.core.idle == sorted(free - self.core.resting)
+        assert self.over or self.core.ineligible == {client for client in free if self.rests(client)}
+        assert self.core.idle == sorted(free - self.core.ineligible)
         assert self.started + 1 == len(self.running) + len(self.fates) + len(held - set(self.fates))
         assert not held & set(self.fates)
         return actions

@@ -291,5 +291,5 @@ def test_an_instant_that_cannot_be_is_refused(until: Until) -> None:
     core = Core(Odd(), fleet(1), 0, experiment.Stop())
     with pytest.raises(RunError) as caught:
         core.handle(Joined(0, 0.0))
-    wanted = "strategy Odd.until must give an instant from now on, or one or more steps, and a finite"
+    wanted = "strategy Odd.until must return a time from now on, or one or more steps, and a finite"
     assert str(caught.value).startswith(wanted)

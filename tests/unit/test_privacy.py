@@ -409,8 +409,8 @@ def test_without_a_limit_a_fast_client_takes_part_as_often_as_it_can() -> None:
     assert any(set(clients) & set(after) for clients, after in pairwise(versions))
 
 
-TOO_HEAVY = r"step must give weights of at most max_weight, 0\.5, got 0\.6"
-NOT_ALONE = r"step must give weights alone with \[privacy\], got keep, a base_scale or parts"
+TOO_HEAVY = r"step must return weights of at most max_weight, 0\.5, got 0\.6"
+NOT_ALONE = r"step must return only weights with \[privacy\], got keep, a base_scale or parts"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""Calls a strategy's methods and validates their results: a user's own strategy may return anything."""
+
+from __future__ import annotations
+
+import math
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edgefl.errors import RunError
+from edgefl.strategies.base import Step, Strategy, Until, Update, VectorSum
+
+
+def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
+    """Call a method and convert its result with ``read``. `RunError` if either raises."""
+    try:
+        result = getattr(strategy, method)(*args)
+        return result if read is None else read(result)
+    except Exception as error:
+        raise raised(strategy, method, error) from error
+
+
+def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
+    """The error for an exception in a strategy, with the line in its own or a base class's file."""
+    what = f"strategy {type(strategy).__name__}.{method} raised {type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    for kind in type(strategy).__mro__:
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        for frame in reversed(frames):
+            if frame.filename == file:
+                return RunError(f"{what} ({frame.filename}:{frame.lineno})")
+    return RunError(what)
+
+
+def invalid(strategy: Strategy, method: str, allowed: str, got: str) -> RunError:
+    """The error for an invalid result of a strategy's method."""
+    return RunError(f"strategy {type(strategy).__name__}.{method} must return {allowed}, got {got}")
+
+
+def step(result: Any) -> Step | None:
+    """Convert a result to a `Step` of plain numbers, or None."""
+    if result is None:
+        return None
+    updates_, weights, base_scale, keep, parts, release = result
+    read = {name: _vector_sum(*part) for name, part in parts.items()} if parts else {}
+    numbers = tuple(map(float, weights)), float(base_scale)
+    return Step(updates(updates_), *numbers, bool(keep), read, updates(release))
+
+
+def _vector_sum(weights: Sequence[float], base_scale: float, into_model: float) -> VectorSum:
+    return VectorSum(tuple(map(float, weights)), float(base_scale), float(into_model))
+
+
+def updates(result: Any) -> tuple[Update, ...]:
+    """Convert a result to a tuple of updates; None, from a method without a return, is empty."""
+    converted = () if result is None else tuple(result)
+    for update in converted:
+        if not isinstance(update, Update):
+            raise TypeError(f"expected an Update, got {type(update).__name__}")
+    return converted
+
+
+def until(result: Any) -> Until | None:
+    """Convert a result to an `Until` of plain numbers, or None."""
+    if result is None:
+        return None
+    at_s, gain, per_step, steps = result
+    return Until(float(at_s), float(gain), bool(per_step), None if steps is None else int(steps))
+
+
+def possible(until: Until, now_s: float) -> bool:
+    """True if a task can end this way: not before ``now_s``, after one step or more, with a finite gain."""
+    ends = until.at_s < math.inf if until.steps is None else until.steps >= 1
+    return ends and until.at_s >= now_s and math.isfinite(until.gain)
+
+
+def time_s(result: Any) -> float | None:
+    """Convert a result to an emulated time, or None."""
+    return None if result is None else float(result)
+
+
+def weights(strategy: Strategy, step: Step, holds: Callable[[Update], bool]) -> dict[int, float]:
+    """Validate a step; returns the weight of each task, summed over an update's occurrences."""
+    got = f"{len(step.weights)} for {len(step.updates)}"
+    if not step.updates or len(step.updates) != len(step.weights):
+        raise invalid(strategy, "step", "a weight for each of one or more updates", got)
+    total: dict[int, float] = {}
+    for update, weight in zip(step.updates, step.weights, strict=True):
+        if not holds(update):
+            raise invalid(strategy, "step", "updates that are held", f"task {update.task}")
+        total[update.task] = total.get(update.task, 0.0) + weight
+    if not (math.isfinite(step.base_scale) and all(map(math.isfinite, total.values()))):
+        raise invalid(strategy, "step", "finite weights", f"{step.weights} with base_scale {step.base_scale}")
+    return total
+
+
+def check_private(strategy: Strategy, step: Step, most: float) -> None:
+    """Raise `RunError` if a private run's step exceeds the sensitivity that its noise is scaled to."""
+    if step.keep or step.base_scale != 1.0 or step.parts:
+        raise invalid(strategy, "step", "only weights with [privacy]", "keep, a base_scale or parts")
+    total: dict[int, float] = {}
+    for update, weight in zip(step.updates, step.weights, strict=True):
+        total[update.task] = total.get(update.task, 0.0) + abs(weight)
+    if max(total.values()) > most * (1.0 + 1e-9):
+        allowed = f"weights of at most max_weight, {most:g}"
+        raise invalid(strategy, "step", allowed, f"{max(total.values()):g}")
+
+
+def parts(strategy: Strategy, step: Step) -> dict[str, VectorSum]:
+    """Validate the vectors' steps of a step; returns them with one weight per task, as in `weights`."""
+    names, valid = (*strategy.vectors, *strategy.server_vectors), {}
+    for name, part in step.parts.items():
+        if name not in names:
+            raise invalid(strategy, "step", f"parts of {', '.join(names) or 'no vector'}", repr(name))
+        if len(part.weights) != len(step.updates):
+            allowed = f"a weight of {name} for each of {len(step.updates)} updates"
+            raise invalid(strategy, "step", allowed, str(len(part.weights)))
+        if not all(map(math.isfinite, (*part.weights, part.base_scale, part.into_model))):
+            raise invalid(strategy, "step", f"finite numbers for {name}", repr(part))
+        by_task: dict[int, float] = {}
+        for update, weight in zip(step.updates, part.weights, strict=True):
+            by_task[update.task] = by_task.get(update.task, 0.0) + weight
+        valid[name] = part._replace(weights=tuple(by_task.values()))
+    return valid
