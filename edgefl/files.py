@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 from collections.abc import Iterable
@@ -70,6 +71,16 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
 def write_text(path: Path, text: str) -> Path:
     """`write_bytes` in UTF-8."""
     return write_bytes(path, text.encode())
+
+
+def json_text(document: object) -> str:
+    """A document as the text of a JSON file. Raises ValueError for a number that is not finite."""
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json(path: Path, document: object) -> Path:
+    """`write_text` of `json_text`."""
+    return write_text(path, json_text(document))
 
 
 def write_bytes(path: Path, content: bytes) -> Path:

@@ -314,7 +314,8 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid
     if warning := (summary.get("phase") or {}).get("warning"):
         say(f"edgefl: {warning}", err=True)
     if not quiet:
-        from edgefl.results.tables import show, summary_table
+        from edgefl.results.report import summary_table
+        from edgefl.results.tables import show
 
         show(summary_table(summary, folder))
     if no_progress:

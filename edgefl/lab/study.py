@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from html import escape
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
@@ -20,9 +18,10 @@ from rich.text import Text
 from edgefl import config, toml
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
-from edgefl.files import write_text
+from edgefl.files import write_json, write_text
 from edgefl.lab.races import Verdict
 from edgefl.results import compare, page, statistics, tables
+from edgefl.results.pictures import AXES, curves_picture
 from edgefl.results.record import EvaluationRow, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
 from edgefl.results.statistics import LearningCurve, Over, learning_curve
@@ -447,8 +446,7 @@ def write_report(
         },
         "notes": list(notes),
     }
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(out / SUMMARY_FILE, text + "\n")
+    write_json(out / SUMMARY_FILE, document)
     write_text(out / "report.html", _page(title, citation, findings, rows, notes))
 
 
@@ -462,21 +460,17 @@ def _page(
     counts = [(each, sum(one.verdict == each for one in findings)) for each in COLOURS]
     tones = {"reproduced": "good", "not reproduced": "bad"}
     lines = "Thin: each seed; thick: their mean."
-    pictures = (
-        [
-            page.figure("Accuracy over client trips", lines, compare.draw_accuracy(rows, "trips")),
-            page.figure("Accuracy over emulated time", lines, compare.draw_accuracy(rows, "at_s")),
-            *compare.profile_cards(rows),
-        ]
-        if rows
-        else []
+    drawn = (
+        page.figure(f"Accuracy over {words}", lines, curves_picture(found, over))
+        for over, (*_, words) in reversed(AXES.items())
+        for found in [compare.curves(rows, "accuracy", over)]
     )
+    pictures = [*drawn, *compare.profile_cards(rows)] if rows else []
     head = ["Claim", "Paper", "Here", "Verdict", "Source and note"]
     claims = [
         [one.claim, one.paper, one.ours, one.says, "; ".join(filter(None, (one.source, one.remark)))]
         for one in findings
     ]
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return page.page(
         "edgefl reproduction",
         title,
@@ -488,7 +482,7 @@ def _page(
         {
             "Claims": [page.card("", "", tables.html_table(head, claims, wrap=(0, 1, 2, 4)))],
             "Pictures": pictures,
-            "What differs from the paper": [page.card("", "", f"<ul>{items}</ul>")] if notes else [],
+            "What differs from the paper": [page.card("", "", page.bullets(notes))] if notes else [],
         },
         "Times are emulated seconds; ± is half the 95% interval of the mean over seeds.",
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
 
 from edgefl.errors import ConfigError, RunError, unknown
-from edgefl.files import make_folder, write_text
+from edgefl.files import make_folder, write_json, write_text
 from edgefl.limits.capacity import Demand, TimeScale, UsageMeter, capacity_cores, choose_time_scale
 from edgefl.limits.fidelity import Conditions
 from edgefl.limits.groups import Groups, NoGroup
@@ -507,11 +507,9 @@ class RunningPhones:
         )
 
     def _write(self, out: Path) -> None:
-        import json
-
         from edgefl.programs.report import programs_page
 
         assert self._result is not None
         summary = self._result.summary()
-        write_text(out / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+        write_json(out / SUMMARY_FILE, summary)
         write_text(out / "report.html", programs_page(self._result, out.name))

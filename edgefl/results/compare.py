@@ -19,17 +19,19 @@ from rich.text import Text
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import NO_PROGRESS
-from edgefl.files import write_text
+from edgefl.files import write_json, write_text
 from edgefl.results import page, trace
-from edgefl.results.page import Curve, Picture, series
-from edgefl.results.record import EvaluationRow, Record
+from edgefl.results.pictures import Curve, close_fonts, curves_picture, learning_figures, series
+from edgefl.results.record import Record
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
 from edgefl.results.spending import together
 from edgefl.results.statistics import NONE, Estimate, difference, estimate, higher, share, summary_curve
 from edgefl.results.summary import (
     Group,
     applied_weight,
+    is_scored,
     label_accuracy,
+    measured,
     measures,
     metric_names,
     profile_of,
@@ -37,7 +39,6 @@ from edgefl.results.summary import (
     rounded,
     slow_group,
     summarize,
-    value_of,
 )
 from edgefl.results.tables import FittedTable, html_table, number, percent, table
 from edgefl.results.targets import COSTS, RaceTarget, ToTarget, race_in_words, target_of, to_target
@@ -119,11 +120,9 @@ def write(
     out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None, **more: Any
 ) -> None:
     """Write summary.json, with the fields ``more``, and report.html into ``out``."""
-    found = {**document(out, runs, rows, target), **more}
-    text = json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False)
-    write_text(out / SUMMARY_FILE, text + "\n")
+    write_json(out / SUMMARY_FILE, {**document(out, runs, rows, target), **more})
     write_text(out / "report.html", comparison_page(out, runs, rows, target))
-    page.close_fonts()
+    close_fonts()
 
 
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
@@ -194,8 +193,9 @@ def _learned(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
 
 def _scored(rows: Sequence[RunGroup]) -> bool:
     """Returns False where no run has an accuracy and one has a loss: tasks without classes."""
-    known = {name: any(np.isfinite(row.figures[name].mean) for row in rows) for name in ("accuracy", "loss")}
-    return known["accuracy"] or not known["loss"]
+    return is_scored(
+        {name: any(np.isfinite(row.figures[name].mean) for row in rows) for name in ("accuracy", "loss")}
+    )
 
 
 def own_names(rows: Sequence[RunGroup]) -> list[str]:
@@ -350,7 +350,6 @@ def comparison_page(
     )
     stuck = ", ".join(row.label for row in rows if not row.ranked)
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
-    slow = draw_accuracy(rows, "trips", slow=True) if runs[0].slow.labels else None
     sections = {
         "Side by side": [
             *([page.card(f"Time to {target}", f"{target.rule} {RATIO}", _race_html(rows))] if target else []),
@@ -358,11 +357,8 @@ def comparison_page(
             *([page.card("Measures", "At the last evaluation.", _measures(rows))] if own_names(rows) else []),
             page.card("Each run", together(run.record for run in runs), _each(out, runs, rows)),
         ],
-        "Learning": [
-            *_learning(rows, lines, slow),
-            *profile_cards(rows),
-        ],
-    }  # fmt: skip
+        "Learning": [*_learning(rows, lines), *profile_cards(rows)],
+    }
     return page.page(
         "edgefl comparison",
         kinds + (" …" if len(rows) > 4 else ""),
@@ -415,26 +411,18 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
     return f"{race} {text}.".strip()
 
 
-def _learning(rows: Sequence[RunGroup], lines: str, slow: Picture | None) -> list[str]:
+def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
     """Pictures of the accuracy, or of the loss where no run has one, and of own measures."""
-    trips = "What it cost in downloads, training and uploads."
-    kinds = dict.fromkeys(name for row in rows for run in row.runs for name in metric_names(run.record))
-    own = [
-        page.figure(f"{name} over emulated time", lines, draw_measure(rows, name, "at_s")) for name in kinds
-    ]
-    if not _scored(rows):
-        return [
-            page.figure("Loss over emulated time", lines, draw_measure(rows, "loss", "at_s")),
-            page.figure("Loss over client trips", trips, draw_measure(rows, "loss", "trips")),
-            *own,
-        ]
-    return [
-        page.figure("Accuracy over emulated time", lines, draw_accuracy(rows, "at_s")),
-        page.figure("Accuracy over client trips", trips, draw_accuracy(rows, "trips")),
-        page.figure("Accuracy on the slow phones' classes", "Classes that no faster phone holds.", slow,
-                    "Every class is held by a fast phone too."),
-        *own,
-    ]  # fmt: skip
+    about = {"at_s": lines, "trips": "What it cost in downloads, training and uploads.", "own": lines}
+    own = dict.fromkeys(name for row in rows for run in row.runs for name in metric_names(run.record))
+    last = ""
+    if _scored(rows):
+        slow = curves(rows, "accuracy", "trips", slow=True) if rows[0].runs[0].slow.labels else ()
+        drawn = curves_picture(slow, "trips", "Accuracy on slow phones' classes")
+        empty = "Every class is held by a fast phone too."
+        says = "Classes that no faster phone holds."
+        last = page.figure("Accuracy on the slow phones' classes", says, drawn, empty)
+    return learning_figures(lambda *what: curves(rows, *what), [*own], about, last)
 
 
 def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
@@ -483,51 +471,31 @@ def _measures(rows: Sequence[RunGroup]) -> str:
 
 
 def _each(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
-    items, labels = [], {run.folder: row.label.partition(" ×")[0] for row in rows for run in row.runs}
+    found, labels = {}, {run.folder: row.label.partition(" ×")[0] for row in rows for run in row.runs}
     for run in runs:
-        path, meta = os.path.relpath(run.folder / "report.html", out), run.record.meta
+        report, meta = run.folder / "report.html", run.record.meta
         name = escape(f"{labels[run.folder]}, seed {meta.seed}")
-        there = (run.folder / "report.html").is_file()
-        link = f'<a href="{escape(quote(path))}">{name}</a>' if there else name
+        link = f'<a href="{escape(quote(os.path.relpath(report, out)))}">{name}</a>'
         accuracy, loss = run.summary["accuracy"], run.summary["loss"]
         learned = f"loss {number(loss)}" if accuracy is None else percent(accuracy)
         figures = f"{learned}, {run.summary['client_trips']:,} trips"
-        sha256 = escape(meta.model_sha256[:16])
-        items.append(f'<dt>{link}</dt><dd>{figures} <span class="hash">{sha256}</span></dd>')
-    return f"<dl>{''.join(items)}</dl>"
+        hashed = f'{figures} <span class="hash">{escape(meta.model_sha256[:16])}</span>'
+        found[run.folder] = (link if report.is_file() else name, hashed)
+    return page.definitions(found.values())
 
 
-def draw_accuracy(rows: Sequence[RunGroup], over: str, slow: bool = False) -> Picture | None:
-    """A curve a row over ``at_s`` or ``trips``: thin for each seed, thick for the mean of all.
+def curves(rows: Sequence[RunGroup], name: str, over: str, *, slow: bool = False) -> list[Curve]:
+    """A measure's curve for each row over ``at_s`` or ``trips``: thin for each seed, thick for their mean.
 
-    With ``slow`` the accuracy on the classes that only slow clients hold.
+    With ``slow`` it is the accuracy on the classes that only slow clients hold.
     """
-
-    def accuracy(run: Run, row: EvaluationRow) -> float:
-        return label_accuracy(row, run.slow.labels) if slow else row.accuracy
-
-    what = "Accuracy on slow phones' classes" if slow else "Accuracy"
-    return page.curves_picture(_curves(rows, over, accuracy), over, what)
-
-
-def draw_measure(rows: Sequence[RunGroup], name: str, over: str) -> Picture | None:
-    """The same of the loss or another measure of the evaluations."""
-    curves = _curves(rows, over, lambda _, row: value_of(row, name))
-    return page.curves_picture(curves, over, name.capitalize(), share=False)
-
-
-def _curves(rows: Sequence[RunGroup], over: str, value: Callable[[Run, EvaluationRow], float]) -> list[Curve]:
-    curves = []
+    found = []
     for k, row in enumerate(rows):
-        seeds = []
-        for run in row.runs:
-            found = [(getattr(row, over), value(run, row)) for row in run.record.evaluations]
-            points = np.array(found, dtype=np.float64).reshape(-1, 2).T
-            if (known := np.isfinite(points[1])).any():
-                seeds.append(points[:, known])
+        points = (measured(run.record, name, over, run.slow.labels if slow else None) for run in row.runs)
+        seeds = [each for each in points if each.size]
         if len(seeds) == 1:
-            curves.append(Curve(series(k), row.label, *seeds[0]))
+            found.append(Curve(series(k), row.label, *seeds[0]))
         elif seeds:
             x, mean, *_ = summary_curve(seeds)
-            curves.append(Curve(series(k), row.label, x, mean, seeds))
-    return curves
+            found.append(Curve(series(k), row.label, x, mean, seeds))
+    return found

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.figure import Figure
 
 from edgefl.errors import ConfigError, RunError, unknown
-from edgefl.results import compare, page
+from edgefl.results import compare
+from edgefl.results.pictures import close_fonts
 from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.statistics import Points, summary_curve
-from edgefl.results.summary import metric_names, value_of
+from edgefl.results.summary import measured, metric_names
 
 Runs = Sequence[Result | str | Path]
 
@@ -94,7 +94,7 @@ def plot(
             figure.savefig(file, dpi=300, metadata=nothing)
         except OSError as error:
             raise RunError(f"{file} cannot be written: {error.strerror}") from None
-    page.close_fonts()
+    close_fonts()
     return file
 
 
@@ -112,11 +112,8 @@ def _result(run: Result | str | Path) -> Result:
 def _curve(result: Result, y: str, over: str) -> Points:
     """The measure ``y`` at each evaluation that has it: x over y."""
     with Record(result.dir) as record:
-        rows = record.evaluations
         known = ["accuracy", "loss", *metric_names(record)]
-        found = np.array([(getattr(row, over), value_of(row, y)) for row in rows] if y in known else [])
-    points = found.reshape(-1, 2).T
-    points = points[:, np.isfinite(points[1])]
+        points = measured(record, y, over)
     if not points.size:
         raise ConfigError(f"{result.dir}: no {y} was measured; {unknown('measure', y, known)}")
     return points

@@ -1,9 +1,9 @@
-"""report.html: one run on one page, with its pictures."""
+"""One run: report.html with its pictures, and a table of its summary for the terminal."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,27 @@ from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_text
 from edgefl.limits.fidelity import PHASES, RESOLUTION_WALL_S
 from edgefl.results import page
-from edgefl.results.page import COLOURS, Canvas, Curve, Picture, colour, house_style, series
+from edgefl.results.page import Picture
+from edgefl.results.pictures import (
+    COLOURS,
+    Canvas,
+    Curve,
+    bars_of,
+    close_fonts,
+    colour,
+    curves_picture,
+    house_style,
+    learning_figures,
+    series,
+)
 from edgefl.results.record import Record
 from edgefl.results.spending import spending
 from edgefl.results.summary import (
     applied_weight,
     by_profile,
     class_accuracy,
-    label_accuracy,
+    is_scored,
+    measured,
     metric_names,
     phases,
     profile_of,
@@ -29,9 +42,8 @@ from edgefl.results.summary import (
     profiles_by_speed,
     slow_group,
     summarize,
-    value_of,
 )
-from edgefl.results.tables import html_table, many, model_error, number, percent, seconds
+from edgefl.results.tables import FittedTable, figure, html_table, many, number, percent, seconds, table
 
 FILE_NAME = "report.html"
 INCIDENTS = 12
@@ -44,7 +56,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the run's ``report.html``, or the same to the file ``out``; returns its path."""
     with Record(folder) as record:
         text = report(record)
-    page.close_fonts()
+    close_fonts()
     text += _mark(text.encode())
     return write_text(Path(folder) / FILE_NAME if out is None else Path(out), text)
 
@@ -67,10 +79,9 @@ def report(record: Record) -> str:
     not_judged += f"Apart from this, the device model is {model_error(summary['model_error_factor'])}."
     experiment = f"<pre>{escape(record.meta.toml.strip() or 'not recorded')}</pre>"
     fidelity, meta, stages = summary["fidelity"], record.meta, summary["server_time"]["stages"].items()
-    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in fidelity["reasons"])
     banner = (
         "<b>INVALID.</b> The emulation did not hold its promises; do not use these figures as results."
-        f"<ul>{reasons}</ul>"
+        + page.bullets(fidelity["reasons"])
     )
     stuck = (
         f"<b>{NO_PROGRESS.capitalize()}.</b> The model learned nothing ({escape(meta.no_progress)}); "
@@ -107,7 +118,7 @@ def report(record: Record) -> str:
                       wide=False),
         ],
         "How it was made": [
-            page.card("Run", "", _provenance(record, summary), wide=False),
+            page.card("Run", "", page.facts(_provenance(record, summary)), wide=False),
             page.card("Experiment", "", experiment, wide=False),
         ],
     }  # fmt: skip
@@ -151,29 +162,35 @@ def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
 
 def _learning(record: Record) -> list[str]:
     """The cards of what was learned: the accuracy, or the loss of a task that has none, and own measures."""
-    test, trips = "On the server's test examples.", "A trip is a download, a training and an upload."
-    own = [page.figure(f"{name} over emulated time", "As the evaluation function measures it.",
-                       draw_measure(record, name, "at_s"))
-           for name in metric_names(record)]  # fmt: skip
+    empty = "No accuracy was a number." if record.evaluations else "No evaluation was made."
+    about = {
+        "at_s": "On the server's test examples.",
+        "trips": "A trip is a download, a training and an upload.",
+        "own": "As the evaluation function measures it.",
+    }
+    last = ""
     if _scored(record):
-        empty = "No accuracy was a number." if record.evaluations else "No evaluation was made."
-        return [
-            page.figure("Accuracy over emulated time", test, draw_accuracy(record, "at_s"), empty),
-            page.figure("Accuracy over client trips", trips, draw_accuracy(record, "trips"), empty),
-            page.figure("Accuracy by class", "At the last evaluation.", draw_classes(record), empty),
-            *own,
-        ]
-    return [
-        page.figure("Loss over emulated time", test, draw_measure(record, "loss", "at_s")),
-        page.figure("Loss over client trips", trips, draw_measure(record, "loss", "trips")),
-        *own,
-    ]
+        last = page.figure("Accuracy by class", "At the last evaluation.", draw_classes(record), empty)
+    own = metric_names(record)
+    return learning_figures(lambda *what: _curves(record, *what), own, about, last, ends=True, empty=empty)
 
 
 def _scored(record: Record) -> bool:
     """Returns False for a task without accuracy: one that has a loss alone."""
-    rows = record.evaluations
-    return any(np.isfinite(row.accuracy) for row in rows) or not any(np.isfinite(row.loss) for row in rows)
+    return is_scored({name: measured(record, name, "trips").size > 0 for name in ("accuracy", "loss")})
+
+
+def _curves(record: Record, name: str, over: str) -> list[Curve]:
+    """A measure over emulated time or trips; the accuracy also on the classes that only slow phones hold."""
+    points = measured(record, name, over)
+    if name != "accuracy":
+        return [Curve("c1", name, *points)] if points.size else []
+    slow = slow_group(record)
+    theirs = measured(record, name, over, slow.labels)
+    found = [Curve("c1", "all classes", *points)] if points.size else []
+    several = f"the {len(slow.profiles)} slowest profiles"
+    whose = " and ".join(slow.profiles) if len(slow.profiles) < 3 else several
+    return found + ([Curve("c2", f"classes only on {whose}", *theirs)] if found and theirs.size else [])
 
 
 def _on_clients(found: dict[str, Any] | None) -> list[str]:
@@ -185,9 +202,9 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
         [name, values["clients"], *(said(values[kind]) for kind in kinds)]
         for name, values in found["by_profile"].items()
     ]
-    for figure in ("mean", "worst_decile"):
-        name = "All, mean" if figure == "mean" else "Their worst tenth, mean"
-        rows.append([name, found["clients"], *(said(found[kind][figure]) for kind in kinds)])
+    for which in ("mean", "worst_decile"):
+        name = "All, mean" if which == "mean" else "Their worst tenth, mean"
+        rows.append([name, found["clients"], *(said(found[kind][which]) for kind in kinds)])
     about = f"{found['measure'].capitalize()} at version {found['version']}, mean over clients. "
     about += "Personal: after one more trip's training on the client's other examples."
     table = html_table(["Profile", ">Clients", *(f">{kind.capitalize()} model" for kind in kinds)], rows)
@@ -201,7 +218,7 @@ def _privacy(record: Record) -> list[str]:
     made, curves = record.versions, []
     if len(made["version"]) and np.isfinite(found.epsilon[-1]):
         curves = [Curve("c1", "ε", made["at_s"], found.epsilon[made["version"]])]
-    drawn = page.curves_picture(curves, "at_s", "ε", ends=True, share=False)
+    drawn = curves_picture(curves, "at_s", "ε", ends=True, share=False)
     return [page.figure("Privacy over emulated time", found.says, drawn, found.says)]
 
 
@@ -304,8 +321,8 @@ def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float]) ->
     parts = (f">{name}" for name in PARTS.values())
     columns = ["In all, by device", *parts, ">Model within (90%)"]
     named = ["Median / 95th percentile, by device", *(f">{PARTS[part]}" for part in PHASES)]
-    warnings = "".join(f"<li>{escape(warning)}</li>" for warning in fidelity.get("warnings", ()))
-    listed = f"<p>Warning: phases that are off while their trips are on time</p><ul>{warnings}</ul>"
+    warnings = page.bullets(fidelity.get("warnings", ()))
+    listed = f"<p>Warning: phases that are off while their trips are on time</p>{warnings}"
     tables = html_table(head, rows) + html_table(named, by_phase) + html_table(columns, devices)
     return (listed if warnings else "") + tables
 
@@ -372,59 +389,33 @@ def _memory(record: Record, summary: dict[str, Any]) -> str:
     return html_table(["Who", ">MiB"], [row for row in sizes if row[1]])
 
 
-def _provenance(record: Record, summary: dict[str, Any]) -> str:
+def _provenance(record: Record, summary: dict[str, Any]) -> dict[str, str]:
     meta, done, moved = record.meta, summary["aggregation"], summary["bytes"]
     load = percent(meta.load, 0) if meta.load is not None else ""
     if load and meta.used is not None:
         load += f" expected, {percent(meta.used, 0)} used by the run"
         load += f", {percent(meta.others, 0)} by others" if meta.others is not None else ""
-    facts = [
-        ("Status", f"{meta.status}{f' ({meta.stop_reason})' if meta.stop_reason else ''}"),
-        ("Remark", meta.remark),
-        ("Model SHA-256", meta.model_sha256),
-        ("Parameters", f"{meta.parameters:,}" if meta.parameters else ""),
-        ("Aggregation", f"{done['updates']:,} updates by {done['backend']}, "
-                        f"{many(done['threads'], 'thread')}, {number(done['gbytes_per_s'])} GB/s"
-                        if done["backend"] else ""),
-        ("Moved", f"{moved['down'] / 1e6:,.1f} MB down, {moved['up'] / 1e6:,.1f} MB up"),
-        ("Time scale", f"{meta.time_scale:.3g} wall seconds an emulated second"
-                       if meta.clock == "wall" else ""),
-        ("Host load", load),
-        ("Transport", meta.transport),
-        *((name.replace("_", " ").capitalize(), str(value)) for name, value in meta.host.items()),
-        ("Software", ", ".join(f"{name} {version}" for name, version in meta.software.items())),
-    ]  # fmt: skip
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts if value)
-    return f"<dl>{rows}</dl>"
+    summed = f"{done['updates']:,} updates by {done['backend']}, {many(done['threads'], 'thread')}"
+    return {
+        "Status": f"{meta.status}{f' ({meta.stop_reason})' if meta.stop_reason else ''}",
+        "Remark": meta.remark,
+        "Model SHA-256": meta.model_sha256,
+        "Parameters": f"{meta.parameters:,}" if meta.parameters else "",
+        "Aggregation": f"{summed}, {number(done['gbytes_per_s'])} GB/s" if done["backend"] else "",
+        "Moved": f"{moved['down'] / 1e6:,.1f} MB down, {moved['up'] / 1e6:,.1f} MB up",
+        "Time scale": (
+            f"{meta.time_scale:.3g} wall seconds an emulated second" if meta.clock == "wall" else ""
+        ),
+        "Host load": load,
+        "Transport": meta.transport,
+        **{name.replace("_", " ").capitalize(): str(value) for name, value in meta.host.items()},
+        "Software": ", ".join(f"{name} {version}" for name, version in meta.software.items()),
+    }
 
 
 def profile_roles(record: Record) -> dict[str, str]:
     """Each profile's colour, fastest first, the same in every picture."""
     return {profile: series(k) for k, profile in enumerate(reversed(profiles_by_speed(record)))}
-
-
-def draw_accuracy(record: Record, over: str) -> Picture | None:
-    """Accuracy over ``at_s`` (emulated time) or ``trips``: of all classes, and of slow clients' own."""
-    rows = [row for row in record.evaluations if np.isfinite(row.accuracy)]
-    if not rows:
-        return None
-    x = np.array([getattr(row, over) for row in rows], dtype=np.float64)
-    curves = [Curve("c1", "all classes", x, np.array([row.accuracy for row in rows]))]
-    slow = slow_group(record)
-    theirs = np.array([label_accuracy(row, slow.labels) for row in rows])
-    if np.isfinite(theirs).any():
-        several = f"the {len(slow.profiles)} slowest profiles"
-        whose = " and ".join(slow.profiles) if len(slow.profiles) < 3 else several
-        curves.append(Curve("c2", f"classes only on {whose}", x, theirs))
-    return page.curves_picture(curves, over, ends=True)
-
-
-def draw_measure(record: Record, name: str, over: str) -> Picture | None:
-    """The loss or another measure of the evaluations over ``at_s`` (emulated time) or ``trips``."""
-    points = [(getattr(row, over), value_of(row, name)) for row in record.evaluations]
-    known = np.array([point for point in points if np.isfinite(point[1])], dtype=np.float64)
-    curves = [Curve("c1", name, *known.T)] if len(known) else []
-    return page.curves_picture(curves, over, name.capitalize(), ends=True, share=False)
 
 
 @house_style()
@@ -534,7 +525,7 @@ def draw_timeline(record: Record) -> Picture | None:
     canvas.axes.tick_params(axis="y", labelcolor=colour("ink"))
     canvas.axes.grid(False, axis="y")
     for role, group in spans.items():
-        page.bars_of(canvas.axes, group, 0.66, role)
+        bars_of(canvas.axes, group, 0.66, role)
     canvas.axes.set_xlim(start_s, end_s)
     canvas.axes.set_xlabel("emulated seconds")
     keys = [("down", "download"), ("compute", "training"), ("up", "upload")]
@@ -548,3 +539,83 @@ def draw_timeline(record: Record) -> Picture | None:
     ]  # fmt: skip
     head = ("client", "profile", "part", "start_s", "end_s")
     return Picture(canvas.svg("Timeline of client trips"), keys, wide=True, data=[head, *sorted(data)])
+
+
+def model_error(factors: Mapping[str, float]) -> str:
+    """The error of the profiles against real devices, in words: another than that of enforcing them.
+
+    >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
+    ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')
+    """
+    if not factors:
+        return "of no real device"
+    ends = dict.fromkeys(f"{end(factors.values()):.2g}" for end in (min, max))
+    return f"within a factor of {' to '.join(ends)} (90%)"
+
+
+def _learned(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The lines of what was learned: a task without classes has no accuracy."""
+    accuracy, loss = summary["accuracy"], summary["loss"]
+    both = ("accuracy, loss", f"{figure(accuracy)}, {figure(loss)}")
+    lines = [("loss", figure(loss)) if accuracy is None and loss is not None else both]
+    lines += [(name, figure(value)) for name, value in summary.get("metrics", {}).items()]
+    found = summary.get("on_clients") or {}
+    for kind in ("global", "personal"):
+        if kind in found:
+            mean, worst = (figure(found[kind][name]) for name in ("mean", "worst_decile"))
+            lines.append((f"{kind} {found['measure']} on clients", f"mean {mean}, worst decile {worst}"))
+    return lines
+
+
+def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The hosts of the clients, if they were not with the server."""
+    lost = [node["name"] for node in nodes if node["lost"]]
+    said = ", lost: ".join([str(len(nodes)), *([", ".join(lost)] if lost else [])])
+    return [("nodes", said)] if nodes else []
+
+
+def _real(devices: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Training times of real devices over those that their profiles declare."""
+    return [
+        (f"a real {one['profile']}", f"{figure(one['ratio']['median'])} of its profile's training time")
+        for one in devices
+    ]
+
+
+def _phases(fidelity: Mapping[str, Any], clock: str) -> list[tuple[str, str]]:
+    """The phase and device with the largest errors, and how many more are off."""
+    worst = fidelity.get("worst") if fidelity and clock == "wall" else None
+    if not worst:
+        return []
+    of = f"{PHASES[worst['phase']]} of {worst['device']}"
+    errors = f"median {worst['median_error']:+.2%}, p95 {worst['p95_abs_error']:.2%}"
+    off = len(fidelity["warnings"])
+    return [("worst phase", "warning: " * (off > 0) + f"{of}: {errors}" + f"; {off - 1} more" * (off > 1))]
+
+
+def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
+    """A run's summary, the figures that one looks at first."""
+    staleness, aggregation, found = summary["staleness"], summary["aggregation"], summary["fidelity"]
+    fidelity = "not measured"
+    if found and found["median_abs_error"] is not None and found["p95_abs_error"] is not None:
+        fidelity = "valid" if found["valid"] else "INVALID"
+        fidelity += f": error median {found['median_abs_error']:.2%}, p95 {found['p95_abs_error']:.2%}"
+        if summary["clock"] == "virtual" and found["valid"]:
+            fidelity = "times computed, not enforced"
+    rows = [
+        ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}"),
+        *_learned(summary),
+        *([(NO_PROGRESS, summary["no_progress"])] if summary.get("no_progress") else []),
+        ("versions, client trips", f"{summary['versions']}, {summary['client_trips']}"),
+        ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
+        ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
+        ("fidelity", fidelity),
+        *_phases(found, summary["clock"]),
+        *_nodes(summary.get("nodes") or []),
+        *_real(summary.get("real_devices") or []),
+        ("device model", model_error(summary.get("model_error_factor") or {})),
+        ("aggregation", f"{aggregation['backend']}, {figure(aggregation['gbytes_per_s'])} GB/s"),
+        ("model", summary["model_sha256"][:16]),
+        ("folder", str(folder)),
+    ]
+    return table(("run", summary["name"] or folder.name), rows)

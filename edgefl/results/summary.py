@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.core.events import Joined
-from edgefl.files import write_text
+from edgefl.files import json_text, write_text
 from edgefl.limits.fidelity import Conditions, Seconds, assess
 from edgefl.results.phase import phase_of
 from edgefl.results.record import FATES, EvaluationRow, Record
@@ -391,6 +391,26 @@ def value_of(row: EvaluationRow, name: str) -> float:
     return float(getattr(row, name) if name in ("loss", "accuracy") else row.metrics.get(name, math.nan))
 
 
+def measured(
+    record: Record, name: str, over: str, labels: Sequence[int] | None = None
+) -> NDArray[np.float64]:
+    """A measure's finite values over ``at_s``, ``trips`` or ``version``, as two rows: x and y.
+
+    With ``labels`` it is the accuracy on these classes.
+    """
+    found = [
+        (getattr(row, over), value_of(row, name) if labels is None else label_accuracy(row, labels))
+        for row in record.evaluations
+    ]
+    points = np.array(found, np.float64).reshape(-1, 2).T
+    return points[:, np.isfinite(points[1])]
+
+
+def is_scored(known: Mapping[str, bool]) -> bool:
+    """False where a loss is known and no accuracy: targets are no classes."""
+    return known["accuracy"] or not known["loss"]
+
+
 def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float:
     """Mean over the worst tenth of the clients, at least one: the lowest values, or the ``largest``.
 
@@ -452,7 +472,7 @@ def write_summary(folder: str | Path) -> Path:
 
 def summary_text(run: str | Path | Record) -> str:
     """`summarize` as the text of ``summary.json``."""
-    return json.dumps(summarize(run), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(summarize(run))
 
 
 def _staleness(record: Record) -> dict[str, Any]:

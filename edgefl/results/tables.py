@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -17,8 +16,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.experiment import NO_PROGRESS
-from edgefl.limits.fidelity import PHASES
 from edgefl.results.terms import hint
 from edgefl.terminal import printable
 
@@ -242,83 +239,3 @@ def number(value: float | None, digits: int = 3) -> str:
     if value is None or not np.isfinite(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:.{digits}g}"
-
-
-def model_error(factors: Mapping[str, float]) -> str:
-    """The error of the profiles against real devices, in words: another than that of enforcing them.
-
-    >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
-    ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')
-    """
-    if not factors:
-        return "of no real device"
-    ends = dict.fromkeys(f"{end(factors.values()):.2g}" for end in (min, max))
-    return f"within a factor of {' to '.join(ends)} (90%)"
-
-
-def _learned(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The lines of what was learned: a task without classes has no accuracy."""
-    accuracy, loss = summary["accuracy"], summary["loss"]
-    both = ("accuracy, loss", f"{figure(accuracy)}, {figure(loss)}")
-    lines = [("loss", figure(loss)) if accuracy is None and loss is not None else both]
-    lines += [(name, figure(value)) for name, value in summary.get("metrics", {}).items()]
-    found = summary.get("on_clients") or {}
-    for kind in ("global", "personal"):
-        if kind in found:
-            mean, worst = (figure(found[kind][name]) for name in ("mean", "worst_decile"))
-            lines.append((f"{kind} {found['measure']} on clients", f"mean {mean}, worst decile {worst}"))
-    return lines
-
-
-def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The hosts of the clients, if they were not with the server."""
-    lost = [node["name"] for node in nodes if node["lost"]]
-    said = ", lost: ".join([str(len(nodes)), *([", ".join(lost)] if lost else [])])
-    return [("nodes", said)] if nodes else []
-
-
-def _real(devices: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Training times of real devices over those that their profiles declare."""
-    return [
-        (f"a real {one['profile']}", f"{figure(one['ratio']['median'])} of its profile's training time")
-        for one in devices
-    ]
-
-
-def _phases(fidelity: Mapping[str, Any], clock: str) -> list[tuple[str, str]]:
-    """The phase and device with the largest errors, and how many more are off."""
-    worst = fidelity.get("worst") if fidelity and clock == "wall" else None
-    if not worst:
-        return []
-    of = f"{PHASES[worst['phase']]} of {worst['device']}"
-    errors = f"median {worst['median_error']:+.2%}, p95 {worst['p95_abs_error']:.2%}"
-    off = len(fidelity["warnings"])
-    return [("worst phase", "warning: " * (off > 0) + f"{of}: {errors}" + f"; {off - 1} more" * (off > 1))]
-
-
-def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
-    """A run's summary, the figures that one looks at first."""
-    staleness, aggregation, found = summary["staleness"], summary["aggregation"], summary["fidelity"]
-    fidelity = "not measured"
-    if found and found["median_abs_error"] is not None and found["p95_abs_error"] is not None:
-        fidelity = "valid" if found["valid"] else "INVALID"
-        fidelity += f": error median {found['median_abs_error']:.2%}, p95 {found['p95_abs_error']:.2%}"
-        if summary["clock"] == "virtual" and found["valid"]:
-            fidelity = "times computed, not enforced"
-    rows = [
-        ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}"),
-        *_learned(summary),
-        *([(NO_PROGRESS, summary["no_progress"])] if summary.get("no_progress") else []),
-        ("versions, client trips", f"{summary['versions']}, {summary['client_trips']}"),
-        ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
-        ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
-        ("fidelity", fidelity),
-        *_phases(found, summary["clock"]),
-        *_nodes(summary.get("nodes") or []),
-        *_real(summary.get("real_devices") or []),
-        ("device model", model_error(summary.get("model_error_factor") or {})),
-        ("aggregation", f"{aggregation['backend']}, {figure(aggregation['gbytes_per_s'])} GB/s"),
-        ("model", summary["model_sha256"][:16]),
-        ("folder", str(folder)),
-    ]
-    return table(("run", summary["name"] or folder.name), rows)

@@ -32,11 +32,11 @@ from edgefl.privacy.accounting import PrivacyAccount, composed
 from edgefl.results import run_folder, summary
 from edgefl.results.compare import compare
 from edgefl.results.record import Aggregation, CostRow, Meta, Record
-from edgefl.results.report import profile_roles, write_report
+from edgefl.results.report import profile_roles, summary_table, write_report
 from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.results.summary import profiles_by_speed, rounded, slow_group, summarize, write_summary
-from edgefl.results.tables import summary_table, table
+from edgefl.results.tables import table
 from edgefl.results.trace import write_trace
 from tests.reports import EVIL, Page, client, evaluation, read_json, read_trace, trip, version, write_run
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from edgefl.cli import main
-from edgefl.results import page
+from edgefl.results import pictures
 from edgefl.results.compare import compare
-from edgefl.results.page import Canvas, Curve
+from edgefl.results.pictures import Canvas, Curve
 from edgefl.results.report import write_report
 from edgefl.results.terms import TERMS, glossary, hint, term_of
 from tests.reports import Page, write_run
@@ -110,7 +110,7 @@ def test_a_report_that_the_runs_folder_does_not_take_names_the_way_out(
 
 
 def curve(k: int, y: list[float]) -> Curve:
-    return Curve(page.series(k), f"run {k}", np.arange(len(y), dtype=float), np.array(y))
+    return Curve(pictures.series(k), f"run {k}", np.arange(len(y), dtype=float), np.array(y))
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,15 @@ def curve(k: int, y: list[float]) -> Curve:
 )
 def test_the_axis_shows_the_top_where_all_curves_are_there(ends: tuple[float, float], low: float) -> None:
     curves = [curve(k, [0.1, *[end] * 19]) for k, end in enumerate(ends)]
-    assert page._low_end(curves, 19.0) == pytest.approx(low)
+    assert pictures._low_end(curves, 19.0) == pytest.approx(low)
 
 
 def test_dots_at_one_place_are_rings_around_each_other() -> None:
     canvas = Canvas()
     canvas.axes.set_xlim(0, 20)
     canvas.shares()
-    page._end_dots(canvas, [curve(k, [0.1, *[end] * 19]) for k, end in enumerate((0.9, 0.901, 0.5, 0.899))])
+    ends = (0.9, 0.901, 0.5, 0.899)
+    pictures._end_dots(canvas, [curve(k, [0.1, *[end] * 19]) for k, end in enumerate(ends)])
     sizes = [line.get_markersize() for line in canvas.axes.lines]
     assert sizes == [5, 9, 5, 13]
     filled = [line.get_markerfacecolor() != "none" for line in canvas.axes.lines]
