@@ -7,7 +7,7 @@ store        `Store`, which writes the record; tail: what it was told since its 
              of each of its pages
 summary      summary.json: a run in numbers, with its fidelity and where the server's time went
 phase        whether phones of one model act together
-report       report.html: a run on one page
+report       one run: report.html, and its summary for the terminal
 trace        trace.json: a run as a timeline
 columns      a run's record as columns: for a notebook, a data frame, a file
 sweep        what a sweep leaves behind
@@ -15,7 +15,8 @@ figure       learning curves for a paper
 targets      time to accuracy: the target, the cost until it, ratios over seeds
 statistics   estimates over seeds, smoothed passages of a target, ratios of costs, bands
 compare      runs side by side: figures, and the table, the folder and the page made of them
-page         the frame and the look of every page and picture
-tables       tables and figures as text, for the terminal and for pages; terms: a page's words, explained
+page         the page kit: the parts of every HTML page; terms: a page's words, explained
+pictures     the drawing kit: pictures of pages, and the cards of learning curves
+tables       the table kit: tables and figures as text, for the terminal and for pages
 spending     the ε that a private run has spent, over its versions
 """
