@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from edgefl.errors import Invalid
+from edgefl.errors import Invalid, NotMet
 from edgefl.processes import usable_cores
 from edgefl.regression import baseline, verdict
 from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions, Session, SessionOptions
@@ -114,14 +115,17 @@ class Bench:
             device = self._device(session)
             result = device.run(training_step, setup=prepared, **kind.arguments)
             row |= circumstances(self.before, result.measured)
-            now = device.entry(result)
-            for one in verdict.compare(self.before, now):
+            before = self.before.samples
+            for one in verdict.compare(before, baseline.samples(result.measured)):
                 row[one.metric] = [one.shift if one.before else 0.0, one.p]
-            found = {one.metric for one in device.grown(result, self.before)}
+            found = device.verdict(result, before._replace(flop=math.inf))
+            result.require(found)
+        except NotMet:
+            row["outcome"] = "ALARM" if set(found.grew).intersection(kind.metrics) else "OTHER"
         except Invalid as error:
             row |= {"outcome": "INVALID", "why": str(error)}
         else:
-            row["outcome"] = "ALARM" if found.intersection(kind.metrics) else "OTHER" if found else "CLEAN"
+            row["outcome"] = "CLEAN"
         return row | {"wall_s": time.monotonic() - began}
 
 

@@ -94,7 +94,7 @@ def execute(
     )
     result = programs.run(phones, options, make_view(len(phones), quiet))
     say_result(result, quiet)
-    return result.exit_code or (0 if result.valid or accept_invalid else INVALID)
+    return result.exit_code or (0 if result.held.valid or accept_invalid else INVALID)
 
 
 def phones_of(
@@ -180,11 +180,12 @@ def say_result(result: ProgramsResult, quiet: bool) -> None:
     for phone in result.phones if not quiet else ():
         if phone.why:
             say(f"edgefl: phone {phone.phone} ({phone.device}): {phone.why}", err=True)
-    verdict = "VALID" if result.valid else f"INVALID: {'; '.join(result.reasons)}"
-    error = f"error median {percent(result.median_abs_error, 2)}, p95 {percent(result.p95_abs_error, 2)}"
-    if result.valid and result.median_abs_error is None:
+    held = result.held
+    verdict = "VALID" if held.valid else f"INVALID: {'; '.join(held.reasons)}"
+    error = f"error median {percent(held.median_abs_error, 2)}, p95 {percent(held.p95_abs_error, 2)}"
+    if held.valid and held.median_abs_error is None:
         verdict, error = "nothing to judge", "the phones computed and sent next to nothing"
     scale = f"time_scale {result.time_scale:g}"
-    if not (quiet and result.valid):
+    if not (quiet and held.valid):
         phones = many(len(result.phones), "phone")
         say(f"edgefl: {verdict}; {phones}, {scale}, {error}", err=True)

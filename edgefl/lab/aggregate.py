@@ -25,7 +25,7 @@ import psutil
 from edgefl import kernels
 from edgefl.kernels.arguments import Floats
 from edgefl.limits.capacity import UsageMeter, host
-from edgefl.limits.fidelity import STEAL_MAX, THROTTLED_MAX
+from edgefl.limits.verdict import STEAL_MAX, STOLEN, THROTTLED, THROTTLED_MAX, exceeded
 from edgefl.results import tables
 
 PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)
@@ -48,9 +48,9 @@ _CALM_S = 0.04
 _LARGEST_ROW_BYTES = 6e9
 """More takes minutes a row and is as far beyond any cache."""
 BELIEVED = {
-    "others": ("used by other programs", 0.10),
-    "steal": ("stolen by the hypervisor", STEAL_MAX),
-    "throttled": ("taken by a CPU quota", THROTTLED_MAX),
+    "others": ("cores used by other programs", 0.10),
+    "steal": (STOLEN, STEAL_MAX),
+    "throttled": (THROTTLED, THROTTLED_MAX),
 }
 """Shares of the host's cores, in words, and the most with which a row is believed."""
 SPREAD_MAX = 0.30
@@ -127,18 +127,14 @@ def doubts(usage: dict[str, float | None], figures: dict[str, dict[str, Any]]) -
     """The reasons why a row's figures are not to be believed, by the host's use meanwhile and their spreads.
 
     >>> doubts({"others": 0.41, "steal": 0.0, "throttled": None}, {"edgefl c": {"spread": 0.1}})
-    ['41% of the cores used by other programs, at most 10% is allowed']
+    ['cores used by other programs 41.0%, at most 10% is allowed']
     """
     found = [
-        f"{share:.0%} of the cores {what}, at most {most:.0%} is allowed"
-        for name, (what, most) in BELIEVED.items()
-        if (share := usage.get(name)) is not None and share > most
+        line for name, (what, most) in BELIEVED.items() for line in exceeded(what, usage.get(name), most)
     ]
     spreads = {name: each["spread"] for name, each in figures.items() if name in ONE_THREAD}
     worst = max(spreads, key=lambda name: spreads[name])
-    if spreads[worst] > SPREAD_MAX:
-        found.append(f"{worst} scattered by {spreads[worst]:.0%}, at most {SPREAD_MAX:.0%} is allowed")
-    return found
+    return [*found, *exceeded(f"spread of {worst}", spreads[worst], SPREAD_MAX)]
 
 
 def _measured(row: SumCase) -> dict[str, Any]:

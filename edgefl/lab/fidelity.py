@@ -30,7 +30,7 @@ from edgefl.lab.workloads import EXERCISE, PRODUCT_FLOP, ExerciseArgs
 from edgefl.learning.operations import StepWork
 from edgefl.limits import probe
 from edgefl.limits.capacity import UsageMeter, host
-from edgefl.limits.fidelity import OTHERS_NOTED, Conditions, bounds
+from edgefl.limits.verdict import Conditions, Outcome, outcome, unfit
 from edgefl.processes import usable_cores
 from edgefl.results import tables
 from edgefl.results.summary import fidelity_of
@@ -387,7 +387,7 @@ class JudgedQuantity(NamedTuple):
     figures: dict[str, float | None]
     """Measured values; errors are shares."""
     bar: str
-    verdict: Literal["PASS", "FAIL", "INVALID"]
+    verdict: Outcome
     why: str = ""
     """The reason of a verdict that is no PASS."""
 
@@ -401,16 +401,13 @@ def judged(
     *conditions: Conditions,
 ) -> JudgedQuantity:
     """The verdict on figures that hold their bar or do not, found under these conditions."""
-    doubt = next((why for each in conditions for why in bounds(None, None, each)), "")
-    others = max(each.others or 0.0 for each in conditions)
+    busy = [line for each in conditions if not held for line in each.busy]
+    doubts = [*(line for each in conditions for line in unfit(each)), *busy]
     if not measured:
-        doubt = "nothing was measured"
-    elif not doubt and not held and others > OTHERS_NOTED:
-        doubt = f"other processes used {others:.0%} of the host"
+        doubts = ["nothing was measured"]
     known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-    why = doubt or ("" if held else "the bar is missed")
-    verdict: Any = "INVALID" if doubt else "PASS" if held else "FAIL"
-    return JudgedQuantity(*what, measured, known, bar, verdict, why)
+    why = next(iter(doubts), "" if held else "the bar is missed")
+    return JudgedQuantity(*what, measured, known, bar, outcome(held, doubts), why)
 
 
 def summary_of(found: Doubles) -> dict[str, float]:

@@ -6,7 +6,8 @@ memory           a client's memory limit, with and without privileges
 confinement      selects and applies the mechanisms for the clients of a run
 capacity         host capacity: time scale, outer quotas, CPU usage of the host
 calibration      the host's compute and memory rates; host_operations is what it times
-fidelity         errors of the emulation against its declared times
+fidelity         errors of a run's trips against their declared times
+verdict          the verdict on how well processes were held: errors and the host's load against their bounds
 throttle         CPU throttle for any process: SIGSTOP/SIGCONT or a control group's quota
 groups           finds control groups; creates and removes edgefl's own
 probe            tests which of these mechanisms work here, and why others do not

@@ -12,6 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.limits import verdict
+from edgefl.limits.verdict import MEAN_MAX, MEDIAN_MAX, P95_MAX, Conditions
+
 QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
 MAY_LACK = ("delay", "round")
 """Quantities that a trip may lack; their value is then NaN."""
@@ -19,21 +22,11 @@ PHASES = {"compute": "training", "down": "download", "up": "upload"}
 SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
 """Quantities whose sums are judged, for the fleet and for each device."""
 RESOLUTION_WALL_S = 0.005
-MEDIAN_MAX = 0.05
-P95_MAX = 0.20
-MEAN_MAX = 0.03
 MINOR_PART = 0.05
 """Training that is a smaller part of its trip is judged by the trip only: doubling it changes the trip by
 less than `MEDIAN_MAX`."""
 PHASE_WALL_S = 0.002
 """Wall seconds by which a busy host may delay a wake-up: smaller errors of a phase give no warning."""
-LOAD_MAX = 0.9
-"""Above this load the emulation falls behind (measured: 11% slower from 70%, 65% when overloaded)."""
-STEAL_MAX = 0.02
-THROTTLED_MAX = 0.02
-STALE_FACTOR = 2.0
-OTHERS_NOTED = 0.25  # share of the host used by other processes above which the reasons mention them
-
 Seconds = npt.NDArray[np.float64]
 
 
@@ -75,18 +68,6 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         p95 = f"p95 {self.p95_abs_error:.1%}"
         return f"{PHASES[self.phase]} of {self.device}: median {self.median_error:+.1%}, {p95}"
-
-
-class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the host during a run: shares of its cores and of time; None where unknown."""
-
-    load: float | None = None
-    used: float | None = None
-    others: float | None = None
-    steal: float | None = None
-    throttled: float | None = None
-    step_cost: float | None = None
-    """CPU time of a training step ÷ its cost measured before the run."""
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,10 +128,8 @@ def assess(
         considerable = np.where(minor, np.nan, declared), np.where(minor, np.nan, achieved)
         headline = [took / due - 1.0 for due, took in (considerable, columns["trip"])]
         training = _summary(*considerable)
-    errors = np.abs(np.concatenate([*headline, np.empty(0)]))
+    errors = np.concatenate([*headline, np.empty(0)])
     errors = errors[~np.isnan(errors)]
-    median = float(np.median(errors)) if errors.size else None
-    p95 = float(np.percentile(errors, 95)) if errors.size else None
     by_quantity = {quantity: _summary(*pair) for quantity, pair in columns.items()}
     by_device = {
         str(name): {
@@ -166,27 +145,21 @@ def assess(
         if (phase := _phase(name, quantity, columns[quantity], names == name, time_scale))
     ]
     phases.sort(key=lambda one: (-one.excess, -one.p95_abs_error))
-    conditions = conditions or Conditions()
     if not trips:
         reasons.append("no trip was measured")
     elif not errors.size:
         reasons.append(f"no trip took {RESOLUTION_WALL_S * 1e3:g} ms of wall time: too short to measure")
-    reasons += bounds(median, p95, conditions)
-    reasons += _drift("", by_quantity)
-    if late := drift("training", training.mean_error):
-        reasons.append(late)
-    # Report only the device with the largest error.
-    off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
-    bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
-    more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
-    reasons += [_drift(f" of {name}", by_device[name])[0] + more for name in bad[:1]]
-    if reasons and conditions.others is not None and conditions.others > OTHERS_NOTED:
-        reasons.insert(1, f"other processes used {conditions.others:.0%} of the host")  # cause after effect
+    sums = {name: by_quantity[what].mean_error for what, name in SUMMED.items() if what in by_quantity}
+    sums["training"] = training.mean_error
+    held = verdict.judge([errors], sums, conditions or Conditions(), reasons)
+    reasons = [*held.reasons, *_worst_device(by_device)]
+    if reasons:
+        reasons[1:1] = held.conditions.busy  # cause after effect
     lateness = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
     return Fidelity(
         valid=not reasons,
-        median_abs_error=median,
-        p95_abs_error=p95,
+        median_abs_error=held.median_abs_error,
+        p95_abs_error=held.p95_abs_error,
         reasons=tuple(reasons),
         trips=trips,
         by_quantity=by_quantity,
@@ -197,47 +170,22 @@ def assess(
         ),
         p95_lateness_s=float(np.percentile(lateness, 95)) if lateness.size else None,
         max_lateness_s=float(lateness.max()) if lateness.size else None,
-        conditions=conditions,
+        conditions=held.conditions,
     )
 
 
-def bounds(median: float | None, p95: float | None, conditions: Conditions) -> list[str]:
-    """Return a line for each violated bound on the errors and conditions.
-
-    >>> bounds(0.01, 0.3, Conditions(load=0.5))
-    ['95th percentile of errors 30.0%, at most 20% is allowed']
-    """
-    limits = (
-        ("median error", median, MEDIAN_MAX),
-        ("95th percentile of errors", p95, P95_MAX),
-        ("host load", conditions.load, LOAD_MAX),
-        ("time stolen by the hypervisor", conditions.steal, STEAL_MAX),
-        ("time throttled by a CPU quota around the run", conditions.throttled, THROTTLED_MAX),
+def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
+    """Return a line on the device whose sums are furthest off, if they are too far."""
+    off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
+    bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
+    more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""
+    lines = (
+        line + more
+        for device in bad[:1]
+        for what, name in SUMMED.items()
+        for line in verdict.drift(f"{name} of {device}", by_device[device][what].mean_error)
     )
-    reasons = [
-        f"{what} {got:.1%}, at most {allowed:.0%} is allowed"
-        for what, got, allowed in limits
-        if got is not None and not got <= allowed
-    ]
-    cost = conditions.step_cost
-    if cost is not None and not 1 / STALE_FACTOR <= cost <= STALE_FACTOR:
-        took = f"training took {cost:.2g} times the CPU time measured before the run"
-        allowed = f"{1 / STALE_FACTOR:g} to {STALE_FACTOR:g} are allowed"
-        reasons.append(f"calibration is stale: {took}, {allowed}")
-    return reasons
-
-
-def drift(what: str, error: float | None) -> str:
-    """Describe the error of a sum of emulated times if it is above `MEAN_MAX`; otherwise return ""."""
-    if error is None or abs(error) <= MEAN_MAX:
-        return ""
-    longer = "longer" if error > 0 else "less"
-    return f"{what} took {abs(error):.1%} {longer} than declared, at most {MEAN_MAX:.0%} is allowed"
-
-
-def _drift(device: str, found: Mapping[str, Quantity]) -> list[str]:
-    lines = (drift(name + device, found[what].mean_error) for what, name in SUMMED.items() if what in found)
-    return [line for line in lines if line]
+    return list(lines)[:1]
 
 
 def _column(columns: Mapping[str, npt.ArrayLike], quantity: str, trips: int) -> Seconds:

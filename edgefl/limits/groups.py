@@ -249,9 +249,7 @@ class _OwnFolders:
                     remove(folder)
 
     def remove(self) -> None:
-        for file, controller in reversed(
-            self._delegated
-        ):  # must precede moving processes up
+        for file, controller in reversed(self._delegated):  # must precede moving processes up
             with contextlib.suppress(NoGroup):
                 write(file, f"-{controller}")
         for outer in self._outer.values():

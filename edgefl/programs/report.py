@@ -9,9 +9,9 @@ from edgefl.results.tables import html_table, many, number, percent, seconds
 
 def programs_page(result: ProgramsResult, name: str) -> str:
     """A whole HTML page: the verdict, and a row for each phone."""
-    median, p95 = percent(result.median_abs_error, 2), percent(result.p95_abs_error, 2)
+    median, p95 = percent(result.held.median_abs_error, 2), percent(result.held.p95_abs_error, 2)
     headline = [
-        stat("fidelity", *(("VALID", "", "good") if result.valid else ("INVALID", "", "bad"))),
+        stat("fidelity", *(("VALID", "", "good") if result.held.valid else ("INVALID", "", "bad"))),
         stat("error", median, f"median; p95 {p95}"),
         stat("phones", str(len(result.phones)), f"exit code {result.exit_code}"),
         stat("time", seconds(result.wall_s), f"of the wall, time_scale {result.time_scale:g}"),
@@ -24,8 +24,8 @@ def programs_page(result: ProgramsResult, name: str) -> str:
             ),
         ],
     }
-    if result.reasons:
-        reasons = html_table(("reason",), [(reason,) for reason in result.reasons])
+    if result.held.reasons:
+        reasons = html_table(("reason",), [(reason,) for reason in result.held.reasons])
         sections = {"Why it is INVALID": [card("", "", reasons)], **sections}
     sub = f"{many(len(result.phones), 'phone')}, throttle {result.throttle}, memory {result.memory}"
     return page(

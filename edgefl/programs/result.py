@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from edgefl.limits.fidelity import MEAN_MAX, MINOR_PART, RESOLUTION_WALL_S, Conditions, bounds, drift
+from edgefl.limits import verdict
+from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S
+from edgefl.limits.verdict import MEAN_MAX, Conditions, HeldVerdict
 
 LEAST_CPU_S = 0.05
 """CPU seconds of this host below which a phone's rate is not judged: a slice is some per cent of less."""
@@ -85,7 +87,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramsResult(NamedTuple):
-    """All phones, the verdict and why."""
+    """All phones, and the verdict on how well they were held."""
 
     phones: tuple[PhoneResult, ...]
     time_scale: float
@@ -93,11 +95,7 @@ class ProgramsResult(NamedTuple):
     wall_s: float
     throttle: str
     memory: str
-    valid: bool
-    reasons: tuple[str, ...]
-    median_abs_error: float | None
-    p95_abs_error: float | None
-    conditions: Conditions
+    held: HeldVerdict
 
     @property
     def exit_code(self) -> int:
@@ -107,11 +105,11 @@ class ProgramsResult(NamedTuple):
     def summary(self) -> dict[str, Any]:
         """The content of summary.json."""
         fidelity = {
-            "valid": self.valid,
-            "median_abs_error": self.median_abs_error,
-            "p95_abs_error": self.p95_abs_error,
-            "reasons": list(self.reasons),
-            "conditions": msgspec.to_builtins(self.conditions),
+            "valid": self.held.valid,
+            "median_abs_error": self.held.median_abs_error,
+            "p95_abs_error": self.held.p95_abs_error,
+            "reasons": list(self.held.reasons),
+            "conditions": msgspec.to_builtins(self.held.conditions),
         }
         return {
             "programs": len(self.phones),
@@ -143,13 +141,13 @@ def judge(
     transmissions: Sequence[tuple[float, float]],
     time_scale: float,
     conditions: Conditions,
-) -> tuple[list[str], float | None, float | None]:
-    """Reasons not to believe it, and the median and 95th percentile of the absolute errors.
+) -> HeldVerdict:
+    """Judge how well the phones were held.
 
     There are two kinds of errors: of each phone's computing, and of the transmissions (declared and achieved
-    emulated seconds) that take 5 ms on the wall. The worse kind's figures count.
+    emulated seconds) that take 5 ms on the wall.
 
-    >>> judge([], [(1.0, 1.01), (2.0, 2.02)], 1.0, Conditions())[1]
+    >>> judge([], [(1.0, 1.01), (2.0, 2.02)], 1.0, Conditions()).median_abs_error
     0.01...
     """
     cpu = [one.cpu_error for one in phones if one.cpu_error is not None]
@@ -157,17 +155,9 @@ def judge(
     of_links = [took / due - 1.0 for due, took in sent]
     uncounted = [one.uncounted for one in phones if one.uncounted]
     more = f" (and {len(uncounted) - 1} more)" if len(uncounted) > 1 else ""
-    reasons = [why + more for why in uncounted[:1]]
-    medians, p95s = [], []
-    for errors in (cpu, of_links):
-        if errors:
-            medians.append(float(np.median(np.abs(errors))))
-            p95s.append(float(np.percentile(np.abs(errors), 95)))
-    median, p95 = max(medians, default=None), max(p95s, default=None)
-    reasons += bounds(median, p95, conditions)
-    if cpu:
-        reasons.append(drift("computing", float(np.mean(cpu))))
-    if sent:
-        due_s, took_s = (math.fsum(side) for side in zip(*sent, strict=True))
-        reasons.append(drift("transmissions", took_s / due_s - 1.0))
-    return [reason for reason in reasons if reason], median, p95
+    due_s, took_s = (math.fsum(side) for side in zip(*sent, strict=True)) if sent else (0.0, 0.0)
+    sums = {
+        "computing": float(np.mean(cpu)) if cpu else None,
+        "transmissions": took_s / due_s - 1.0 if sent else None,
+    }
+    return verdict.judge([cpu, of_links], sums, conditions, [why + more for why in uncounted[:1]])

@@ -17,8 +17,8 @@ from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.files import make_folder, write_json, write_text
 from edgefl.limits.capacity import Demand, TimeScale, UsageMeter, capacity_cores, choose_time_scale
-from edgefl.limits.fidelity import Conditions
 from edgefl.limits.groups import Groups, NoGroup
+from edgefl.limits.verdict import Conditions
 from edgefl.programs import messages
 from edgefl.programs.phone import (
     HeldPhone,
@@ -464,7 +464,6 @@ class RunningPhones:
         used = sum(one.cpu_s for one in phones) / (wall_s * capacity_cores()) if wall_s > 0 else None
         conditions = Conditions(load=used, **self._meter.usage())
         held_back = self.options.throttle != "off"
-        reasons, median, p95 = judge(phones if held_back else (), pairs, self.scale.value, conditions)
         return ProgramsResult(
             phones=phones,
             time_scale=self.scale.value,
@@ -472,11 +471,7 @@ class RunningPhones:
             wall_s=wall_s,
             throttle=self.options.throttle,
             memory=self.options.memory,
-            valid=not reasons,
-            reasons=tuple(reasons),
-            median_abs_error=median,
-            p95_abs_error=p95,
-            conditions=conditions,
+            held=judge(phones if held_back else (), pairs, self.scale.value, conditions),
         )
 
     def _phone_result(self, number: int) -> PhoneResult:

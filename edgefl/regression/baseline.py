@@ -6,13 +6,11 @@ An entry belongs to a test, a function and a host: another host's figures do not
 from __future__ import annotations
 
 import json
-import math
 import platform
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -30,18 +28,27 @@ MOST_BYTES = 64 << 20
 
 FOLDER = "edgefl-baselines"
 SAMPLES = ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
-LOAD_MAX, LOAD_SAME = 1.2, 1.05
-"""Factors between the reference's CPU times then and now: figures compare, the host is as it was."""
-DRIFT, DRIFT_WAITED = 0.6, 0.16
-"""Shares of changes of the reference's CPU time and of waiting for a core that explain the function's."""
 MOST = 1e12
-"""Seconds or MiB. Whoever reads a figure computes with it: what no measurement gives is no baseline."""
+"""Most seconds or MiB that a file may give."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Flop = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 _Length = msgspec.Meta(min_length=1, max_length=2_000_000)
 Figures = Annotated[tuple[Annotated[float, msgspec.Meta(ge=0, le=MOST)], ...], _Length]
 Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MOST)], ...], _Length]
+
+
+class Samples(NamedTuple):
+    """The figures of a measurement, as a baseline has them."""
+
+    device: str
+    reference: str
+    reference_cpu_s: Sequence[float]
+    waited: float
+    flop: float
+    cpu_s: Sequence[float]
+    peak_mib: Sequence[float]
+    sent_mib: Sequence[float]
 
 
 class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,28 +108,37 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
         return None
 
-    def loads_apart(self, now: BaselineEntry) -> str | None:
-        """Return why the host was too busy, then or now, for the two to be compared; None if it was not."""
-        factor = self._load(now)
-        if 1 / LOAD_MAX <= factor <= LOAD_MAX:
-            return None
-        return (
-            f"this host is not what it was: {now.reference.against.reference} takes {factor:.2f} times the "
-            f"CPU time of the baseline, at most {LOAD_MAX:g} compares"
+    @property
+    def samples(self) -> Samples:
+        return Samples(
+            device=self.device,
+            reference=self.reference.against.reference,
+            reference_cpu_s=self.reference.host_cpu_s,
+            waited=self.waited,
+            flop=self.flop,
+            cpu_s=self.cpu_s,
+            peak_mib=self.peak_mib,
+            sent_mib=self.sent_mib,
         )
-
-    def drift(self, now: BaselineEntry) -> float:
-        """Return the share of the CPU clock that may be due to the host's load: 0 where that is the same."""
-        slower = max(0.0, abs(math.log(self._load(now))) - math.log(LOAD_SAME))
-        return DRIFT * slower + DRIFT_WAITED * abs(now.waited - self.waited)
-
-    def _load(self, now: BaselineEntry) -> float:
-        return statistics.median(now.reference.host_cpu_s) / statistics.median(self.reference.host_cpu_s)
 
 
 class _BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     edgefl_baselines: Literal[1]
     entries: tuple[BaselineEntry, ...]
+
+
+def samples(measured: Measurement) -> Samples:
+    """Return a measurement's figures, rounded as a baseline's are."""
+    return Samples(
+        device=measured.plan.device.id,
+        reference=measured.trial.shots.reference,
+        reference_cpu_s=_row(measured.reference_cpu_s),
+        waited=_rounded(measured.waited),
+        flop=measured.trial.flop,
+        cpu_s=_row(measured.cpu_s),
+        peak_mib=_row(measured.peak_mib),
+        sent_mib=_row(measured.sent_mib),
+    )
 
 
 def entry(test: str, function: str, measured: Measurement) -> BaselineEntry:
@@ -131,7 +147,7 @@ def entry(test: str, function: str, measured: Measurement) -> BaselineEntry:
     return BaselineEntry(
         test=test,
         function=function,
-        device=measured.device.id,
+        device=plan.device.id,
         network=None if plan.network is None else plan.network.id,
         profile_sha256=profile_sha256(plan.device, plan.network),
         seed=0,
@@ -160,12 +176,6 @@ def this_host() -> BaselineHost:
         cores=this.cores,
         software=f"{library()}, Python {platform.python_version()}, {this.system}",
     )
-
-
-def together(first: BaselineEntry, second: BaselineEntry) -> BaselineEntry:
-    """Join the samples of two measurements of the same function; all else is the first's."""
-    samples = {name: getattr(first, name) + getattr(second, name) for name in SAMPLES}
-    return msgspec.structs.replace(first, **samples)
 
 
 def path_of(test_file: Path) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,27 +16,20 @@ import msgspec
 
 from edgefl.devices import load_device, load_network
 from edgefl.devices.schema import Device, Network
-from edgefl.errors import ConfigError, Invalid, NotMet
+from edgefl.errors import ConfigError, Invalid, NotMet, ProfileError
 from edgefl.experiment import NonNegative
+from edgefl.limits.verdict import Outcome
 from edgefl.regression import baseline, verdict
-from edgefl.regression.baseline import BaselineEntry
-from edgefl.regression.measurement import (
-    LEAST_REPETITIONS,
-    Measurement,
-    MeasurementPlan,
-    TimeLimit,
-    measure,
-    profile_sha256,
-)
+from edgefl.regression.baseline import BaselineEntry, Samples
+from edgefl.regression.measure import TimeLimit, judged, measure
+from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
 from edgefl.regression.process import MeasuringProcess, PrepareRequest, locate
-from edgefl.regression.verdict import BUDGETS, TESTED, TOLERANCE, Compared, DeviceResult
+from edgefl.regression.verdict import BUDGETS, TOLERANCE, Compared, Family, NeedMore, Verdict, figure
 from edgefl.validation import convert
 
 DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
 MOST_LIMIT_S = 86_400
-DOUBTFUL = 0.5
-"""Share of the tolerance beyond which a growth is looked at a second time."""
 BASELINE_TIMES = 2
 """Factor for the repetitions of a baseline: many measurements will be held against it."""
 
@@ -92,6 +87,72 @@ class SessionOptions(NamedTuple):
     """Wall seconds that the measurements of one test may take."""
 
 
+class DeviceResult:
+    """Figures of one function on the device: medians of its repetitions, in the device's seconds."""
+
+    def __init__(self, function: str, measured: Measurement) -> None:
+        self.function, self.measured, self.device = function, measured, measured.plan.device.id
+        self.repetitions = len(measured.repetitions)
+        figures = (measured.seconds, measured.host_cpu_s, measured.peak_mib, measured.sent_mib)
+        self.seconds, self.host_cpu_s, self.peak_mib, self.sent_mib = map(statistics.median, figures)
+        """Device time with transfers, this host's CPU time, growth of memory, and bytes of a call."""
+        self.joules: float | None = None
+        """Energy from the device's battery; None where its profile does not say what it draws."""
+        with contextlib.suppress(ProfileError):
+            self.joules = statistics.median(measured.joules)
+        self._verdicts: list[Verdict] = []
+
+    @property
+    def settled(self) -> bool:
+        """Budgets with head-room have made up for the doubts."""
+        return any(one.note for one in self._verdicts)
+
+    @property
+    def doubt(self) -> str:
+        """The reason why the figures do not count; empty if they do."""
+        return "" if self.settled else verdict.doubted(self.measured).why
+
+    @property
+    def outcome(self) -> Outcome:
+        outcomes = {one.outcome for one in self._verdicts}
+        return "FAIL" if "FAIL" in outcomes else "INVALID" if "INVALID" in outcomes or self.doubt else "PASS"
+
+    @property
+    def why(self) -> str:
+        """The reason of the outcome, or why doubtful figures passed."""
+        whys = [one.why for one in self._verdicts if one.outcome == self.outcome and one.why]
+        return "; ".join(whys) or self.doubt or next((one.note for one in self._verdicts if one.note), "")
+
+    def assert_budget(self, **budgets: float) -> None:
+        """Fail unless each figure is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
+
+        The one-sided 95% bootstrap upper bound of the median must be within its budget. Doubtful figures
+        must be below half of it, else they are `Invalid`. ConfigError for an unknown budget, or one that
+        this device's profile cannot tell.
+        """
+        __tracebackhide__ = True
+        if budgets:
+            self.require(verdict.within(self.measured, budgets, settled=self.settled))
+
+    def assert_pace(self, margin: float = 0.03) -> None:
+        """Fail unless the device's pace is shown to be kept: two one-sided tests at 5%, ± ``margin``."""
+        __tracebackhide__ = True
+        self.require(verdict.paced(self.measured, margin, settled=self.settled))
+
+    def require(self, found: Verdict) -> None:
+        """Note a verdict. `NotMet` or `Invalid` unless it is PASS."""
+        __tracebackhide__ = True
+        self._verdicts.append(found)
+        since = f"{self.function} changed since its baseline: {found.why}"
+        why = since if found.grew else f"{self.function} on {self.device}: {found.why}"
+        if found.outcome != "PASS":
+            raise NotMet(why) if found.outcome == "FAIL" else Invalid(why)
+
+    def __repr__(self) -> str:
+        figures = f"{figure(self.seconds)} s, {figure(self.peak_mib)} MiB, {self.repetitions} repetitions"
+        return f"<{self.function} on {self.device}: {figures}>"
+
+
 class Session:
     """The options, the measuring process and the comparisons of one pytest process; `close` it at its end."""
 
@@ -99,7 +160,8 @@ class Session:
         self.options, self.tell = options, tell
         self._process: MeasuringProcess | None = None
         self._file: Path | None = None
-        self._compared: dict[str, list[Compared]] = {}
+        self.compared: dict[str, tuple[Compared, ...]] = {}
+        """First comparisons with a baseline, by group of tests."""
 
     def process(self, file: Path) -> MeasuringProcess:
         """Return a test module's measuring process: its figures do not depend on what ran before it."""
@@ -107,13 +169,6 @@ class Session:
             self.close()
             self._process, self._file = MeasuringProcess(), file
         return self._process
-
-    def changed(self, group: str, devices: int, compared: list[Compared]) -> list[Compared]:
-        """Return the metrics that grew, by Holm's correction over the group's devices, also those to come."""
-        known = self._compared.setdefault(group, [])
-        known += compared
-        grown = verdict.changed(known, max(len(known), devices * len(TESTED)))
-        return [one for one, grew in zip(known, grown, strict=True) if grew and one in compared]
 
     def close(self) -> None:
         """End the measuring process."""
@@ -158,9 +213,8 @@ class EdgeDevice:
         strings, lists, tables. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but
         within the device's memory; what it returns is the function's first argument. A parameter named
         ``edge_device`` is given the device, whose ``send(data)`` sends. `OutOfDeviceMemory` if the device has
-        not enough memory, ConfigError for what cannot be handed over. Figures that cannot be believed are
-        `Invalid`: at once where they are saved or compared, else unless `DeviceResult.assert_budget` finds
-        them far below.
+        not enough memory, ConfigError for what cannot be handed over. Figures that do not count are
+        `Invalid`: at once where they are saved or compared, else unless every budget has head-room.
         """
         __tracebackhide__ = True
         location = locate(function)
@@ -187,20 +241,21 @@ class EdgeDevice:
         repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS
         repetitions *= BASELINE_TIMES if options.save else 1
         scale = next((one for one in (options.time_scale, mark.time_scale) if one is not None), 1.0)
-        tell = partial(self._tell, label)
-        plan = MeasurementPlan(
-            self.profile, self.network, request, repetitions, scale, limit=self._limit, tell=tell
-        )
-        result = DeviceResult(label, measure(self.session.process(self._test.file), plan))
+        plan = MeasurementPlan(self.profile, self.network, request, repetitions, scale)
+        result = DeviceResult(label, self._measured(label, plan))
         self.results.append(result)
         if options.save or options.compare:
-            self._believe(result, result.measured)
-        result.doubt = "; ".join(result.measured.reasons())
+            result.require(verdict.doubted(result.measured))
         return result
+
+    def _measured(self, label: str, plan: MeasurementPlan) -> Measurement:
+        __tracebackhide__ = True
+        tell = partial(self._tell, label)
+        return measure(self.session.process(self._test.file), plan, self._limit, tell)
 
     @property
     def doubt(self) -> str:
-        """The reason why a result is not believed that no budget far above its figures has made up for."""
+        """The reason why a result does not count, if no budget with head-room has made up for it."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
 
@@ -216,75 +271,34 @@ class EdgeDevice:
                 "then the test itself runs on the device"
             )
         for result in self.results:
-            if self._mark.budgets:
-                result.assert_budget(**self._mark.budgets)
-            if result.doubt:
-                raise self._invalid(result, result.doubt)
-            if not self.session.options.compare:
-                continue
-            before = self._baseline(result.function)
-            if isinstance(before, str):
-                raise self._invalid(result, before)
-            more = verdict.more_flop(before, self.entry(result), self.session.options.tolerance)
-            wrong = [] if more is None else [more]
-            try:
-                wrong += map(str, self.grown(result, before))
-            except Invalid:
-                if not wrong:  # what is counted grew, whatever the host's load
-                    raise
-            result.failures += wrong
-            if wrong:
-                raise NotMet(f"{result.function} changed since its baseline: {'; '.join(wrong)}")
+            before = self._baseline(result.function) if self.session.options.compare else None
+            samples = before.samples if isinstance(before, BaselineEntry) else before
+            result.require(self.verdict(result, samples))
 
-    def grown(self, result: DeviceResult, before: BaselineEntry) -> list[Compared]:
-        """Return the metrics that take more than their baseline. `Invalid` where the load leaves that open.
-
-        Where one seems to, or is on the way to it, the function is measured a second time and both
-        measurements count together: what a neighbour did may look like a change, or hide one.
-        """
+    def verdict(self, result: DeviceResult, before: Samples | str | None) -> Verdict:
+        """Judge a result against its budgets and a baseline, with as many measurements as that takes."""
         __tracebackhide__ = True
-        tolerance, devices = self.session.options.tolerance, self._test.devices
-        now = self.entry(result)
-        if before.loads_apart(now) is not None:
-            now = self._again(result, before)
-        first = verdict.compare(before, now, tolerance * DOUBTFUL)
-        changed = self.session.changed(f"{self._test.group} {result.function}", devices, first)
-        looks = (*first, *verdict.compare(before, now, tolerance))
-        if not changed and not any(one.undecided for one in looks):
-            return []
-        later = self._again(result, before)
-        drift = max(before.drift(now), before.drift(later))
-        compared = verdict.compare(before, baseline.together(now, later), tolerance, drift)
-        grew = verdict.changed(compared, devices * len(TESTED))
-        found = [one for one, more in zip(compared, grew, strict=True) if more]
-        for one in () if found else compared:
-            if one.undecided:
-                why = f"{one}; the host's load is another, which makes that uncertain by {one.drift:.1%}"
-                raise self._invalid(result, why)
-        return found
+        group = f"{self._test.group} {result.function}"
+        known = self.session.compared.get(group, ())
 
-    def entry(self, result: DeviceResult, measured: Measurement | None = None) -> BaselineEntry:
-        """Return the baseline's entry of a result, or of another measurement of it."""
-        return baseline.entry(self._test.test, result.function, measured or result.measured)
+        def judge(measurements: Sequence[Measurement]) -> Verdict | NeedMore:
+            found = verdict.judge(
+                measurements,
+                self._mark.budgets,
+                before,
+                settled=result.settled,
+                tolerance=self.session.options.tolerance,
+                family=Family(self._test.devices, known),
+            )
+            if found.compared:
+                self.session.compared[group] = (*known, *found.compared)
+            return found
 
-    def _again(self, result: DeviceResult, before: BaselineEntry) -> BaselineEntry:
-        """Measure the function once more. `Invalid` if that does not compare with the baseline."""
-        __tracebackhide__ = True
-        measured = measure(self.session.process(self._test.file), result.measured.plan)
-        self._believe(result, measured)
-        now = self.entry(result, measured)
-        if (why := before.loads_apart(now)) is not None:
-            raise self._invalid(result, why)
-        return now
+        return judged(judge, result.measured, lambda: self._measured(result.function, result.measured.plan))
 
-    def _believe(self, result: DeviceResult, measured: Measurement) -> None:
-        __tracebackhide__ = True
-        if reasons := list(measured.reasons()):
-            raise self._invalid(result, "; ".join(reasons))
-
-    def _invalid(self, result: DeviceResult, why: str) -> Invalid:
-        result.invalid = why
-        return Invalid(f"{result.function} on {self.name}: {why}")
+    def entry(self, result: DeviceResult) -> BaselineEntry:
+        """Return the baseline's entry of a result."""
+        return baseline.entry(self._test.test, result.function, result.measured)
 
     def _baseline(self, function: str) -> BaselineEntry | str:
         """Return the function's baseline, or why there is none that compares."""

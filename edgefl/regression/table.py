@@ -49,7 +49,7 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
             function=result.function,
             device=result.device,
             outcome=result.outcome,
-            why="; ".join(result.failures) or result.invalid or result.doubt or result.note,
+            why=result.why,
             **{metric: getattr(result, metric) for metric in _METRICS},
             repetitions=result.repetitions,
             entry=device.entry(result) if baseline and result.outcome == "PASS" and not failed else None,

@@ -17,8 +17,10 @@ import numpy as np
 
 from edgefl.core import Core
 from edgefl.devices.fleet import fleet_of
+from edgefl.limits import verdict
 from edgefl.limits.capacity import StealMeter, ThrottleMeter
-from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S, Conditions, bounds, drift
+from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S
+from edgefl.limits.verdict import Conditions
 from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
 
@@ -84,13 +86,9 @@ class Gauge:
         training = np.bincount(np.searchsorted(self._ends, running, "right"), minlength=len(starts))
         absent = np.diff(self._ends, prepend=0) - here
         rows = np.stack([here - training, training, absent, np.array(self._trips)], axis=1)
-        median, p95 = np.quantile(self._errors, [0.5, 0.95]) if self._errors else (None, None)
-        invalid = ""  # or the first bound that is not held, by what is known while the run goes on
-        if self._wall:
-            shares = {"steal": self._steal.share(), "throttled": self._throttle.share()}
-            error = self._achieved_s / self._declared_s - 1.0 if self._declared_s > 0 else None
-            found = bounds(median, p95, Conditions(load=self._load, **shares))
-            invalid = next(filter(None, [*found, drift("trips", error)]), "")
+        error = self._achieved_s / self._declared_s - 1.0 if self._declared_s > 0 else None
+        shares = {"steal": self._steal.share(), "throttled": self._throttle.share()}
+        held = verdict.judge([self._errors], {"trips": error}, Conditions(load=self._load, **shares))
         return control.Progress(
             emulated_s=clock.now_s(),
             wall_s=clock.wall_s(),
@@ -102,9 +100,9 @@ class Gauge:
             accuracy=self.accuracy,
             loss=self.loss,
             metrics=self.metrics,
-            fidelity_median=None if median is None else float(median),
-            fidelity_p95=None if p95 is None else float(p95),
-            invalid=invalid,
+            fidelity_median=held.median_abs_error,
+            fidelity_p95=held.p95_abs_error,
+            invalid=next(iter(held.reasons), "") if self._wall else "",
             dropped=core.dropped,
             incidents=incidents,
             by_profile=dict(zip(self._names, rows.tolist(), strict=True)),

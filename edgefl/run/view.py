@@ -19,7 +19,7 @@ from rich.text import Text
 from edgefl.devices.fleet import ClientInfos
 from edgefl.experiment import NO_PROGRESS, Experiment, Stop
 from edgefl.limits.capacity import TimeScale
-from edgefl.limits.fidelity import Conditions, bounds
+from edgefl.limits.verdict import Conditions, unfit
 from edgefl.results.tables import FittedTable, PlainConsole, many, number, percent, seconds, table
 from edgefl.run import control
 from edgefl.terminal import printable, say
@@ -144,7 +144,7 @@ class RunView:
     def reason(self, progress: control.Progress) -> str:
         """Returns the bound for which this moment's verdict is INVALID."""
         load = None if self.scale is None else self.scale.load
-        overloaded = next(iter(bounds(None, None, Conditions(load=load))), "the host is overloaded")
+        overloaded = next(iter(unfit(Conditions(load=load))), "the host is overloaded")
         return progress.invalid or overloaded
 
     def figures(self, progress: control.Progress) -> dict[str, str]:

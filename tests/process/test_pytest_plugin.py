@@ -25,9 +25,10 @@ OPTIONS = (
 
 @pytest.fixture(autouse=True)
 def _whatever_load_this_host_is_under_figures_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("WAITED_MAX", "STEAL_MAX", "REFERENCE_CV_MAX", "NOISY", "PRECISE"):
+    for limit in ("WAITED_MAX", "STEAL_MAX", "REFERENCE_CV_MAX", "NOISY"):
         monkeypatch.setattr(measurement, limit, float("inf"))
-    monkeypatch.setattr("edgefl.regression.baseline.LOAD_MAX", float("inf"))
+    monkeypatch.setattr("edgefl.regression.measure.PRECISE", float("inf"))
+    monkeypatch.setattr("edgefl.regression.verdict.LOAD_MAX", float("inf"))
     monkeypatch.setattr(device, "BASELINE_TIMES", 1)
 
 
@@ -131,7 +132,7 @@ def test_under_xdist_workers_report_and_one_process_saves(pytester: pytest.Pytes
                 from edgefl.regression import device, measurement
 
                 device.Session.process = lambda *_: None
-                device.measure = lambda _, plan: measurement.Measurement(
+                device.measure = lambda _, plan, *how: measurement.Measurement(
                     plan, TRIAL, [repetition()] * plan.repetitions, 0.0
                 )
         """

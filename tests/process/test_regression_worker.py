@@ -22,7 +22,8 @@ from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, NotMet, OutOfDeviceMemory, RunError
 from edgefl.learning.operations import StepWork
 from edgefl.regression import process as measuring
-from edgefl.regression.measurement import MeasurementPlan, measure
+from edgefl.regression.measure import TimeLimit, measure
+from edgefl.regression.measurement import MeasurementPlan
 from edgefl.regression.process import MeasuringProcess, PrepareRequest, RepeatRequest, Repetition, TrialRun
 from tests.process import measured_steps as steps
 
@@ -80,7 +81,7 @@ def test_pages_that_a_child_shares_with_its_parent_count_once(process: Measuring
 def test_a_device_has_not_more_memory_for_two_processes_than_for_one(process: MeasuringProcess) -> None:
     limit_mib = int(load_device("pixel-3a").app_limit_mib or 0)
     with pytest.raises(OutOfDeviceMemory):
-        measure(process, plan(steps.fills_a_child_and_leaves_it, kwargs={"mib": limit_mib + 20}))
+        measure(process, plan(steps.fills_a_child_and_leaves_it, kwargs={"mib": limit_mib + 20}), TimeLimit())
 
 
 def test_a_repetition_times_the_function_and_the_reference_in_turn(process: MeasuringProcess) -> None:
@@ -133,7 +134,7 @@ def test_every_repetition_starts_from_the_same_state(process: MeasuringProcess) 
 @pytest.mark.parametrize("function", [steps.torch_hungry, steps.python_hungry])
 def test_too_much_memory_ends_the_process(process: MeasuringProcess, function: Callable[..., Any]) -> None:
     with pytest.raises(OutOfDeviceMemory) as caught:
-        measure(process, plan(function))
+        measure(process, plan(function), TimeLimit())
     assert str(caught.value) == "out of memory on pixel-3a: 512 MiB allowed"
     assert once(process, steps.step).peak_mib < 100  # and the next one runs
 
@@ -157,7 +158,7 @@ def test_a_function_that_fails_says_how(
     process: MeasuringProcess, function: Any, given: Any, says: str
 ) -> None:
     with pytest.raises(NotMet, match=says):
-        measure(process, plan(function, kwargs=given))
+        measure(process, plan(function, kwargs=given), TimeLimit())
 
 
 def test_sending_without_a_network_is_one_line(process: MeasuringProcess) -> None:
@@ -192,7 +193,7 @@ def test_what_a_function_leaves_is_ended(process: MeasuringProcess, function: Ca
 
 def test_a_function_that_hangs_is_ended_at_its_limit(process: MeasuringProcess) -> None:
     with pytest.raises(NotMet) as caught:
-        measure(process, plan(steps.leaves_a_daemon_and_hangs, limit_s=0.2))
+        measure(process, plan(steps.leaves_a_daemon_and_hangs, limit_s=0.2), TimeLimit())
     assert str(caught.value).startswith(
         "leaves_a_daemon_and_hangs on pixel-3a: not done after 0.2 s; limit_s="
     )

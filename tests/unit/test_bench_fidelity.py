@@ -8,7 +8,7 @@ import pytest
 from edgefl.devices.thermal import ThermalModel
 from edgefl.lab import fidelity
 from edgefl.lab.fidelity import JITTER, TIMES, TripTimes, stepped
-from edgefl.limits.fidelity import Conditions
+from edgefl.limits.verdict import Conditions
 
 
 def played(factors: list[float], **conditions: float) -> TripTimes:

@@ -378,7 +378,9 @@ def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> Non
     own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
     (tmp_path / "mine.toml").write_text(own)
     toml.write_text("[fleet]\ndevices = { 'mine.toml' = 3, './mine.toml' = 2 }\n[stop]\nversions = 1\n")
-    says = f"fleet.devices: './mine.toml' is a second name for {tmp_path / 'mine.toml'}; name each profile once"
+    says = (
+        f"fleet.devices: './mine.toml' is a second name for {tmp_path / 'mine.toml'}; name each profile once"
+    )
     with pytest.raises(ConfigError, match=re.escape(says)):
         config.load(toml)
     fleet = tmp_path / "fleet.toml"

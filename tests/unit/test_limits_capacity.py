@@ -153,8 +153,7 @@ HALF = "at most 50% of 2 is allowed"
         (
             [Demand(0.9, 1.0)],
             {},
-            "1.3 was chosen for 70% of a core at most for one client, which needs 90% at "
-            "scale 1; 34.6 69.2",
+            "1.3 was chosen for 70% of a core at most for one client, which needs 90% at scale 1; 34.6 69.2",
         ),
         (
             [Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))],

@@ -25,8 +25,8 @@ from edgefl.devices.schema import Network
 from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
 from edgefl.limits.calibration import Calibration, Measured, Rate
-from edgefl.limits.fidelity import Conditions
 from edgefl.limits.host_operations import FEMNIST_FLOP
+from edgefl.limits.verdict import Conditions, HeldVerdict
 from edgefl.programs import Phone, cpu_share, keeper, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_doors
@@ -335,11 +335,11 @@ def phone_result(**changes: object) -> PhoneResult:
 
 
 def test_what_was_too_fast_or_too_slow_is_invalid() -> None:
-    assert judge([phone_result()], [(1.0, 1.0)], 1.0, Conditions()) == ([], 0.0, 0.0)
-    reasons, median, _ = judge([phone_result(achieved_share=0.2)], [(1.0, 1.0)], 1.0, Conditions())
+    assert judge([phone_result()], [(1.0, 1.0)], 1.0, Conditions())[:3] == (0.0, 0.0, ())
+    median, _, reasons, _ = judge([phone_result(achieved_share=0.2)], [(1.0, 1.0)], 1.0, Conditions())
     assert median == pytest.approx(0.5)
     assert [reason.split()[0] for reason in reasons] == ["median", "95th", "computing"]
-    reasons, median, _ = judge([phone_result()], [(1.0, 1.5)] * 3, 1.0, Conditions())
+    median, _, reasons, _ = judge([phone_result()], [(1.0, 1.5)] * 3, 1.0, Conditions())
     assert median == pytest.approx(0.5)
     assert reasons[-1].startswith("transmissions took 50.0% longer")
 
@@ -347,13 +347,13 @@ def test_what_was_too_fast_or_too_slow_is_invalid() -> None:
 def test_computing_whose_cpu_time_is_lost_is_neither_valid_nor_slow() -> None:
     """What was counted is half of the share: "longer than declared" would be the wrong way around."""
     lost = phone_result(cpu_s=0.5, achieved_share=0.05, uncounted_s=0.5)
-    reasons, median, _ = judge([lost, phone_result(), lost], [], 1.0, Conditions())
+    median, _, reasons, _ = judge([lost, phone_result(), lost], [], 1.0, Conditions())
     assert median == 0.0
     assert len(reasons) == 1
     assert reasons[0].startswith("phone 0: a process ignores SIGCHLD")
     assert "up to 100% of what was counted" in reasons[0]
     assert reasons[0].endswith(" (and 1 more)")
-    assert judge([phone_result(uncounted_s=0.02)], [], 1.0, Conditions())[0] == []
+    assert judge([phone_result(uncounted_s=0.02)], [], 1.0, Conditions()).valid
 
 
 def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +388,7 @@ def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch
 def test_what_is_too_little_to_measure_is_not_judged() -> None:
     slept = phone_result(cpu_s=0.01, wanting_s=0.1, achieved_share=0.5)
     assert slept.cpu_error is None
-    assert judge([slept], [(0.001, 0.01)], 1.0, Conditions()) == ([], None, None)
+    assert judge([slept], [(0.001, 0.01)], 1.0, Conditions())[:3] == (None, None, ())
 
 
 def test_a_page_says_all_of_it() -> None:
@@ -397,9 +397,8 @@ def test_a_page_says_all_of_it() -> None:
 
     carried = way_result(1000, [1.0], [1.01])
     one = phone_result(connections=1, up=carried, down=carried, why="out of memory", command=("<b>",))
-    result = ProgramsResult(
-        (one,), 1.0, 0, 10.0, "sigstop", "watch", False, ("slow <x>",), 0.1, 0.2, Conditions()
-    )
+    held = HeldVerdict(0.1, 0.2, ("slow <x>",), Conditions())
+    result = ProgramsResult((one,), 1.0, 0, 10.0, "sigstop", "watch", held)
     text = programs_page(result, "name")
     assert "INVALID" in text
     assert "slow &lt;x&gt;" in text

@@ -22,6 +22,7 @@ from edgefl import pytest_plugin
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
 from edgefl.regression import device, measurement, table  # noqa: F401
 from edgefl.regression.device import Session
+from edgefl.regression.measure import Tell
 from edgefl.regression.measurement import Measurement, MeasurementPlan
 
 pytest_plugins = ["pytester"]
@@ -45,10 +46,10 @@ def test_step(edge_device):
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs pytest in a folder with ``steps.py``, whose function takes as much memory as it is asked to."""
 
-    def measure(_: object, plan: MeasurementPlan) -> Measurement:
+    def measure(_: object, plan: MeasurementPlan, limit: object, tell: Tell) -> Measurement:
         one = repetition(peak_mib=float(plan.request.kwargs.get("mib", 0)))
         steal = 0.5 if plan.request.kwargs.get("stolen") else 0.0
-        plan.tell("repetition 1 of 9")
+        tell("repetition 1 of 9")
         return Measurement(plan, TRIAL, [one] * plan.repetitions, steal)
 
     monkeypatch.setattr("edgefl.regression.device.measure", measure)
@@ -140,7 +141,7 @@ def test_what_cannot_be_believed_fails_or_is_skipped(run: Run, outcome: str, bas
     options = ("--edgefl-invalid=skip", "-rs") if outcome == "skipped" else ()
     found = run(stolen, "--edgefl-save", *options)
     found.assert_outcomes(**{outcome: 1})
-    found.stdout.fnmatch_lines(["*INVALID: step on pixel-4: the hypervisor stole *"])
+    found.stdout.fnmatch_lines(["*INVALID: step on pixel-4: time stolen by the hypervisor *"])
     found.stdout.fnmatch_lines(["  pixel-4 * INVALID"])
     assert not baseline.exists()
 
@@ -189,10 +190,10 @@ def test_on_a_busy_host_a_budget_with_wide_head_room_passes_with_a_note_and_noth
         [
             "INVALID: step on pixel-4: *; not below half of the budget for peak_mib: 10 of 19 MiB",
             "INVALID: *; not below half of the budget for peak_mib: 10 of 5 MiB",
-            *["INVALID: step on pixel-4: the hypervisor stole 50.0% of the time, at most 2% is allowed"] * 3,
+            *["INVALID: step on pixel-4: time stolen by the hypervisor 50.0%, at most 2% is allowed"] * 3,
             "=*= edgefl =*=",
             "  pixel-4 * PASS",
-            "    passed on head-room: below half of each budget, though the hypervisor stole",
+            "    passed on head-room: below half of each budget, though time stolen by the",
             "  pixel-4 * INVALID",
         ]
     )

@@ -14,11 +14,11 @@ from regression_samples import TRIAL, entry, measured, noisy
 from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.regression import baseline
 from edgefl.regression import device as marked
-from edgefl.regression.baseline import BaselineEntry
 from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions, Session, mark_options
+from edgefl.regression.measure import judged
 from edgefl.regression.measurement import Measurement, MeasurementPlan
 from edgefl.regression.process import ShotSizes
-from edgefl.regression.verdict import DeviceResult
+from edgefl.regression.verdict import NeedMore, Verdict
 
 TEST = DeviceTest("test_a", Path("test_a.py"), "test_a", 1)
 replace = msgspec.structs.replace
@@ -96,7 +96,7 @@ class Measurements:
         self.left = list(left)
         self.plans: list[MeasurementPlan] = []
 
-    def __call__(self, _: object, plan: MeasurementPlan) -> Measurement:
+    def __call__(self, _: object, plan: MeasurementPlan, *how: object) -> Measurement:
         self.plans.append(plan)
         return self.left.pop(0)
 
@@ -109,83 +109,29 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Measurements:
     return measurements
 
 
-def says(result: DeviceResult, before: BaselineEntry) -> str:
-    try:
-        return "FAIL" if edge_device().grown(result, before) else "PASS"
-    except Invalid as error:
-        assert "host" in str(error)
-        assert result.outcome == "INVALID"
-        return "INVALID"
-
-
-@pytest.mark.parametrize(("second", "found"), [(1.2, ["cpu_s"]), (1.03, ["cpu_s"]), (1.0, [])])
-def test_what_seems_grown_is_measured_twice(second: float, found: list[str], again: Measurements) -> None:
-    again.left = [measured(noisy(second, seed=3))]
-    device, before = edge_device(), entry(noisy(seed=1))
-    assert device.grown(DeviceResult("step", measured(noisy(seed=2))), before) == []
-    assert again.plans == []
-    slow = DeviceResult("step", measured(noisy(1.08, seed=2)))
-    assert [one.metric for one in device.grown(slow, before)] == found
-    assert again.plans == [slow.measured.plan]
-
-
-def test_a_second_measurement_that_cannot_be_believed_is_no_verdict(again: Measurements) -> None:
-    again.left = [measured(steal=0.5)]
-    slow = DeviceResult("step", measured(noisy(1.2, seed=2)))
-    with pytest.raises(Invalid, match="the hypervisor stole"):
-        edge_device().grown(slow, entry(noisy(seed=1)))
-    assert slow.outcome == "INVALID"
-
-
-@pytest.mark.parametrize(
-    ("load", "waited", "slower", "verdict", "asked"),
-    [
-        (1.0, 0.0, 1.0, "PASS", 0),
-        (1.0, 0.0, 1.04, "PASS", 1),  # on the way to it
-        (1.0, 0.0, 1.08, "FAIL", 1),
-        (1.1, 0.0, 1.06, "INVALID", 1),
-        (1.1, 0.0, 1.12, "FAIL", 1),
-        (1.1, 0.0, 1.0, "PASS", 0),
-        (1.3, 0.0, 1.2, "INVALID", 1),
-        (1.0, 0.5, 1.0, "INVALID", 1),
-        (1.0, 0.5, 0.9, "PASS", 0),
-        (1.0, 0.5, 1.2, "FAIL", 1),
-    ],
-)
-def test_what_another_load_explains_is_no_verdict(
-    load: float, waited: float, slower: float, verdict: str, asked: int, again: Measurements
+def test_what_seems_grown_is_measured_again_with_the_same_plan(
+    again: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (measured(noisy(slower, load=load, waited=waited, seed=seed)) for seed in (2, 3))
-    again.left = [second]
-    assert says(DeviceResult("step", first), entry(noisy(seed=1))) == verdict
-    assert len(again.plans) == asked
-
-
-def test_a_load_that_passes_is_waited_out_once(again: Measurements) -> None:
-    again.left = [measured(noisy(seed=3))]
-    result = DeviceResult("step", measured(noisy(load=1.5, seed=2)))
-    assert says(result, entry(noisy(seed=1))) == "PASS"
-    assert result.measured.reference_cpu_s[0] == pytest.approx(0.0003)  # what the budgets were held against
-
-
-@pytest.mark.parametrize("second", [1 / 1.15, 1.0, 1.8])
-def test_neither_measurements_load_makes_up_for_the_others(second: float, again: Measurements) -> None:
-    again.left = [measured(noisy(1.08, load=second, seed=3))]
-    result = DeviceResult("step", measured(noisy(1.08, load=1.15, seed=2)))
-    assert says(result, entry(noisy(seed=1))) == "INVALID"
-
-
-def test_counted_flop_fail_whatever_the_load(again: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
-    again.left = [measured(noisy(waited=0.5, seed=3))]
-    result = DeviceResult(
-        "step", measured(noisy(waited=0.5, seed=2), trial=replace(TRIAL, flop=2 * TRIAL.flop))
-    )
-    monkeypatch.setattr(EdgeDevice, "_baseline", lambda *_: entry(noisy(seed=1)))
+    before = entry(noisy(seed=1))
+    monkeypatch.setattr(EdgeDevice, "_baseline", lambda *_: before)
+    again.left = [measured(noisy(1.08, seed=2)), measured(noisy(1.08, seed=3))]
     device = edge_device(compare=True)
-    device.results.append(result)
-    with pytest.raises(NotMet, match=r"counted FLOP \+100"):
+    result = device.run(json.dumps, 1)
+    with pytest.raises(NotMet, match=r"^dumps changed since its baseline: CPU time \+"):
         device.judge()
-    assert result.outcome == "FAIL"
+    assert again.plans[1] == result.measured.plan
+    assert (result.outcome, len(device.session.compared["test_a dumps"])) == ("FAIL", 3)
+
+
+def test_where_no_more_can_be_measured_the_verdict_is_what_stands_otherwise() -> None:
+    def none_left() -> Measurement:
+        raise Invalid("the limit")
+
+    first, fails = measured(), Verdict("FAIL", "counted FLOP")
+    assert judged(lambda _: NeedMore(otherwise=fails), first, none_left) is fails
+    with pytest.raises(Invalid, match="the limit"):
+        judged(lambda _: NeedMore(), first, none_left)
+    assert judged(lambda made: fails if len(made) == 3 else NeedMore(2), first, measured) is fails
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,12 +15,11 @@ from regression_samples import TRIAL, draws, measured, noisy, repetition
 from edgefl.devices import load_device, load_network
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import Invalid, ProfileError
-from edgefl.regression import measurement
+from edgefl.regression import measure as measuring
+from edgefl.regression.measure import Tell, TimeLimit, measure
 from edgefl.regression.measurement import (
     Interval,
     Measurement,
-    TimeLimit,
-    measure,
     median_interval,
     profile_sha256,
 )
@@ -91,24 +92,24 @@ def test_a_few_disturbed_shots_do_not_move_the_figure() -> None:
 
 @pytest.mark.parametrize("steal", [0.0, None])
 def test_a_calm_measurement_is_believed_and_unknown_steal_is_no_reason(steal: float | None) -> None:
-    assert list(measured(noisy(), steal=steal).reasons()) == []
+    assert measured(noisy(), steal=steal).doubts == []
 
 
 @pytest.mark.parametrize(
     ("repetitions", "steal", "says"),
     [
-        ([repetition()] * 9, 0.021, "the hypervisor stole 2.1% of the time, at most 2% is allowed"),
-        ([repetition(waited=0.61)] * 9, 0.0, "overloaded: the function waited for a core 61% of the time"),
-        (noisy(spread=0.2), 0.0, "too noisy: the median time is known to ±"),
+        ([repetition()] * 9, 0.021, "time stolen by the hypervisor 2.1%, at most 2% is allowed"),
+        ([repetition(waited=0.61)] * 9, 0.0, "time that the function waited for a core 61.0%"),
+        (noisy(spread=0.2), 0.0, "uncertainty of the median time after 15 repetitions "),
         (
             [repetition(0.001 * f, 0.001 * f) for f in (1, 1, 1, 1, 2, 2, 2, 2, 3)],
             0.0,
-            "the reference train-small varied by",
+            "variation of the reference train-small ",
         ),
     ],
 )
 def test_a_disturbed_one_is_not_believed(repetitions: list[Repetition], steal: float, says: str) -> None:
-    (reason,) = measured(repetitions, steal=steal).reasons()
+    (reason,) = measured(repetitions, steal=steal).doubts
     assert says in reason
 
 
@@ -149,26 +150,24 @@ class Known:
         return self.repetitions[request.index]
 
 
+def made(process: Any, limit_s: float | None = None, tell: Tell = lambda _: None) -> Measurement:
+    return measure(process, measured().plan, TimeLimit(limit_s), tell)
+
+
 @pytest.mark.parametrize(("spread", "asked"), [(0.0, 9), (0.035, 18), (0.1, 60)])
 def test_it_repeats_until_the_median_is_known_and_no_longer(spread: float, asked: int) -> None:
     process = Known(noisy(spread=spread, count=60))
-    assert len(measure(process, measured().plan).repetitions) == asked  # type: ignore[arg-type]
+    assert len(made(process).repetitions) == asked
 
 
-@pytest.mark.parametrize(("in_the_way", "measurements"), [(0, 1), (1, 2), (9, 2)])
-def test_it_is_measured_again(in_the_way: int, measurements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged: list[Measurement] = []
-
-    def reasons(self: Measurement) -> list[str]:
-        if self not in judged:
-            judged.append(self)
-        return ["a neighbour"] if judged.index(self) < in_the_way else []
-
-    monkeypatch.setattr(Measurement, "reasons", reasons)
+@pytest.mark.parametrize(("stolen", "measurements"), [([], 1), ([0.5], 2), ([0.5, 0.5, 0.0], 2)])
+def test_it_is_measured_again(stolen: list[float], measurements: int, monkeypatch: Any) -> None:
+    shares = iter([*stolen, 0.0])
+    monkeypatch.setattr(measuring, "StealMeter", lambda: SimpleNamespace(share=lambda: next(shares)))
     process = Known([repetition()] * 9)
-    found = measure(process, measured().plan)  # type: ignore[arg-type]
+    found = made(process)
     assert process.asked == [*range(9)] * measurements
-    assert list(found.reasons()) == (["a neighbour"] if in_the_way > 1 else [])
+    assert bool(found.doubts) == (len(stolen) > 1)
 
 
 class Slow(Known):
@@ -189,9 +188,8 @@ class Slow(Known):
 @pytest.mark.parametrize(("limit_s", "asked"), [(None, 60), (61.0, 60), (21.0, 20), (10.0, 9)])
 def test_a_tests_time_is_limited(limit_s: float | None, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
     process, said = Slow(noisy(spread=0.1, count=60), 1.0), list[str]()
-    monkeypatch.setattr(measurement, "time", process)
-    plan = measured().plan._replace(limit=TimeLimit(limit_s), tell=said.append)
-    assert len(measure(process, plan).repetitions) == asked  # type: ignore[arg-type]
+    monkeypatch.setattr(measuring, "time", process)
+    assert len(made(process, limit_s, said.append).repetitions) == asked
     assert len(process.asked) >= asked
     assert limit_s is None or process.now_s <= limit_s or asked == 60
     assert said[:2] == ["repetition 1 of 9", "repetition 2 of 9"]
@@ -200,7 +198,7 @@ def test_a_tests_time_is_limited(limit_s: float | None, asked: int, monkeypatch:
 
 def test_too_few_repetitions_in_a_tests_time_are_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Slow(noisy(), 1.0)
-    monkeypatch.setattr(measurement, "time", process)
+    monkeypatch.setattr(measuring, "time", process)
     with pytest.raises(Invalid, match="5 repetitions in the 6 s that --edgefl-limit allows, at least 9 are"):
-        measure(process, measured().plan._replace(limit=TimeLimit(6.0)))  # type: ignore[arg-type]
+        made(process, 6.0)
     assert process.asked == [*range(5)]

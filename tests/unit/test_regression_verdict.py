@@ -1,4 +1,4 @@
-"""Budgets, baseline files, two measurements against each other, and the table that says so."""
+"""The judge on made-up measurements: budgets, baselines and their files; the table of verdicts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import json
 import math
 import stat
 from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from regression_samples import draws, entry, measured, noisy, repetition
+from regression_samples import TRIAL, draws, entry, measured, noisy, repetition
 
 from edgefl.errors import ConfigError, NotMet
 from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry
-from edgefl.regression.device import Session, SessionOptions
+from edgefl.regression.device import DeviceResult
+from edgefl.regression.measurement import Measurement
 from edgefl.regression.table import WIDTH, ResultRow, lines, properties
-from edgefl.regression.verdict import DeviceResult
+from edgefl.regression.verdict import Compared, Family, NeedMore, Verdict
 
 RUNS = 400
 replace = msgspec.structs.replace
@@ -35,7 +38,7 @@ def over(result: DeviceResult, **budgets: float) -> str:
 
 
 def test_a_budget_holds_the_upper_bound_and_not_only_the_median() -> None:
-    result = DeviceResult("step", measured(noisy(spread=0.1)))
+    result = DeviceResult("step", measured(noisy(spread=0.06)))
     assert over(result, seconds=1.2 * result.seconds) == ""
     assert result.outcome == "PASS"
     line = over(result, seconds=1.001 * result.seconds)
@@ -98,8 +101,9 @@ def test_the_pace_is_shown_inside_the_margin_and_seldom_at_it() -> None:
 
 
 def grown(before: BaselineEntry, now: BaselineEntry, devices: int = 1) -> list[str]:
-    compared = verdict.compare(before, now)
-    return [str(one) for one in Session(SessionOptions()).changed("group", devices, compared)]
+    compared = verdict.compare(before.samples, now.samples)
+    grew = verdict.changed(compared, devices * len(verdict.TESTED))
+    return [str(one) for one, more in zip(compared, grew, strict=True) if more]
 
 
 @pytest.mark.parametrize("spread", [0.01, 0.03, 0.045])
@@ -126,7 +130,7 @@ def test_a_tenth_more_cpu_time_is_named_and_a_sleep_is_found_too() -> None:
 
 def test_growth_below_the_tolerance_is_none_however_sure_and_getting_faster_no_failure() -> None:
     before, now = entry(noisy(spread=0.001, seed=1)), entry(noisy(1.04, spread=0.001, seed=2))
-    assert verdict.compare(before, now)[0].p < 1e-4
+    assert verdict.compare(before.samples, now.samples)[0].p < 1e-4
     assert grown(before, now) == []
     assert grown(before, entry(noisy(0.5, seed=2))) == []
 
@@ -159,35 +163,130 @@ def test_sending_more_is_found() -> None:
     assert grown(sending(1000), sending(1040)) == []
     assert len(grown(sending(1000), sending(1100))) == 1
     assert len(grown(sending(0), sending(1000))) == 1
-    sent = verdict.compare(sending(0), sending(1000))[2]
+    sent = verdict.compare(sending(0).samples, sending(1000).samples)[2]
     assert (sent.shift, sent.p < 0.001) == (math.inf, True)
-    none = verdict.compare(sending(0), sending(0))[2]
+    none = verdict.compare(sending(0).samples, sending(0).samples)[2]
     assert (none.shift, none.p) == (0.0, 1.0)
 
 
 def test_counted_flop_need_no_statistics() -> None:
-    before = entry()
-    more = replace(before, flop=1.06 * before.flop)
+    before = entry().samples
+    more = before._replace(flop=1.06 * before.flop)
     assert verdict.more_flop(before, before) is None
     assert verdict.more_flop(before, more) == "counted FLOP +6.0% on pixel-3a: 4e+06 → 4.24e+06"
     assert verdict.more_flop(before, more, tolerance=0.1) is None
-    assert "from none" in (verdict.more_flop(replace(before, flop=0.0), before) or "")
+    assert "from none" in (verdict.more_flop(before._replace(flop=0.0), before) or "")
 
 
 def test_holm_makes_more_devices_ask_for_more_evidence() -> None:
     before = entry(noisy(spread=0.06, seed=4, count=9))
     now = entry(noisy(1.08, spread=0.06, seed=54, count=9))
-    assert 0.05 / 24 < verdict.compare(before, now)[0].p < 0.05 / 3, "between both thresholds"
+    assert 0.05 / 24 < verdict.compare(before.samples, now.samples)[0].p < 0.05 / 3, "between both thresholds"
     assert len(grown(before, now, devices=1)) == 1
     assert grown(before, now, devices=8) == []
 
 
-def test_only_the_devices_own_lines_are_its_own() -> None:
-    session = Session(SessionOptions())
-    slow = verdict.compare(entry(noisy(seed=1)), entry(noisy(1.2, seed=2)))
-    assert len(session.changed("group", 2, slow)) == 1
-    other = verdict.compare(entry(noisy(seed=3)), entry(noisy(seed=4)))
-    assert session.changed("group", 2, other) == []
+JUDGED = [
+    # the second measurement's factor, or None; load and waiting of both; the verdict; measurements needed
+    (1.0, 1.0, 1.0, 0.0, "PASS", 1),
+    (1.08, 1.08, 1.0, 0.0, "FAIL", 2),
+    (1.08, 1.03, 1.0, 0.0, "FAIL", 2),  # both count together
+    (1.08, 1.0, 1.0, 0.0, "PASS", 2),
+    (1.04, 1.04, 1.0, 0.0, "PASS", 2),  # half of the tolerance is looked at again
+    (1.06, 1.06, 1.1, 0.0, "INVALID", 2),
+    (1.12, 1.12, 1.1, 0.0, "FAIL", 2),
+    (1.0, 1.0, 1.1, 0.0, "PASS", 1),
+    (1.2, 1.2, 1.3, 0.0, "INVALID", 2),  # loads too far apart, twice
+    (1.0, 1.0, 1.0, 0.5, "INVALID", 2),
+    (0.9, 0.9, 1.0, 0.5, "PASS", 1),
+    (1.2, 1.2, 1.0, 0.5, "FAIL", 2),
+]
+
+
+def judged(*measurements: Measurement, before: BaselineEntry, **options: Any) -> tuple[Verdict, int]:
+    """The verdict, and how many of the measurements it took."""
+    for count in range(1, len(measurements) + 1):
+        found = verdict.judge(measurements[:count], {}, before.samples, **options)
+        if isinstance(found, Verdict):
+            return found, count
+        assert found.measurements == 1
+    raise AssertionError("it wants more measurements")
+
+
+@pytest.mark.parametrize(("first", "second", "load", "waited", "outcome", "needed"), JUDGED)
+def test_what_grew_fails_and_what_another_load_explains_is_no_verdict(
+    first: float, second: float, load: float, waited: float, outcome: str, needed: int
+) -> None:
+    one, other = (
+        measured(noisy(factor, load=load, waited=waited, seed=seed))
+        for factor, seed in ((first, 2), (second, 3))
+    )
+    found, count = judged(one, other, before=entry(noisy(seed=1)))
+    assert (found.outcome, count) == (outcome, needed)
+    assert outcome != "INVALID" or "host" in found.why
+    assert found.grew == (("cpu_s",) if outcome == "FAIL" else ())
+    assert bool(found.why) == (outcome != "PASS")
+
+
+@pytest.mark.parametrize("second", [1 / 1.15, 1.0, 1.8])
+def test_neither_measurements_load_makes_up_for_the_others(second: float) -> None:
+    one, other = measured(noisy(1.08, load=1.15, seed=2)), measured(noisy(1.08, load=second, seed=3))
+    assert judged(one, other, before=entry(noisy(seed=1)))[0].outcome == "INVALID"
+
+
+def test_a_load_that_passes_is_waited_out_once() -> None:
+    loads = [measured(noisy(load=load, seed=seed)) for seed, load in ((2, 1.5), (3, 1.0))]
+    assert judged(*loads, before=entry(noisy(seed=1))) == (Verdict(compared=ANY), 2)
+
+
+def test_a_second_measurement_that_does_not_count_is_no_verdict() -> None:
+    found, _ = judged(measured(noisy(1.2, seed=2)), measured(steal=0.5), before=entry(noisy(seed=1)))
+    assert found == Verdict("INVALID", "time stolen by the hypervisor 50.0%, at most 2% is allowed")
+
+
+def test_counted_flop_fail_whatever_the_load() -> None:
+    more, before = replace(TRIAL, flop=2 * TRIAL.flop), entry(noisy(seed=1))
+    one = measured(noisy(waited=0.5, seed=2), trial=more)
+    asks = verdict.judge([one], {}, before.samples)
+    assert isinstance(asks, NeedMore)
+    assert asks.otherwise is not None
+    assert asks.otherwise.why == "counted FLOP +100.0% on pixel-3a: 4e+06 → 8e+06"
+    for other in (measured(noisy(waited=0.5, seed=3)), measured(steal=0.5)):
+        found, _ = judged(one, other, before=before)
+        assert (found.outcome, found.why) == ("FAIL", asks.otherwise.why)
+    grew, _ = judged(one, measured(noisy(1.4, seed=3)), before=before)
+    assert grew.why.startswith(f"{asks.otherwise.why}; CPU time +")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "baseline", "steal", "outcome", "why"),
+    [
+        ({}, None, 0.0, "PASS", ""),
+        ({"seconds": 1.0}, None, 0.5, "PASS", ""),
+        ({}, None, 0.5, "INVALID", "time stolen by the hypervisor 50.0%, at most 2% is allowed"),
+        ({"seconds": 0.003}, None, 0.5, "INVALID", "not below half of the budget for seconds"),
+        ({"seconds": 1e-3}, "none", 0.0, "FAIL", "seconds 0.002857 s (95% sure"),
+        ({"seconds": 1.0}, "no baseline here", 0.0, "INVALID", "no baseline here"),
+    ],
+)
+def test_budgets_are_held_before_the_baseline(
+    budgets: dict[str, float], baseline: str | None, steal: float, outcome: str, why: str
+) -> None:
+    found = verdict.judge([measured(steal=steal)], budgets, baseline)
+    assert isinstance(found, Verdict)
+    assert found.outcome == outcome
+    assert why in found.why
+    assert bool(found.note) == (outcome == "PASS" and steal > 0)
+
+
+def test_the_correction_is_over_all_devices_but_each_has_its_own_verdict() -> None:
+    before = entry(noisy(seed=1)).samples
+    slow = verdict.judge([measured(noisy(1.2, seed=2))], {}, before, family=Family(2))
+    assert isinstance(slow, NeedMore)
+    other = verdict.judge([measured(noisy(seed=4))], {}, before, family=Family(2, slow.compared))
+    assert isinstance(other, Verdict)
+    assert other.outcome == "PASS"
+    assert isinstance(other.compared[0], Compared)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(0, 10))
@@ -446,12 +545,13 @@ def test_rows_are_of_one_length_and_not_empty(path: Path, change: dict[str, obje
 def test_loads_too_far_apart_do_not_compare(load: float, fits: bool, drift: float) -> None:
     before, now = (entry([repetition(0.001 * factor, 0.001 * factor)] * 9) for factor in (1.0, load))
     assert before.cpu_s == now.cpu_s
-    why = before.loads_apart(now)
+    why = verdict.loads_apart(before.samples, now.samples)
     assert (why is None) == fits
     assert fits or f"takes {load:.2f} times the CPU time" in (why or "")
-    assert before.drift(now) == pytest.approx(drift, abs=1e-4)
+    assert verdict.drift(before.samples, now.samples) == pytest.approx(drift, abs=1e-4)
 
 
 def test_waiting_for_a_core_is_a_load_too() -> None:
     before, now = (entry([repetition(waited=share)] * 9) for share in (0.1, 0.6))
-    assert before.drift(now) == now.drift(before) == pytest.approx(0.08)
+    assert verdict.drift(before.samples, now.samples) == pytest.approx(0.08)
+    assert verdict.drift(now.samples, before.samples) == pytest.approx(0.08)

@@ -22,7 +22,7 @@ from run_parts import Hand
 from edgefl.devices.fleet import ClientInfos
 from edgefl.experiment import Clock, Experiment, Fleet, MetricGoal, Stop
 from edgefl.limits.capacity import Demand, TimeScale, choose_time_scale
-from edgefl.limits.fidelity import Conditions, bounds
+from edgefl.limits.verdict import MEDIAN_MAX, P95_MAX, Conditions, exceeded, unfit
 from edgefl.run import control
 from edgefl.run.view import LINE_S, REDRAW_S, LineView, RunView, TerminalView, make_view, nearest_goal
 
@@ -64,11 +64,15 @@ def progress(
         for name, count in trial.fleet.devices.items()
     }
     trips = sum(row[3] for row in by_profile.values())
+    beyond = [
+        *exceeded("median error", fidelity[0], MEDIAN_MAX),
+        *exceeded("95th percentile of errors", fidelity[1], P95_MAX),
+    ]
     usual = control.Progress(
         emulated_s=30.0, wall_s=60.0, version=50, trips=trips, connected=None, staleness_mean=2.5,
         staleness_max=11, accuracy=0.8125, loss=0.75, metrics={}, by_profile=by_profile,
         fidelity_median=fidelity[0], fidelity_p95=fidelity[1],
-        invalid=next(iter(bounds(*fidelity, Conditions())), ""), dropped=0, incidents=0,
+        invalid=next(iter(beyond), ""), dropped=0, incidents=0,
     )  # fmt: skip
     return msgspec.structs.replace(usual, **changes)
 
@@ -218,7 +222,7 @@ def test_lines_give_the_reason_of_a_verdict_and_not_figures_that_are_within_thei
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trial = experiment()
-    why = bounds(0.002, 0.01, Conditions(steal=0.03))[0]
+    why = unfit(Conditions(steal=0.03))[0]
     view = LineView(trial)
     describe(view)
     view.update(msgspec.structs.replace(progress(trial), invalid=why))

@@ -1,0 +1,129 @@
+"""The verdict on how well processes were held to a device: errors and the host's load against their bounds.
+
+A run, `edgefl exec`, the live view, `edgefl bench` and tests on emulated devices all judge by these bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Outcome = Literal["PASS", "FAIL", "INVALID"]
+"""Of a figure with a bar: held, missed, or measured under conditions that decide nothing."""
+
+MEDIAN_MAX = 0.05
+P95_MAX = 0.20
+MEAN_MAX = 0.03
+LOAD_MAX = 0.9
+"""Above this load the emulation falls behind (measured: 11% slower from 70%, 65% when overloaded)."""
+STEAL_MAX = 0.02
+THROTTLED_MAX = 0.02
+STALE_FACTOR = 2.0
+OTHERS_NOTED = 0.25
+"""Share of the host used by other processes above which the reasons mention them."""
+STOLEN, THROTTLED = "time stolen by the hypervisor", "time throttled by a CPU quota around the run"
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the host during a run: shares of its cores and of time; None where unknown."""
+
+    load: float | None = None
+    used: float | None = None
+    others: float | None = None
+    steal: float | None = None
+    throttled: float | None = None
+    step_cost: float | None = None
+    """CPU time of a training step ÷ its cost measured before the run."""
+
+    @property
+    def busy(self) -> list[str]:
+        """A line if other processes used much of the host."""
+        busy = self.others is not None and self.others > OTHERS_NOTED
+        return [f"other processes used {self.others:.0%} of the host"] if busy else []
+
+
+UNKNOWN = Conditions()
+
+
+class HeldVerdict(NamedTuple):
+    """How well processes were held: the errors' figures, and the reasons why the result is INVALID."""
+
+    median_abs_error: float | None
+    p95_abs_error: float | None
+    reasons: tuple[str, ...]
+    conditions: Conditions
+
+    @property
+    def valid(self) -> bool:
+        return not self.reasons
+
+
+def judge(
+    kinds: Iterable[npt.ArrayLike],
+    sums: Mapping[str, float | None],
+    conditions: Conditions = UNKNOWN,
+    doubts: Iterable[str] = (),
+) -> HeldVerdict:
+    """Judge errors, ``achieved/declared - 1``, and the host's conditions.
+
+    Each of ``kinds`` has the errors of one kind; the figures of the worst kind count. ``sums`` has the error
+    of sums of emulated times by name, None where nothing was summed. ``doubts`` are reasons known before.
+
+    >>> judge([[0.01, -0.01], [0.3]], {"trips": -0.04}, Conditions(load=0.5)).reasons
+    ('median error 30.0%, at most 5% is allowed', '95th percentile of errors 30.0%, at most 20% is allowed', \
+'trips took 4.0% less than declared, at most 3% is allowed')
+    >>> judge([[]], {}).valid
+    True
+    """
+    sizes = [size for errors in kinds if (size := np.abs(np.asarray(errors, np.float64))).size]
+    median = max((float(np.median(size)) for size in sizes), default=None)
+    p95 = max((float(np.percentile(size, 95)) for size in sizes), default=None)
+    reasons = [
+        *doubts,
+        *exceeded("median error", median, MEDIAN_MAX),
+        *exceeded("95th percentile of errors", p95, P95_MAX),
+        *unfit(conditions),
+        *(line for name, error in sums.items() for line in drift(name, error)),
+    ]
+    return HeldVerdict(median, p95, tuple(reasons), conditions)
+
+
+def unfit(conditions: Conditions) -> list[str]:
+    """Return a line for each condition under which no figure counts.
+
+    >>> unfit(Conditions(load=0.5, steal=0.03))
+    ['time stolen by the hypervisor 3.0%, at most 2% is allowed']
+    """
+    reasons = [
+        *exceeded("host load", conditions.load, LOAD_MAX),
+        *exceeded(STOLEN, conditions.steal, STEAL_MAX),
+        *exceeded(THROTTLED, conditions.throttled, THROTTLED_MAX),
+    ]
+    cost = conditions.step_cost
+    if cost is not None and not 1 / STALE_FACTOR <= cost <= STALE_FACTOR:
+        took = f"training took {cost:.2g} times the CPU time measured before the run"
+        allowed = f"{1 / STALE_FACTOR:g} to {STALE_FACTOR:g} are allowed"
+        reasons.append(f"calibration is stale: {took}, {allowed}")
+    return reasons
+
+
+def exceeded(what: str, share: float | None, most: float) -> list[str]:
+    """Return a line if a share is above its bound, or is not a number."""
+    return [] if share is None or share <= most else [f"{what} {share:.1%}, at most {most:.0%} is allowed"]
+
+
+def drift(what: str, error: float | None) -> list[str]:
+    """Return a line if a sum of emulated times is too far off."""
+    if error is None or abs(error) <= MEAN_MAX:
+        return []
+    longer = "longer" if error > 0 else "less"
+    return [f"{what} took {abs(error):.1%} {longer} than declared, at most {MEAN_MAX:.0%} is allowed"]
+
+
+def outcome(held: bool, doubts: object) -> Outcome:
+    """Return the outcome of a figure whose bar is held or not; with ``doubts`` it is INVALID."""
+    return "INVALID" if doubts else "PASS" if held else "FAIL"

@@ -1,0 +1,142 @@
+"""The loops that measure: repetitions until the time is known, measurements until they can be judged."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from edgefl.errors import Invalid, NotMet, OutOfDeviceMemory
+from edgefl.limits.capacity import StealMeter
+from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan
+from edgefl.regression.process import (
+    Failure,
+    MeasuringProcess,
+    RepeatRequest,
+    Repetition,
+    Request,
+    TrialRun,
+    alone,
+)
+from edgefl.regression.verdict import NeedMore, Verdict
+
+MOST_REPETITIONS = 60
+PRECISE = 0.0125
+"""Half the 90% interval of the median time, as a share of it, at which measuring ends."""
+
+Tell = Callable[[str], None]
+
+
+class TimeLimit:
+    """Wall seconds that one test's measurements may take together; waiting for other tests does not count."""
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self._before_s, self._began_s = 0.0, math.nan
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the time that passes."""
+        self._began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._before_s, self._began_s = self.spent_s, math.nan
+
+    @property
+    def spent_s(self) -> float:
+        passed_s = time.monotonic() - self._began_s
+        return self._before_s + (passed_s if passed_s == passed_s else 0.0)
+
+    def allows(self, seconds: float) -> bool:
+        """Returns True if as much time is left."""
+        return self.spent_s + seconds <= self.seconds
+
+
+def judged(
+    judge: Callable[[Sequence[Measurement]], Verdict | NeedMore],
+    first: Measurement,
+    again: Callable[[], Measurement],
+) -> Verdict:
+    """Measure ``again`` until the measurements can be judged.
+
+    Where no more can be had (`Invalid`), the verdict is the one that stands ``otherwise``.
+    """
+    __tracebackhide__ = True
+    made = [first]
+    while isinstance(found := judge(made), NeedMore):
+        try:
+            made += [again() for _ in range(found.measurements)]
+        except Invalid:
+            if found.otherwise is None:
+                raise
+            return found.otherwise
+    return found
+
+
+def measure(
+    process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit, tell: Tell = lambda _: None
+) -> Measurement:
+    """Repeat until the median time is known to ±1.25%, at most 60 times, while no other test measures here.
+
+    If the figures do not count, measure once more: what disturbed them may have passed. Past the limit
+    nothing is begun that is not needed. ``tell`` is called before each repetition.
+    `OutOfDeviceMemory` if the function needs more memory than the device gives it, `NotMet` if it raises,
+    `Invalid` where the limit came before there were nine repetitions.
+    """
+    __tracebackhide__ = True
+    with alone(), limit.counted():
+        before_s = limit.spent_s
+        measured = _measured(process, plan, limit, tell)
+        once_more = measured.doubts and limit.allows(limit.spent_s - before_s)
+        return _measured(process, plan, limit, tell) if once_more else measured
+
+
+def _measured(process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit, tell: Tell) -> Measurement:
+    __tracebackhide__ = True
+    meter = StealMeter()
+    trial = _ask(process, plan, plan.request)
+    assert isinstance(trial, TrialRun)
+    repetitions: list[Repetition] = []
+    most = max(MOST_REPETITIONS, plan.repetitions)
+    for index in range(most):
+        before_s = limit.spent_s
+        about = f"repetition {index + 1} of {plan.repetitions}"
+        tell(about if index < plan.repetitions else f"{about}, up to {most} until the time is known")
+        found = _ask(process, plan, RepeatRequest(index, plan.time_scale))
+        assert isinstance(found, Repetition)
+        repetitions.append(found)
+        enough = index + 1 >= plan.repetitions
+        if enough and Measurement(plan, trial, repetitions, None).noise <= PRECISE:
+            break
+        if not limit.allows(limit.spent_s - before_s):
+            _require_enough(plan, limit, index + 1)
+            break
+    return Measurement(plan, trial, repetitions, meter.share())
+
+
+def _require_enough(plan: MeasurementPlan, limit: TimeLimit, made: int) -> None:
+    __tracebackhide__ = True
+    if made < LEAST_REPETITIONS:
+        raise Invalid(
+            f"{plan.request.function.qualname} on {plan.device.id}: {made} repetitions in the "
+            f"{limit.seconds:g} s that --edgefl-limit allows, at least {LEAST_REPETITIONS} are needed"
+        )
+
+
+def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> TrialRun | Repetition:
+    __tracebackhide__ = True
+    answer = process.ask(request)
+    if not isinstance(answer, Failure):
+        return answer
+    device, name, why = plan.device.id, plan.request.function.qualname, answer.why
+    match answer.kind:
+        case "memory":
+            raise OutOfDeviceMemory(f"out of memory on {device}: {plan.device.app_limit_mib:g} MiB allowed")
+        case "signal":
+            raise NotMet(f"{name} on {device}: its process was ended by {why}")
+        case "late":
+            raise NotMet(f"{name} on {device}: not done after {why} s; limit_s= in the mark allows more")
+        case _:
+            raise NotMet(f"{name} failed on {device}:\n{why}")
