@@ -1,6 +1,6 @@
 """Simulated faults of the machine, by the thousand: what a run makes of them (docs/reliability.md).
 
-    python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall|disk]
+    python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall]
     python benchmarks/faults.py bit-flips [--flips 20000] [--commands 50]
     python benchmarks/faults.py errors [--calls 2] [--skip 100] [--most-s 600]
 
@@ -32,8 +32,7 @@ def small_run(clock: str, versions: int) -> Experiment:
     more = {"stop": Stop(versions=versions), "checkpoint": Checkpoint(every_s=1e-6)}
     if clock == "virtual":
         return runs.virtual(**more)
-    server = Server(heartbeat_s=runs.PATIENCE_S, durability="disk" if clock == "disk" else "memory")
-    return runs.experiment(server=server, **more)
+    return runs.experiment(server=Server(heartbeat_s=runs.PATIENCE_S), **more)
 
 
 def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
@@ -110,7 +109,7 @@ def main() -> int:
     parser.add_argument(
         "--most-s", type=float, default=math.inf, help="seconds after which no more calls fail"
     )
-    parser.add_argument("--clock", choices=["virtual", "wall", "disk"], default="virtual")
+    parser.add_argument("--clock", choices=["virtual", "wall"], default="virtual")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     started = asked.began_s = time.monotonic()

@@ -206,9 +206,6 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A client adds what rounding left of its last update to its next (where updates are rounded)."""
     backend: Literal["auto", "c", "numba", "cuda", "reference"] = "auto"
     """Back end that sums the updates: ``auto`` is ``EDGEFL_BACKEND``, else the fastest on the CPU."""
-    durability: Literal["memory", "disk"] = "memory"
-    """Under the wall clock a client's update, once acknowledged by its next task, outlives a kill of any one
-    process of the run (``memory``), or a power cut (``disk``: a flush to the disk for what came together)."""
     heartbeat_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 5.0
     """Wall seconds of silence after which a client that should speak is held to be hung.
 

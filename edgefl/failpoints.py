@@ -24,8 +24,6 @@ that was started in its place. With ``EDGEFL_FAILPOINTS_WHILE=FILE`` it passes o
 | `sum`     | before a sum                                                            |
 | `summed`  | when a version is made, before it is published                          |
 | `published` | when it is published, before that is journaled                        |
-| `payload` | when a part of an update is written to the log                          |
-| `synced`  | when the log is on the disk, before its events are                      |
 | `event`   | after an event of the virtual clock's agenda                            |
 | `torn`    | when it has written a part of a checkpoint                              |
 | `unnamed` | when a checkpoint is whole, before it has its name                      |
@@ -44,8 +42,7 @@ from collections import Counter
 from edgefl.errors import ConfigError
 
 OF_SERVER = (
-    "commit", "committed", "sum", "summed", "published", "payload", "synced",
-    "event", "torn", "unnamed", "renamed", "named",
+    "commit", "committed", "sum", "summed", "published", "event", "torn", "unnamed", "renamed", "named",
 )  # fmt: skip
 SAYS = "edgefl: killed at failpoint "
 """The beginning of the line on standard error that a process leaves then; the place's name is the rest."""

@@ -272,7 +272,9 @@ def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextM
     from edgefl.results.run_folder import EXPERIMENT_FILE, base_of, begun, restore_experiment
 
     restore_experiment(folder)
-    return _cluster(ray, config.load(folder / EXPERIMENT_FILE), base_of(folder, begun(folder)), quiet)
+    return _cluster(
+        ray, config.load(folder / EXPERIMENT_FILE, recorded=True), base_of(folder, begun(folder)), quiet
+    )
 
 
 def require_torch() -> None:

@@ -24,11 +24,6 @@ def check_relations(found: Experiment) -> None:
         raise Fault("fleet.devices", f"fleet.devices: at most {most} clients in all{where}, got {total}")
     _check_fleet(found.fleet)
     _check_name(found.name)
-    if found.clock.kind == "virtual" and found.server.durability == "disk":
-        rule = (
-            "'memory' where clock.kind = 'virtual' (a run that is killed ends with the same bits either way)"
-        )
-        raise wrong("server.durability", rule, found.server.durability)
     _check_training(found)
     _check_evaluation(found)
     _check_stop(found.stop)

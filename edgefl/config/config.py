@@ -22,6 +22,8 @@ ONE_OF: dict[tuple[str, ...], tuple[str, ...]] = {
     ("training", "epochs"): ("training", "steps"),
 }
 """Mutually exclusive keys: setting one in a later source removes the other."""
+RETIRED = {"durability": "memory", "partial_sums": False}
+"""Removed keys of ``[server]``, with the values that a run of an earlier version may have in its file."""
 
 
 def load(
@@ -32,12 +34,13 @@ def load(
     clock: str | None = None,
     unset: Iterable[str] = (),
     transport: str | None = None,
+    recorded: bool = False,
 ) -> Experiment:
     """Load the experiment in the TOML file at ``path``; arguments override ``overrides`` (``a.b=v``).
 
     Keys in ``unset`` are removed from the file's tables. Overriding ``strategy.name`` drops the fields of the
     file's strategy that the new one lacks, and lists them on standard error. ``transport`` is the default
-    for ``server.transport``.
+    for ``server.transport``. In a ``recorded`` file, a run's own, `RETIRED` keys are ignored.
 
     The result is complete (see `validate`). Relative paths are resolved against the file's folder, then the
     working directory. Raises a one-line `ConfigError` that names the key, the value and what is allowed.
@@ -46,8 +49,12 @@ def load(
     tables = toml.read(path)
     for key in unset:
         _unset(tables, key, path)
-    if transport is not None and isinstance(server := tables.setdefault("server", {}), dict):
-        server.setdefault("transport", transport)
+    if isinstance(server := tables.setdefault("server", {}), dict):
+        for key, value in RETIRED.items() if recorded else ():
+            if server.get(key) == value:
+                del server[key]
+        if transport is not None:
+            server.setdefault("transport", transport)
     given = {"--seed": (("seed",), seed), "--clock": (("clock", "kind"), clock)}
     return _changed(tables, overrides, path.parent, str(path), given)
 

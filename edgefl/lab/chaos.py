@@ -108,11 +108,8 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     adopt_orphans()
     draw = stream(plan.seed, "chaos")
     wall = experiment.clock.kind == "wall"
-    one_keeper = wall and experiment.server.durability == "memory"
     killer = (
-        _AtPlaces(plan, draw, clients=wall)
-        if plan.failpoints
-        else _AtInstants(plan, draw, one_keeper=one_keeper)
+        _AtPlaces(plan, draw, clients=wall) if plan.failpoints else _AtInstants(plan, draw, one_keeper=wall)
     )
     try:
         while killer.more and not _is_hopeless(findings):

@@ -3,5 +3,4 @@
 buffer          the shared mapping: a ring of published models, slots for the updates on their way in
 update_format   in which numbers an update travels and lies in its slot
 checkpoint      the numbers that a run goes on from, as a file
-update_log      updates that arrived since then, on the disk before anyone is told
 """

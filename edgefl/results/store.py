@@ -78,8 +78,7 @@ class _End(msgspec.Struct):
 class Store:
     """Writer of ``<dir>/record.sqlite``, which it makes where it may ``create`` one. Not for several threads.
 
-    What is secured or committed survives a kill of the writer; where it is ``durable`` what is committed
-    survives a power cut too.
+    What is secured or committed survives a kill of the writer.
     Raises `ConfigError` if the file is not a run record of this version of edgefl, `FolderError` if it cannot
     be written.
 
@@ -93,7 +92,7 @@ class Store:
     'fedbuff'
     """
 
-    def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = False) -> None:
+    def __init__(self, folder: str | Path, *, create: bool = True) -> None:
         self.path = Path(folder) / FILE_NAME
         if not (create or self.path.is_file()):
             raise FolderError(f"run record {self.path} not found: somebody removed it")
@@ -110,8 +109,7 @@ class Store:
                 seal.check(self.path)
             # readers never wait for the writer, and a commit is one append
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._usual = "FULL" if durable else "NORMAL"
-            self._db.execute(f"PRAGMA synchronous = {self._usual}")
+            self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_copy_log` sees to it
             if fresh:
                 # the stamp is in the tables' transaction: a half-made file is never taken for a record
@@ -320,7 +318,7 @@ class Store:
             with self._transaction():
                 self._db.executemany(ADD_COST, costs or [("checkpoint", 0.0, 0)])
         finally:
-            self._db.execute(f"PRAGMA synchronous = {self._usual}")
+            self._db.execute("PRAGMA synchronous = NORMAL")
         self._costs.clear()
 
     def _copy_log(self) -> None:
@@ -378,9 +376,9 @@ class Store:
         """Committed trips without a fate."""
         return {task for (task,) in self._db.execute("SELECT task FROM trips WHERE fate IS NULL")}
 
-    def replay(self, *, after: int = 0, until: int | None = None) -> Iterator[tuple[int, Event]]:
-        """The committed events behind number ``after``, to ``until``, with their numbers, in order."""
-        return read_events(self._db, after, until)
+    def replay(self, *, until: int | None = None) -> Iterator[tuple[int, Event]]:
+        """The committed events, to number ``until``, with their numbers, in order."""
+        return read_events(self._db, 0, until)
 
     def close(self, *, commit: bool = True) -> None:
         """Commit and close. Leaves the file and its seal, without a log, if no reader has it open."""

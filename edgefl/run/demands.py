@@ -53,12 +53,6 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
             f"privacy.min_separation must be at most {clients // strategy.max_held(clients)} for {clients} "
             f"clients and {strategy.max_held(clients)} updates a version, got {rules.min_separation}"
         )
-    clock, durability = experiment.clock.kind, experiment.server.durability
-    if rules.noise_multiplier and rules.noise == "secure" and (clock, durability) == ("wall", "memory"):
-        raise ConfigError(
-            "server.durability must be 'disk' for secure noise under the wall clock (else a run that is "
-            "killed and resumed makes versions again that clients have seen), got 'memory'"
-        )
 
 
 def shape_of(
@@ -81,5 +75,5 @@ def shape_of(
         format=server.update_format,
         clients=clients if kept else 0,
         kept=kept,
-        tail=TAIL_BYTES if experiment.clock.kind == "wall" and server.durability == "memory" else 0,
+        tail=TAIL_BYTES if experiment.clock.kind == "wall" else 0,
     )

@@ -148,13 +148,10 @@ class Engine:
             return
         event = self._arrived(*happening)
         actions = self._decide(event)
-        if self.ahead is not None or self._keeps:
-            held = taken(event.task, actions)
-            if self._keeps and held:
-                self.aggregator.buffer.accepted(event.client, event.task)
-            if self.ahead is not None:
-                self._put_on_record(event.task)
-                self.ahead.arrived(event.task, self.aggregator.leases[event.task], held=held)
+        if self._keeps and taken(event.task, actions):
+            self.aggregator.buffer.accepted(event.client, event.task)
+        if self.ahead is not None:
+            self._put_on_record(event.task)
         self.carry_out(actions)
 
     def secure(self) -> None:

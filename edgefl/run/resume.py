@@ -7,7 +7,7 @@ does that. `recover` takes the numbers from the parameter buffer of a server tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -19,21 +19,18 @@ from edgefl.core.events import (
     Evaluate,
     Evaluated,
     Event,
-    Failed,
     Left,
     Release,
-    Sum,
     Summed,
     Train,
 )
 from edgefl.devices.dynamics import Dynamics
 from edgefl.errors import ConfigError, SlotError
-from edgefl.parameters import checkpoint, update_log
+from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import Layout, SavedState
-from edgefl.parameters.update_log import Logged
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
-from edgefl.run.engine import Engine, taken
+from edgefl.run.engine import Engine
 from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import OF_TRAINING, Ahead, Answer, Restored
 
@@ -69,7 +66,7 @@ def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: b
         final=final,
     )
     if engine.ahead is not None:
-        engine.ahead.saved(store.seq)
+        aggregator.settle()
 
 
 class _UnderWay:
@@ -129,24 +126,26 @@ def restore(
     store: Store,
     dynamics: Dynamics | None = None,
     *,
-    durable: bool = False,
+    once: bool = False,
 ) -> Restored:
     """Rewind the record to the last checkpoint, replay it through fresh parts, and refill the buffer.
 
-    Of a ``durable`` run what is on the disk beyond the checkpoint is done again instead of being rewound.
+    With ``once`` no version may be made a second time: `ConfigError` unless the run was stopped in order, at
+    this very checkpoint.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
-    replay, reached = _UnderWay(core, dynamics), last.journal_seq
-    for _, event in store.replay(until=reached):
+    if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
+        raise ConfigError(
+            f"{folder}: killed under the wall clock, with secure noise: versions that clients have seen "
+            "would be made again with other noise, which counts twice; start the run anew"
+        )
+    replay = _UnderWay(core, dynamics)
+    for _, event in store.replay(until=last.journal_seq):
         replay.take(event)
     aggregator.restore_noise(replay.salts)
     entries = _refill(folder, last, core, aggregator)
-    if durable:
-        log, beyond = update_log.read(folder / CHECKPOINTS), store.replay(after=reached)
-        reached = _roll_forward(replay, core, aggregator, log, beyond) or reached
-        entries = _versions(aggregator)
     checkpoint.forget_after(folder / CHECKPOINTS, last.journal_seq)
-    store.truncate(reached)
+    store.truncate(last.journal_seq)
     return replay.state(last, entries, _answers.decode(last.answers) if last.answers else ())
 
 
@@ -183,52 +182,6 @@ def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) 
 def _versions(aggregator: Aggregator) -> dict[int, int]:
     """The versions in the ring, and their entries."""
     return {version: entry for entry, version in enumerate(aggregator.buffer.entry_version) if version >= 0}
-
-
-def _roll_forward(
-    replay: _UnderWay,
-    core: Core,
-    aggregator: Aggregator,
-    log: Mapping[int, Logged],
-    events: Iterable[tuple[int, Event]],
-) -> int:
-    """Do again what happened beyond a checkpoint, with the updates in the log, as far as they are there.
-
-    Returns the number of the last event; 0 for none.
-    """
-    buffer, reached = aggregator.buffer, 0
-    order = next((action for action in core.pending() if isinstance(action, Sum)), None)
-    for seq, event in events:
-        if isinstance(event, Arrived) and event.task not in log:
-            break  # a power cut tore the log here: nobody was told of anything from here on
-        if isinstance(event, Summed) and not event.bad and order is not None:
-            entry = aggregator.free_entry()
-            assert entry is not None, "nobody else reads this ring"
-            if aggregator.sum(order, entry, zero=event.zero).bad:
-                raise ConfigError(f"version {event.version} cannot be made again: the log is not of this run")
-        actions = replay.take(event)
-        if isinstance(event, Failed) and core.is_zero(event.task):
-            held = core.update(event.task)
-            if held.task not in aggregator.leases:
-                aggregator.resume(task=held.task, client=held.client, version=held.base_version, entry=-1)
-                aggregator.write_zero(held.task)
-        if isinstance(event, Arrived) and taken(event.task, actions):
-            logged = log[event.task]
-            lease = aggregator.restore(
-                task=event.task, client=event.client, version=event.base_version, update=logged.update
-            )
-            buffer.checksum[lease.slot] = logged.checksum
-            if buffer.shape.clients:
-                buffer.kept(event.client, new=True)[:] = logged.kept
-                buffer.accepted(event.client, event.task)
-        for action in actions:
-            if isinstance(action, Sum):
-                order = action
-            elif isinstance(action, Release):
-                aggregator.release(action.task)
-        aggregator.settle()
-        reached = seq
-    return reached
 
 
 def recover(

@@ -126,7 +126,7 @@ class ServerLoop:
         if self._started or self._roster.returning + self._peers.unready:
             return
         self._started = True
-        if not self._plan.resume or self._experiment.server.durability == "disk":
+        if not self._plan.resume:
             self._checkpoint()  # whatever happens from now on, the run can be resumed
         self._clock.start()
         if self._core.stopped is not None:  # it was over but for its last evaluation

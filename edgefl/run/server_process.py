@@ -42,9 +42,7 @@ from edgefl.limits.capacity import host
 from edgefl.limits.confinement import memory_mechanism
 from edgefl.limits.pacing import set_time_slice
 from edgefl.parameters.buffer import ParameterBuffer
-from edgefl.parameters.update_log import UpdateLog
 from edgefl.privacy.source import Source, source_of
-from edgefl.results import run_folder
 from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.results.tables import many
@@ -135,7 +133,10 @@ def build(
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
         what = f"the {plan.killed} was killed: the run goes on {from_here}"
         store.incident(emulated_s, None, "restart", what)
-    store.commit()
+    if _made_once(experiment):
+        store.sync()  # a power cut must not leave what says that it was stopped in order
+    else:
+        store.commit()
 
     watch, gauge, alarms = Stopwatch("start"), Gauge(plan), Alarms()
     peers = Peers(time.monotonic, socket, by_door=plan.door != "")
@@ -149,9 +150,7 @@ def build(
         timeline = VirtualTimeline(experiment, instant, *parts, plan.workers, trips)
     else:
         clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
-        durable = experiment.server.durability == "disk"
-        log = UpdateLog(Path(plan.run_dir) / run_folder.CHECKPOINTS) if durable else None
-        ahead = WriteAhead(store, aggregator, watch, log)
+        ahead = WriteAhead(store, aggregator, watch)
         timeline = WallTimeline(experiment, clock, *parts, ahead, trips)
     running = {} if restored is None else restored.tasks
     engine = Engine(
@@ -184,14 +183,21 @@ def _restored(
     plan: control.Serve, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None
 ) -> Restored | None:
     """The state that an interrupted run goes on from, now in these parts; None for a new run."""
-    folder, durable = Path(plan.run_dir), plan.experiment.server.durability == "disk"
+    folder = Path(plan.run_dir)
     if plan.recover:
         return resume.recover(folder, core, aggregator, store, dynamics)
     if not plan.resume:
         return None
     if plan.restarts:
         aggregator.buffer.clear()
-    return resume.restore(folder, core, aggregator, store, dynamics, durable=durable)
+    return resume.restore(folder, core, aggregator, store, dynamics, once=_made_once(plan.experiment))
+
+
+def _made_once(experiment: Experiment) -> bool:
+    """Returns True if a version made a second time has other noise, so that both together reveal more."""
+    rules = experiment.privacy
+    secret = rules is not None and rules.noise == "secure" and rules.noise_multiplier > 0
+    return secret and experiment.clock.kind == "wall"
 
 
 def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips) -> None:
@@ -301,9 +307,7 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
         largest_bytes = max(messages.MAX_HEADER_BYTES, PART_BYTES, 4 * buffer.shape.size + 4096)
         with (
             kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend),
-            Store(
-                Path(plan.run_dir), create=False, durable=plan.experiment.server.durability == "disk"
-            ) as store,
+            Store(Path(plan.run_dir), create=False) as store,
             closing(ServerSocket(largest_bytes, plan.door)) as socket,
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():

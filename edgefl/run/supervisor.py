@@ -125,7 +125,7 @@ def resume(
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(run_folder.held(folder, LAST_CHECKPOINT_S))
         run_folder.restore_experiment(folder)
-        experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
+        experiment = config.load(folder / run_folder.EXPERIMENT_FILE, recorded=True)
         enforcement = stack.enter_context(enforced(experiment))
         if missing := run_folder.missing_results(folder):
             write_results(folder, missing)

@@ -72,7 +72,7 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
         run_folder.check_experiment(folder, record.meta.toml)
         if (status := record.meta.status) not in ("done", "interrupted"):
             raise ConfigError(f"{folder}: this run has not ended (its status is {status}): nothing to verify")
-        experiment = config.load(folder / run_folder.EXPERIMENT_FILE)
+        experiment = config.load(folder / run_folder.EXPERIMENT_FILE, recorded=True)
         if (keys := own_code(msgspec.to_builtins(experiment))) and code is None:
             raise ConfigError(
                 f"{folder}: {', '.join(keys)} would run code of this run's author; if you trust it, name the "

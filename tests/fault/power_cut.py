@@ -28,7 +28,7 @@ from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.results.record import Record
 from edgefl.results.run_folder import CHECKPOINTS, EXPERIMENT_FILE, RESULTS
 from edgefl.results.store import Store
-from edgefl.run import resume, supervisor, witness
+from edgefl.run import resume, supervisor
 from edgefl.run.demands import shape_of
 from edgefl.run.slots import Aggregator
 from edgefl.run.timeline import Restored
@@ -39,7 +39,7 @@ from tests.fault.disk import Disk
 from tests.fault.shim import Change, Kind
 from tests.process.test_virtual_resume import outcome
 
-RUN, WITNESS = "run", "witness"
+RUN = "run"
 _load = config.load
 COLUMNS = (
     "task", "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight",
@@ -55,7 +55,6 @@ def record(wanted: Experiment, folder: Path, library: Path) -> list[Change]:
     file.write_text(config.dump(wanted))
     command = [sys.executable, "-m", "edgefl", "run", str(file), "--accept-invalid", "--quiet"]
     environment = {**os.environ, **shim.environment(library, folder, log=log)}
-    environment |= {witness.VARIABLE: str(folder / WITNESS)} if wanted.clock.kind == "wall" else {}
     subprocess.run([*command, "--out", str(folder / RUN)], check=True, env=environment, capture_output=True)
     return list(shim.changes(log, folder))
 
@@ -70,8 +69,6 @@ class Cut(NamedTuple):
     """The run's folder and experiment were on the disk for sure, so that there is something to resume."""
     floor: int
     """Journal number of the newest checkpoint that was on the disk for sure; −1 without one."""
-    acknowledged: frozenset[int]
-    """Tasks whose clients had been told that their update is taken in."""
 
 
 def cuts(
@@ -91,10 +88,7 @@ def cuts(
             begun = begun or (experiment and change.path == RUN)
         for state in range(states if chosen is None or number in chosen else 0):
             rng = seeds.stream(seed, "power-cut", number, state)
-            told = here.names.get(WITNESS)
-            lines = told.now().decode().splitlines() if told is not None else []
-            tasks = frozenset(int(line.split()[2]) for line in lines if line.startswith("acknowledged"))
-            yield Cut(number + 1, here.left(rng), begun, floor, tasks)
+            yield Cut(number + 1, here.left(rng), begun, floor)
 
 
 class Judge:
@@ -113,7 +107,6 @@ class Judge:
                 saved = checkpoint._read(probe)
                 self._saved.setdefault(saved.journal_seq, []).append(plain(saved))
         self._final = here.files()
-        self._durable = wanted.server.durability == "disk"
         self._clients = fleet_of(wanted)
         self._workload = Workload(wanted, self._clients, Path.cwd())
         self._known = self._workload.known
@@ -168,9 +161,6 @@ class Judge:
         state, there = restored.checkpoint, self.rows_at(restored.checkpoint.journal_seq)
         if state.journal_seq < cut.floor:
             return f"goes on from event {state.journal_seq}, not from {cut.floor}"
-        if self._durable:
-            missing = cut.acknowledged - set(here["arrived"])
-            return f"acknowledged and lost: {sorted(missing)}" if missing else ""
         if plain(state) not in self._saved[state.journal_seq]:
             return f"goes on from other numbers at event {state.journal_seq}"
         # A measurement that was on its way is made again, as is that of version 0 before anything happened.
@@ -194,13 +184,13 @@ class Judge:
         same = outcome(place / RUN) == outcome(self._folder / "final" / RUN)
         return "" if same else "ends with another outcome"
 
-    def _load(self, path: Path) -> Experiment:
+    def _load(self, path: Path, **how: bool) -> Experiment:
         """`config.load`, which takes longer than all the rest, once for each text."""
         text = path.read_bytes() if path.is_file() else b""
         if not text:
-            return _load(path)
+            return _load(path, **how)
         if text not in self._loaded:
-            self._loaded[text] = _load(path)
+            self._loaded[text] = _load(path, **how)
         return self._loaded[text]
 
     def _write_results(self, folder: Path, names: Iterable[str]) -> None:
@@ -221,8 +211,7 @@ class Judge:
             down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
             trips = Trips(experiment, self._clients, examples, self._workload.work, down_bytes, up_bytes)
             dynamics = dynamics_of(experiment, self._clients, trips)
-            more = {"durable": True} if self._durable else {}
-            restored = resume.restore(folder, core, aggregator, store, dynamics, **more)
+            restored = resume.restore(folder, core, aggregator, store, dynamics)
         return restored, rows(folder)
 
     def rows_at(self, seq: int) -> dict[str, Any]:
@@ -261,7 +250,6 @@ def rows(folder: Path) -> dict[str, Any]:
         return {
             "journal": list(record.select("SELECT seq, event FROM journal ORDER BY seq")),
             "trips": str(list(zip(*trips, strict=True))),  # as text, in which nan is nan
-            "arrived": [row[0] for row in record.select("SELECT task FROM trips WHERE arrived_s NOT NULL")],
             "sums": record.select("SELECT * FROM sums ORDER BY version"),
             "versions": str([record.versions[name].tolist() for name in ("version", "at_s", "updates")]),
             "evaluations": {row.version: (row.at_s, row.trips, row.loss) for row in record.evaluations},

@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from edgefl import Checkpoint, Experiment, Server, Stop, seeds
+from edgefl import Checkpoint, Experiment, Server, Stop
 from edgefl.results.record import Record
 from edgefl.run import witness
 from edgefl.run.verify import verify
-from tests.fault import shim
-from tests.fault.power_cut import Judge, cuts, record
 from tests.process.disturbed import killed
 from tests.process.runs import PATIENCE_S, Command, experiment
 
 pytestmark = pytest.mark.timeout(300)
 PLACES = ("commit", "committed", "sum", "summed", "published")
-ON_DISK = ("payload", "synced")
 
 
 def wanted(**server: Any) -> Experiment:
@@ -32,28 +28,20 @@ def wanted(**server: Any) -> Experiment:
 
 
 @pytest.mark.parametrize(
-    ("server", "places"),
+    "server",
     [
-        pytest.param({}, PLACES, id="memory"),
-        pytest.param(
-            {"transport": "wire", "update_format": "int8"}, PLACES, id="wire, int8", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            {"durability": "disk", "update_format": "int8"},
-            (*PLACES, *ON_DISK),
-            id="disk",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param({}, id="shm"),
+        pytest.param({"transport": "wire", "update_format": "int8"}, id="wire, int8", marks=pytest.mark.slow),
     ],
 )
 def test_a_server_killed_at_each_place_loses_nothing_and_repeats_nothing(
-    server: dict[str, Any], places: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, account = tmp_path / "run", tmp_path / "account"
     monkeypatch.setenv(witness.VARIABLE, str(account))
     # A commit has six updates at most, one of each client. Two places of four commits and three of three sums
     # are 25 sums at most.
-    points = [f"{name}:0:{3 if name in ('commit', 'committed', *ON_DISK) else 2}" for name in places]
+    points = [f"{name}:0:{3 if name in ('commit', 'committed') else 2}" for name in PLACES]
     assert killed(wanted(**server), folder, points, monkeypatch) == len(points)
     assert witness.problems(account, folder) == []
     assert len(witness.read(account)) > 40
@@ -72,21 +60,3 @@ def test_a_server_that_does_not_get_on_ends_the_run(tmp_path: Path) -> None:
     )
     Command("resume", str(folder), "--accept-invalid").ends()
     assert verify(folder).versions == 25
-
-
-@pytest.mark.slow
-def test_after_a_power_cut_all_that_was_acknowledged_is_there(tmp_path: Path) -> None:
-    """Of the same run without the flushes of its log something is not."""
-    cut_run = msgspec.structs.replace(wanted(durability="disk"), stop=Stop(versions=12))
-    changes = record(cut_run, tmp_path / "files", shim.build(tmp_path))
-    judge = Judge(cut_run, changes, tmp_path / "judge")
-
-    def judged(changes: list[shim.Change]) -> list[str]:
-        chosen = set(seeds.stream(1, "cuts").choice(len(changes), 200, replace=False).tolist())
-        return [judge(cut) for cut in cuts(changes, 1, chosen) if cut.acknowledged]
-
-    found = judged(changes)
-    assert len(found) > 50
-    assert not any(found)
-    unflushed = [each for each in changes if each.kind is not shim.Kind.SYNC or "updates-" not in each.path]
-    assert any("acknowledged and lost" in wrong for wrong in judged(unflushed))

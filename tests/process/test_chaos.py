@@ -50,8 +50,8 @@ def chaos(
     return command.process.returncode, err, json.loads(figures.read_text())
 
 
-def wall(transport: str, durability: str, **changes: Any) -> Experiment:
-    server = Server(transport=transport, durability=durability, heartbeat_s=PATIENCE_S)
+def wall(transport: str, **changes: Any) -> Experiment:
+    server = Server(transport=transport, heartbeat_s=PATIENCE_S)
     return experiment(**{**TINY, "server": server, **changes})
 
 
@@ -62,7 +62,7 @@ def check(code: int, err: str, found: dict[str, Any], kills: int) -> None:
 
 
 def test_what_was_acknowledged_outlives_servers_and_clients(tmp_path: Path) -> None:
-    wanted = wall("wire", "memory", stop=Stop(trips=1200))
+    wanted = wall("wire", stop=Stop(trips=1200))
     code, err, found = chaos(
         wanted, tmp_path / "c", "--kills", "4", "--every", "0.1", "--only", "server,client"
     )
@@ -76,14 +76,14 @@ def test_what_was_acknowledged_outlives_servers_and_clients(tmp_path: Path) -> N
 def test_any_process_may_be_killed(transport: str, tmp_path: Path) -> None:
     phones = virtual(4, **TINY, server=Server(transport=transport), stop=Stop(trips=8000))
     check(*chaos(phones, tmp_path / "virtual", "--kills", "20", "--every", "0.1"), 20)
-    check(*chaos(wall(transport, "disk", stop=Stop(trips=4000)), tmp_path / "wall", "--kills", "20"), 20)
+    check(*chaos(wall(transport, stop=Stop(trips=4000)), tmp_path / "wall", "--kills", "20"), 20)
 
 
 @pytest.mark.slow
 def test_server_and_client_may_be_killed_at_each_of_their_places(tmp_path: Path) -> None:
     every: dict[str, Experiment] = {
-        "memory": wall("shm", "memory", stop=Stop(trips=4000)),
-        "disk": wall("wire", "disk", stop=Stop(trips=4000)),
+        "shm": wall("shm", stop=Stop(trips=4000)),
+        "wire": wall("wire", stop=Stop(trips=4000)),
         "virtual": virtual(2, **TINY, stop=Stop(trips=8000)),
     }
     passed: set[str] = set()
@@ -96,7 +96,7 @@ def test_server_and_client_may_be_killed_at_each_of_their_places(tmp_path: Path)
 
 def test_a_version_from_before_a_kill_is_no_recovery_from_it(tmp_path: Path) -> None:
     """However late it is seen: the kill after it must wait for one of the next server's."""
-    wanted = wall("shm", "memory")
+    wanted = wall("shm")
     plan, findings = Plan(file=Command.write(wanted, tmp_path / "c")), Findings("wall", "shm")
     killer = _AtInstants(plan, stream(0, "test"), one_keeper=True)
     run = _Disturbance(plan, wanted, tmp_path, findings, killer, lambda *_: None)
@@ -160,7 +160,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(
     ],
 )
 def test_a_broken_build_is_found(mutant: str, says: str, tmp_path: Path) -> None:
-    wanted = wall("shm", "memory", stop=Stop(trips=2000))
+    wanted = wall("shm", stop=Stop(trips=2000))
     arguments = ("--kills", "6", "--only", "server", "--every", "0.1")
     code, err, found = chaos(wanted, tmp_path / "c", *arguments, mutant=mutant)
     assert code == 1

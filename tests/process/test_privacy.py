@@ -77,7 +77,7 @@ def test_limits_hold_under_the_wall_clock(tmp_path: Path) -> None:
         strategy=FEDBUFF,
         privacy=PRIVATE,
         stop=Stop(versions=99),
-        server=Server(heartbeat_s=30, durability="disk"),
+        server=Server(heartbeat_s=30),
     )
     edgefl.run(wanted, tmp_path / "run")
     check_limits(tmp_path / "run", clients=6)

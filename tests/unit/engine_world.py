@@ -18,7 +18,6 @@ from edgefl.core import Core
 from edgefl.core.events import Failed, Joined, Ticked
 from edgefl.kernels.steps import start
 from edgefl.parameters.buffer import ParameterBuffer, Shape
-from edgefl.parameters.update_log import UpdateLog
 from edgefl.results.store import Store
 from edgefl.results.tail import Tail
 from edgefl.run import messages, resume
@@ -88,10 +87,10 @@ class World:
         faults: Faults | None = None,
         seed: int = 5,
         resuming: bool = False,
-        durability: str | None = None,
+        wall: bool = False,
         left: ParameterBuffer | None = None,
     ) -> None:
-        """``durability`` is None for the virtual clock, ``left`` the buffer of a server that was killed."""
+        """``wall``: with all that the wall clock's server secures. ``left``: a killed server's buffer."""
         self.faults = faults or Faults()
         self.seed = seed
         self.now = 0.0
@@ -105,7 +104,7 @@ class World:
         self._order = itertools.count()
         slots = strategy.slots(CLIENTS)
         optimizer = strategy.optimizer()
-        keeps = (CLIENTS, 2, 4096 * (durability == "memory")) if durability else ()
+        keeps = (CLIENTS, 2, 4096) if wall else ()
         self.buffer = left or ParameterBuffer.create(
             Shape(SIZE, ring, slots, optimizer.vectors, "float32", *keeps)
         )
@@ -118,7 +117,7 @@ class World:
         if left is not None:
             restored = resume.recover(*parts)
         elif resuming:
-            restored = resume.restore(*parts, durable=durability == "disk")
+            restored = resume.restore(*parts)
         if restored is not None:
             self.now = restored.emulated_s
         else:
@@ -126,8 +125,7 @@ class World:
             start(optimizer, self.buffer.vectors(0))
             self.buffer.publish(version=0, entry=0)
         watch = Stopwatch("test")
-        log = UpdateLog(folder / "checkpoints") if durability == "disk" else None
-        self.ahead = WriteAhead(self.store, self.aggregator, watch, log) if durability else None
+        self.ahead = WriteAhead(self.store, self.aggregator, watch) if wall else None
         self.engine = Engine(
             self.core,
             self.aggregator,

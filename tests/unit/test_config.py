@@ -13,7 +13,7 @@ from edgefl import config
 from edgefl.devices import load_fleet
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, ProfileError
-from edgefl.experiment import Clock, Experiment, Fleet, Stop, Training
+from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop, Training
 from edgefl.strategies import resolve
 
 MINIMAL = """
@@ -393,3 +393,15 @@ def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> Non
 def test_validating_twice_changes_nothing(toml: Path) -> None:
     once = config.load(toml)
     assert config.validate(once) == once
+
+
+def test_keys_that_are_gone_are_passed_over_in_a_runs_own_file_alone(tmp_path: Path) -> None:
+    """Such a file has them at their defaults; at another value they meant what is no longer done."""
+    path = tmp_path / "experiment.toml"
+    path.write_text(MINIMAL + '[server]\ndurability = "memory"\npartial_sums = false\n')
+    assert config.load(path, recorded=True).server == Server()
+    with pytest.raises(ConfigError, match=r"unknown key .server.durability."):
+        config.load(path)
+    path.write_text(MINIMAL + "[server]\npartial_sums = true\n")
+    with pytest.raises(ConfigError, match=r"unknown key .server.partial_sums."):
+        config.load(path, recorded=True)

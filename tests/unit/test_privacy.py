@@ -464,11 +464,6 @@ UNIFORM = {"weighting": "uniform"}
             "privacy.min_separation must be at most 2 for 6 clients and 3 updates a version, got 3",
         ),
         (
-            {"noise_multiplier": 1.0},
-            {"clock": {"kind": "wall"}},
-            "server.durability must be 'disk' for secure noise under the wall clock",
-        ),
-        (
             {"mechanism": "gaussian", "honaker": True},
             {},
             "privacy.honaker: has no effect without privacy.mech",

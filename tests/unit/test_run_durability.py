@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_world import SIZE, Faults, World
+from engine_world import World
 
 from edgefl import experiment, failpoints
 from edgefl.core.events import Arrived, Left
 from edgefl.errors import ConfigError
 from edgefl.results.record import Record
-from edgefl.results.store import Store
 from edgefl.run import messages, resume
 from edgefl.run.timeline import Ahead, Delivery, Happening
 from edgefl.strategies.fedasync import FedAsync
@@ -24,8 +21,7 @@ from edgefl.strategies.fedbuff import FedBuff
 
 STRATEGIES = {"fedbuff": FedBuff(buffer_size=4, momentum=0.9, server_lr=0.3), "fedasync": FedAsync()}
 TRIPS = experiment.Stop(trips=300)
-IN_SHORT = (("fedbuff", "summed"), ("fedbuff", "payload"), ("fedasync", "synced"))
-PLACES = ("commit", "committed", "sum", "summed", "published", "payload", "synced")
+PLACES = ("commit", "committed", "sum", "summed", "published")
 
 
 class Killed(BaseException):
@@ -51,9 +47,9 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 class Server(World):
     """A world whose server secures what it does, and whose clients note what they were told."""
 
-    def __init__(self, folder: Path, name: str, durability: str = "memory", **given: Any) -> None:
-        super().__init__(folder, STRATEGIES[name], TRIPS, durability=durability, **given)
-        self.folder, self.durability, self.name = folder, durability, name
+    def __init__(self, folder: Path, name: str, **given: Any) -> None:
+        super().__init__(folder, STRATEGIES[name], TRIPS, wall=True, **given)
+        self.folder, self.name = folder, name
         self.sent: dict[int, tuple[int, int, bytes, bytes]] = {}
         """Every update: client, checksum, numbers, and what its client keeps."""
         self.acknowledged: set[int] = set()
@@ -84,15 +80,13 @@ class Server(World):
     def successor(self, **given: Any) -> Server:
         """The next server, whose clients are new processes."""
         self.store.close(commit=False)
-        found = Server(self.folder, self.name, self.durability, **given)
+        found = Server(self.folder, self.name, **given)
         found.sent, found.made, found.acknowledged = self.sent, self.made, self.acknowledged
         for client in sorted((*found.core.running, *found.core.idle)):
             found.engine.take(Left(client, found.now, "interrupted"))
         return found
 
     def go_on(self) -> Server:
-        if self.durability == "disk":
-            resume.save(self.folder, self.engine, Ahead(), [])
         self.engine.carry_out(self.core.pending())
         self.join()
         self.flush()
@@ -155,14 +149,10 @@ def run_until_killed(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("durability", ["memory", "disk"])
-def test_killed_at_every_place_one_after_the_other(
-    tmp_path: Path, name: str, durability: str, kill: dict[str, int]
-) -> None:
-    server = Server(tmp_path, name, durability)
-    places = [place for place in PLACES if durability == "disk" or place not in ("payload", "synced")]
+def test_killed_at_every_place_one_after_the_other(tmp_path: Path, name: str, kill: dict[str, int]) -> None:
+    server = Server(tmp_path, name)
     server.begin()
-    for place in (*places, *places):
+    for place in (*PLACES, *PLACES):
         kill[place] = 3
         with pytest.raises(Killed):
             server.finish()
@@ -182,84 +172,29 @@ def test_killed_at_every_place_one_after_the_other(
         assert record.versions["version"].tolist() == list(range(1, server.core.version + 1))
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        pytest.param(name, place, marks=() if (name, place) in IN_SHORT else pytest.mark.slow)
-        for name in STRATEGIES
-        for place in PLACES
-    ],
-)
-def test_after_a_power_cut_the_disk_has_what_the_memory_had(
-    tmp_path: Path, name: str, place: str, kill: dict[str, int]
-) -> None:
-    (tmp_path / "run").mkdir()
-    server = Server(tmp_path / "run", name, "disk")
-    kill[place] = 30
-    run_until_killed(server)
-    kill.clear()
-    server.store.close(commit=False)
-    shutil.copytree(tmp_path / "run", tmp_path / "cut")
-    recovered = server.successor(left=server.buffer)
-    cut = Server(tmp_path / "cut", name, "disk", resuming=True)
-    assert cut.core.version > 0
-    cut.sent, cut.made, cut.acknowledged = server.sent, server.made, server.acknowledged
-    for client in sorted((*cut.core.running, *cut.core.idle)):
-        cut.engine.take(Left(client, cut.now, "interrupted"))
-    assert cut.state() == recovered.state()
-    check_nothing_is_lost(cut)
-    trips = cut.core.trips
-    cut.go_on()
-    while cut.core.trips < trips + 8:
-        assert cut.turn()
-    for world in (recovered, cut):
-        world.close()
-
-
-def test_a_torn_log_ends_the_way_back_where_it_is_torn(tmp_path: Path, kill: dict[str, int]) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    server = Server(folder, "fedbuff", "disk")
+def test_no_version_is_made_twice_where_its_noise_would_differ(tmp_path: Path, kill: dict[str, int]) -> None:
+    """A run with secure noise goes on if it was stopped in order, and not if all of it was killed."""
+    server = Server(tmp_path, "fedbuff")
     kill["committed"] = 20
     run_until_killed(server)
     kill.clear()
-    server.close(commit=False)
-    (log,) = (folder / "checkpoints").glob("updates-*.log")
-    size, trips = log.stat().st_size, []
-    for share in (0.0, 0.3, 0.6, 1.0):
-        torn = tmp_path / f"torn-{share}"
-        shutil.copytree(folder, torn)
-        os.truncate(torn / "checkpoints" / log.name, int(share * size))
-        if share == 0.6:  # a page that was never written
-            with open(torn / "checkpoints" / log.name, "r+b") as file:
-                file.seek(int(0.4 * size))
-                file.write(bytes(SIZE))
-        world = Server(torn, "fedbuff", "disk", resuming=True)
-        assert world.numbers() == server.made[world.core.version]
-        trips.append(world.core.trips)
-        world.close()
-    assert trips == sorted(trips)
-    assert trips[0] == 0 < trips[1] < trips[3]
-
-
-def test_a_log_of_another_run_is_refused(tmp_path: Path) -> None:
-    """One that was the same but for an update that is not finite."""
-    bad = {"one": Faults(), "other": Faults(nan=frozenset({(3, 0)})), "fresh": Faults()}
-    servers = {}
-    for name, faults in bad.items():
-        (tmp_path / name).mkdir()
-        servers[name] = Server(tmp_path / name, "fedbuff", "disk", faults=faults)
-    for name in ("one", "other"):
-        servers[name].begin()
-        while servers[name].core.version < 5:
-            assert servers[name].turn()
-        servers[name].close()
-    (log,) = (tmp_path / "one" / "checkpoints").glob("updates-*.log")
-    shutil.copy(tmp_path / "other" / "checkpoints" / log.name, log)
-    fresh = servers["fresh"]
-    with Store(tmp_path / "one") as store, pytest.raises(ConfigError, match="log is not of this run"):
-        resume.restore(tmp_path / "one", fresh.core, fresh.aggregator, store, durable=True)
-    fresh.close()
+    for status in ("running", "interrupted"):
+        server.store.set_meta(status=status)
+        resume.save(tmp_path, server.engine, Ahead(), [])
+        (tmp_path / status).mkdir()
+        fresh = Server(tmp_path / status, "fedbuff")
+        parts = (fresh.core, fresh.aggregator, server.store)
+        if status == "running":
+            with pytest.raises(ConfigError, match="killed under the wall clock, with secure noise"):
+                resume.restore(tmp_path, *parts, once=True)
+        else:
+            resume.restore(tmp_path, *parts, once=True)
+        fresh.close()
+    server.store.journal(Left(0, server.now, "what a last checkpoint does not hold"))
+    server.store.commit()
+    with pytest.raises(ConfigError, match="killed under the wall clock, with secure noise"):
+        resume.restore(tmp_path, fresh.core, fresh.aggregator, server.store, once=True)
+    server.close()
 
 
 def test_a_buffer_of_another_run_is_refused(tmp_path: Path, kill: dict[str, int]) -> None:
