@@ -1,23 +1,23 @@
-"""Devices: what an emulated client runs on, and how that changes over time.
+"""Devices: the hardware that an emulated client represents, and its changes over time.
 
-schema      what a device, network and fleet file hold, and delays drawn from a distribution
-time_model  what a step takes, from what it does
-fit         a time model from measured steps; fitted makes a profile of it
-measurements  measured steps from files; kit_result: those of a measuring kit
-prediction  what a real device takes for a step of a network
-scaling     the time model of a device that nobody measured, from one of a device like it
-profiles    loading profiles and checking them
-fleet       the device, link, presence and trips of each client of a run
-individuals  what tells phones of one model apart: unit, scatter of trips, phase
-link        a client's link, also one that replays a recorded trace
+schema      contents of device, network and fleet files; delays drawn from a distribution
+time_model  duration of a step as a function of its work
+fit         fits a time model to measured steps; fitted makes a profile of it
+measurements  measured steps from files; kit_result: results of the measurement kit
+prediction  predicted duration of a network's step on a real device
+scaling     derives the time model of an unmeasured device from a measured, similar one
+profiles    loads and validates profiles
+fleet       device, link, presence and trips of each client of a run
+individuals  differences between phones of one model: unit speed, trip scatter, phase
+link        a client's link; may replay a recorded trace
 plan        a client's whole trip, decided before it starts
-thermal     how a device gets hot and slow as it trains
-condition   temperature and battery from one instant to a later one
-presence    when a client is online: windows and churn, a fleet's from a file
-dynamics    what changes by itself during a run; a function of the journal
-cells       links that many clients share, under either clock
-formats     other projects' files by name; imports is what their importers share
-network_formats, device_formats, fedscale    what reads and writes each of them
+thermal     heating and throttling of a device during training
+condition   advances temperature and battery from one time to a later one
+presence    when a client is online: windows and churn, also from a fleet's availability file
+dynamics    changes of clients during a run that no task causes; a function of the journal
+cells       links shared by many clients, under either clock
+formats     other projects' file formats by name; imports is shared by their importers
+network_formats, device_formats, fedscale    readers and writers of these formats
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Cells: many clients behind one uplink and one downlink, which their transfers share.
+"""Cells: many clients behind one uplink and one downlink that their transfers share.
 
-A cell's capacity is divided max-min fairly: none gets more than its own link carries, what it leaves is
-divided among the others (progressive filling, Bertsekas and Gallager 1992, 6.5.2), and rates change the
-moment a transfer starts or ends: `SharedCells` under the virtual clock, a `CellMeter` under the wall clock.
+A cell's capacity is divided max-min fairly: no transfer exceeds its own link's rate, and the capacity it
+leaves is divided among the others (progressive filling, Bertsekas and Gallager 1992, 6.5.2). Rates change
+when a transfer starts or ends: `SharedCells` under the virtual clock, a `CellMeter` under the wall clock.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Way = Literal["down", "up"]
 
 
 def fair_level(limits: Sequence[float], capacity: float) -> float:
-    """The most that any transfer gets where transfers with these ``limits`` share ``capacity``.
+    """Return the maximum rate of any transfer if transfers with these ``limits`` share ``capacity``.
 
-    Infinite if there is enough for all of them. Each gets the smaller of its limit and the level.
+    It is infinite if the capacity suffices for all. Each transfer gets the smaller of this and its limit.
 
     >>> fair_level([1.0, 4.0, 9.0], 11.0)                # 1 + 4 + 6
     6.0
@@ -44,7 +44,7 @@ def fair_level(limits: Sequence[float], capacity: float) -> float:
 
 
 class Cell:
-    """The transfers through one way of one cell, in emulated time: how far each is, and which ends next.
+    """The transfers in one direction of one cell: progress of each in emulated time, and which ends next.
 
     >>> cell = Cell(100.0)
     >>> cell.start(1, 0.0, nbytes=300.0, limit=math.inf); cell.start(2, 1.0, nbytes=100.0, limit=math.inf)
@@ -58,19 +58,19 @@ class Cell:
         self._capacity, self._level, self._now_s = capacity, math.inf, 0.0
         self._limits: dict[int, float] = {}
         self._left: dict[int, float] = {}
-        self.ends: tuple[float, int] | None = None  # of the next to end if none starts, the lowest of several
+        self.ends: tuple[float, int] | None = None  # next end: time, transfer (lowest of ties)
 
     def __contains__(self, transfer: int) -> bool:
         return transfer in self._left
 
     def start(self, transfer: int, at_s: float, nbytes: float, limit: float) -> None:
-        """Let a transfer begin to flow; its own link carries ``limit`` bytes per emulated second."""
+        """Start a transfer whose own link carries ``limit`` bytes per emulated second."""
         self._advance(at_s)
         self._limits[transfer], self._left[transfer] = limit, nbytes
         self._share()
 
     def stop(self, transfer: int, at_s: float) -> None:
-        """End a transfer, whether all of it came through or not."""
+        """End a transfer, complete or not."""
         self._advance(at_s)
         del self._limits[transfer], self._left[transfer]
         self._share()
@@ -87,7 +87,7 @@ class Cell:
         lasted_s = at_s - self._now_s
         if lasted_s > 0:
             for transfer, left in self._left.items():
-                # One that is over by now has nothing left, whatever the rounding of its rate.
+                # Rounding of the rate must not leave bytes of a transfer that has ended.
                 over = self._now_s + self._lasts_s(transfer, left) <= at_s
                 moved = min(self._limits[transfer], self._level) * lasted_s
                 self._left[transfer] = 0.0 if over else max(0.0, left - moved)
@@ -95,9 +95,10 @@ class Cell:
 
 
 class CellMeter:
-    """Memory in which processes forked after it was made say that they transfer: a byte a client and way.
+    """Shared memory in which client processes mark that they transfer: one byte per client and direction.
 
-    Client c is in cell c mod ``cells``; it counts the others there to know its share.
+    Create it before forking the clients. Client c is in cell c mod ``cells``; it counts the active clients of
+    its cell to compute its rate.
     """
 
     def __init__(
@@ -112,16 +113,16 @@ class CellMeter:
         }  # fmt: skip
 
     def transfers(self, client: int, way: Way, busy: bool) -> None:
-        """Note that a transfer of this client starts or ends."""
+        """Record that a transfer of this client starts or ends."""
         self._busy[way][client] = busy
 
     def gone(self, client: int) -> None:
-        """Note that the client's process has ended."""
+        """Record that the client's process has ended."""
         for busy in self._busy.values():
             busy[client] = False
 
     def rate(self, client: int, way: Way) -> float:
-        """Bytes per emulated second that this client's running transfer gets now."""
+        """Return the present rate of this client's transfer, bytes per emulated second."""
         limit, capacity = float(self._limits[way][client]), self._capacities[way]
         if capacity is None:
             return limit
@@ -130,7 +131,7 @@ class CellMeter:
         return min(limit, fair_level(sharing.tolist() or [limit], capacity))
 
     def share(self, client: int, way: Way) -> LinkShare:
-        """One client's share of one way of its cell."""
+        """Return one client's share of one direction of its cell."""
         return LinkShare(partial(self.transfers, client, way), partial(self.rate, client, way))
 
 
@@ -138,7 +139,7 @@ SEND, SENT = 0, 1
 
 
 class FinishedTrip(NamedTuple):
-    """A trip that is over, at its end or where its link was lost, and what its transfers took."""
+    """A trip that has ended, complete or by loss of its link, and the duration of its transfers."""
 
     at_s: float
     task: int
@@ -161,7 +162,7 @@ class _CellTrip:
 
 
 class SharedCells:
-    """Cells under the virtual clock; ``limits`` of clients' links, ``capacities`` of cells' ways, bytes/s."""
+    """Cells under the virtual clock; ``limits`` of clients' links and ``capacities`` of cells in bytes/s."""
 
     def __init__(
         self, cells: int, limits: dict[Way, Sequence[float]], capacities: dict[Way, float | None]
@@ -175,12 +176,12 @@ class SharedCells:
         self._queue: list[tuple[float, int, int]] = []
 
     def begin(self, task: int, client: int, plan: TripPlan, at_s: float) -> None:
-        """Send the download of a trip that begins."""
+        """Start the download of a trip."""
         self._trips[task] = _CellTrip(client, plan, at_s)
         heapq.heappush(self._queue, (at_s + plan.down.lead_s, SEND, task))
 
     def drop(self, task: int, at_s: float) -> None:
-        """Give a trip up, if it is not over."""
+        """Abort a trip that has not ended."""
         trip = self._trips.pop(task, None)
         if trip is not None and task in (cell := self._cell(trip)):
             cell.stop(task, at_s)
@@ -188,13 +189,13 @@ class SharedCells:
 
     @property
     def next_s(self) -> float:
-        """The instant of the next event; infinite if there is none."""
+        """Time of the next event; infinite if there is none."""
         while self._queue and not self._counts(*self._queue[0]):
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else math.inf
 
     def advance(self, at_s: float) -> list[FinishedTrip]:
-        """Let everything happen until then; returns the trips that end, in order."""
+        """Process all events until ``at_s``; return the trips that ended, in order."""
         found: list[FinishedTrip] = []
         while self.next_s <= at_s:
             due_s, kind, task = heapq.heappop(self._queue)
@@ -213,7 +214,7 @@ class SharedCells:
         return found
 
     def _sent(self, task: int, trip: _CellTrip, at_s: float) -> FinishedTrip | None:
-        """End a message; returns the trip if it ends with it."""
+        """End a message; return the trip if this ends it."""
         broken = trip.message.breaks_after is not None
         if trip.way == "down":
             trip.down_s = at_s - trip.begun_s
@@ -231,12 +232,12 @@ class SharedCells:
         return cells[trip.client % len(cells)]
 
     def _await(self, cell: Cell) -> None:
-        """Put what ends next in this cell into the queue."""
+        """Queue the next end of a transfer in this cell."""
         if (ends := cell.ends) is not None:
             heapq.heappush(self._queue, (ends[0], SENT, ends[1]))
 
     def _counts(self, at_s: float, kind: int, task: int) -> bool:
-        """Returns True for an entry of the queue that still holds."""
+        """Return True if a queue entry is still valid."""
         trip = self._trips.get(task)
         if trip is None:
             return False

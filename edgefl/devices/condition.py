@@ -1,7 +1,7 @@
-"""Temperature and battery: pure functions from a client's condition at one instant to that at a later one.
+"""Temperature and battery: pure functions from a client's condition at one time to a later one.
 
-A later condition follows from an earlier one and the plan of the trip that began then: so the client that
-trains, the server of either clock and a run that is resumed agree to the last bit.
+The later condition depends only on the earlier one and the plan of the trip that began then. The client that
+trains, the server under either clock and a resumed run therefore agree bit for bit.
 
     P = idle + busy (while computing) + radio (while transferring)         E = Σ P · seconds
 
@@ -25,29 +25,29 @@ Cause = Literal["battery", "heat"]
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The condition of a client at an instant, in emulated seconds since the start of the run."""
+    """The condition of a client at a time, emulated seconds since the start of the run."""
 
     at_s: float
     temp_c: float = 0.0
     charge_j: float = 0.0
     low: bool = False
-    """Its battery got low; it works again once that is full."""
+    """The battery has fallen to its minimum; the client works again once it is full."""
     off: bool = False
-    """It got so hot that it switched itself off; it works again below its first throttling step."""
+    """The device switched off from heat; it works again below its first throttling temperature."""
 
     @property
     def fit(self) -> bool:
-        """True for a client that can work."""
+        """True if the client can work."""
         return not (self.low or self.off)
 
 
 class ConditionModel(NamedTuple):
-    """The figures that a client's condition depends on; None for what it lacks or is switched off.
+    """The parameters of a client's condition; None for a model that is missing or disabled.
 
     >>> model = ConditionModel(None, Power(1.0, 4.0, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
     >>> model.after_rest(model.initial(), 30.0)
     Condition(at_s=30.0, temp_c=0.0, charge_j=70.0, low=False, off=False)
-    >>> model.after_rest(model.initial(), 81.0)                # low after 80 s, and then charged with 10 W
+    >>> model.after_rest(model.initial(), 81.0)                # low after 80 s, then charged with 10 W
     Condition(at_s=81.0, temp_c=0.0, charge_j=30.0, low=True, off=False)
     """
 
@@ -55,7 +55,7 @@ class ConditionModel(NamedTuple):
     power: Power | None
 
     def initial(self, charge: float = 1.0) -> Condition:
-        """The condition at the start of a run: at ambient temperature, the battery filled to that share."""
+        """Condition at the start of a run: ambient temperature, battery filled to the share ``charge``."""
         temp_c = 0.0 if self.thermal is None else self.thermal.ambient_c
         if self.power is None:
             return Condition(0.0, temp_c)
@@ -63,7 +63,7 @@ class ConditionModel(NamedTuple):
         return Condition(0.0, temp_c, charge_j, low=charge_j <= self.power.least_j)
 
     def after_rest(self, before: Condition, at_s: float) -> Condition:
-        """The condition at a later instant of a client that idles, and is charged when its battery is low."""
+        """Condition at ``at_s`` of a client that idles, and charges when its battery is low."""
         while (turn_s := self._turn_s(before)) <= at_s:
             assert self.power is not None
             charge_j = self.power.capacity_j if before.low else self.power.least_j
@@ -72,11 +72,11 @@ class ConditionModel(NamedTuple):
         return self._drifted(before, at_s)
 
     def unfit_at_s(self, now: Condition) -> float:
-        """The first instant at which a client that idles can no longer work; infinite if it always can."""
+        """First time at which an idle client can no longer work; infinite if it always can."""
         return self._turn_s(now) if now.fit else now.at_s
 
     def fit_at_s(self, now: Condition) -> float:
-        """The first instant from now on at which it can work; infinite if it never can."""
+        """First time from now on at which the client can work; infinite if it never can."""
         while not now.fit:
             at_s = max(self._turn_s(now) if now.low else now.at_s, self._cool_s(now))
             if at_s == math.inf:
@@ -85,7 +85,7 @@ class ConditionModel(NamedTuple):
         return now.at_s
 
     def _turn_s(self, now: Condition) -> float:
-        """The instant at which an idle client's battery gets low, or full again."""
+        """Time at which an idle client's battery becomes low, or full again."""
         power = self.power
         if power is None:
             return math.inf
@@ -94,13 +94,13 @@ class ConditionModel(NamedTuple):
         return now.at_s + max(0.0, joules) / watts if watts > 0 else math.inf
 
     def _cool_s(self, now: Condition) -> float:
-        """The instant at which a device that switched itself off is cool enough again."""
+        """Time at which a device that switched off from heat is cool enough again."""
         if not now.off or self.thermal is None:
             return now.at_s
         return now.at_s + self.thermal.cools_in_s(now.temp_c, self.thermal.step_c[0])
 
     def _drifted(self, before: Condition, at_s: float) -> Condition:
-        """The condition after idling until ``at_s``, before which the battery gets neither low nor full."""
+        """Condition after idling until ``at_s``; the battery must not become low or full before."""
         seconds = at_s - before.at_s
         temp_c, charge_j = before.temp_c, before.charge_j
         if self.thermal is not None:
@@ -113,7 +113,7 @@ class ConditionModel(NamedTuple):
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
-        """The condition so far into ``plan``, at most at its end, of a client that began it as ``before``."""
+        """Condition ``elapsed_s`` into the trip ``plan`` (at most at its end) that began as ``before``."""
         elapsed_s = min(elapsed_s, plan.total_s)
         temp_c, charge_j = before.temp_c, before.charge_j
         low = before.low or because == "battery"
@@ -129,7 +129,7 @@ class ConditionModel(NamedTuple):
         return Condition(before.at_s + elapsed_s, temp_c, charge_j, low, before.off or because == "heat")
 
     def interruption(self, before: Condition, plan: TripPlan) -> tuple[float, Cause] | None:
-        """The seconds into the trip at which the client has to stop, and why; None if it gets to its end."""
+        """Seconds into the trip until the client must stop, and the cause; None if it can finish."""
         found: tuple[float, Cause] | None = None
         if plan.heat is not None and plan.heat.off_s < plan.heat.total_s:
             found = plan.down_s + plan.compute_lead_s + plan.heat.off_s, "heat"
@@ -145,13 +145,13 @@ class ConditionModel(NamedTuple):
 
     def _temp_c(self, thermal: ThermalModel, temp_c: float, plan: TripPlan, elapsed_s: float) -> float:
         computing_s = elapsed_s - plan.down_s - plan.compute_lead_s
-        if plan.heat is None or computing_s <= 0:  # without heat, how busy it is, nobody knows
+        if plan.heat is None or computing_s <= 0:  # without heat, the power while computing is unknown
             return thermal.after(temp_c, 0.0, elapsed_s)
         busy_s = min(computing_s, plan.heat.total_s)
         return thermal.after(plan.heat.temp_c(busy_s), 0.0, computing_s - busy_s)
 
     def _draws(self, power: Power, plan: TripPlan) -> Iterator[tuple[float, float]]:
-        """Seconds and watts of each part of a trip, in order."""
+        """Yield seconds and watts of each part of a trip, in order."""
         transfer_w, rest_s = power.idle_w + power.radio_w, plan.tail_s if plan.rests else 0.0
         yield plan.down_s, transfer_w
         if plan.heat is None:
@@ -166,29 +166,29 @@ class ConditionModel(NamedTuple):
 
 
 class Power(NamedTuple):
-    """Watts, each on top of ``idle_w``, and joules."""
+    """Power in watts, each on top of ``idle_w``, and charge in joules."""
 
     idle_w: float
     busy_w: float
     radio_w: float
     capacity_j: float
     least_j: float
-    """The charge below which the device takes no work."""
+    """Charge below which the device accepts no work."""
     charge_w: float
-    """Of its charger, net; 0 where the profile states none."""
+    """Net charging power; 0 if the profile states none."""
 
 
 def power_of(device: Device, bearer: Bearer = "mobile") -> Power | None:
-    """The device's power and charge; None without a battery.
+    """Return the device's power and charge; None without a battery.
 
-    A current that is left out is not drawn. `ProfileError` where it does not say what computing draws.
+    Currents missing from the profile count as 0. `ProfileError` if it does not state the power of computing.
     """
     battery, watts, volts = device.battery, device.busy_w, device.voltage_v
     if battery is None:
         return None
     if watts is None:
         needed = "give thermal.busy_w, or cpu.clusters with max_ma"
-        raise ProfileError(f"device {device.id!r} does not say what computing draws: {needed}")
+        raise ProfileError(f"device {device.id!r} does not state the power of computing: {needed}")
     capacity_j = battery.capacity_mah * volts * 3.6
     radio_ma = {"mobile": battery.radio_ma, "wifi": battery.wifi_ma, "wired": 0.0}[bearer]
     return Power(
@@ -204,9 +204,9 @@ def power_of(device: Device, bearer: Bearer = "mobile") -> Power | None:
 def energy_j(
     device: Device, *, compute_s: float, radio_s: float = 0.0, idle_s: float = 0.0, bearer: Bearer = "mobile"
 ) -> float:
-    """Joules of so many seconds of computing, of transfers and of neither.
+    """Energy, J, of the given seconds of computing, transfers and idling.
 
-    `ProfileError` where its profile has no battery or does not say what computing draws.
+    `ProfileError` if the profile has no battery or does not state the power of computing.
 
     >>> from edgefl.devices import load_device
     >>> round(energy_j(load_device("pixel-4"), compute_s=10.0), 1)
@@ -214,6 +214,6 @@ def energy_j(
     """
     power = power_of(device, bearer)
     if power is None:
-        raise ProfileError(f"device {device.id!r} has no [battery], so what it draws is not known")
+        raise ProfileError(f"device {device.id!r} has no [battery], so its power is unknown")
     seconds = compute_s + radio_s + idle_s
     return power.idle_w * seconds + power.busy_w * compute_s + power.radio_w * radio_s

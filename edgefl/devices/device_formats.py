@@ -1,13 +1,13 @@
-"""Other projects' files of devices: BouquetFL's databases of hardware, and Android's power profiles.
+"""Other projects' device files: BouquetFL's hardware databases, and Android's power profiles.
 
-BouquetFL's TOML has processors, graphics cards and places, the last as networks, but no training rates: a
-processor is given 0.07 of a peak of 32 FLOP a cycle and core (two 256-bit fused multiply-adds), a graphics
-card 0.07 of two: the share that FLASH's phones reached (docs/profiles.md), tenfold uncertain.
+BouquetFL's TOML lists processors, graphics cards and locations (imported as networks), without training
+rates. A processor gets 0.07 of a peak of 32 FLOP per cycle and core (two 256-bit fused multiply-adds), a
+graphics card 0.07 of a peak of two: FLASH's phones reached this share (docs/profiles.md); uncertainty: 10×.
 
-Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` of what parts draw, in mA at the
-battery's nominal voltage, and of the cores' frequencies in kHz. Older files name the arrays ``cpu.speeds``
-and ``cpu.active``, and leave ``.cluster0`` out where there is one cluster. Currents that are the same at
-every frequency were not measured.
+Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` with currents in mA at the
+battery's nominal voltage and the cores' frequencies in kHz. Older files name the arrays ``cpu.speeds`` and
+``cpu.active``, and omit ``.cluster0`` if there is one cluster. Currents that are equal at every frequency
+were not measured.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _BouquetFile(msgspec.Struct):
 
 
 def read_bouquetfl(path: Path, options: ImportOptions) -> ImportResult:
-    """A device for each processor or graphics card, a network for each place."""
+    """Make a device of each processor or graphics card, and a network of each location."""
     file = checked(str(path), read_tables(path), _BouquetFile)
     kinds: list[tuple[type[Processor | GraphicsCard | Location], list[_Table]]]
     kinds = [(Processor, file.cpus), (GraphicsCard, file.gpus), (Location, file.locations)]
@@ -115,73 +115,73 @@ def _desktop(flop_per_cycle: int, cores: float, ghz: float, clock: str) -> _Tabl
     }
 
 
-PLACEHOLDER_MA = 0.1  # every current of Android's own sample, in which nothing was measured
+PLACEHOLDER_MA = 0.1  # value of every current in Android's sample file, in which nothing was measured
 SAME_MHZ = 0.01
-"""A cluster of the file is one of the profile's if their highest frequencies differ by a smaller share."""
+"""Maximum relative difference of the highest frequencies of a cluster in the file and in the profile."""
 _BATTERY = {
     "capacity_mah": ("battery.capacity", ""),
     "idle_ma": ("cpu.idle", ""),
     "wifi_ma": ("wifi.active", "wifi.controller"),
     "radio_ma": ("radio.active", "modem.controller"),
 }
-"""Figures of a battery: the file's item, and the controller whose receiving and sending stand in for it."""
+"""Battery figures: the file's item, and the controller whose rx and tx currents replace a missing one."""
 Items = dict[str, list[float]]
 
 
 PowerCluster = tuple[int | None, list[float], list[float]]
-"""Cores of one kind in the file, None where it does not say; their frequencies, MHz, and currents, mA."""
+"""Number of cores of one kind (None if not given), their frequencies, MHz, and currents, mA."""
 
 
 def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
-    """The device profile that ``options.base`` names, with the file's battery and currents of the cores."""
+    """Complete the device profile ``options.base`` with the file's battery and core currents."""
     items = _items(path)
     _refuse_placeholders(path, items)
     clusters, notes = _clusters(path, items), []
     seen = [ma for _, _, power_ma in clusters for ma in power_ma]
     if len(seen) > len(clusters) and len(set(seen)) == 1:
-        notes.append(f"left out: the cores' currents, {seen[0]:g} mA at every frequency")
+        notes.append(f"left out: the cores' currents, equal at every frequency ({seen[0]:g} mA)")
         clusters = []
     if options.base is None:
-        needed = "name the device profile that it completes: --base"
+        needed = "give the device profile that it completes: --base"
         raise ProfileError(f"{path}: has no computing rates; {needed}")
     tables = to_json(load_device(options.base))
     sources, source = tables["sources"], f"Android power_profile.xml: {path.name}"
     given, battery = tables.get("battery", {}), _battery(items)
     if "capacity_mah" not in given | battery:
-        allowed = "above 0 mAh, as the base has none"
+        allowed = "above 0 mAh, since the base profile has no capacity"
         raise ProfileError(f"{path}: battery.capacity: got nothing; allowed: {allowed}")
     before = sources.pop("battery", None)
     for key in given if before is not None else ():
         sources.setdefault(f"battery.{key}", before)
-    sources |= {f"battery.{key}": f"{source}, {said}" for key, (_, said) in battery.items()}
+    sources |= {f"battery.{key}": f"{source}, {origin}" for key, (_, origin) in battery.items()}
     tables["battery"] = given | {key: figure for key, (figure, _) in battery.items()}
     left_out = _fit(clusters, tables)
     if len(left_out) < len(clusters):
         before = sources.get("cpu.clusters", sources.get("cpu"))
-        told = before.split("; currents from")[0] + "; " if before else ""
-        sources["cpu.clusters"] = f"{told}currents from {source}"
+        previous = before.split("; currents from")[0] + "; " if before else ""
+        sources["cpu.clusters"] = f"{previous}currents from {source}"
     tables["id"] = options.profile_name(tables["id"])
     return ImportResult(profile_file(path, "devices", tables), (*notes, *left_out))
 
 
 def _battery(items: Items) -> dict[str, tuple[float, str]]:
-    """Figures of the battery that the file gives, and the words for where they are."""
+    """Return the file's battery figures, each with a description of its origin."""
     found: dict[str, tuple[float, str]] = {}
     for key, (item, controller) in _BATTERY.items():
-        figures, said = items.get(item, []), item
+        figures, origin = items.get(item, []), item
         if controller:
-            said = f"{item}, or the mean of {controller}.rx and .tx"
+            origin = f"{item}, or the mean of {controller}.rx and .tx"
             parts = [items.get(f"{controller}.{way}", []) for way in ("rx", "tx")]
             both = [sum(part) / len(part) for part in parts if sum(part) > 0]
             figures = figures if any(figures) or not both else [sum(both) / len(both)]
         figure = round(float(figures[0]), 2) if figures else 0.0
         if figures and (figure or key == "idle_ma"):
-            found[key] = figure, said
+            found[key] = figure, origin
     return found
 
 
 def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:
-    """Put each cluster's frequencies and currents into the profile's; returns what is none of it."""
+    """Copy frequencies and currents to matching clusters of the profile; return notes on the others."""
     known, notes = tables.get("cpu", {}).get("clusters", []), []
     have = " + ".join(f"{one['cores']} cores of {one['max_mhz']:g} MHz" for one in known)
     for cores, freq_mhz, power_ma in clusters:
@@ -192,7 +192,7 @@ def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:
                 break
         else:
             got = f"{cores or 'all'} cores of {freq_mhz[-1]:g} MHz"
-            notes.append(f"left out: {got}, which the profile has not ({have or 'it has no clusters'})")
+            notes.append(f"left out: {got}, not in the profile ({have or 'it has no clusters'})")
     return notes
 
 
@@ -206,7 +206,7 @@ def _clusters(path: Path, items: Items) -> list[PowerCluster]:
                 continue
             if len(speeds) != len(currents) or not speeds or speeds != sorted(set(speeds)):
                 got = f"{len(speeds)} speeds and {len(currents)} currents"
-                allowed = "as many of both, the speeds ascending"
+                allowed = "equally many of both, the speeds ascending"
                 raise ProfileError(f"{path}: {speeds_key}{suffix}: got {got}; allowed: {allowed}")
             if speeds[0] <= 0 or min(currents) <= 0:
                 raise ProfileError(f"{path}: {currents_key}{suffix}: allowed: speeds and currents above 0")
@@ -216,7 +216,7 @@ def _clusters(path: Path, items: Items) -> list[PowerCluster]:
 
 
 def _refuse_placeholders(path: Path, items: Items) -> None:
-    """Raise `ProfileError` if the cores, or the radios and screen, all draw Android's sample value."""
+    """Raise `ProfileError` if all cores, or radios and screen, have the value of Android's sample file."""
     cores = [
         ma for key, mas in items.items() if key.startswith(("cpu.core_power", "cpu.active")) for ma in mas
     ]
@@ -228,10 +228,10 @@ def _refuse_placeholders(path: Path, items: Items) -> None:
 
 
 def _items(path: Path) -> Items:
-    """Every item and array of the file as numbers. No document type, so no entities, is accepted."""
+    """Parse every item and array of the file as numbers. Document types, and so entities, are refused."""
     text = read_text(path)
     if "<!DOCTYPE" in text:
-        raise ProfileError(f"{path}: a document type, which no power profile has")
+        raise ProfileError(f"{path}: has a document type; power profiles have none")
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:

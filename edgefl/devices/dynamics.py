@@ -1,8 +1,8 @@
-"""Changes of clients by themselves during a run: temperature, charge, coming and going.
+"""Changes of clients during a run that no task causes: temperature, charge, joining and leaving.
 
-`Dynamics` is shown every event and what the core answered. It knows each client's condition, the plan of its
-trip, and the next instant at which it comes or goes, which both clocks ask for. A resumed run has the same
-state from replaying the journal.
+`Dynamics` observes every event and the core's actions. It tracks each client's condition, the plan of its
+trip, and the time of its next change, which both clocks query. A resumed run restores this state by replaying
+the journal.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from edgefl.devices.plan import End, TripPlan
 from edgefl.devices.presence import Presence
 from edgefl.experiment import Experiment
 
-MOST_TRIES = 10_000  # recoveries looked through for one after which the client is online as well as fit
+MOST_TRIES = 10_000  # recoveries tried to find one at which the client is also online
 
 
 class Transition(NamedTuple):
-    """The next change of a client by itself, unless it is given a task or ends one before."""
+    """A client's next change of its own, unless it is given a task or ends one before."""
 
     at_s: float
     """Emulated seconds since the start of the run; infinite: no change."""
     why: Literal["back", "offline", "battery", "heat", "died"]
 
     @property
-    def comes(self) -> bool:
+    def joins(self) -> bool:
         return self.why == "back"
 
 
@@ -47,27 +47,27 @@ NEVER = Transition(math.inf, "back")
 
 
 class _ClientState:
-    """The state of one client that changes over time."""
+    """The changing state of one client."""
 
     __slots__ = ("forced", "here", "model", "move", "not_before_s", "now", "plan", "presence")
 
     def __init__(self, model: ConditionModel, presence: Presence, charge: float) -> None:
         self.model, self.presence = model, presence
-        self.now = model.initial(charge)  # while it is on a trip, its condition at the start of that
+        self.now = model.initial(charge)  # during a trip: the condition at its start
         self.plan: TripPlan | None = None
         self.here, self.not_before_s = False, 0.0
-        self.forced = NEVER  # the change that ends its trip even where clients finish theirs first
+        self.forced = NEVER  # the change that ends its trip even with on_leave = "finish"
         self.rest(0.0)
 
     def begin(self, at_s: float) -> Condition:
-        """Begin a task's trip at that instant; returns the client's condition then."""
+        """Start a task's trip at ``at_s``; return the client's condition then."""
         self.now = self.model.after_rest(self.now, max(at_s, self.now.at_s))
         return self.now
 
     def travel(self, plan: TripPlan, given_s: float) -> None:
-        """Set the trip that it makes, of a task that it was given at that instant."""
+        """Set the plan of the present trip, whose task was given at ``given_s``."""
         self.plan, start_s = plan, self.now.at_s
-        self.move, self.forced = self._goes(given_s), Transition(start_s + plan.dies_s, "died")
+        self.move, self.forced = self._departure(given_s), Transition(start_s + plan.dies_s, "died")
         if (stop := self.model.interruption(self.now, plan)) is not None:
             stops = Transition(start_s + stop[0], stop[1])
             if stops.why == "battery":
@@ -77,7 +77,7 @@ class _ClientState:
         self.move = min(self.move, self.forced)
 
     def end(self, at_s: float) -> None:
-        """End its trip, at its end or before."""
+        """End the present trip, complete or not."""
         if self.plan is None:
             return
         why, elapsed_s = self.move.why, min(at_s, self.move.at_s) - self.now.at_s
@@ -87,22 +87,24 @@ class _ClientState:
         self.rest(at_s)
 
     def rest(self, at_s: float) -> None:
-        """Set the next change of a client that is on no trip."""
+        """Set the next change of a client that is not on a trip."""
         if not self.here:
-            self.move = Transition(self._comes_s(max(at_s, self.not_before_s)), "back")
+            self.move = Transition(self._next_fit_s(max(at_s, self.not_before_s)), "back")
             return
-        self.move, unfit_s = self._goes(at_s), self.model.unfit_at_s(self.now)
+        self.move, unfit_s = self._departure(at_s), self.model.unfit_at_s(self.now)
         if unfit_s < self.move.at_s:
             self.move = Transition(unfit_s, "heat" if self.now.off else "battery")
 
-    def _goes(self, at_s: float) -> Transition:
-        return Transition(self.presence.goes_s(at_s) if self.presence.online(at_s) else at_s, "offline")
+    def _departure(self, at_s: float) -> Transition:
+        return Transition(
+            self.presence.next_offline_s(at_s) if self.presence.online(at_s) else at_s, "offline"
+        )
 
-    def _comes_s(self, at_s: float) -> float:
-        """The first instant from ``at_s`` on at which it is present and fit."""
+    def _next_fit_s(self, at_s: float) -> float:
+        """First time from ``at_s`` on at which the client is online and can work."""
         now = self.now
         for _ in range(MOST_TRIES):
-            if (at_s := self.presence.comes_s(at_s)) == math.inf:
+            if (at_s := self.presence.next_online_s(at_s)) == math.inf:
                 break
             now = self.model.after_rest(now, max(at_s, now.at_s))
             if now.fit:
@@ -113,7 +115,7 @@ class _ClientState:
 
 
 class Dynamics:
-    """The changing clients of one run; those on which nothing changes are not in it, and cost nothing."""
+    """The changing clients of one run; clients without changes are not stored."""
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class Dynamics:
         cells: SharedCells | None = None,
     ) -> None:
         self._experiment, self._trips, self._cells = experiment, trips, cells
-        self._through: dict[int, FinishedTrip] = {}
+        self._finished: dict[int, FinishedTrip] = {}
         self._in_cells: dict[int, tuple[int, TripPlan]] = {}  # client → its task and trip
         self._states: dict[int, _ClientState] = {}
         for info in filter(partial(changes, experiment), clients):
@@ -135,66 +137,66 @@ class Dynamics:
         return client in self._states
 
     def condition(self, client: int) -> Condition | None:
-        """The client's condition when its trip started; None for one that does not change."""
+        """The client's condition at the start of its trip; None for a client without changes."""
         state = self._states.get(client)
         return None if state is None else state.now
 
     def plan(self, client: int) -> TripPlan | None:
-        """The trip that it is on; None for a client that does not change."""
+        """The client's present trip; None for a client without changes."""
         if client in self._in_cells:
             return self._in_cells[client][1]
         state = self._states.get(client)
         return None if state is None else state.plan
 
     def move(self, client: int) -> Transition:
-        """The next change of the client by itself."""
+        """The client's next change of its own."""
         return self._states[client].move
 
     def finishes(self, client: int) -> bool:
-        """Returns True for a client that finishes its task before it goes, as `move` says."""
+        """Return True if the client finishes its task before the departure that `move` announces."""
         state = self._states[client]
         return self._experiment.fleet.on_leave == "finish" and state.move is not state.forced
 
     def lost_at_s(self, client: int) -> float:
-        """The instant at which the client's task is lost, unless the trip is over before."""
+        """Time at which the client's task is lost, unless the trip ends before."""
         state = self._states.get(client)
         if state is None:
             return math.inf
         return (state.forced if self._experiment.fleet.on_leave == "finish" else state.move).at_s
 
     def moved(self) -> Iterable[int]:
-        """Clients whose next change is another than when this was asked last."""
+        """Clients whose next change is different since the last call."""
         moved, self._moved = self._moved, {}
         return moved
 
     @property
     def shares(self) -> bool:
-        """True where trips' times depend on each other: then `through` says when each is over."""
+        """True if trips' times depend on each other; then `finished_trips` returns finished trips."""
         return self._cells is not None
 
     @property
     def next_s(self) -> float:
-        """The instant of the next event in a cell; infinite if there is none."""
+        """Time of the next event in a cell; infinite if there is none."""
         return math.inf if self._cells is None else self._cells.next_s
 
     def advance(self, at_s: float) -> None:
-        """Let everything happen in the cells until then."""
+        """Process all cell events until ``at_s``."""
         if self._cells is not None:
-            self._through.update((through.task, through) for through in self._cells.advance(at_s))
+            self._finished.update((through.task, through) for through in self._cells.advance(at_s))
 
-    def through(self) -> Iterable[FinishedTrip]:
-        """Trips that are over since this was asked last."""
-        found, self._through = self._through, {}
+    def finished_trips(self) -> Iterable[FinishedTrip]:
+        """Trips that have ended since the last call."""
+        found, self._finished = self._finished, {}
         return found.values()
 
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
-        """Take in that the core, whose time is ``now_s``, answered ``event`` with ``actions``."""
+        """Update the state for ``event`` and the core's ``actions``; ``now_s`` is the core's time."""
         if self._cells is not None and event.at_s < math.inf:
             self.advance(event.at_s)
             if isinstance(event, Arrived | Failed) or (isinstance(event, Left) and not event.finishes):
                 task, _ = self._in_cells.pop(event.client, (-1, None))
                 self._cells.drop(task, event.at_s)
-                self._through.pop(task, None)
+                self._finished.pop(task, None)
         if isinstance(event, Joined | Left | Arrived | Failed) and event.client in self._states:
             self._happened(event, self._states[event.client])
             self._moved[event.client] = None
@@ -232,11 +234,11 @@ class Dynamics:
 
 
 def dynamics_of(experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> Dynamics | None:
-    """The dynamics of a run; None for a fleet on which nothing changes over time."""
+    """Create the dynamics of a run; None if nothing in the fleet changes over time."""
     kinds = {(info.profile, info.network): info for info in clients}
     cells, shared = experiment.fleet.cells, None
-    if cells is not None and experiment.clock.kind == "virtual":  # on the wall, clients see to it
-        count = min(cells.count, len(clients))  # with more, each client is alone in its own
+    if cells is not None and experiment.clock.kind == "virtual":  # under the wall clock, clients do this
+        count = min(cells.count, len(clients))  # with more, each client has its own cell
         shared = SharedCells(count, cell_limits(clients), cell_capacities(cells))
     if shared is None and not any(changes(experiment, info) for info in kinds.values()):
         return None

@@ -1,11 +1,11 @@
-"""FedScale's two dictionaries of devices, which ship as pickles and are read as data.
+"""FedScale's two dictionaries of devices, distributed as pickles and read without executing them.
 
 ``client_device_capacity``: client → ``{"computation": ms, "communication": kbit/s}``. A training step takes
-3 · batch · computation, both transfers of a trip (upload + download) over communication. Which network's
-inference ``computation`` is FedScale does not state: MobileNet-V2 at 224 × 224 is assumed.
+3 · batch · computation, both transfers of a trip (upload + download) over communication. FedScale does not
+state which network's inference ``computation`` measures: MobileNet-V2 at 224 × 224 is assumed.
 
 ``client_behave_trace``: client → ``{"inactive": […], "finish_time", "active": […], …}``, seconds. The client
-is there from active[i] to inactive[i], again after each finish_time.
+is online from active[i] to inactive[i], repeated with period finish_time.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from edgefl.plain_pickle import PickleError, read_plain_pickle, write_plain_pick
 
 Client = TypeVar("Client")
 LIMIT_MIB = 256
-CLIENTS = 100  # clients that are taken of a file with more, if the user does not say how many
-MOST_CLIENTS = 5000  # a fleet of more would not fit a profile file
+CLIENTS = 100  # default maximum number of imported clients
+MOST_CLIENTS = 5000  # a larger fleet would not fit a profile file
 MOST_INTERVALS = 20_000_000
 FORWARD_GFLOP = 0.6
-"""MobileNet-V2's inference of one image of 224 × 224, 300 M multiply-adds (Sandler et al., CVPR 2018)."""
+"""Inference of MobileNet-V2 on one 224 × 224 image: 300 M multiply-adds (Sandler et al., CVPR 2018)."""
 UNCERTAIN = 6.0
 Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e12)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
 
 
 class Capacity(msgspec.Struct):
-    """An entry of ``client_device_capacity``; FedScale has one bandwidth for both ways."""
+    """An entry of ``client_device_capacity``; FedScale has one bandwidth for both directions."""
 
     computation: Figure
     communication: Figure
@@ -50,9 +50,9 @@ class Behavior(msgspec.Struct):
 
 
 def read(path: Path, options: ImportOptions) -> ImportResult:
-    """Of capacities a fleet with a device and a network for each client; of behavior an availability file.
+    """Import capacities as a fleet with a device and network per client, or behavior as an availability file.
 
-    At most ``options.clients`` are taken, evenly spaced in the order of their speed, or of their ids.
+    At most ``options.clients`` are imported, evenly spaced in the order of their speed, or of their ids.
     """
     try:
         clients = read_plain_pickle(read_bytes(path, LIMIT_MIB))
@@ -72,7 +72,7 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write(fleet: FleetFile) -> bytes:
-    """``client_device_capacity`` of that fleet; its one bandwidth takes as long for both ways together."""
+    """Write a fleet's ``client_device_capacity``; its one bandwidth keeps the sum of both transfer times."""
     clients: list[dict[str, float]] = []
     for name, count in fleet.devices.items():
         device = load_device(name)
@@ -107,7 +107,7 @@ def _capacities(path: Path, clients: dict[Any, Any], name: str, most: int) -> Im
 
 
 def _client(path: Path, name: str, client: Any, capacity: Capacity) -> dict[str, str]:
-    """The files of a client's device and network."""
+    """Create the files of a client's device and network."""
     title, file = f"FedScale client {client}", f"client {client} in FedScale's {path.name}"
     ms, rate = capacity.computation, {"rate_mbps": capacity.communication / 1e3}
     train = "cpu.rate_gflops.train"
@@ -139,7 +139,7 @@ def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> Impo
         if len(one.active) != len(one.inactive):
             raise ProfileError(f"{path}: client {client!r}: inactive: must be as many as active")
         intervals += len(one.active)
-        if intervals > MOST_INTERVALS:  # a list of the file may be many clients'
+        if intervals > MOST_INTERVALS:  # in a pickle, many clients may share one list
             raise ProfileError(f"{path}: more than {MOST_INTERVALS} intervals")
         merged = _merged(one)
         if merged:
@@ -153,7 +153,7 @@ def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> Impo
 
 
 def _merged(one: Behavior) -> list[list[float]]:
-    """The client's intervals within the period, in order and apart."""
+    """Merge the client's intervals within the period into sorted, disjoint ones."""
     merged: list[list[float]] = []
     for start, end in sorted(zip(one.active, one.inactive, strict=True)):
         end = min(end, one.finish_time)
@@ -167,6 +167,6 @@ def _merged(one: Behavior) -> list[list[float]]:
 
 
 def _spread(ordered: Sequence[Client], count: int) -> list[Client]:
-    """``count`` of these at even ranks, (i + ½) / count; all if there are no more."""
+    """Choose ``count`` entries at even ranks, (i + ½) / count; all if there are fewer."""
     count = min(count, len(ordered))
     return [ordered[int((at + 0.5) * len(ordered) / count)] for at in range(count)]

@@ -1,13 +1,13 @@
-"""Fits the time model of a runtime to steps that were measured on a device.
+"""Fits a runtime's time model to steps measured on a device.
 
-The fit minimises errors of log(predicted ÷ measured), so a step of 10 ms counts as one of 10 s, with a
-soft-L1 loss, so one odd row moves little. What the rows do not tell apart stays where a prior has it: every
-cost is its prior's, times one factor for the whole device, times one for its family (operations, bytes),
-times its own; the latter two are held near 1 as a normal distribution of their logarithms would.
+The fit minimises errors of log(predicted ÷ measured), so that a step of 10 ms weighs as much as one of 10 s,
+with a soft-L1 loss, so that outliers have little effect. A prior determines what the rows do not: every cost
+is its prior's, times one factor for the whole device, times one for its family (operations, bytes), times its
+own. The latter two are regularised towards 1 by a normal prior on their logarithms.
 
-How sure a cost is follows from the same: the covariance of the costs' logarithms, given the rows, in linear
-approximation. A step's interval is as wide as its own share of unsure costs makes it, times what makes 90%
-of the rows lie within theirs when they are left out.
+The uncertainty of the costs is the covariance of their logarithms given the rows, in linear approximation. A
+step's interval is as wide as its share of uncertain costs makes it, scaled so that 90% of the rows are within
+their intervals when they are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 LeftOut = Literal["network", "row", "nothing"]
 
 FAMILIES: Final = ("_flop", "_bytes")
-"""Endings of the fields whose costs change together from one device to another."""
+"""Suffixes of the fields whose costs vary together between devices."""
 
 TYPICAL: Final = TimeModel(
     conv_gflops=25.0,
@@ -50,22 +50,22 @@ TYPICAL: Final = TimeModel(
     fixed_ms=1.0,
     error_factor=1.3,
 )
-"""The prior of a device that nothing is known of: the orders of magnitude of a Raspberry Pi 4 in torch."""
+"""Prior for an unknown device: the orders of magnitude of a Raspberry Pi 4 in torch."""
 SPREAD: Final = MOST_UNSURE
-"""Factor by which a cost may well differ from a prior of another device or runtime."""
+"""Factor by which a cost may plausibly differ from that of another device or runtime."""
 FAMILY: Final = 0.5
-"""How firmly a family's factor is held near 1, in units of a single cost's."""
+"""Strength of the regularisation of a family's factor, relative to that of a single cost."""
 ODD: Final = 0.1
-"""Error, as a logarithm, from which on a row counts by its size and no longer by its square."""
+"""Absolute log error above which a row counts linearly and not quadratically."""
 FOLDS: Final = 50
-"""Most fits that estimate the error on unseen networks."""
+"""Maximum number of fits that estimate the error on held-out networks."""
 FEW_NETWORKS: Final = 10
-"""With fewer networks ``error_factor`` is no less than the prior's."""
+"""With fewer networks ``error_factor`` is at least the prior's."""
 COVERAGE: Final = 0.9
 NORMAL: Final = 1.645
-"""Standard deviations that hold that share of a normal distribution; few networks do not prove fewer."""
+"""Standard deviations of the 90% interval of a normal distribution: the minimum width with few networks."""
 WHOLE: Final = 5.0
-"""Standard deviation of the logarithm of a device's own factor: nothing is known of it before."""
+"""Prior standard deviation of the logarithm of the whole device's factor: practically unknown."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,41 +76,41 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seconds: float
 
 
-class Unseen(msgspec.Struct, frozen=True, kw_only=True):
-    """A row beside what a fit says that has seen no row of its network."""
+class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A row and its prediction by a fit without the rows of its network."""
 
     row: Row
     predicted_s: float
     error_factor: float = math.inf
-    """The interval that was predicted holds what is within this factor."""
+    """The predicted interval is ``predicted_s`` ÷ to × this factor."""
 
     @property
     def factor(self) -> float:
-        """Predicted over measured seconds."""
+        """Predicted ÷ measured seconds."""
         return self.predicted_s / self.row.seconds
 
     @property
     def off(self) -> float:
-        """The larger of predicted and measured seconds over the other."""
+        """Ratio of predicted and measured seconds, the larger over the smaller."""
         return max(self.factor, 1 / self.factor)
 
     @property
     def held(self) -> bool:
-        """The measured seconds are within the interval."""
+        """True if the measured seconds are within the interval."""
         return self.off <= self.error_factor
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """A time model, and how far it is off."""
+    """A time model and its errors."""
 
     model: TimeModel
     rows: tuple[Row, ...]
-    unseen: tuple[Unseen, ...]
-    """Every row once; empty where there is a single network."""
+    unseen: tuple[HeldOutPrediction, ...]
+    """Every row once; empty if there is only one network."""
 
 
 class ErrorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors of predictions: |predicted ÷ measured − 1|, and the largest factor between the two."""
+    """Errors of predictions: |predicted ÷ measured − 1|, and the largest ratio between the two."""
 
     rows: int
     median: float
@@ -128,13 +128,13 @@ def fit(
     left_out: LeftOut = "network",
     apart: float = 1.0,
 ) -> Fit:
-    """The time model of the device that the rows were measured on, and its errors on unseen rows.
+    """Fit the time model of the device on which the rows were measured, and estimate its errors.
 
-    ``prior`` says what the rows do not: best is a device of like cores in the same runtime, whose costs then
-    differ from this one's by a common factor and about ``spread``. Intervals hold 90% of what fits
-    say of the rows left out: all of one network, or one by one; with nothing left out, or few networks,
-    ``error_factor`` is no less than the prior's. ``apart`` is the factor between the device that was measured
-    and the one that is meant. Raises `ConfigError` for rows without time.
+    ``prior`` determines what the rows do not: best is a similar device in the same runtime, whose costs
+    differ from this one's by a common factor and about ``spread``. Intervals hold 90% of the rows left out:
+    all rows of one network at a time, or one row at a time. If nothing is left out, or there are few
+    networks, ``error_factor`` is at least the prior's. ``apart`` is the error factor between the measured
+    device and the modelled one. Raises `ConfigError` for rows without time.
 
     >>> rows = [Row(network=str(n), work=StepWork(conv_flop=n * 1e9), seconds=n / 10) for n in range(1, 30)]
     >>> round(fit(rows).model.seconds(StepWork(conv_flop=7e9)), 2)
@@ -144,14 +144,14 @@ def fit(
         if not (math.isfinite(row.seconds) and row.seconds > 0):
             raise ConfigError(f"{row.network}: seconds must be above 0, got {row.seconds}")
     if not rows:
-        raise ConfigError("no rows to fit; need one measured step at least")
+        raise ConfigError("no rows to fit; at least one measured step is needed")
     problem = _Problem(prior, spread)
     amounts, seconds = _amounts(rows), np.array([row.seconds for row in rows])
     folds = list(_folds(problem, amounts, seconds, _groups(rows, left_out)))
     scores = [score for fold in folds for score in fold.scores(amounts, seconds)]
     few = not scores or (left_out == "network" and len({row.network for row in rows}) < FEW_NETWORKS)
     times = max(_holding(scores, COVERAGE) if scores else 0.0, NORMAL if few else 0.0)
-    unknown = max(times, NORMAL)  # however exact the rows are, they say nothing of costs that none has
+    unknown = max(times, NORMAL)  # exact rows do not make costs certain that occur in none of them
     usual = max(math.exp(times * ODD), prior.error_factor if few else 1.0)
     costs = problem.solve(amounts, seconds)
     model = _model(costs, joined(usual, apart), unknown * problem.errors(costs, amounts, seconds))
@@ -164,13 +164,15 @@ def fit(
     return Fit(model=model, rows=tuple(rows), unseen=tuple(unseen[at] for at in sorted(unseen)))
 
 
-def predicted(model: TimeModel, row: Row) -> Unseen:
-    """A row that the model was not fitted to, beside what it predicts."""
-    return Unseen(row=row, predicted_s=model.seconds(row.work), error_factor=model.error_factor_of(row.work))
+def predicted(model: TimeModel, row: Row) -> HeldOutPrediction:
+    """Predict a row that the model was not fitted to."""
+    return HeldOutPrediction(
+        row=row, predicted_s=model.seconds(row.work), error_factor=model.error_factor_of(row.work)
+    )
 
 
-def summary(unseen: Iterable[Unseen]) -> ErrorSummary:
-    """The errors of predictions in five figures."""
+def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
+    """Summarise errors of predictions in five figures."""
     unseen = list(unseen)
     errors = np.abs(np.array([found.factor for found in unseen]) - 1)
     return ErrorSummary(
@@ -182,8 +184,8 @@ def summary(unseen: Iterable[Unseen]) -> ErrorSummary:
     )
 
 
-def holding(unseen: Sequence[Unseen], share: float = COVERAGE) -> float:
-    """The factor that holds this share of predictions and one more like them (a conformal quantile)."""
+def holding(unseen: Sequence[HeldOutPrediction], share: float = COVERAGE) -> float:
+    """Return the factor that covers this share of predictions and of one more (a conformal quantile)."""
     return _holding([found.off for found in unseen], share)
 
 
@@ -196,7 +198,7 @@ def _holding(errors: Iterable[float], share: float) -> float:
 
 
 class _Problem:
-    """The prior, and least squares from there."""
+    """The prior, and the least-squares problem around it."""
 
     def __init__(self, prior: TimeModel, spread: float) -> None:
         known, typical = prior.costs(), TYPICAL.costs()
@@ -211,10 +213,10 @@ class _Problem:
             row[: len(errors)] = np.array(errors) / NORMAL
         apart = np.eye(len(unsure)) + self._families @ self._families.T / FAMILY**2
         self._unsure = WHOLE**2 + unsure @ unsure.T + math.log(spread) ** 2 * apart
-        """Covariance of the costs' logarithms before any row is seen."""
+        """Covariance of the costs' logarithms before any row is used."""
 
     def solve(self, amounts: Array, seconds: Array) -> Array:
-        """Seconds of a unit of each term."""
+        """Return the fitted cost of a unit of each term, seconds."""
         from scipy.optimize import least_squares
 
         start = np.zeros(1 + len(FAMILIES) + len(self._prior))
@@ -223,9 +225,10 @@ class _Problem:
         return self._costs(found.x)
 
     def errors(self, costs: Array, amounts: Array, seconds: Array) -> Array:
-        """The lower triangle L whose L·Lᵀ is the covariance of the logarithms of ``costs``, given the rows.
+        """Return the lower triangle L whose L·Lᵀ is the covariance of the logarithms of ``costs``.
 
-        Each row says a sum of them, weighted by its shares, as exactly as ``ODD``; odd rows less.
+        Each row observes their sum, weighted by its shares, with standard deviation ``ODD``; outliers count
+        less.
         """
         parts = amounts * costs
         shares = parts / parts.sum(1, keepdims=True)
@@ -249,13 +252,13 @@ class _Problem:
 
 
 def _amounts(rows: Sequence[Row]) -> Array:
-    """Each row's amount of each term, and 1 for the fixed part."""
+    """Return each row's amount of each term, and 1 for the fixed part."""
     terms = [[sum(getattr(row.work, name) for name in term) for term in TERMS] + [1.0] for row in rows]
     return np.array(terms, float)
 
 
 def _groups(rows: Sequence[Row], left_out: LeftOut) -> NDArray[np.int64]:
-    """The fold of each row: rows of one number are left out together."""
+    """Return the fold of each row: rows with the same number are left out together."""
     if left_out == "nothing":
         return np.zeros(len(rows), np.int64)
     if left_out == "row":
@@ -265,15 +268,15 @@ def _groups(rows: Sequence[Row], left_out: LeftOut) -> NDArray[np.int64]:
 
 
 class _Fold(NamedTuple):
-    """A fit without some rows."""
+    """A fit without some of the rows."""
 
     out: list[int]
-    """Places of these rows."""
+    """Indices of the rows left out."""
     costs: Array
     errors: Array
 
     def scores(self, amounts: Array, seconds: Array) -> list[float]:
-        """The error of rows that are left out, over what noise and unsure costs let one expect."""
+        """Errors of the rows left out ÷ the standard deviation expected from noise and uncertain costs."""
         parts = amounts[self.out] * self.costs
         took = parts.sum(1)
         unsure = np.linalg.norm(parts @ self.errors, axis=1) / took

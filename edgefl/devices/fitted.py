@@ -1,6 +1,6 @@
-"""Makes a device profile of measured steps: a runtime's table and source, in a known profile or a new one.
+"""Makes a device profile of measured steps: adds a runtime's table and source to a known or new profile.
 
-The source has the command that made the table, so that anybody can make it again: its one record (`Recipe`).
+The source contains the command that made the table (`Recipe`), so that anybody can reproduce it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMAND = "edgefl profiles fit"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The options of `edgefl profiles fit`, by which a runtime is fitted.
+    """The options of `edgefl profiles fit` with which a runtime was fitted.
 
     >>> known = Recipe.of(load_device("pi-5").sources["runtime.torch"])
     >>> known.prior, known.spread
@@ -39,14 +39,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     profile: str | None = None
     runtime: str | None = None
     prior: str | None = None
-    """A device like it, for what the rows do not say."""
+    """A similar device, which determines what the rows do not."""
     spread: float = SPREAD
     leave_out: LeftOut = "network"
     apart: float = 1.0
 
     @property
     def command(self) -> str:
-        """The command that fits like this."""
+        """The command that repeats this fit."""
         options = {f"--{name}": value for name, value in msgspec.to_builtins(self).items() if name != "files"}
         unlike = {name: value for name, value in options.items() if value != _USUAL[name]}
         words = [*self.files, *(str(word) for option in unlike.items() for word in option)]
@@ -54,7 +54,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @classmethod
     def of(cls, source: str) -> Recipe | None:
-        """The fit that the source of a runtime tells of; None where it tells of something else."""
+        """Parse the fit that a runtime's source describes; None if it was not fitted."""
         found = re.match(rf"fitted: {COMMAND} (.*?) on \d+ steps of ", source)
         if found is None:
             return None
@@ -64,17 +64,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return convert({**given, **numbers, "files": shlex.split(files)}, cls)
 
     def fit(self, measured: Sequence[MeasuredStep]) -> Fit:
-        """The fit to these steps, which are of one device and runtime."""
+        """Fit these steps, which must be of one device and runtime."""
         rows, prior = [m.row for m in measured], self.prior_model(measured[0].runtime)
         return fit(rows, prior, spread=self.spread, left_out=self.leave_out, apart=self.apart)
 
     def step_keys(self) -> set[tuple[str, ...]]:
-        """The keys of the steps that edgefl comes with in the recipe's files."""
+        """Keys of the bundled measured steps in the recipe's files."""
         folder = bundled_folder() / "measured"
         return {key for file in self.files for key in measurements.keys(folder / file)}
 
     def prior_model(self, runtime: str) -> TimeModel:
-        """The costs of the device like it, in that runtime where it has it."""
+        """Costs of the similar device, in that runtime if it has it."""
         if self.prior is None:
             return TYPICAL
         like = load_device(self.prior)
@@ -85,7 +85,7 @@ _USUAL = {f"--{name}": value for name, value in msgspec.to_builtins(Recipe()).it
 
 
 def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tuple[MeasuredStep, ...]:
-    """The files' steps of that profile and runtime; `ConfigError` where that leaves several, or none."""
+    """Return the files' steps of that profile and runtime; `ConfigError` unless these are unique."""
     have = sorted({kind for file in files for kind in measurements.kinds(file)})
     chosen = [kind for kind in have if profile in (None, kind[0]) and runtime in (None, kind[1])]
     if len(chosen) != 1:
@@ -96,10 +96,10 @@ def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tup
 
 
 def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe: Recipe) -> str:
-    """A profile named as the file ``out`` that has the fitted runtime.
+    """Return the text of a profile that has the fitted runtime and is named like the file ``out``.
 
-    All else is as in the bundled profile that the rows name. Without one, ``train`` is the
-    geometric mean of what the rows compute a second.
+    Everything else is copied from the bundled profile named in the rows. If there is none, ``train`` is the
+    geometric mean of the rows' FLOP per second.
     """
     first = measured[0]
     steps = f"{len(measured)} steps of {_several({m.device for m in measured})}"
@@ -116,7 +116,7 @@ def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe
 
 
 def _several(names: set[str]) -> str:
-    """Up to three names; of more, the first and how many others."""
+    """List up to three names; for more, the first and the number of others."""
     first, *others = sorted(names)
     return ", ".join([first, *others]) if len(others) < 3 else f"{first} and {len(others)} more"
 
@@ -124,12 +124,12 @@ def _several(names: set[str]) -> str:
 def _mean_gflops(measured: Sequence[MeasuredStep]) -> float:
     rates = [math.log(m.row.work.flop / m.row.seconds) for m in measured if m.row.work.flop]
     if not rates:
-        raise ConfigError("no row computes anything; need one with floating-point operations at least")
+        raise ConfigError("no row computes anything; at least one with floating-point operations is needed")
     return float(f"{math.exp(sum(rates) / len(rates)) / 1e9:.4g}")
 
 
 def _errors(found: Fit) -> str:
     if not found.unseen:
         return ""
-    told = summary(found.unseen)
-    return f"; of rows left out the median error is {told.median:.0%}, 90% are within {told.p90:.0%}"
+    errors = summary(found.unseen)
+    return f"; of rows left out the median error is {errors.median:.0%}, 90% are within {errors.p90:.0%}"

@@ -1,4 +1,4 @@
-"""The device, link, presence and trips of each client: the same in whichever process they are asked for."""
+"""The device, link, presence and trips of each client: identical in every process that computes them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ClientInfos(LazySequence[ClientInfo]):
 
 
 def fleet_of(experiment: Experiment) -> ClientInfos:
-    """Returns the clients of an experiment, numbered in the order of its profiles."""
+    """Return the clients of an experiment, numbered in the order of its profiles."""
     fleet = experiment.fleet
     assert isinstance(fleet.devices, dict)
     of = fleet.network
@@ -71,7 +71,7 @@ def fleet_of(experiment: Experiment) -> ClientInfos:
 
 
 def kinds_of(clients: Sequence[ClientInfo]) -> dict[tuple[str, str], ClientInfo]:
-    """A client of each profile and network, in the order of the clients."""
+    """Return one client of each profile and network, in the order of the clients."""
     if isinstance(clients, ClientInfos):
         starts = accumulate((count for *_, count in clients.kinds[:-1]), initial=0)
         clients = [clients[start] for start in starts]
@@ -87,7 +87,7 @@ _profile = functools.cache(load_device)
 
 @functools.cache
 def _varied(network: str, variation: float) -> Network:
-    """The network with the variation of its rate scaled by ``variation``."""
+    """Scale the variation of a network's rate by ``variation``."""
     found = network_of(network)
     ways = {
         name: msgspec.structs.replace(way, rate_cv=way.rate_cv * variation)
@@ -105,9 +105,9 @@ def _in_runtime(profile: str, runtime: str | None) -> Device:
 
 
 def device_of(experiment: Experiment, client: int, profile: str) -> Device:
-    """The device of one client, in the fleet's runtime where its profile has that.
+    """Return the device of one client, in the fleet's runtime if its profile has it.
 
-    Profiles whose devices differ draw theirs from the client's own stream.
+    If the devices of a profile differ, the client's is drawn from its own stream.
     """
     device = _in_runtime(profile, experiment.fleet.runtime)
     if device.slowdown is None:
@@ -116,7 +116,7 @@ def device_of(experiment: Experiment, client: int, profile: str) -> Device:
 
 
 def mixed_runtimes(experiment: Experiment, clients: Sequence[ClientInfo]) -> str:
-    """The libraries that the fleet's devices compute in, in words where they are several; else empty."""
+    """Describe the libraries that the fleet's devices use if they differ; otherwise return ""."""
     found: dict[str, list[str]] = {}
     for profile in dict.fromkeys(profile for profile, _ in kinds_of(clients)):
         if runtime := _in_runtime(profile, experiment.fleet.runtime).runtime_name:
@@ -124,17 +124,17 @@ def mixed_runtimes(experiment: Experiment, clients: Sequence[ClientInfo]) -> str
     if len(found) < 2:
         return ""
     parts = [f"{runtime} ({', '.join(profiles)})" for runtime, profiles in found.items()]
-    return f"devices compute in {', '.join(parts)}; fleet.runtime names one library for all that have it"
+    return f"devices use {', '.join(parts)}; fleet.runtime selects one library for all that have it"
 
 
 @functools.cache
 def thermal_of(profile: str) -> ThermalModel | None:
-    """The thermal model of all devices of a profile."""
+    """Return the thermal model of all devices of a profile."""
     return thermal_model(_profile(profile))
 
 
 def cell_limits(clients: Sequence[ClientInfo]) -> dict[Way, Sequence[float]]:
-    """Rates of each client's own link, bytes with headers per emulated second; infinite if unlimited."""
+    """Rate of each client's own link, bytes including headers per emulated second; infinite if unlimited."""
     networks = [network_of(info.network) for info in clients]
     return {
         "down": [_bytes_per_s(network.down.rate_mbps) or math.inf for network in networks],
@@ -143,7 +143,7 @@ def cell_limits(clients: Sequence[ClientInfo]) -> dict[Way, Sequence[float]]:
 
 
 def cell_capacities(cells: Cells) -> dict[Way, float | None]:
-    """Capacities of a cell's ways, bytes with headers per emulated second; None: no limit."""
+    """Capacity of a cell's directions, bytes including headers per emulated second; None: no limit."""
     return {"down": _bytes_per_s(cells.downlink_mbps), "up": _bytes_per_s(cells.uplink_mbps)}
 
 
@@ -152,14 +152,14 @@ def _bytes_per_s(mbps: float | None) -> float | None:
 
 
 def joins_at_s(experiment: Experiment, client: int) -> float:
-    """The instant at which this client comes online first, whatever the other clients are."""
+    """Time at which this client first comes online; independent of other clients."""
     if not experiment.fleet.join_spread_s:
         return 0.0
     return experiment.fleet.join_spread_s * float(stream(experiment.seed, "join", client).uniform(0.0, 1.0))
 
 
 def changes(experiment: Experiment, info: ClientInfo) -> bool:
-    """Returns True where anything changes over time on the clients of this profile and network."""
+    """Return True if clients of this profile and network change over time."""
     fleet, device = experiment.fleet, _profile(info.profile)
     return bool(
         fleet.churn.mean_online_s
@@ -172,7 +172,7 @@ def changes(experiment: Experiment, info: ClientInfo) -> bool:
 
 
 def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
-    """The model of a client's condition, of what the experiment switches on."""
+    """Create the model of a client's condition from what the experiment enables."""
     fleet = experiment.fleet
     return ConditionModel(
         thermal_of(info.profile) if fleet.thermal else None,
@@ -181,7 +181,7 @@ def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
 
 
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
-    """A client's times online; windows of a profile begin where its device draws, those of a file do not."""
+    """Create a client's presence; a profile's windows get a random shift per client, a file's do not."""
     fleet, seed, client = experiment.fleet, experiment.seed, info.client
     sources: list[LateJoin | Windows | AlternatingRenewal] = []
     if fleet.join_spread_s > 0:
@@ -211,7 +211,7 @@ def _shuffled(seed: int, count: int) -> list[int]:
 
 
 MOST_KEPT = 10_000
-"""Answers of one kind that are kept to be used again."""
+"""Maximum number of entries of each cache."""
 
 
 def _keep(answers: dict[K, V], key: K, answer: V) -> None:
@@ -221,18 +221,18 @@ def _keep(answers: dict[K, V], key: K, answer: V) -> None:
 
 
 def _varies(profile: str) -> bool:
-    """True for a profile whose units differ and whose trips scatter."""
+    """Return True if the units of a profile differ and their trips scatter."""
     device = _profile(profile)
     return not (device.exact or device.timed_by_draw)
 
 
 def _speed_of(info: ClientInfo) -> int | str:
-    """The name of what computes alike: a profile, or the client where each has a device of its own."""
+    """Key of clients with equal speed: the profile, or the client if each device is drawn."""
     return info.profile if _profile(info.profile).slowdown is None else info.client
 
 
 def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int:
-    """The number of initial tasks that start after a random wait: as many as can train at once.
+    """Return the number of initial tasks that start after a random wait: as many as can train at once.
 
     It is 0 if phones start together (a strategy with rounds, or ``fleet.phase = "aligned"``) or if another
     setting spreads their starts.
@@ -245,7 +245,7 @@ def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int
 
 
 def any_exact(clients: Sequence[ClientInfo]) -> bool:
-    """Returns True if the fleet has a paper's devices, which begin at once."""
+    """Return True if the fleet has a paper's devices, which start at once."""
     return any(_profile(profile).exact for profile, _ in kinds_of(clients))
 
 
@@ -261,7 +261,7 @@ class _Whole(NamedTuple):
 class Trips:
     """Plans of the clients' trips.
 
-    Each of the run's first ``first_tasks`` tasks begins after a random part of its client's trip (`wait_s`).
+    Each of the run's first ``first_tasks`` tasks starts after a random part of its client's trip (`wait_s`).
     """
 
     def __init__(
@@ -286,13 +286,13 @@ class Trips:
         self._units: dict[int, float] = {}
         self._scatters: dict[int, TripScatter | None] = {}
         self._infos: dict[int, ClientInfo] = {}
-        """Clients as a trip finds them, whose trips were planned before."""
+        """Clients with the network of their trips; a cache."""
         self._whole: dict[int, _Whole] = {}
 
     def step_s(self, client: int, examples: int) -> float:
-        """Seconds of a step on so many examples, at the full speed of the client's device.
+        """Seconds of a step on ``examples``, at the full speed of the client's device.
 
-        Where a delay model sets the time of its trips they are all one: only the steps' proportion counts.
+        If a delay model sets the trip's time, all examples take one second: only proportions count.
         """
         return self._step_s(self._clients[client], examples)
 
@@ -309,7 +309,7 @@ class Trips:
         return max(0.0, line[0] + line[1] * examples)
 
     def _unit(self, info: ClientInfo) -> float:
-        """The compute time of the client's unit over that of its model's median unit."""
+        """Compute time of the client's unit ÷ that of its model's median unit."""
         if (factor := self._units.get(info.client)) is None:
             drawn = self._experiment.fleet.units == "individual" and _varies(info.profile)
             factor = unit_factor(self._experiment.seed, info.client) if drawn else 1.0
@@ -321,7 +321,7 @@ class Trips:
         return self.step_s(client, min(self._rule.batch_size, self.examples[client]))
 
     def work_s(self, client: int, steps: int | None = None) -> float:
-        """Seconds of a trip's training at the full speed of the client's device, of so many ``steps``."""
+        """Seconds of a trip's training (``steps`` steps) at the full speed of the client's device."""
         return self._whole_s(self._clients[client], steps)
 
     def _whole_s(self, info: ClientInfo, steps: int | None = None) -> float:
@@ -334,7 +334,7 @@ class Trips:
         return found * self._unit(info)
 
     def known(self, client: int) -> Client:
-        """The facts of the client, and of its first trip with its transfers."""
+        """Return the facts about a client, including its first trip with transfers."""
         held, trip = self.examples[client], self.in_series(client)
         steps = self._rule.work(held).steps
         profile = self._clients[client].profile
@@ -354,10 +354,10 @@ class Trips:
     def plan(
         self, client: int, trip: int, end: End | None = None, condition: Condition | None = None
     ) -> TripPlan:
-        """One trip of a client, in emulated seconds, with the `End` that its task has, if any.
+        """Plan one trip of a client, in emulated seconds, with the `End` of its task, if any.
 
-        ``condition`` is the client's when the trip starts; None for one that does not change over time. Its
-        transfers take no time where the strategy has them apart (`Strategy.transfers_apart`).
+        ``condition`` is the client's when the trip starts; None for a client without changes. Transfers take
+        no time if the strategy has them separately (`Strategy.transfers_apart`).
         """
         whole = end is None and condition is None
         if whole and (found := self._whole.get(client)) is not None:
@@ -376,14 +376,14 @@ class Trips:
         return self.plan(client, trip)
 
     def in_series(self, client: int) -> TripPlan:
-        """The client's first trip with its transfers, also where the strategy has them apart."""
+        """Return the client's first trip with transfers, even if the strategy has them separately."""
         return self._plan(self._clients[client], 0, WHOLE, None)
 
     def _steps(self, info: ClientInfo) -> int:
         return self._rule.work(self.examples[info.client]).steps
 
     def _scatter(self, info: ClientInfo) -> TripScatter | None:
-        """The scatter of the client's compute times; None where they have none."""
+        """Return the scatter of the client's compute times; None without scatter."""
         if info.client not in self._scatters:
             amount = self._experiment.fleet.variation if _varies(info.profile) else 0.0
             made = TripScatter(self._experiment.seed, info.client, amount) if amount else None
@@ -394,7 +394,7 @@ class Trips:
         return _varied(info.network, self._experiment.fleet.variation)
 
     def _drawn(self, info: ClientInfo) -> bool:
-        """True if the client's trips are drawn one by one, besides their scatter."""
+        """Return True if the client's trips are drawn one by one, apart from their scatter."""
         network = self._network(info)
         drawn = network.draws or network.replays or self._experiment.fleet.churn.die_per_trip
         return bool(drawn) or _profile(info.profile).delay_model is not None
@@ -432,7 +432,7 @@ class Trips:
 
 
 class KnownClients(LazySequence[Client]):
-    """The facts of all clients that a strategy may know, each found when it is asked for."""
+    """The facts that a strategy may know about clients, computed on demand."""
 
     def __init__(self, trips: Trips) -> None:
         self._trips = trips

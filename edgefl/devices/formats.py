@@ -1,4 +1,4 @@
-"""Other projects' formats by name."""
+"""Other projects' file formats by name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from edgefl.errors import ProfileError, unknown
 
 
 class Format(NamedTuple):
-    """The function that reads a format, and the fields of `ImportOptions` that it has a use for."""
+    """The function that reads a format, and the fields of `ImportOptions` that it uses."""
 
     read: Callable[[Path, ImportOptions], ImportResult]
     takes: tuple[str, ...]
 
 
 class Export(NamedTuple):
-    """A file's content, and what of the profile is not in it."""
+    """A file's content, and the properties of the profile that it cannot express."""
 
     content: bytes
     left_out: tuple[str, ...] = ()
@@ -36,23 +36,23 @@ FORMATS: dict[str, Format] = {
     "webpagetest": Format(network_formats.read_webpagetest, ("only",)),
 }
 WRITTEN = ("devtools", "fedscale", "mahimahi", "webpagetest")
-"""Formats that are written, of a network but for fedscale's, which is of a fleet."""
+"""Formats that can be written: from a network, except fedscale, which is written from a fleet."""
 
 
 def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
-    """The profiles that the file makes; ProfileError if the format, an option or the file is unfit."""
+    """Import a file as profiles; ProfileError if the format, an option or the file is invalid."""
     found = _format(format_name)
     for option, given in options._asdict().items():
         if given not in (None, ()) and option not in found.takes:
             allowed = ", ".join(f"--{name}" for name in found.takes)
-            raise ProfileError(f"--{option}: {format_name} has no use for it; allowed: {allowed}")
+            raise ProfileError(f"--{option}: not used by {format_name}; allowed: {allowed}")
     return found.read(path, options)
 
 
 def write(name: str, format_name: str, way: Way | None = None) -> Export:
-    """The profile of that name, or at that path, in that format; ``way``, of a trace alone, is down if None.
+    """Export a profile, given by name or path; ``way`` selects the direction of a trace (default: down).
 
-    ProfileError if the format is only read, cannot say what the profile is, or knows no ways.
+    ProfileError if the format is read-only, cannot express the profile, or does not use ``way``.
 
     >>> print(write("3g", "webpagetest").content.decode(), end="")
     [3g]
@@ -64,20 +64,20 @@ def write(name: str, format_name: str, way: Way | None = None) -> Export:
     """
     _format(format_name)
     if format_name not in WRITTEN:
-        raise ProfileError(f"format {format_name!r} is only read; written are: {', '.join(WRITTEN)}")
+        raise ProfileError(f"format {format_name!r} is read-only; can be written: {', '.join(WRITTEN)}")
     if way is not None and format_name != "mahimahi":
-        raise ProfileError(f"--way: {format_name} has no use for it; only mahimahi's files say one way alone")
+        raise ProfileError(f"--way: not used by {format_name}; only a mahimahi file has a single direction")
     if format_name == "fedscale":
         return Export(fedscale.write(load_fleet(name)))
     network = load_network(name)
     if format_name == "mahimahi":
         content = network_formats.write_mahimahi(network, network.up if way == "up" else network.down)
-        return Export(content.encode(), _unsayable(network, rate_only=True))
+        return Export(content.encode(), _inexpressible(network, rate_only=True))
     if network.replays:
-        raise ProfileError(f"network {name!r} replays a trace, which {format_name} cannot say; mahimahi can")
+        raise ProfileError(f"network {name!r} replays a trace, which {format_name} lacks; use mahimahi")
     webpagetest, devtools = network_formats.write_webpagetest, network_formats.write_devtools
     text, left_out = (webpagetest if format_name == "webpagetest" else devtools)(network)
-    return Export(text.encode(), (*left_out, *_unsayable(network)))
+    return Export(text.encode(), (*left_out, *_inexpressible(network)))
 
 
 def _format(name: str) -> Format:
@@ -86,8 +86,8 @@ def _format(name: str) -> Format:
     return FORMATS[name]
 
 
-def _unsayable(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:
-    """Properties of this network that formats cannot say; a trace says the rate only."""
+def _inexpressible(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:
+    """List properties of the network that no format, or none of a rate only, can express."""
     ways = (network.down, network.up)
     has = {
         "delay": rate_only and any(way.delay_ms for way in ways),

@@ -1,4 +1,4 @@
-"""Bounded reading, checking, and files of profiles: shared by the importers of other projects' files."""
+"""Shared by the importers of other projects' files: bounded reading, validation, writing of profiles."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ T = TypeVar("T")
 
 
 class ImportOptions(NamedTuple):
-    """The user's options of an import; a format takes only those that it has a use for."""
+    """The user's options of an import; each format accepts only those that it uses."""
 
     name: str | None = None
-    """Id of the one profile, or of the fleet, that is made; by default the file's name."""
+    """Id of the one profile, or of the fleet, that is made; default: the file's name."""
     only: tuple[str, ...] = ()
-    """Of a file that holds many, these alone: the file's own names."""
+    """Names of the entries to import from a file with many; empty: all."""
     clients: int | None = None
     base: str | None = None
-    """The device profile that a file without computing rates completes."""
+    """Device profile to complete, for a file without computing rates."""
     up: Path | None = None
 
     def profile_name(self, default: str) -> str:
-        """The name of the one profile that is made."""
+        """Name of the one profile that is made."""
         return profile_names([self.name or default])[0]
 
 
 class ImportResult(NamedTuple):
-    """Files to write, by name, and what the user should know of them."""
+    """Files to write, by name, and notes for the user."""
 
     files: dict[str, str]
     notes: tuple[str, ...] = ()
 
 
 def read_bytes(path: Path, limit_mib: int = 1) -> bytes:
-    """The file's content; `ProfileError` if it is no file, cannot be read or is longer than ``limit_mib``."""
+    """Read a file; `ProfileError` if it is missing, unreadable or larger than ``limit_mib``."""
     try:
         return read_file(path, limit_mib << 20)
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def read_bytes(path: Path, limit_mib: int = 1) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The same as text; `ProfileError` also if it is not UTF-8."""
+    """Read a file as UTF-8; `ProfileError` if that fails."""
     raw = read_bytes(path)
     try:
         return raw.decode("utf-8-sig")
@@ -64,7 +64,7 @@ def read_text(path: Path) -> str:
 
 
 def checked(where: str, value: Any, of: type[T]) -> T:
-    """A stranger's ``value`` as the type ``of``, whose numbers are bounded; `ProfileError` if it is none."""
+    """Convert untrusted data to the type ``of``, whose numbers are bounded; `ProfileError` if invalid."""
     try:
         return msgspec.convert(value, of)
     except msgspec.ValidationError as error:
@@ -74,7 +74,7 @@ def checked(where: str, value: Any, of: type[T]) -> T:
 
 
 def profile_names(texts: Iterable[str]) -> list[str]:
-    """Names of profiles from any texts, each its own.
+    """Make distinct profile names of any texts.
 
     >>> profile_names(["Slow 3G", "slow 3g", "Ryzen 5 3600", "__"])
     ['slow-3g', 'slow-3g-2', 'ryzen-5-3600', 'unnamed']
@@ -89,7 +89,7 @@ def profile_names(texts: Iterable[str]) -> list[str]:
 
 
 def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
-    """Entries of a file that the user asks for, or all: profile name, the file's own name, value."""
+    """Yield the requested entries of a file, or all: profile name, the file's own name, value."""
     have = [name for name, _ in entries]
     for name in only:
         if name not in have:
@@ -100,7 +100,7 @@ def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> I
 
 
 def profile_file(source: Path, kind: Kind, tables: dict[str, Any]) -> dict[str, str]:
-    """The profile's file name and content; `ProfileError` naming ``source`` if it would be a wrong one."""
+    """Return the profile's file name and content; `ProfileError` naming ``source`` if it is invalid."""
     tables = {"schema": SCHEMA, **tables}
     for last in ("sources", "uncertainty"):
         if last in tables:

@@ -1,14 +1,14 @@
 """Individual phones: the speed of each unit, the scatter of its trips, and the phase in which it starts.
 
-All three are drawn from seeded streams of the client. The figures are of the inference of 118 networks on 105
+All three are drawn from seeded streams of the client. The figures come from inference of 118 networks on 105
 phones of 76 models, 30 runs each (iitm-sysdl/Generalizable-DNN-cost-models at 0ee1170, Apache-2.0):
 
-- Two units of one model differ by a factor of 1.05 in the median, 1.28 at the 90th percentile and 1.98 at
-  most. A mixture of log-normal speeds (75% of the units with σ = 3%, 25% with σ = 20%) gives 1.05, 1.29 and,
-  at the 99th percentile, 1.65.
-- The runs of one phone scatter by 0.9% in the median phone and 3% at the 90th percentile of the phones
-  (deviation of the logarithm); the correlation of neighbouring runs is 0.37.
-- The first run of a row takes 1.10 times the median run in the median, 1.39 at the 90th percentile.
+- Two units of one model differ by a factor of 1.05 (median), 1.28 (90th percentile) and 1.98 (maximum). A
+  mixture of log-normal speeds (75% of the units with σ = 3%, 25% with σ = 20%) gives 1.05, 1.29 and, at the
+  99th percentile, 1.65.
+- The runs of one phone scatter by 0.9% on the median phone and 3% at the 90th percentile of the phones
+  (standard deviation of the logarithm); the correlation of consecutive runs is 0.37.
+- The first run of a series takes 1.10 times the median run (median), 1.39 at the 90th percentile.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import numpy as np
 from edgefl.seeds import stream
 
 TYPICAL, UNUSUAL = 0.03, 0.20
-"""Deviation of the logarithm of a unit's speed: of most units, and of those that differ much."""
+"""Standard deviation of the logarithm of a unit's speed: of most units, and of the deviating ones."""
 UNUSUAL_SHARE: Final = 0.25
 MOST_APART: Final = math.log(1.98)
 QUIET: Final = 0.009
-"""Deviation of the logarithm of a trip's compute time, of the median phone."""
+"""Standard deviation of the logarithm of a trip's compute time, on the median phone."""
 NOISE_SPREAD: Final = math.log(0.03 / 0.009) / 1.2816
-"""Deviation of the logarithm of `QUIET` over phones."""
+"""Standard deviation of the logarithm of `QUIET` over phones."""
 CORRELATION: Final = 0.37
 FIRST: Final = 0.10
-"""Share by which the first step of a trip takes longer than the others, in the median."""
+"""Relative extra time of a trip's first step, median."""
 FIRST_SPREAD: Final = math.log(0.39 / 0.10) / 1.2816
 MOST_DEVIATIONS: Final = 3.0
-"""Draws of a log-normal's normal variable are cut off here, so that no trip takes a hundred times as long."""
+"""Standard normal draws are clipped here, so that no trip takes a hundred times as long."""
 BLOCK: Final = 64
-"""Trips whose draws are made at once; the correlation does not cross from one block to the next."""
+"""Number of trips drawn at once; different blocks are uncorrelated."""
 
 
 def unit_factor(seed: int, client: int) -> float:
-    """The compute time of this client's unit over that of its model's median unit.
+    """Return the compute time of this client's unit ÷ that of its model's median unit.
 
     >>> apart = np.abs([np.log(unit_factor(1, c) / unit_factor(2, c)) for c in range(4000)])
     >>> np.exp(np.quantile(apart, (0.5, 0.9))).round(2).tolist()
@@ -66,7 +66,7 @@ class TripScatter:
         self._block, self._draws = -1, list[tuple[float, float]]()
 
     def factor(self, trip: int, steps: int) -> float:
-        """The compute time of a trip of so many steps over the unit's own."""
+        """Return the compute time of a trip of ``steps`` steps ÷ the unit's usual time."""
         block, at = divmod(trip, BLOCK)
         if block != self._block:
             self._block, self._draws = block, self._drawn(block)
@@ -89,5 +89,5 @@ def _log_normal(median: float, spread: float, rng: np.random.Generator) -> float
 
 
 def phase(seed: int, client: int) -> float:
-    """The part of its first trip, from 0 to 1, for which a client waits at the start of a run."""
+    """Fraction of its first trip, from 0 to 1, for which a client waits at the start of a run."""
     return float(stream(seed, "phase", client).random())

@@ -1,4 +1,4 @@
-"""Reads what the measuring kit writes: the work of each part is counted here, on the kit's own modules."""
+"""Reads results of the measurement kit; counts the work of each part on the kit's own modules."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from edgefl.learning.work import step_work
 from edgefl.measure import kit
 
 KIT_ERROR_FACTOR = 1.3
-"""90% of networks lie within this factor of what is fitted to the kit's parts (docs/measure.md). The parts
-themselves cannot say it: each is the only one of its kind."""
+"""90% of networks are within this factor of a fit to the kit's parts (docs/measure.md). It cannot be
+estimated from the parts, since each is the only one of its kind."""
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """One part's step: the medians of its seconds."""
+    """Median seconds of one part's step."""
 
     wall_s: Seconds
     cpu_s: Seconds
     work: StepWork | None = None
-    """The step's work; without it the part is one of `kit.workloads`."""
+    """The step's work; without it, the part must be one of `kit.workloads`."""
 
 
 class KitResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A kit's figures of a device; it says more of the host."""
+    """The figures of a kit result that are used; the file also describes the host."""
 
     kit: int
     device: str
@@ -41,7 +41,7 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runtime_name(self) -> str:
-        """The runtime as a profile names it: fewer threads than cores are another one.
+        """Name of the runtime in a profile; with fewer threads than cores it is another runtime.
 
         >>> KitResult(kit=1, device="", runtime="torch", threads=1, cores=4, parts={}).runtime_name
         'torch-1'
@@ -49,7 +49,7 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.runtime if self.threads >= self.cores else f"{self.runtime}-{self.threads}"
 
     def rows(self) -> tuple[Row, ...]:
-        """The parts as measured steps. One thread's seconds are of CPU time: others do not lengthen it."""
+        """The parts as measured steps: CPU time for one thread (unaffected by other load), else wall time."""
         works = _works(self)
         return tuple(
             Row(network=name, work=works[name], seconds=part.cpu_s if self.threads == 1 else part.wall_s)
@@ -58,22 +58,22 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_kit(rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPREAD) -> Fit:
-    """The time model of a device whose kit says these rows."""
+    """Fit the time model of a device to the rows of a kit result."""
     prior = msgspec.structs.replace(prior, error_factor=KIT_ERROR_FACTOR)
     return fit(rows, prior, spread=spread, left_out="nothing")
 
 
 def _works(result: KitResult) -> Mapping[str, StepWork]:
-    said = {name: part.work for name, part in result.parts.items() if part.work is not None}
-    unknown = result.parts.keys() - said.keys()
+    given = {name: part.work for name, part in result.parts.items() if part.work is not None}
+    unknown = result.parts.keys() - given.keys()
     if unknown and result.kit != kit.VERSION:
-        raise ConfigError(f"measured with kit {result.kit}, this is {kit.VERSION}; measure again")
+        raise ConfigError(f"measured with kit {result.kit}, current is {kit.VERSION}; measure again")
     known = {
         f"{workload}/{name}": part for workload, m in kit.workloads().items() for name, part in m.items()
     }
     if not unknown <= known.keys():
         raise ConfigError(f"the kit has no part {min(unknown - known.keys())!r}; measure again")
-    return {**said, **{name: _work(known[name]) for name in unknown}}
+    return {**given, **{name: _work(known[name]) for name in unknown}}
 
 
 def _work(part: kit.Part) -> StepWork:

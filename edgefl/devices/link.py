@@ -1,8 +1,8 @@
-"""A client's link in user space: real bytes, moved chunk by chunk at the network profile's rate.
+"""A client's link in user space: real bytes, copied in chunks at the network profile's rate.
 
-A recorded link is replayed from one of Mahimahi's traces: text, one time in whole milliseconds a line,
-ascending, each an opportunity to deliver one packet. After its last line a trace begins anew, the last time
-being its length (Winstein et al., NSDI 2013; mm-link(1)).
+A recorded link is replayed from a Mahimahi trace: text with one time in whole milliseconds per line,
+ascending, each an opportunity to deliver one packet. The trace repeats with its last time as period (Winstein
+et al., NSDI 2013; mm-link(1)).
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from edgefl.files import read as read_file
 from edgefl.limits.pacing import Pacer, PhaseTime
 
 CHUNK_BYTES = 65536  # bytes between two waits: with 16 KiB a 400 Mbps link ran 3.7% slow, with 64 KiB 0.01%
-LOOK_WALL_S = 0.02  # wall time between two looks of a transfer at its share of a link that others use too
+LOOK_WALL_S = 0.02  # wall time between updates of a transfer's rate on a shared link
 FIRST_LOOK_WALL_S = 0.002
-ALIGN_BYTES = 256  # a part of a message begins at a multiple of this
+ALIGN_BYTES = 256  # chunks start at multiples of this
 OPPORTUNITY_BYTES = 1504
-"""Bytes that one opportunity delivers: an Ethernet packet of 1500 bytes and Mahimahi's header of 4."""
+"""Bytes per opportunity: an Ethernet packet of 1500 bytes and Mahimahi's header of 4."""
 MOST_BYTES = 64 << 20
 LONGEST_MS = 60_000
-EXACT = 1e-4  # a constant rate is written over the shortest whole period that gives it within this share
+EXACT = 1e-4  # relative error allowed when a constant rate is written as a periodic trace
 
 
 class Disconnected(EdgeflError):
-    """The link broke in the middle of a message."""
+    """The link was lost in the middle of a message."""
 
 
 class Transfer(NamedTuple):
-    """One message over one direction of a link, decided before it moves."""
+    """One message in one direction of a link, planned before it is sent."""
 
     nbytes: int
     wire_bytes: int
-    """With packet headers and with the packets that are sent twice."""
+    """Bytes including packet headers and retransmitted packets."""
     lost_packets: int
     lead_s: float
-    """Before the first byte arrives: one-way delay, jitter and, after a loss, one round trip. Emulated s."""
+    """Emulated seconds until the first byte arrives: delay, jitter and, after a loss, a round trip."""
     rate_bytes_per_s: float
-    """Payload bytes per emulated second once they flow, of a trace in the mean; ``inf`` if unlimited."""
+    """Payload bytes per emulated second after the lead (for a trace: mean); ``inf`` if unlimited."""
     chunk_bytes: int
     breaks_after: int | None = None
-    """Payload bytes after which the connection is lost; None: it holds."""
+    """Payload bytes after which the connection is lost; None: it is not lost."""
     trace: Trace | None = None
     """Sets the rate instead of ``rate_bytes_per_s``."""
     flows_at_s: float = 0.0
-    """The place in the trace where the bytes begin to flow."""
+    """Time in the trace at which bytes start to flow."""
 
     @property
     def declared_s(self) -> float:
@@ -62,28 +62,28 @@ class Transfer(NamedTuple):
 
     @property
     def breaks_s(self) -> float:
-        """Emulated seconds from the first byte sent until the connection is lost; infinite if it holds."""
+        """Emulated seconds from the first byte sent until the connection is lost; infinite if it is not."""
         return math.inf if self.breaks_after is None else self.lead_s + self.takes_s(self.breaks_after)
 
     @property
     def broken(self) -> str:
-        """A line that says how far the message gets if the connection is lost."""
+        """Description of how much of the message was transferred before the loss."""
         return f"the link was lost after {self.breaks_after} of {self.nbytes} bytes"
 
     def takes_s(self, nbytes: float) -> float:
-        """Emulated seconds for the first so many bytes of payload, once they flow."""
+        """Emulated seconds for the first ``nbytes`` of payload, after the lead."""
         if self.trace is None:
             return nbytes / self.rate_bytes_per_s
         return self.trace.delivers_s(self.flows_at_s, nbytes * self.wire_bytes / self.nbytes)
 
 
 class Link:
-    """The link of one client: a network profile and the stream its jitter and losses are drawn from.
+    """The link of one client: a network profile and the random stream of its jitter and losses.
 
-    A transfer takes ``delay + jitter + wire_bytes·8/rate`` (+ one round trip if a packet was lost), where
-    ``rate`` is drawn for each message if the profile has a ``rate_cv``. A lost packet costs its bytes again,
-    or, where the profile says so, the connection. A trace is replayed from the emulated time ``at_s`` at
-    which the trip starts, ``shift`` of the trace's length later.
+    A transfer takes ``delay + jitter + wire_bytes·8/rate`` (+ one round trip if a packet was lost); ``rate``
+    is drawn for each message if the profile has a ``rate_cv``. A lost packet is sent again or, if the profile
+    says so, ends the connection. A trace is replayed from ``at_s``, the emulated time at which the trip
+    starts, plus ``shift`` of the trace's period.
 
     >>> from edgefl.devices import load_network
     >>> link = Link(load_network("defedavg-400"), np.random.default_rng(0))
@@ -114,7 +114,7 @@ class Link:
             arrived = int(rng.geometric(way.loss_pct / 100.0)) - 1
             breaks_after = arrived * network.payload_bytes if arrived < packets else None
         elif way.loss_pct and packets:
-            # Sends until `packets` got through, minus those that did: negative binomial.
+            # Retransmissions until `packets` packets arrived: negative binomial.
             lost = int(rng.negative_binomial(packets, 1.0 - way.loss_pct / 100.0))
         if lost:
             lead_s += (network.down.delay_ms + network.up.delay_ms) / 1e3
@@ -132,14 +132,14 @@ class Link:
         return plan._replace(flows_at_s=self._at_s + self._shift * trace.period_ms / 1e3 + lead_s)
 
     def _rate_factor(self, way: Direction, seconds: float) -> float:
-        """A message's drawn rate over the mean one, for a message that takes so many seconds at that."""
+        """Draw the ratio of a message's rate to the mean, for a message of ``seconds`` at the mean rate."""
         if not way.rate_cv:
             return 1.0
         variance = math.log1p(way.rate_cv**2 / max(1.0, seconds))
         return math.exp(math.sqrt(variance) * float(self._rng.standard_normal()) - variance / 2)
 
     def delay_ms(self, way: Direction) -> float:
-        """One way's delay with a drawn jitter, emulated milliseconds."""
+        """One-way delay with a drawn jitter, emulated milliseconds."""
         jitter_ms = 0.0
         match way.jitter_dist:
             case "normal":
@@ -155,13 +155,13 @@ class LinkShare(NamedTuple):
     """A transfer's share of a link that others use too."""
 
     flows: Callable[[bool], None]
-    """Notes that bytes begin to flow, or that no more do."""
+    """Records that bytes start to flow (True) or stop."""
     rate: Callable[[], float]
-    """Bytes with headers per emulated second right now."""
+    """Returns the present rate, bytes including headers per emulated second."""
 
 
 def mean_mbps(way: Direction) -> float | None:
-    """The direction's rate, 10⁶ bit/s, of a trace its mean; None if it is unlimited."""
+    """Return the direction's rate (for a trace: mean), 10⁶ bit/s; None if unlimited."""
     return way.rate_mbps if way.trace is None else read_trace(way.trace).rate_mbps
 
 
@@ -170,8 +170,8 @@ def move(
 ) -> PhaseTime:
     """Copy a message's real bytes at the link's pace: ``copy(start, stop)`` for each chunk, in order.
 
-    With a ``share`` that pace is what it says, looked at every 20 ms of the wall. `Disconnected` when the
-    connection is lost on the way; whatever ``copy`` or the pacer's wait raises passes through.
+    On a shared link the rate is read from ``share`` every 20 ms of wall time. Raises `Disconnected` if the
+    connection is lost; exceptions from ``copy`` or the pacer's wait propagate.
     """
     end = transfer.nbytes if transfer.breaks_after is None else transfer.breaks_after
     if share is not None and transfer.wire_bytes:
@@ -204,7 +204,7 @@ def _move_shared(
     try:
         while start < end:
             rate = share.rate() * transfer.nbytes / transfer.wire_bytes
-            # Others may start at the same moment: the first looks are short ones.
+            # Others may start at the same moment, so the first intervals are short.
             look_s = min(LOOK_WALL_S, FIRST_LOOK_WALL_S + taken_s * pacer.time_scale / 4) / pacer.time_scale
             bytes_ahead = min(rate * look_s, float(CHUNK_BYTES))
             stop = min(end, start + max(ALIGN_BYTES, int(bytes_ahead) // ALIGN_BYTES * ALIGN_BYTES))
@@ -218,7 +218,7 @@ def _move_shared(
 
 
 class Trace(NamedTuple):
-    """Opportunities to deliver a packet in one period, and the period's length.
+    """Times of packet deliveries in one period, and the period's length.
 
     >>> trace = Trace((1, 1, 4), 4)                       # 3 packets in each 4 ms
     >>> [round(trace.delivers_s(0.0, n * 1504) * 1e3) for n in (1, 2, 3, 4, 6)]
@@ -234,7 +234,7 @@ class Trace(NamedTuple):
         return len(self.at_ms) * OPPORTUNITY_BYTES * 8 / (self.period_ms * 1e3)
 
     def delivers_s(self, start_s: float, nbytes: float) -> float:
-        """Seconds from ``start_s`` in the trace until so much is through; one at the start counts."""
+        """Seconds from ``start_s`` until ``nbytes`` are delivered; a delivery at ``start_s`` counts."""
         packets = math.ceil(nbytes / OPPORTUNITY_BYTES * (1.0 - 1e-12))
         if packets <= 0:
             return 0.0
@@ -245,7 +245,7 @@ class Trace(NamedTuple):
 
 @functools.cache
 def read_trace(path: str) -> Trace:
-    """The trace in a file. `ProfileError`, one line, where it is not one."""
+    """Read a trace from a file. Raises a one-line `ProfileError` if it is invalid."""
     try:
         text = read_file(path, MOST_BYTES).decode("ascii")
     except (OSError, ValueError) as error:
@@ -253,12 +253,12 @@ def read_trace(path: str) -> Trace:
         raise ProfileError(f"trace {path!r} cannot be read: {why}") from None
     lines = text.split()
     if not lines:
-        raise ProfileError(f"trace {path!r}: got no line; allowed: at least one")
+        raise ProfileError(f"trace {path!r}: is empty; allowed: at least one line")
     times_ms = array("q")
     for number, line in enumerate(lines, start=1):
         at_ms = int(line) if line.isdecimal() and len(line) < 16 else -1
         if at_ms < (times_ms[-1] if times_ms else 0):
-            allowed = "whole milliseconds, none before the line above"
+            allowed = "ascending whole milliseconds"
             raise ProfileError(f"trace {path!r}, line {number}: got {line[:40]!r}; allowed: {allowed}")
         times_ms.append(at_ms)
     if times_ms[-1] < 1:
@@ -267,9 +267,9 @@ def read_trace(path: str) -> Trace:
 
 
 def constant_trace(rate_mbps: float) -> Trace:
-    """The shortest trace of that rate.
+    """Return the shortest trace with that rate.
 
-    >>> constant_trace(6.016).at_ms, constant_trace(24.064).at_ms    # a packet in 2 ms, and in half of one
+    >>> constant_trace(6.016).at_ms, constant_trace(24.064).at_ms    # a packet per 2 ms, two per ms
     ((2,), (1, 1))
     """
     per_ms = rate_mbps * 1e3 / (8 * OPPORTUNITY_BYTES)
@@ -282,5 +282,5 @@ def constant_trace(rate_mbps: float) -> Trace:
 
 
 def trace_text(trace: Trace) -> str:
-    """The trace as Mahimahi reads it."""
+    """Format the trace as Mahimahi reads it."""
     return "".join(f"{at_ms}\n" for at_ms in trace.at_ms)

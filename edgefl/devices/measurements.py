@@ -1,9 +1,9 @@
 """Reads measured steps from files and counts the work of each.
 
-A CSV has a line for each step. Its columns are ``device``, ``profile``, ``runtime``, ``batch``,
-``measured_s`` and ``source``; beside them are either ``network`` (timm's name), ``kind`` (train, finetune,
-inference) and ``workload`` (where timm has no such network), or ``layer`` (lstm, softmax output), ``inputs``,
-``outputs`` and ``steps``. A JSON is what a measuring kit writes (`edgefl.measure`).
+A CSV has a line per step, with the columns ``device``, ``profile``, ``runtime``, ``batch``, ``measured_s``
+and ``source``, and either ``network`` (timm's name), ``kind`` (train, finetune, inference) and ``workload``
+(if timm has no such network), or ``layer`` (lstm, softmax output), ``inputs``, ``outputs`` and ``steps``. A
+JSON file is a result of the measurement kit (`edgefl.measure`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from edgefl.learning.operations import StepWork
 from edgefl.validation import convert
 
 IMAGE = (3, 224, 224)
-"""Shape of the images that networks of timm were measured on."""
+"""Shape of the images on which timm's networks were measured."""
 UNREADABLE = (OSError, ValueError, RecursionError, csv.Error)
-"""What a file raises that cannot be read, or is not of its kind."""
+"""Exceptions from a file that cannot be read or has another format."""
 WRONG = (KeyError, ValueError, IndexError, ConfigError)
-"""What a wrong line of a file raises."""
+"""Exceptions from an invalid line of a file."""
 LEAF_FEMNIST = "LEAF FEMNIST CNN"
 LEAF_SHAKESPEARE = "Shakespeare 2-layer LSTM-256"
 
@@ -38,62 +38,62 @@ Kind: TypeAlias = tuple[str, str]
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured step and what it was measured on."""
+    """A measured step, and the device and runtime on which it was measured."""
 
     device: str
     profile: str
     runtime: str
-    """First word of the runtime, in lower case: ``torch``, ``mnn``, ``dl4j``."""
+    """First word of the runtime's name, in lower case: ``torch``, ``mnn``, ``dl4j``."""
     source: str
     row: Row
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The facts that tell it from other steps, whatever its file is called."""
+        """Identifies the step, independent of its file's name."""
         return self.profile, self.runtime, self.row.network, str(self.row.seconds)
 
 
 def read(path: Path, only: Kind | None = None) -> tuple[MeasuredStep, ...]:
-    """The measured steps of a file; only of that profile and runtime where they are given.
+    """Read the measured steps of a file; with ``only``, those of one profile and runtime.
 
-    Raises `ConfigError` for what cannot be read or is not known.
+    Raises `ConfigError` if the file is invalid or its network unknown.
     """
-    with _said_of(path, *UNREADABLE):
+    with _located(path, *UNREADABLE):
         return tuple(_kit(path, only) if path.suffix == ".json" else _table(path, only))
 
 
 def keys(path: Path) -> set[tuple[str, ...]]:
-    """The keys of the steps in a CSV, whose work is not counted."""
-    with _said_of(path, *UNREADABLE):
+    """Return the keys of the steps in a CSV, without counting their work."""
+    with _located(path, *UNREADABLE):
         return {(*kind, _name(line), str(float(line["measured_s"]))) for _, line, kind in _lines(path)}
 
 
 def kinds(path: Path) -> set[Kind]:
-    """The profiles and runtimes of the steps in a file; `ConfigError` as of `read`."""
-    with _said_of(path, *UNREADABLE):
+    """Return the profiles and runtimes of the steps in a file; errors as in `read`."""
+    with _located(path, *UNREADABLE):
         if path.suffix == ".json":
-            return {("", _said(path).runtime_name)}
+            return {("", _read_kit(path).runtime_name)}
         return {kind for _, _, kind in _lines(path)}
 
 
-def _said(path: Path) -> KitResult:
+def _read_kit(path: Path) -> KitResult:
     return convert(json.loads(path.read_text("utf-8-sig")), KitResult)
 
 
 def _kit(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
-    said = _said(path)
-    for row in said.rows() if only in (None, ("", said.runtime_name)) else ():
+    result = _read_kit(path)
+    for row in result.rows() if only in (None, ("", result.runtime_name)) else ():
         yield MeasuredStep(
-            device=said.device, profile="", runtime=said.runtime_name, source=path.name, row=row
+            device=result.device, profile="", runtime=result.runtime_name, source=path.name, row=row
         )
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
-    """The place of each line, the line, and its profile and runtime."""
+    """Yield the location of each line, the line, and its profile and runtime."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         for number, line in enumerate(csv.DictReader(file), 2):
             place = f"{path}, line {number}"
-            with _said_of(place, *WRONG):
+            with _located(place, *WRONG):
                 _check_whole(line)
                 runtime = line["runtime"].replace("-", " ").replace(",", " ").split()[0].lower()
                 kind = line["profile"], runtime
@@ -101,12 +101,12 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
 
 
 def _check_whole(line: Mapping[str | None, Any]) -> None:
-    """Raise `ConfigError` where a line has fewer fields than the first, or more, which come under None."""
+    """Raise `ConfigError` if a line has fewer or more fields than the first (extra ones have key None)."""
     missing, more = list(line.values()).count(None), line.get(None, ())
     if missing or more:
         fields = len(line) - bool(more)
         got = fields - missing + len(more)
-        raise ConfigError(f"must have {fields} fields, as the first line has, got {got}")
+        raise ConfigError(f"must have {fields} fields, like the first line, got {got}")
 
 
 def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
@@ -114,7 +114,7 @@ def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
     for place, line, kind in _lines(path):
         if only not in (None, kind):
             continue
-        with _said_of(place, *WRONG):
+        with _located(place, *WRONG):
             key = tuple(line.get(name) or "" for name in ("workload", "network", "kind", "layer", "inputs",
                                                           "outputs", "batch", "steps"))  # fmt: skip
             if key not in counted:
@@ -127,8 +127,8 @@ def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
 
 
 @contextmanager
-def _said_of(place: object, *faults: type[Exception]) -> Iterator[None]:
-    """Has such exceptions inside say where: each is a `ConfigError` of one line."""
+def _located(place: object, *faults: type[Exception]) -> Iterator[None]:
+    """Re-raise ``faults`` as a one-line ConfigError, prefixed with ``place``."""
     try:
         yield
     except faults as error:
@@ -136,14 +136,14 @@ def _said_of(place: object, *faults: type[Exception]) -> Iterator[None]:
 
 
 def _name(line: Mapping[str, str]) -> str:
-    """The name of what was measured, with all that makes its work another but for the batch."""
+    """Name of the measured network or layer, including everything that changes its work except the batch."""
     if "layer" in line:
         return " ".join(line[name] for name in ("layer", "inputs", "outputs", "batch", "steps"))
     return line["network"] or line["workload"]
 
 
 def _work(line: Mapping[str, str]) -> StepWork:
-    """The work of a line's step."""
+    """Count the work of a line's step."""
     batch = int(line["batch"])
     if "layer" in line:
         return _layer_work(
@@ -192,7 +192,7 @@ def _timm_work(network: str, kind: str, batch: int) -> StepWork:
 
 
 def _named_work(workload: str, batch: int) -> StepWork:
-    """The work of a network that timm does not have."""
+    """Count the work of a network that timm does not have."""
     import numpy as np
     import torch
 
@@ -208,4 +208,4 @@ def _named_work(workload: str, batch: int) -> StepWork:
             return step_work(networks.cnn_femnist((1, 28, 28), 62), (1, 28, 28), batch)
         if workload.startswith(LEAF_SHAKESPEARE):
             return step_work(networks.lstm_shakespeare((80,), 80), (80,), batch, dtype=np.int64)
-    raise ConfigError(f"no network is known by the workload {workload!r}")
+    raise ConfigError(f"unknown workload {workload!r}")

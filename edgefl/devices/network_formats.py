@@ -1,11 +1,11 @@
-"""Other projects' files of networks: WebPageTest's, Chrome's throttling presets, Mahimahi's traces.
+"""Other projects' network files: WebPageTest's, Chrome's throttling presets, Mahimahi's traces.
 
-Half of a round trip and the whole loss go to each way. WebPageTest's ``connectivity.ini`` has a section a
-network: bit/s (0 is unlimited), ms, percent. Chrome's presets are JSON, bare, in lists or in tables by name:
-custom profiles of the DevTools (bytes/s, −1 is unlimited), parameters of the protocol's
-``Network.emulateNetworkConditions``, and Lighthouse's ``throttling``. What that hands to the DevTools is
-fudged (latency · 3.75, throughput · 0.9): its target values are taken, and its upload divided by what the
-download was multiplied with; its kbit is 1024 bit.
+Each direction gets half of the round trip and the whole loss. WebPageTest's ``connectivity.ini`` has one
+section per network: bit/s (0 is unlimited), ms, percent. Chrome's presets are JSON, bare, in lists or in
+tables by name: custom profiles of the DevTools (bytes/s, −1 is unlimited), parameters of the protocol's
+``Network.emulateNetworkConditions``, and Lighthouse's ``throttling``. Lighthouse adjusts the values that it
+passes to the DevTools (latency · 3.75, throughput · 0.9): its target values are used, with the upload divided
+by the factor applied to the download; its kbit is 1024 bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Entry = tuple[str, dict[str, Any]]
 
 
 def _network(title: str, mbps: Sequence[float], round_trip_ms: float, loss_pct: float, source: str) -> Entry:
-    """A network of one rate each way, down and up; one of at most 0 is unlimited."""
+    """Make a network with constant rates, down and up; a rate of 0 or below is unlimited."""
     link = {"delay_ms": round_trip_ms / 2, "loss_pct": loss_pct}
     down, up = (link | ({"rate_mbps": rate} if rate > 0 else {}) for rate in mbps)
     return title, {"name": title, "down": down, "up": up, "sources": {"down": source, "up": source}}
@@ -47,7 +47,7 @@ def _networks(path: Path, entries: Sequence[Entry], options: ImportOptions) -> I
 
 
 class Section(msgspec.Struct):
-    """A section of WebPageTest's file; configparser gives keys in small letters."""
+    """A section of WebPageTest's file; configparser converts keys to lower case."""
 
     bwin: Bits
     bwout: Bits
@@ -56,7 +56,7 @@ class Section(msgspec.Struct):
 
 
 def read_webpagetest(path: Path, options: ImportOptions) -> ImportResult:
-    """A network a section; sections that limit nothing, such as ``[general]``, are not networks."""
+    """Import each section as a network; sections without limits, such as ``[general]``, are skipped."""
     parser = configparser.ConfigParser(
         interpolation=None, delimiters=("=",), comment_prefixes=(";", "#"), default_section=""
     )
@@ -87,7 +87,7 @@ def _number(text: str) -> float | str:
 
 
 def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
-    """The section of that network, and what of it the format cannot say."""
+    """Write the network as a section; return it and the properties that the format cannot express."""
     down, up = network.down, network.up
     bits = [0 if way.rate_mbps is None else max(1, round(way.rate_mbps * 1e6)) for way in (down, up)]
     label = network.name.replace('"', "'")
@@ -119,7 +119,7 @@ class NetworkConditions(msgspec.Struct):
 
 
 class LighthouseThrottling(msgspec.Struct):
-    """Lighthouse's ``throttling``; 0 everywhere is none."""
+    """Lighthouse's ``throttling``; zeros mean no throttling."""
 
     rttMs: Latency = 0.0
     throughputKbps: Kbits = 0.0
@@ -129,7 +129,7 @@ class LighthouseThrottling(msgspec.Struct):
 
 
 def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
-    """A network a preset."""
+    """Import each preset as a network."""
     try:
         value = msgspec.json.decode(read_text(path))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -142,7 +142,7 @@ def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write_devtools(network: Network) -> tuple[str, tuple[str, ...]]:
-    """A custom profile of the DevTools, and what of the network it cannot say."""
+    """Write a custom profile of the DevTools; return it and the properties that it cannot express."""
     down, up = network.down, network.up
     rates = [-1 if way.rate_mbps is None else way.rate_mbps * 1e6 / 8 for way in (down, up)]
     preset = {"title": network.name, "download": rates[0], "upload": rates[1]}
@@ -198,7 +198,7 @@ def _preset(path: Path, title: str, value: dict[str, Any]) -> Entry:
 
 
 def read_mahimahi(path: Path, options: ImportOptions) -> ImportResult:
-    """A network with the trace as its download and ``options.up``, or the same trace, as its upload."""
+    """Import a network with this trace as download and ``options.up``, or the same trace, as upload."""
     name = options.profile_name(path.stem)
     traces: dict[str, str] = {}
     tables: dict[str, Any] = {"id": name, "name": name}
@@ -215,9 +215,9 @@ def read_mahimahi(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write_mahimahi(network: Network, way: Direction) -> str:
-    """The trace of one way of the network; `ProfileError` if it has no rate."""
+    """Write one direction of the network as a trace; `ProfileError` if it is unlimited."""
     if way.trace is not None:
         return trace_text(read_trace(way.trace))
     if way.rate_mbps is None:
-        raise ProfileError(f"network {network.id!r} is unlimited this way, which no trace can say")
+        raise ProfileError(f"network {network.id!r} has no rate limit in this direction, so no trace")
     return trace_text(constant_trace(way.rate_mbps))

@@ -1,4 +1,4 @@
-"""A client's whole trip, decided before it starts: the same numbers drive both clocks."""
+"""A client's whole trip, decided before it starts: both clocks use the same numbers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from edgefl.limits.pacing import Pacer, Phase
 
 
 class End(NamedTuple):
-    """The end of a trip's training, where it is another than the experiment's ``[training]`` has."""
+    """The end of a trip's training, if it differs from the experiment's ``[training]``."""
 
     budget_s: float = math.inf
-    """Emulated seconds from the receipt of the task after which the client sends what it has."""
+    """Emulated seconds from the receipt of the task until the client uploads what it has computed."""
     steps: int | None = None
 
 
 WHOLE = End()
-"""Training as the experiment has it."""
+"""Training as in the experiment."""
 
 
 class TripPlan(NamedTuple):
@@ -31,22 +31,22 @@ class TripPlan(NamedTuple):
 
     down: Transfer
     work_s: float
-    """Training at the device's full speed, as its time model has it."""
+    """Training time at the device's full speed, by its time model."""
     compute_lead_s: float
-    """Before computing starts; above 0 only where there is no work to stretch a delay over."""
+    """Delay before computing starts; above 0 only if there is no work over which to stretch it."""
     compute_rate_per_s: float
-    """Seconds of ``work_s`` done in an emulated second: 1 unless the time is drawn; ``inf`` is unpaced."""
+    """Seconds of ``work_s`` done per emulated second: 1 unless the time is drawn; ``inf`` is unpaced."""
     up: Transfer
     steps: int | None = None
-    """Training steps, where they are others than the experiment asks for."""
+    """Number of training steps, if it differs from the experiment's."""
     tail_s: float = 0.0
-    """After the last of these steps, until the trip's budget is over: see ``rests``."""
+    """Time from the last of these steps until the trip's budget is used up; see ``rests``."""
     heat: Computation | None = None
-    """The training of a device that gets hot and slow; ``compute_rate_per_s`` is then its full speed."""
+    """Training of a device that heats up and throttles; ``compute_rate_per_s`` is then its full speed."""
     dies_s: float = math.inf
     """Seconds into the trip until the client's process is killed."""
     rests: bool = False
-    """It made every step and idles for ``tail_s``; else it computes a step that it does not finish in it."""
+    """During ``tail_s`` the client idles, with all steps done; otherwise it computes an unfinished step."""
 
     @property
     def down_s(self) -> float:
@@ -70,7 +70,7 @@ class TripPlan(NamedTuple):
 
     @property
     def breaks_s(self) -> float:
-        """Seconds into the trip until the link is lost, and the task with it; infinite if it holds."""
+        """Seconds into the trip until the link, and with it the task, is lost; infinite if it is not."""
         if self.down.breaks_after is not None:
             return self.down.breaks_s
         if self.up.breaks_after is None:
@@ -79,26 +79,26 @@ class TripPlan(NamedTuple):
 
     @property
     def broken(self) -> str:
-        """A line that says how far the message gets at which the link is lost."""
+        """Description of how much of the message is transferred before the link is lost."""
         return (self.down if self.down.breaks_after is not None else self.up).broken
 
     def compute(self, pacer: Pacer) -> Phase:
-        """The pacer's phase for this trip's steps; `tail_s` is another, without work."""
+        """Return the pacer's phase for this trip's steps; `tail_s` is another phase, without work."""
         takes = None if self.heat is None else self._takes_s
         return pacer.phase(self.compute_rate_per_s, self.compute_lead_s, takes)
 
     def scattered(self, scatter: float) -> TripPlan:
-        """This trip with a training that takes ``scatter`` times as long.
+        """Return this trip with its training time multiplied by ``scatter``.
 
-        For a plan whose training has work, no heat, and no upload over a trace.
+        The plan must have work, no heat, and no upload over a trace.
         """
         return self._replace(compute_rate_per_s=self.compute_rate_per_s / scatter)
 
     def within(self, budget_s: float, steps_s: Iterable[float]) -> TripPlan:
-        """This trip for a device that uploads what it has ``budget_s`` after it was given the task.
+        """Return this trip for a device that uploads ``budget_s`` after it received the task.
 
-        It makes the steps, of ``steps_s`` at full speed each, that it finishes by then; a download is not cut
-        short.
+        It makes the steps that it finishes by then; ``steps_s`` are their durations at full speed. A download
+        is not cut short.
 
         >>> from edgefl.devices import load_device, load_network
         >>> rng = np.random.default_rng(0)
@@ -108,7 +108,7 @@ class TripPlan(NamedTuple):
         (2, 20.0, 0.5)
         """
         room_s = budget_s - self.down_s - self.compute_lead_s
-        # A step that ends with the budget counts, whatever the rounding of its sums.
+        # Rounding must not exclude a step that ends exactly with the budget.
         last_s = room_s + 1e-9 * max(1.0, abs(budget_s))
         steps, work_s, rests = 0, 0.0, True
         for step_s in steps_s:
@@ -125,7 +125,7 @@ class TripPlan(NamedTuple):
         )
         if self.up.trace is None:
             return cut
-        # `plan_trip` leaves the upload after a training that never ends where the trip begins.
+        # If training never ends, `plan_trip` schedules the upload at the start of the trip.
         later_s = cut.compute_s - self.compute_s if self.compute_s < math.inf else self.down_s + cut.compute_s
         return cut._replace(up=self.up._replace(flows_at_s=self.up.flows_at_s + later_s))
 
@@ -141,21 +141,21 @@ def plan_trip(
     examples: int = 1,
     scatter: float = 1.0,
 ) -> TripPlan:
-    """Plan one trip: training of ``work_s`` at the device's full speed between messages of so many bytes.
+    """Plan one trip: training of ``work_s`` at the device's full speed between two messages.
 
     ``link`` and ``rng`` should draw from a stream named by the client *and* its trip, so that every process
-    plans the same. Draws are made in this order: download, upload, delay model. One with ``mode = "replace"``
-    sets the whole trip's time, for a client with so many ``examples``: transfers take none, and the training
-    is stretched to the draw; ``mode = "add"`` lengthens the training. ``thermal`` is the device's thermal
-    model and its temperature, °C, when the trip starts: it cools during the download, and training takes
-    longer the hotter it gets. ``scatter`` multiplies the time of the training, where no draw replaces it.
+    makes the same plan. The order of draws is: download, upload, delay model. A delay model with ``mode =
+    "replace"`` sets the whole trip's time, for a client with this number of ``examples``: transfers take no
+    time, and the training is stretched to the draw; ``mode = "add"`` lengthens the training. ``thermal`` is
+    the device's thermal model and its temperature, °C, at the start: it cools during the download, and
+    training is slower the hotter it gets. ``scatter`` multiplies a training time that no draw replaces.
 
     >>> from edgefl.devices import load_device, load_network
     >>> rng = np.random.default_rng(0)
     >>> device = load_device("paper-exponential")
     >>> link = Link(load_network("defedavg-400"), rng)
     >>> plan = plan_trip(device, link, rng, down_bytes=2_200_000, work_s=1.0, up_bytes=2_200_000)
-    >>> plan.down_s, plan.compute_s == plan.total_s  # its delay is the whole trip's
+    >>> plan.down_s, plan.compute_s == plan.total_s  # the delay is that of the whole trip
     (0.0, True)
     """
     if not (work_s >= 0 and math.isfinite(work_s)):

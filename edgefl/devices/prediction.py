@@ -1,4 +1,4 @@
-"""Predictions of a step of a network on a real device, before anyone owns one."""
+"""Predictions of the time of a network's step on a real device, without that device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def predict(
     inference: bool = False,
     dtype: Any = None,
 ) -> Prediction:
-    """Emulated seconds of one step of ``module`` on ``batch`` examples, their 90% interval and their parts.
+    """Predict the emulated seconds of one step of ``module``, with a 90% interval and the parts of the time.
 
-    A step is forward, backward and update, or only forward with ``inference``. ``device`` is a profile or its
-    name, ``runtime`` one of its libraries (default: the one that its clients use), ``input_shape`` one
-    example's, ``dtype`` its type, by default as `example_dtype`. Nothing is computed and the module stays as
-    it is. Raises `ConfigError` if the module cannot be traced, the device or the runtime is not known.
+    A step is forward, backward and update on ``batch`` examples, or only forward with ``inference``.
+    ``device`` is a profile or its name, ``runtime`` one of its libraries (default: that of its clients),
+    ``input_shape`` and ``dtype`` are one example's (default dtype: `example_dtype`). Nothing is computed and
+    the module is not changed. Raises `ConfigError` if the module cannot be traced, or the device or runtime
+    is unknown.
 
     >>> from torch import nn
     >>> found = predict(nn.Linear(1000, 1000), 16, device="pi-4", input_shape=(1000,))
@@ -43,11 +44,11 @@ def predict(
 
 
 def time_model(device: Device, runtime: str | None = None) -> TimeModel:
-    """The device's costs in that runtime or its default; `ProfileError` where it has none at all."""
+    """Return the device's time model in that runtime (default: its own); `ProfileError` if it has none."""
     model = device.time_model(runtime)
     if model is None:
         raise ProfileError(
-            f"device {device.id!r}: says nothing of computing; its delay model is the whole trip's time"
+            f"device {device.id!r}: no computing rates; its delay model sets the whole trip's time"
         )
     return model
 
@@ -55,7 +56,7 @@ def time_model(device: Device, runtime: str | None = None) -> TimeModel:
 def traced(
     module: nn.Module, input_shape: Sequence[int], *, inference: bool = False, dtype: Any = None
 ) -> BatchWork:
-    """The work of a step of the module on any batch."""
+    """Count the work of a step of the module for any batch size."""
     from edgefl.learning.work import batch_work
 
     dtype = dtype or example_dtype(module, input_shape)
@@ -63,7 +64,7 @@ def traced(
 
 
 def example_dtype(module: nn.Module, input_shape: Sequence[int]) -> Any:
-    """int64 for tokens: one dimension into a module that has an embedding; else float32."""
+    """Return int64 for one-dimensional input to a module with an embedding (tokens); otherwise float32."""
     import numpy as np
     from torch import nn
 

@@ -1,10 +1,10 @@
-"""Presence: the times at which a client is online, apart from what its own work does to it.
+"""Presence: when a client is online, apart from the effects of its own work.
 
-Each source of presence is a function of the experiment's seed and the client alone: ``on(at_s)``, at an
-instant of change as from then on, and ``changes_s(at_s)``, the first instant after it at which that may
-change, infinite if it does not.
+Each source of presence depends on the experiment's seed and the client only. ``on(at_s)`` is its state (at
+the time of a change: the new state), and ``changes_s(at_s)`` the first later time at which it may change,
+infinite if it does not.
 
-A file of a fleet's availability has one entry a device, given out by the seed. It is JSON: a list of
+A fleet's availability file has entries that the seed assigns to devices. It is JSON: a list of
 ``{"intervals_s": [[0, 3600], [7200, 9000]], "period_s": 86400}``, emulated seconds, as in profiles.
 """
 
@@ -27,7 +27,7 @@ MOST_BYTES = 64 << 20
 
 
 class Windows:
-    """On within intervals that repeat with a period; ``shift_s`` is where in the period the run starts.
+    """On within intervals that repeat with a period; the run starts ``shift_s`` into the period.
 
     >>> night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0, shift_s=20.0)
     >>> night.on(0.0), night.changes_s(0.0), night.on(2.0), night.changes_s(2.0)
@@ -53,7 +53,7 @@ class Windows:
             return math.inf
         turn, phase_s = self._phase(at_s)
         at = bisect_right(edges_s, phase_s)
-        if self._wraps and at == len(edges_s) - 1:  # on over the end of the period
+        if self._wraps and at == len(edges_s) - 1:  # on across the end of the period
             turn, at = turn + 1, 1
         elif at == len(edges_s):
             turn, at = turn + 1, 0
@@ -61,7 +61,7 @@ class Windows:
         return max(instant_s, math.nextafter(at_s, math.inf))
 
     def _phase(self, at_s: float) -> tuple[int, float]:
-        """The number of the period and the time in it; an instant rounded to before an edge is on it."""
+        """Return the number of the period and the time in it; a time just before an edge is rounded to it."""
         turn, phase_s = divmod(at_s + self._shift_s, self._period_s)
         late_s = phase_s + 8.0 * math.ulp(abs(at_s) + self._shift_s + self._period_s)
         if late_s >= self._period_s:
@@ -71,9 +71,9 @@ class Windows:
 
 
 class AlternatingRenewal:
-    """On and off by turns, each for an exponentially distributed time (an alternating renewal process).
+    """Alternating renewal process: on and off for exponentially distributed times.
 
-    On ``mean_on_s / (mean_on_s + mean_off_s)`` of the time; drawn as asked for from its own ``rng``.
+    It is on for ``mean_on_s / (mean_on_s + mean_off_s)`` of the time. Draws from ``rng`` on demand.
 
     >>> churn = AlternatingRenewal(60.0, 20.0, np.random.default_rng(0))
     >>> churn.on(0.0), round(churn.changes_s(0.0), 1), churn.on(churn.changes_s(0.0))
@@ -93,7 +93,7 @@ class AlternatingRenewal:
         return self._changes_s[self._passed(at_s)]
 
     def _passed(self, at_s: float) -> int:
-        """The number of changes until then; draws until one is still to come."""
+        """Return the number of changes until ``at_s``; draw until one is later."""
         while not self._changes_s or self._changes_s[-1] <= at_s:
             last_s = self._changes_s[-1] if self._changes_s else 0.0
             state = self._first ^ (len(self._changes_s) % 2 == 1)
@@ -119,7 +119,7 @@ class Presence:
     """Online while all of its sources are on.
 
     >>> client = Presence([LateJoin(3.0), Windows([(0.0, 5.0)], period_s=10.0)])
-    >>> client.comes_s(0.0), client.goes_s(3.0), client.comes_s(5.0)
+    >>> client.next_online_s(0.0), client.next_offline_s(3.0), client.next_online_s(5.0)
     (3.0, 5.0, 10.0)
     """
 
@@ -127,11 +127,11 @@ class Presence:
         self._sources = tuple(sources)
 
     def online(self, at_s: float) -> bool:
-        """Returns True if it is online at that instant."""
+        """Return True if the client is online at ``at_s``."""
         return all(source.on(at_s) for source in self._sources)
 
-    def comes_s(self, at_s: float) -> float:
-        """The first instant from ``at_s`` on at which it is online; infinite if there is none to be found."""
+    def next_online_s(self, at_s: float) -> float:
+        """First time from ``at_s`` on at which the client is online; infinite if none was found."""
         for _ in range(MOST_CHANGES):
             off = [source for source in self._sources if at_s < math.inf and not source.on(at_s)]
             if not off:
@@ -139,17 +139,17 @@ class Presence:
             at_s = max(source.changes_s(at_s) for source in off)
         return math.inf
 
-    def goes_s(self, at_s: float) -> float:
-        """The first instant after ``at_s``, at which it is online, at which it no longer is."""
+    def next_offline_s(self, at_s: float) -> float:
+        """First time after ``at_s`` at which an online client goes offline."""
         return min((source.changes_s(at_s) for source in self._sources), default=math.inf)
 
 
-MOST_CHANGES = 100_000  # changes looked through for an instant at which every source is on
+MOST_CHANGES = 100_000  # changes searched for a time at which every source is on
 
 
 @functools.cache
 def read_availability(path: str) -> tuple[Availability, ...]:
-    """The entries of such a file. `ProfileError`, one line, where it is not one."""
+    """Read the entries of an availability file. Raises a one-line `ProfileError` if it is invalid."""
     try:
         entries = msgspec.json.decode(read_file(path, MOST_BYTES), type=tuple[Availability, ...])
     except OSError as error:

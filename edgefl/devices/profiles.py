@@ -1,8 +1,8 @@
-"""Finds, reads and checks the profiles of devices, networks and fleets.
+"""Finds, reads and validates the profiles of devices, networks and fleets.
 
-A name is looked up in the profiles that come with edgefl; anything with a slash or ending in ``.toml`` is
-the path of the user's own file. A wrong file is a `ProfileError` whose one line names the file, the key,
-what is allowed and what was got.
+A name refers to a bundled profile; anything with a slash or ending in ``.toml`` is the path of the user's own
+file. An invalid file raises a one-line `ProfileError` that names the file, the key, what is allowed and what
+was found.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TYPES: dict[Kind, type[Profile]] = {"devices": Device, "networks": Network, "fle
 
 
 def load_device(name_or_path: str | Path) -> Device:
-    """The device profile of that name, or in the TOML file at that path.
+    """Load the bundled device profile of that name, or the TOML file at that path.
 
     >>> load_device("pixel-3a").train_flop_per_s
     1750000000.0
@@ -52,7 +52,7 @@ def load_device(name_or_path: str | Path) -> Device:
 
 
 def load_network(name_or_path: str | Path) -> Network:
-    """The network profile of that name, or in the TOML file at that path; its traces' paths are absolute.
+    """Load the network profile of that name or at that path; paths of traces become absolute.
 
     >>> load_network("3g").down.rate_mbps
     1.6
@@ -67,9 +67,9 @@ def load_network(name_or_path: str | Path) -> Network:
 
 
 def load_fleet(name_or_path: str | Path) -> FleetFile:
-    """The fleet file of that name, or at that path.
+    """Load the fleet file of that name or at that path.
 
-    The profiles that it names must exist; a path in it is looked for beside it first.
+    The profiles it names must exist; relative paths are resolved against its folder first.
 
     >>> load_fleet("paper-fedstaleweight").clients
     15
@@ -91,7 +91,7 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
 
 
 def as_written(kind: Kind, name_or_path: str | Path) -> Profile:
-    """The profile as its file says it: paths in it are relative to the file.
+    """Load a profile with paths as in its file, relative to it.
 
     >>> as_written("networks", "lte-varying").down.trace
     'traces/lte-varying-down.trace'
@@ -100,7 +100,7 @@ def as_written(kind: Kind, name_or_path: str | Path) -> Profile:
 
 
 def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
-    """A checked profile, and the folder that it is in."""
+    """Return a validated profile, and its folder."""
     name, path = str(name_or_path), Path(name_or_path)
     if not isinstance(name_or_path, Path) and not is_path(name):
         if name not in bundled_names(kind):
@@ -113,7 +113,7 @@ def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
 
 
 def check_file(path: str | Path) -> list[str]:
-    """All that is wrong with a profile file and the traces that it names, one line each."""
+    """Return all faults of a profile file and the traces it names, one line each."""
     path = Path(path)
     try:
         table = read_tables(path)
@@ -131,7 +131,7 @@ def check_file(path: str | Path) -> list[str]:
 
 @cache
 def bundled_names(kind: Kind) -> tuple[str, ...]:
-    """Names of edgefl's own profiles of that kind, sorted."""
+    """Return the sorted names of the bundled profiles of that kind."""
     return tuple(sorted(path.stem for path in (bundled_folder() / kind).glob("*.toml")))
 
 
@@ -142,21 +142,21 @@ fleet_names = partial(bundled_names, "fleets")
 
 @cache
 def bundled_folder() -> Path:
-    """The folder of edgefl's own profiles: package data when installed, beside the package in a checkout."""
+    """Return the folder of the bundled profiles: package data if installed, else beside the package."""
     package = Path(__file__).resolve().parent.parent
     for found in (package / "_profiles", package.parent / "profiles"):
         if (found / "devices").is_dir():
             return found
-    raise ProfileError(f"edgefl's own profiles are not at {package / '_profiles'}; install edgefl again")
+    raise ProfileError(f"edgefl's profiles are missing at {package / '_profiles'}; install edgefl again")
 
 
 def is_path(name: str) -> bool:
-    """Returns True for the path of a user's file, False for the name of one of edgefl's own profiles."""
+    """Return True for the path of a user's file, False for the name of a bundled profile."""
     return "/" in name or name.endswith(".toml")
 
 
 def kind_of(table: dict[str, Any]) -> Kind:
-    """The kind of profile that these tables are, read off keys that only one kind has.
+    """Determine the kind of a profile from keys that only one kind has.
 
     >>> kind_of({"id": "mine", "up": {}}), kind_of({"id": "mine", "devices": {}}), kind_of({})
     ('networks', 'fleets', 'devices')
@@ -167,9 +167,9 @@ def kind_of(table: dict[str, Any]) -> Kind:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, unchecked; `ProfileError` if it cannot be read or is not TOML."""
+    """Read the tables of a TOML file without validation; `ProfileError` if it is unreadable or not TOML."""
     if "\0" in str(path):
-        raise ProfileError("a path holds a NUL")
+        raise ProfileError("path contains a NUL byte")
     try:
         return toml.read(path)
     except ConfigError as error:
@@ -186,9 +186,9 @@ _NEEDS_NO_SOURCE = {
 
 
 def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fault]:
-    """All that is wrong with the tables of a profile whose file's name, without its ending, is ``stem``."""
+    """Yield all faults of a profile's tables; ``stem`` is its file's name without suffix."""
     schema = table.get("schema", SCHEMA)
-    if isinstance(schema, int) and schema > SCHEMA:  # what else is in it nobody here can judge
+    if isinstance(schema, int) and schema > SCHEMA:  # a newer schema cannot be validated further
         yield wrong("schema", f"at most {SCHEMA}, the newest that this edgefl reads (upgrade it)", schema)
         return
     if unfit := list(faults(table, TYPES[kind])):
@@ -205,7 +205,7 @@ def profile_faults(stem: str, table: dict[str, Any], kind: Kind) -> Iterator[Fau
 
 
 def _figures(value: Any, key: str = "") -> Iterator[str]:
-    """Dotted keys of everything that needs a source: each number, and each word that states a fact."""
+    """Yield dotted keys of everything that needs a source: each number, and each word that states a fact."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if key or name not in _NEEDS_NO_SOURCE:
@@ -220,12 +220,12 @@ def _source_faults(table: dict[str, Any]) -> Iterator[Fault]:
     for figure in sorted(figures):
         steps = figure.split(".")
         if not any(".".join(steps[:n]) in sources for n in range(1, len(steps) + 1)):
-            text = f"{figure}: no source; give a line in [sources] for it or for the table above it"
+            text = f"{figure}: no source; add one to [sources] for it or for the table above it"
             yield Fault(figure, text)
     for where in ("sources", "uncertainty"):
         for key in table.get(where, {}):
             if not any(figure == key or figure.startswith(f"{key}.") for figure in figures):
-                text = f"{where}.{key}: no such figure in the file; have: {', '.join(sorted(figures))}"
+                text = f"{where}.{key}: not a figure of this file; have: {', '.join(sorted(figures))}"
                 yield Fault(f"{where}.{key}", text)
 
 
@@ -262,7 +262,7 @@ def _delay_faults(delay: Delay) -> Iterator[Fault]:
     if delay.low_s is not None and delay.high_s is not None and delay.low_s >= delay.high_s:
         yield wrong("delay_model.high_s", f"above low_s = {delay.low_s}", delay.high_s)
     if delay.values_s is not None and not any(delay.values_s):
-        allowed = "figures of which one at least is above 0, or time would stand still"
+        allowed = "values of which at least one is above 0"
         yield wrong("delay_model.values_s", allowed, delay.values_s)
 
 
@@ -283,11 +283,11 @@ def _cpu_faults(device: Device) -> Iterator[Fault]:
         key = f"cpu.clusters[{at}]"
         steps, currents = cluster.freq_mhz, cluster.power_ma
         if steps and (list(steps) != sorted(set(steps)) or steps[-1] != cluster.max_mhz):
-            yield wrong(f"{key}.freq_mhz", f"ascending and end in max_mhz = {cluster.max_mhz}", steps)
+            yield wrong(f"{key}.freq_mhz", f"ascending and end with max_mhz = {cluster.max_mhz}", steps)
         if currents and len(currents) != len(steps):
-            yield wrong(f"{key}.power_ma", f"a figure for each of freq_mhz, {len(steps)}", currents)
+            yield wrong(f"{key}.power_ma", f"one value for each of freq_mhz, {len(steps)}", currents)
         elif currents and cluster.max_ma is not None and currents[-1] != cluster.max_ma:
-            yield wrong(f"{key}.power_ma", f"figures that end in max_ma = {cluster.max_ma}", currents)
+            yield wrong(f"{key}.power_ma", f"values that end with max_ma = {cluster.max_ma}", currents)
 
 
 def _runtime_faults(device: Device) -> Iterator[Fault]:
@@ -299,7 +299,7 @@ def _runtime_faults(device: Device) -> Iterator[Fault]:
         if lengths and lengths != list(range(1, len(TERMS) + 2)):
             yield wrong(f"runtime.{name}.cost_errors", f"rows of 1 to {len(TERMS) + 1} numbers", lengths)
     if names and device.schema < 2:
-        yield wrong("schema", "2 where there is a runtime", device.schema)
+        yield wrong("schema", "2 for a profile with a runtime", device.schema)
     if default is not None and default not in names:
         yield Fault("default_runtime", f"default_runtime: {unknown('runtime', default, names)}")
     elif default is None and len(names) > 1:
@@ -324,7 +324,7 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
 
 
 def availability_faults(availability: Availability, prefix: str = "") -> Iterator[Fault]:
-    """All that is wrong with intervals of the right types; their keys begin with ``prefix``."""
+    """Yield all faults of intervals of the right types; ``prefix`` precedes their keys."""
     end = 0.0
     for at, (start, stop) in enumerate(availability.intervals_s):
         if stop <= start or start < end:
@@ -340,13 +340,13 @@ def _network_faults(network: Network) -> Iterator[Fault]:
         yield wrong("header_bytes", f"below mtu_bytes = {network.mtu_bytes}", network.header_bytes)
     for name, way in (("down", network.down), ("up", network.up)):
         if (way.jitter_ms > 0) != (way.jitter_dist != "none"):
-            allowed = "a distribution where jitter_ms is above 0, else 'none'"
+            allowed = "a distribution if jitter_ms is above 0, else 'none'"
             yield wrong(f"{name}.jitter_dist", allowed, way.jitter_dist)
         if way.jitter_dist == "uniform" and way.jitter_ms > way.delay_ms:
-            allowed = f"at most delay_ms = {way.delay_ms} where uniform"
+            allowed = f"at most delay_ms = {way.delay_ms} for a uniform distribution"
             yield wrong(f"{name}.jitter_ms", allowed, way.jitter_ms)
         if way.trace is not None and way.rate_mbps is not None:
-            yield wrong(f"{name}.trace", "left out beside rate_mbps: one of the two sets the rate", way.trace)
+            yield wrong(f"{name}.trace", "left out beside rate_mbps: only one may set the rate", way.trace)
 
 
 def _fleet_faults(fleet: FleetFile) -> Iterator[Fault]:

@@ -1,9 +1,9 @@
-"""Scales what one device was measured to take to another, on which nobody has measured training.
+"""Derives the time model of a device without training measurements by scaling that of a measured device.
 
-Two published figures of each device say how: what MobileNet-v1's inference computes a second (``gemm``) for
-operations and calls, and memcpy's bandwidth for bytes, where both devices' is known. The interval is the
-measured device's and, beside it, how far off such scaling was between devices that both were measured
-(docs/profiles.md; benchmarks/scaling.py measures it again).
+Two published figures of each device are used: the rate of MobileNet-v1 inference (``gemm``) scales operations
+and calls, and memcpy bandwidth scales bytes, if known for both devices. The interval combines that of the
+measured device with the error of such scaling between measured devices (docs/profiles.md;
+benchmarks/scaling.py repeats that measurement).
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ BASES: Final = {
     **dict.fromkeys(("A7", "A53", "A57", "A72", "A73", "A75", "Kryo"), "pi-4"),
     **dict.fromkeys(("A76", "A77", "A78AE", "X3", "X4", "Vortex"), "pi-5"),
 }
-"""The measured device whose cores are most like those, by what one does a cycle: up to 8 FLOP, or 16."""
+"""Measured device with the most similar cores, by FLOP per core and cycle: up to 8 (pi-4) or 16 (pi-5)."""
 UNLIKE: Final = ("A7", "A53", "Vortex")
-"""Cores like no measured one: the first two take instructions in order, Apple's is wider than all others."""
+"""Cores unlike any measured one: the first two are in-order, Apple's is wider than all others."""
 
 WITH_BANDWIDTH: Final = 1.48
-"""Holds 90% of steps scaled from the Pi 4 to the Pi 5, and of those scaled back: the larger of the two."""
+"""Covers 90% of steps scaled from the Pi 4 to the Pi 5, and in the other direction: the larger factor."""
 BY_GEMM: Final = 1.9
-"""The same without bandwidths, and between the Redmi Note 8 and the Galaxy Note 10: the largest of four."""
+"""Without bandwidths; includes scaling between the Redmi Note 8 and the Galaxy Note 10: largest of four."""
 OF_UNLIKE: Final = 1.5
-"""Assumed for cores that are like no measured one."""
+"""Additional factor assumed for cores unlike any measured one."""
 
 
 class Scaled(NamedTuple):
-    """A runtime of a device that was not measured in it, and how it came about."""
+    """A scaled runtime of an unmeasured device, and its source."""
 
     model: TimeModel
     source: str
 
 
 def scaled_file(name: str, like: str | None = None, runtime: str = "torch") -> str:
-    """The text of that device's profile with the runtime scaled to it; all else is as it was.
+    """Return the text of a device's profile with a scaled runtime; everything else is unchanged.
 
-    ``name`` is a profile's or a file's path, ``like`` the measured device, by default the one whose cores are
-    most like its. Raises `ConfigError` where that is not known.
+    ``name`` is a profile's name or a file's path, ``like`` the measured device, by default the one with the
+    most similar cores. Raises `ConfigError` if none is known.
     """
     path = Path(name) if is_path(name) else bundled_folder() / "devices" / f"{name}.toml"
     device = load_device(path if is_path(name) else name)
@@ -56,19 +56,19 @@ def scaled_file(name: str, like: str | None = None, runtime: str = "torch") -> s
 
 
 def base_of(device: Device) -> str:
-    """The measured device whose cores are most like this one's.
+    """Return the measured device with the most similar cores.
 
     >>> base_of(load_device("pixel-2")), base_of(load_device("pixel-5"))
     ('pi-4', 'pi-5')
     """
     core = _core(device)
     if core not in BASES:
-        raise ConfigError(f"{device.id}: no measured device is known to have cores like {core!r}; name one")
+        raise ConfigError(f"{device.id}: no measured device with cores like {core!r} is known; give one")
     return BASES[core]
 
 
 def scaled(device: Device, base: Device, runtime: str = "torch") -> Scaled:
-    """The runtime of ``base`` as it would be on ``device``; `ConfigError` where either has no ``gemm``."""
+    """Scale the runtime of ``base`` to ``device``; `ConfigError` if either has no ``gemm``."""
     known = base.time_model(runtime)
     assert known is not None
     flop, flop_words = _gemm(device, base)
@@ -86,12 +86,12 @@ def scaled(device: Device, base: Device, runtime: str = "torch") -> Scaled:
 
 
 def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
-    """The profile ``text`` with that runtime, instead of what it said of it before; all else is as it was.
+    """Set a runtime and its source in the profile ``text``; everything else is unchanged.
 
-    A runtime that the profile had alone stays its default one.
+    If the profile had a single runtime before, it becomes the default one.
     """
     if "\n[sources]\n" not in text:
-        raise ConfigError("the profile has no table [sources] of its own")
+        raise ConfigError("the profile has no [sources] table")
     key = f"runtime.{runtime}"
     others = sorted(set(toml.parse(text, "the profile").get("runtime", {})) - {runtime})
     costs = (line for line in msgspec.to_builtins(model).items() if line[1])
@@ -105,35 +105,35 @@ def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
 
 
 def _put(text: str, old: str, new: str, sources: str) -> str:
-    """The text with ``new`` for the pattern ``old``, or else ``sources`` for the head of that table."""
+    """Replace the pattern ``old`` by ``new``, or else the header of [sources] by ``sources``."""
     if re.search(old, text, re.MULTILINE):
         return re.sub(old, lambda _: new, text, flags=re.MULTILINE)
     return text.replace("\n[sources]\n", f"\n{sources}", 1)
 
 
 def _core(device: Device) -> str:
-    """The kind of the fastest cores, by Arm's name for it where it has one."""
+    """Return the kind of the fastest cores, by Arm's name if it has one."""
     clusters = device.cpu.clusters if device.cpu is not None else ()
     if not clusters:
-        raise ConfigError(f"{device.id}: no cpu.clusters, so nothing says which measured device it is like")
+        raise ConfigError(f"{device.id}: no cpu.clusters, so a similar measured device cannot be chosen")
     cortex = re.search(r"Cortex-(\w+)", clusters[0].uarch)
     return cortex[1] if cortex else clusters[0].uarch
 
 
 def _gemm(device: Device, base: Device) -> tuple[float, str]:
-    """The ratio of the devices' rates of computing, and the figures that it comes from."""
+    """Return the ratio of the devices' computing rates, and the figures it is computed from."""
     figures = []
     for each in (device, base):
         rates = each.cpu.rate_gflops.gemm if each.cpu is not None else None
         if rates is None:
-            raise ConfigError(f"{each.id}: no cpu.rate_gflops.gemm, so nothing to scale by")
+            raise ConfigError(f"{each.id}: no cpu.rate_gflops.gemm to scale by")
         figures.append(rates.all or rates.one or 0.0)
     own, its = figures
     return own / its, f"gemm {own:g} / {its:g} GFLOPS"
 
 
 def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:
-    """The ratio of their bandwidths, the figures that it comes from, and the factor within which it holds."""
+    """Return the ratio of bandwidths, the figures it is computed from, and its error factor."""
     own, its = (each.memory and each.memory.bandwidth_gbytes_per_s for each in (device, base))
     if not own or not its:
         return None
@@ -141,7 +141,7 @@ def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:
 
 
 def _faster(model: TimeModel, flop: float, moved: float) -> TimeModel:
-    """The model of a device so many times as fast at operations and at bytes, to four digits."""
+    """Return the model sped up by ``flop`` for operations and ``moved`` for bytes, to four digits."""
     changed = {}
     for name in model.__struct_fields__:
         value = getattr(model, name)

@@ -1,6 +1,6 @@
-"""Profiles of devices, networks and fleets as plain frozen data, units in the names.
+"""Profiles of devices, networks and fleets as plain frozen data, with units in the names.
 
-Bounds of single figures stand here; `edgefl.devices.profiles` checks what relates several.
+Bounds of single values are declared here; `edgefl.devices.profiles` validates relations between them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from edgefl.devices.time_model import ONE_RATE_FACTOR, NotNegative, Positive, Ti
 from edgefl.errors import ProfileError, unknown
 from edgefl.learning.operations import StepWork
 
-NOMINAL_V = 3.85  # of a phone's lithium-ion cell, where the profile states no battery.voltage_v
+NOMINAL_V = 3.85  # of a phone's lithium-ion cell; used if the profile states no battery.voltage_v
 SCHEMA = 2
-"""Of the profile files that this edgefl writes; a file that says no ``schema`` is of this one. Those of
-schema 1, which has no ``runtime``, are read as well."""
+"""Schema version of the profile files that edgefl writes, and of a file without ``schema``. Files of
+schema 1, which has no ``runtime``, can still be read."""
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]*$"
@@ -33,7 +33,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cluster(_Table, frozen=True, kw_only=True):
-    """Cores of one kind; ``power_ma`` is a core's current at each of ``freq_mhz``, up to ``max_ma``."""
+    """Cores of one kind; ``power_ma`` is one core's current at each of ``freq_mhz``, up to ``max_ma``."""
 
     uarch: Text
     cores: Count
@@ -45,17 +45,17 @@ class Cluster(_Table, frozen=True, kw_only=True):
 
 
 class ThreadRates(_Table, frozen=True, kw_only=True):
-    """One rate with one thread (``1t``) and with the fastest number of threads (``nt``); either or both."""
+    """A rate with one thread (``1t``) and with the fastest number of threads (``nt``); either or both."""
 
     one: Positive | None = msgspec.field(default=None, name="1t")
     all: Positive | None = msgspec.field(default=None, name="nt")
 
 
 class RateGflops(_Table, frozen=True, kw_only=True):
-    """Sustained fp32 rates in 10⁹ floating-point operations a second (a multiply-add is two) by op class."""
+    """Sustained fp32 rates by class of operation, 10⁹ FLOP per second (a multiply-add is two)."""
 
     train: Positive
-    """Forward and backward pass of a small CNN with every core that training uses: what paces a client of a
+    """Forward and backward pass of a small CNN with all cores that training uses. Paces the clients of a
     profile without a runtime."""
     gemm: ThreadRates | None = None
     """Matrix products and 1 × 1 convolutions: inference of MobileNet-v1-224."""
@@ -63,7 +63,7 @@ class RateGflops(_Table, frozen=True, kw_only=True):
     """3 × 3 convolutions: inference of ResNet-18."""
     depthwise: ThreadRates | None = None
     elementwise: ThreadRates | None = None
-    """a = b + s·c over arrays far larger than the caches: two operations for each 12 bytes moved."""
+    """a = b + s·c on arrays far larger than the caches: two operations per 12 bytes moved."""
 
 
 class Cpu(_Table, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Cpu(_Table, frozen=True, kw_only=True):
 
 
 class Memory(_Table, frozen=True, kw_only=True):
-    """The memory; what one application may use of it is enforced on the client's process."""
+    """The memory; ``app_limit_mib`` is enforced on the client's process."""
 
     ram_mib: Positive
     app_limit_mib: Positive
@@ -82,14 +82,14 @@ class Memory(_Table, frozen=True, kw_only=True):
 
 
 class Storage(_Table, frozen=True, kw_only=True):
-    """The flash memory, read and written in sequence; 10⁶ bytes a second are 1 MB/s."""
+    """Flash memory, sequential access; 1 MB/s is 10⁶ bytes per second."""
 
     read_mbytes_per_s: Positive
     write_mbytes_per_s: Positive | None = None
 
 
 class Battery(_Table, frozen=True, kw_only=True):
-    """The battery, and currents drawn from it beside the cores': idle, more while a radio transfers."""
+    """The battery, and its currents besides the cores': idle, and additional ones of a transferring radio."""
 
     capacity_mah: Positive
     voltage_v: Positive | None = None
@@ -97,9 +97,9 @@ class Battery(_Table, frozen=True, kw_only=True):
     wifi_ma: NotNegative | None = None
     radio_ma: NotNegative | None = None
     min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
-    """State of charge below which the device takes no work; of 1 it would never work."""
+    """State of charge below which the device accepts no work; at 1 it would never work."""
     charge_w: Positive | None = None
-    """Of its charger, from ``min_soc`` until it is full; None: it is never charged."""
+    """Charging power from ``min_soc`` until the battery is full; None: never charged."""
 
 
 class ThrottlingStep(_Table, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class ThrottlingStep(_Table, frozen=True, kw_only=True):
 
 
 class Thermal(_Table, frozen=True, kw_only=True):
-    """Heating and throttling: first-order towards ``ambient_c + busy_w · r_c_per_w``, see `thermal`."""
+    """Heating and throttling: first-order response to ``ambient_c + busy_w · r_c_per_w``; see `thermal`."""
 
     trips: Annotated[tuple[ThrottlingStep, ...], msgspec.Meta(min_length=1)]
     off_c: Positive | None = None
@@ -124,22 +124,22 @@ Interval = tuple[NotNegative, NotNegative]
 
 
 class Availability(_Table, frozen=True, kw_only=True):
-    """The times at which the device can work: intervals, ascending and apart, of each ``period_s``."""
+    """When the device can work: ascending, disjoint intervals of each ``period_s``."""
 
     intervals_s: Annotated[tuple[Interval, ...], msgspec.Meta(min_length=1)]
     period_s: Positive
 
 
 class Slowdown(_Table, frozen=True, kw_only=True):
-    """The spread of devices of one profile: each is ``low`` to ``high`` times slower than it says."""
+    """Spread of the devices of one profile: each is ``low`` to ``high`` times slower than the profile."""
 
     low: Annotated[float, msgspec.Meta(ge=1)]
     high: Annotated[float, msgspec.Meta(ge=1)]
     dist: Literal["uniform", "uniform-speed"] = "uniform"
-    """The factor is U(low, high), or its speed is, so that the factor is 1/U(1/high, 1/low)."""
+    """Distribution of the factor: U(low, high), or 1/U(1/high, 1/low), whose speed is uniform."""
 
     def draw(self, rng: np.random.Generator) -> float:
-        """The factor by which one device is slower.
+        """Draw the factor by which one device is slower.
 
         >>> rng = np.random.default_rng(0)
         >>> drawn = [Slowdown(low=1.0, high=5.0, dist="uniform-speed").draw(rng) for _ in range(1000)]
@@ -153,13 +153,13 @@ class Slowdown(_Table, frozen=True, kw_only=True):
 
 Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
 MOST_S = 1e9
-"""30 years. With it and the bounds of ``sigma`` and ``alpha`` every draw is a finite number."""
+"""30 years. This and the bounds of ``sigma`` and ``alpha`` keep every draw finite."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=MOST_S)]
 SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
 
 
 class Delay(_Table, frozen=True, kw_only=True):
-    """A delay in emulated seconds, drawn once a trip from the client's seeded stream.
+    """A delay in emulated seconds, drawn once per trip from the client's seeded stream.
 
     ====================== ============================== ==================================
     ``dist``               fields                         draw
@@ -173,7 +173,7 @@ class Delay(_Table, frozen=True, kw_only=True):
     ====================== ============================== ==================================
 
     ``mode``: the draw replaces the time of the whole trip (FedStaleWeight §6.2, FedBuff §5), or is added to
-    that of computing. ``per = "example"``: times the client's examples (FedBuff, C.2).
+    the compute time. ``per = "example"`` multiplies it by the client's number of examples (FedBuff, C.2).
 
     >>> delay = Delay(dist="uniform", low_s=1.0, high_s=2.0)
     >>> 1.0 <= delay.draw(np.random.default_rng(0)) < 2.0
@@ -203,7 +203,7 @@ class Delay(_Table, frozen=True, kw_only=True):
     }
 
     def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
-        """One delay, emulated seconds, from exactly one draw of ``rng``, for a client of so many examples."""
+        """Draw one delay, emulated seconds, by one call of ``rng``; ``examples`` are the client's."""
         drawn_s: Any = math.nan
         match self.dist, [getattr(self, name) for name in self.FIELDS[self.dist]]:
             case "uniform", [low_s, high_s]:
@@ -222,54 +222,54 @@ class Delay(_Table, frozen=True, kw_only=True):
 
 
 DeviceClass = Literal["flagship", "mid-range", "budget", "board", "wearable", "desktop", "tier", "paper"]
-"""``tier`` stands for a share of all devices or for one known by its speed only."""
+"""``tier`` represents a share of all devices, or a device known only by its speed."""
 
 
 class Device(_Table, frozen=True, kw_only=True):
-    """One kind of device; ``cpu`` may be left out only where ``delay_model`` replaces the trip's time."""
+    """One device model; ``cpu`` may be missing only if ``delay_model`` replaces the trip's time."""
 
     schema: Schema = SCHEMA
     id: Name
     name: Text
     kind: DeviceClass = msgspec.field(name="class")
     sources: dict[str, Text]
-    """Dotted field (or the table above it) to where its figure came from. ``derived:`` starts a figure that
-    was computed from others, ``assumed:`` one that nobody published."""
+    """Source of each figure, by dotted field or the table above it. ``derived:`` marks a figure computed from
+    others, ``assumed:`` one without a published value."""
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
-    """Dotted field to a factor f: the true figure is held to lie between figure/f and figure·f."""
+    """Dotted field to a factor f: the true figure is assumed to be between figure/f and figure·f."""
     year: Annotated[int, msgspec.Meta(ge=1990)] | None = None
     soc: Text | None = None
     cpu: Cpu | None = None
     runtime: dict[str, TimeModel] = {}
-    """The cost of a step in each library that it was measured in: ``torch``, ``mnn``, ``dl4j``, …"""
+    """Cost of a step in each library in which it was measured: ``torch``, ``mnn``, ``dl4j``, …"""
     default_runtime: Name | None = None
-    """The one that clients use; needed where there are several."""
+    """The runtime that clients use; required if there are several."""
     memory: Memory | None = None
     storage: Storage | None = None
     battery: Battery | None = None
     thermal: Thermal | None = None
     availability: Availability | None = None
-    """None: always."""
+    """None: always available."""
     network: Name | None = None
-    """The network profile that suits it, for fleets that name none."""
+    """Suitable network profile, for fleets that name none."""
     delay_model: Delay | None = None
     slowdown: Slowdown | None = None
 
     @property
     def train_flop_per_s(self) -> float:
-        """Training rate in FLOP per emulated second; infinite where only a delay model sets the pace."""
+        """Training rate in FLOP per emulated second; infinite if only a delay model sets the time."""
         return self.cpu.rate_gflops.train * 1e9 if self.cpu is not None else math.inf
 
     @property
     def runtime_name(self) -> str | None:
-        """The runtime that clients use; None for a profile without any."""
+        """The runtime that clients use; None for a profile without runtimes."""
         return self.default_runtime or min(self.runtime, default=None)
 
     def time_model(self, runtime: str | None = None) -> TimeModel | None:
-        """The time model of that runtime, or of the default one.
+        """Return the time model of that runtime, or of the default one.
 
-        Of a profile without any it is ``cpu.rate_gflops.train`` for every class of operation; None where
-        only a delay model sets the pace. Raises `ProfileError` for a runtime that the profile does not have.
+        For a profile without runtimes it is ``cpu.rate_gflops.train`` for every class of operation; None if
+        only a delay model sets the time. Raises `ProfileError` for a runtime that the profile does not have.
         """
         if runtime is not None:
             if runtime not in self.runtime:
@@ -283,29 +283,29 @@ class Device(_Table, frozen=True, kw_only=True):
         return TimeModel.of_rate(self.cpu.rate_gflops.train, error_factor)
 
     def model_error_factor(self, work: StepWork) -> float | None:
-        """The factor within which 90% of real devices' steps that do such work take what the profile says.
+        """Return the factor within which 90% of real devices' steps with this work agree with the profile.
 
-        None where no real device is meant: in a paper's profile, or where a delay model sets the time.
+        None if the profile represents no real device: a paper's, or one with times from a delay model.
         """
         model = None if self.timed_by_draw or self.exact else self.time_model()
         return None if model is None else model.error_factor_of(work)
 
     @property
     def app_limit_mib(self) -> float | None:
-        """Memory that one client process may use, MiB; None where the profile does not say."""
+        """Memory limit of one client process, MiB; None if the profile states none."""
         return self.memory.app_limit_mib if self.memory is not None else None
 
     @property
     def voltage_v(self) -> float:
-        """The battery's nominal voltage."""
+        """Nominal voltage of the battery."""
         stated = None if self.battery is None else self.battery.voltage_v
         return NOMINAL_V if stated is None else stated
 
     @property
     def busy_w(self) -> float | None:
-        """Watts of computing at full speed, above idle; None where the profile does not say.
+        """Power of computing at full speed, above idle, W; None if the profile does not state it.
 
-        ``thermal.busy_w``, else the currents of all cores at their highest frequency.
+        It is ``thermal.busy_w``, else computed from the currents of all cores at their highest frequency.
 
         >>> from edgefl.devices import load_device
         >>> load_device("pixel-4").busy_w
@@ -320,16 +320,16 @@ class Device(_Table, frozen=True, kw_only=True):
 
     @property
     def exact(self) -> bool:
-        """True where the profile is a paper's, whose devices are what the paper says and nothing else."""
+        """True if the profile is a paper's, whose devices have exactly the stated properties."""
         return self.kind == "paper"
 
     @property
     def timed_by_draw(self) -> bool:
-        """True where a delay model sets the time of whole trips."""
+        """True if a delay model sets the time of whole trips."""
         return self.delay_model is not None and self.delay_model.mode == "replace"
 
     def individual(self, rng: np.random.Generator) -> Device:
-        """Draw one of the profile's devices: ``slowdown``, if it has one, from the client's own stream."""
+        """Draw an individual device from the client's own stream, if the profile has a ``slowdown``."""
         if self.slowdown is None or self.cpu is None:
             return self
         factor = self.slowdown.draw(rng)
@@ -340,26 +340,26 @@ class Device(_Table, frozen=True, kw_only=True):
 
 
 class Direction(_Table, frozen=True, kw_only=True):
-    """One way through a network, without queueing."""
+    """One direction of a network, without queueing."""
 
     rate_mbps: Positive | None = None
-    """10⁶ bit/s of packets, headers included; None is unlimited."""
+    """10⁶ bit/s including packet headers; None is unlimited."""
     rate_cv: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
-    """Coefficient of variation of the rate over windows of one second. Each message has a rate of its own:
-    log-normal, with this coefficient over the square root of the seconds that the message takes."""
+    """Coefficient of variation of the rate over windows of one second. The rate of each message is drawn:
+    log-normal, with this coefficient over the square root of the message's duration in seconds."""
     delay_ms: NotNegative = 0.0
     jitter_ms: NotNegative = 0.0
     """Spread of the delay: σ (normal), mean (exponential), or half the width (uniform)."""
     jitter_dist: Literal["none", "normal", "uniform", "exponential"] = "none"
-    """``normal``: delay + N(0, jitter²) cut off at 0. ``uniform``: delay + U(−jitter, jitter).
+    """``normal``: delay + N(0, jitter²), at least 0. ``uniform``: delay + U(−jitter, jitter).
     ``exponential``: delay + Exp(mean jitter)."""
     loss_pct: Annotated[float, msgspec.Meta(ge=0, lt=100)] = 0.0
     on_loss: Literal["retransmit", "disconnect"] = "retransmit"
-    """``retransmit``: each lost packet costs its bytes again, and a message that lost any waits for a round
-    trip more. ``disconnect``: the first lost packet ends the connection, and with it the trip."""
+    """``retransmit``: each lost packet is sent again, and a message with losses takes one more round trip.
+    ``disconnect``: the first lost packet ends the connection, and with it the trip."""
     trace: Text | None = None
-    """A trace in Mahimahi's format that sets the rate instead of ``rate_mbps``: a file beside the profile's.
-    A loaded profile holds its absolute path."""
+    """Path, relative to the profile, of a trace in Mahimahi's format that sets the rate instead of
+    ``rate_mbps``. Absolute in a loaded profile."""
 
 
 Bearer = Literal["mobile", "wifi", "wired"]
@@ -374,27 +374,27 @@ class Network(_Table, frozen=True, kw_only=True):
     down: Direction
     up: Direction
     bearer: Bearer = "mobile"
-    """The device's radio that it takes, for the battery: ``radio_ma``, ``wifi_ma`` or none."""
+    """The device's radio that carries it, which selects ``radio_ma``, ``wifi_ma`` or no current."""
     sources: dict[str, Text]
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
     mtu_bytes: Annotated[int, msgspec.Meta(ge=68)] = 1500
     header_bytes: Annotated[int, msgspec.Meta(ge=0)] = 40
-    """Of each packet: IPv4 and TCP without options take 20 each (RFC 791, RFC 9293)."""
+    """Header of each packet: IPv4 and TCP without options take 20 bytes each (RFC 791, RFC 9293)."""
 
     @property
     def replays(self) -> bool:
-        """True where a trace sets the rate, so that it depends on the time."""
+        """True if a trace sets the rate, so that it depends on the time."""
         return self.down.trace is not None or self.up.trace is not None
 
     @property
     def draws(self) -> bool:
-        """True where messages of one size may take different times at the same instant."""
+        """True if messages of one size may take different times when sent at the same time."""
         ways = (self.down, self.up)
         return any(way.jitter_dist != "none" or way.loss_pct > 0 or way.rate_cv > 0 for way in ways)
 
     @property
     def payload_bytes(self) -> int:
-        """Payload of a full packet."""
+        """Payload of a full packet, bytes."""
         return self.mtu_bytes - self.header_bytes
 
 
@@ -410,7 +410,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
 
     @property
     def clients(self) -> int:
-        """The number of devices in all."""
+        """Total number of devices."""
         return sum(self.devices.values())
 
 
@@ -418,7 +418,7 @@ Profile = Device | Network | FleetFile
 
 
 def to_json(profile: Profile) -> dict[str, Any]:
-    """The profile as plain dicts, lists, strings and numbers, without the fields that are not given.
+    """Convert a profile to plain dicts, lists, strings and numbers, without the fields that are not set.
 
     >>> from edgefl.devices import load_device
     >>> to_json(load_device("pixel-3a"))["memory"]["ram_mib"]

@@ -1,13 +1,13 @@
-"""Heating and throttling of a device that computes: one thermal resistance, one time constant, steps.
+"""Heating and throttling of a computing device: one thermal resistance, one time constant, throttling steps.
 
 The temperature T follows a lumped model (one resistance R, one capacity τ/R)
 
     dT/dt = (T_ambient + P·R − T) / τ
 
-with P = busy_w · speed² while the device computes and 0 while it does not. From a step's ``temp_c`` on the
-device runs at the step's ``freq_scale``, so speed is piecewise constant and T a row of exponentials: every
-figure is exact. Where a step's speed would cool the device and the speed before would heat it, T stays at the
-step, and the device runs at the mix of both whose power keeps it there.
+with P = busy_w · speed² while the device computes and 0 otherwise. From a step's ``temp_c`` on the device
+runs at the step's ``freq_scale``, so the speed is piecewise constant and T piecewise exponential; the
+solution is exact. If a step's speed would cool the device and the previous one would heat it, T stays at the
+step, and the device runs at the mix of both speeds whose power keeps it there.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import NamedTuple
 from edgefl.devices.schema import Device
 
 POWER_EXPONENT = 2.0
-"""P ∝ speed^this. Voltage in proportion to frequency would give 3; the currents that Android's power profiles
-of Snapdragon 835 and 855 phones state from a third of the highest frequency up fall with 1.4 to 2.1."""
+"""P ∝ speed^this. Voltage proportional to frequency would give 3; the currents in Android's power profiles
+of Snapdragon 835 and 855 phones, from a third of the highest frequency up, give 1.4 to 2.1."""
 
 
 class Stretch(NamedTuple):
-    """A part of a computation at one share of full speed, from an instant and temperature on."""
+    """A part of a computation at constant speed."""
 
     at_s: float
     work_s: float
-    """Work done before it, in the seconds that it takes at full speed."""
+    """Work done before it, in seconds at full speed."""
     temp_c: float
     speed: float
     power_w: float
@@ -40,27 +40,27 @@ class Computation(NamedTuple):
     model: ThermalModel
     stretches: tuple[Stretch, ...]
     total_s: float
-    """Emulated seconds that all of it takes; infinite if the device switches itself off before."""
+    """Emulated seconds of the whole work; infinite if the device switches off before."""
     off_s: float
-    """Emulated seconds until the device switches itself off; infinite if it does not."""
+    """Emulated seconds until the device switches off; infinite if it does not."""
 
     def seconds(self, work_s: float) -> float:
-        """Emulated seconds until so much of the work is done (at full speed it takes ``work_s``)."""
+        """Emulated seconds until the first ``work_s`` of the work (seconds at full speed) is done."""
         stretch = self.stretches[bisect_right(self.stretches, work_s, lo=1, key=lambda one: one.work_s) - 1]
         seconds = stretch.at_s + (work_s - stretch.work_s) / stretch.speed
         return seconds if seconds <= self.off_s else math.inf
 
     def speed(self, at_s: float) -> float:
-        """Share of full speed at that moment."""
+        """Fraction of full speed at that time."""
         return self._stretch(at_s).speed
 
     def temp_c(self, at_s: float) -> float:
-        """Temperature at that moment."""
+        """Temperature at that time."""
         stretch = self._stretch(at_s)
         return self.model.after(stretch.temp_c, stretch.power_w, at_s - stretch.at_s)
 
     def powers(self) -> list[tuple[float, float]]:
-        """Seconds and watts of each stretch, to the end of the work or until the device goes off."""
+        """Return seconds and watts of each stretch until the work ends or the device switches off."""
         last_s = min(self.total_s, self.off_s)
         ends_s = [*(min(stretch.at_s, last_s) for stretch in self.stretches[1:]), last_s]
         pairs = zip(self.stretches, ends_s, strict=True)
@@ -71,7 +71,7 @@ class Computation(NamedTuple):
 
 
 class ThermalModel(NamedTuple):
-    """A device's thermal figures, all of them given.
+    """The thermal parameters of a device.
 
     >>> model = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
     >>> round(model.after(25.0, 4.0, 60.0), 2)                   # 63% of the way from 25 to 65 °C
@@ -89,24 +89,24 @@ class ThermalModel(NamedTuple):
     busy_w: float
     step_c: tuple[float, ...]
     speeds: tuple[float, ...]
-    """Share of full speed below the first step (1.0), then from each step on; never rising."""
+    """Fraction of full speed below the first step (1.0), then from each step on; never rising."""
     off_c: float = math.inf
 
     def power_w(self, speed: float) -> float:
-        """Watts while computing at that share of full speed."""
+        """Power of computing at that fraction of full speed, W."""
         return self.busy_w * float(speed**POWER_EXPONENT)
 
     def after(self, temp_c: float, power_w: float, seconds: float) -> float:
-        """Temperature after so many seconds at a constant power."""
+        """Temperature after ``seconds`` at constant power."""
         settles_c = self.ambient_c + power_w * self.r_c_per_w
         return settles_c + (temp_c - settles_c) * math.exp(-seconds / self.tau_s)
 
     def cools_in_s(self, temp_c: float, to_c: float) -> float:
-        """Seconds at rest from one temperature down to another; infinite if that is not above ambient."""
+        """Idle seconds to cool from one temperature to another; infinite if that is not above ambient."""
         return 0.0 if temp_c <= to_c else self._reaches_s(temp_c, 0.0, to_c)
 
     def compute(self, temp_c: float, work_s: float) -> Computation:
-        """Do work that takes ``work_s`` at full speed, from ``temp_c`` on."""
+        """Compute work that takes ``work_s`` at full speed, starting at ``temp_c``."""
         stretches: list[Stretch] = []
         at_s = done_s = 0.0
         while True:
@@ -123,7 +123,7 @@ class ThermalModel(NamedTuple):
                 return Computation(self, tuple(stretches), math.inf, at_s)
 
     def _regime(self, temp_c: float) -> tuple[float, float, float]:
-        """At that temperature: the speed, the power, and the temperature at which they change."""
+        """Return speed and power at that temperature, and the temperature at which they change."""
         step = bisect_right(self.step_c, temp_c)
         settles_c = self._settles_c(step)
         if settles_c >= temp_c:
@@ -131,7 +131,7 @@ class ThermalModel(NamedTuple):
             return self.speeds[step], self.power_w(self.speeds[step]), min(edge_c, self.off_c)
         if step and temp_c == self.step_c[step - 1]:
             step -= 1
-            if self._settles_c(step) > temp_c:  # flips between the two speeds
+            if self._settles_c(step) > temp_c:  # alternates between the two speeds
                 slow, fast = self.speeds[step + 1], self.speeds[step]
                 power_w = (temp_c - self.ambient_c) / self.r_c_per_w
                 slow_w, fast_w = self.power_w(slow), self.power_w(fast)
@@ -144,7 +144,7 @@ class ThermalModel(NamedTuple):
         return self.ambient_c + self.power_w(self.speeds[step]) * self.r_c_per_w
 
     def _reaches_s(self, temp_c: float, power_w: float, edge_c: float) -> float:
-        """Seconds at a constant power from one temperature to another; infinite if it does not get there."""
+        """Seconds at constant power from one temperature to another; infinite if that is not reached."""
         settles_c = self.ambient_c + power_w * self.r_c_per_w
         between = min(temp_c, settles_c) < edge_c < max(temp_c, settles_c)
         if not between:
@@ -153,7 +153,7 @@ class ThermalModel(NamedTuple):
 
 
 def thermal_model(device: Device) -> ThermalModel | None:
-    """The device's thermal model; None where its profile does not give all of the figures."""
+    """Return the device's thermal model; None if its profile lacks one of the parameters."""
     thermal, watts = device.thermal, device.busy_w
     if thermal is None or thermal.ambient_c is None or thermal.r_c_per_w is None:
         return None

@@ -1,10 +1,10 @@
-"""The time that a device takes for a step, from what the step does.
+"""The duration of a step on a device as a function of the step's work.
 
     seconds = Σ operations of a class / its rate + Σ bytes of a kind / their bandwidth
-            + planes, calls and parameters · what one costs + a fixed part
+            + planes, calls and parameters · unit cost + a fixed part
 
-Each term is of one *runtime*: the same phone takes another time in another library. Rates are effective ones,
-fitted to measured steps (`edgefl.devices.fit`); they are no peaks of the hardware.
+Each term belongs to one *runtime*: the same phone needs a different time with another library. Rates are
+effective ones, fitted to measured steps (`edgefl.devices.fit`), not hardware peaks.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Factor = Annotated[float, msgspec.Meta(ge=1, le=100)]
 
 ONE_RATE_FACTOR = 6.0
-"""By so much a single rate of operations is off on networks of another kind (docs/profiles.md)."""
+"""Typical error factor of a single rate of operations on networks of another kind (docs/profiles.md)."""
 
 FEMNIST_STEP: Final = StepWork(
     conv_flop=602_112_000.0, thin_flop=25_088_000.0, matmul_flop=392_970_240.0, conv_bytes=4_450_688.0,
     matmul_bytes=79_477_768.0, pool_bytes=5_268_480.0, elementwise_bytes=8_048_704.0, calls=28.0,
     parameters=6_603_710.0,
 )  # fmt: skip
-"""A training step of LEAF's CNN for FEMNIST on 10 images, which FLASH measured: to compare devices by."""
+"""A training step of LEAF's FEMNIST CNN on 10 images, which FLASH measured: used to compare devices."""
 
 
 class Prediction(NamedTuple):
-    """The predicted time of a step; 90% of steps are held to lie from ``low_s`` to ``high_s``."""
+    """The predicted time of a step; the 90% interval is ``low_s`` to ``high_s``."""
 
     seconds: float
     low_s: float
     high_s: float
     parts: Mapping[str, float]
-    """Seconds by part, the largest first; their sum is ``seconds``."""
+    """Seconds by part, the largest first; they sum to ``seconds``."""
     unsure: tuple[str, ...] = ()
-    """Parts whose costs were hardly measured and widen the interval by half or more, the worst first."""
+    """Parts with uncertain costs that widen the interval by half or more, the worst first."""
 
 
 class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The cost of each class of operation in one runtime of a device.
 
-    The classes are those of `edgefl.learning.operations.StepWork`. Kinds of bytes without a bandwidth cost
-    nothing: their time is part of the operations' rates.
+    The classes are those of `edgefl.learning.operations.StepWork`. Kinds of bytes without a bandwidth have no
+    cost of their own: their time is part of the operations' rates.
     """
 
     conv_gflops: Positive
-    """10⁹ floating-point operations a second, as in the fields below."""
+    """10⁹ floating-point operations per second, as in the fields below."""
     thin_gflops: Positive
     pointwise_gflops: Positive
     depthwise_gflops: Positive
@@ -60,33 +60,33 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     matmul_gflops: Positive
     recurrent_gflops: Positive
     conv_gbytes_per_s: Positive | None = None
-    """10⁹ bytes a second, as in the fields below."""
+    """10⁹ bytes per second, as in the fields below."""
     matmul_gbytes_per_s: Positive | None = None
     norm_gbytes_per_s: Positive | None = None
     pool_gbytes_per_s: Positive | None = None
     elementwise_gbytes_per_s: Positive | None = None
     copy_gbytes_per_s: Positive | None = None
     depthwise_plane_us: NotNegative = 0.0
-    """Of one group of a depthwise convolution on one image."""
+    """Time per group of a depthwise convolution and image."""
     call_us: NotNegative = 0.0
-    """Of one operation, whatever it does."""
+    """Time per operation of any class."""
     parameter_ns: NotNegative = 0.0
-    """Of updating one number."""
+    """Optimizer time per parameter."""
     fixed_ms: NotNegative = 0.0
-    """Of each step."""
+    """Time per step."""
     error_factor: Factor
-    """90% of steps take from seconds / ``error_factor`` to seconds · it, where the costs are known."""
+    """90% of steps with well-known costs take seconds ÷ ``error_factor`` to seconds × ``error_factor``."""
     cost_errors: tuple[tuple[float, ...], ...] = ()
     """Uncertainty of the costs: the lower triangle L, a row for each of `TERMS` and one for the fixed part.
 
-    L·Lᵀ is the covariance of the costs' natural logarithms, scaled so that, with the shares s of a step's
-    time that the costs make up, its interval's factor is exp √(ln² ``error_factor`` + ‖Lᵀs‖²). Costs that the
-    rows tell only together are unsure alone and sure together. Empty: ``error_factor`` says all.
+    L·Lᵀ is the covariance of the costs' natural logarithms, scaled so that a step whose time has shares s of
+    the costs has the interval factor exp √(ln² ``error_factor`` + ‖Lᵀs‖²). Costs that were only measured
+    together are uncertain individually and certain in sum. Empty: only ``error_factor`` counts.
     """
 
     @classmethod
     def of_rate(cls, gflops: float, error_factor: float = ONE_RATE_FACTOR) -> TimeModel:
-        """The model of a device of which one rate is known: bytes take no time.
+        """Return the model of a device with one known rate; bytes take no time.
 
         >>> TimeModel.of_rate(2.0).conv_gflops
         2.0
@@ -95,7 +95,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return cls(**rates, error_factor=error_factor)  # type: ignore[arg-type]
 
     def costs(self) -> dict[str, float]:
-        """Seconds that a unit of each field of `StepWork` takes."""
+        """Seconds per unit of each field of `StepWork`."""
         costs = {}
         for work, (own, unit) in COSTS.items():
             value = getattr(self, own)
@@ -103,7 +103,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return costs
 
     def parts(self, work: StepWork) -> dict[str, float]:
-        """Seconds of a step by the fields of its work, and ``fixed``; what takes none is left out."""
+        """Seconds of a step by field of its work, and ``fixed``, the largest first; zeros are omitted."""
         parts = {name: cost * getattr(work, name) for name, cost in self.costs().items()}
         parts["fixed"] = self.fixed_ms / 1e3
         return {
@@ -119,12 +119,12 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return sum(self.parts(work).values())
 
     def line(self, work: BatchWork) -> tuple[float, float]:
-        """Seconds of a step: a part for the step, and one for each example of its batch."""
+        """Seconds of a step as a linear function of the batch size: fixed part, and part per example."""
         fixed_s = self.fixed_ms / 1e3
         return self.seconds(work.fixed), self.seconds(work.per_example) - fixed_s
 
     def predict(self, work: StepWork) -> Prediction:
-        """Seconds of a step, their interval and where they go."""
+        """Predict the seconds of a step, with interval and parts."""
         parts = self.parts(work)
         seconds = sum(parts.values())
         factor = self.error_factor_of(work)
@@ -132,9 +132,9 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return Prediction(seconds, seconds / factor, seconds * factor, parts, unsure)
 
     def error_factor_of(self, work: StepWork) -> float:
-        """The factor that 90% of such steps are held to lie within: wider where costs were not measured.
+        """Return the factor of a step's 90% interval: wider for costs that were not measured.
 
-        It is no wider than if all costs were as high at once as each may be alone, 7 times at most.
+        It is at most that of all costs being at their individual limits at once, each at most 7.
         """
         parts = self.parts(work)
         seconds = sum(parts.values())
@@ -148,13 +148,13 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return joined(self.error_factor, min(math.exp(math.hypot(*off)), most))
 
     def _unsure(self, parts: Mapping[str, float]) -> tuple[str, ...]:
-        """The largest part of each term that makes the interval wide, at least half as much as the worst."""
+        """List the largest part of each term that widens the interval at least half as much as the worst."""
         off = [math.hypot(*row) * s for row, s in zip(self.cost_errors, _by_term(parts), strict=True)]
         worst = sorted((at for at in range(len(off)) if off[at] > max(off) / 2), key=lambda at: -off[at])
         return tuple(next(name for name in parts if name in (*TERMS, ("fixed",))[at]) for at in worst)
 
     def slowed(self, factor: float) -> TimeModel:
-        """The model of a device on which everything takes ``factor`` times as long.
+        """Return the model of a device that is slower by ``factor`` in everything.
 
         >>> TimeModel.of_rate(2.0).slowed(4.0).conv_gflops
         0.5
@@ -180,7 +180,7 @@ COSTS: Final[Mapping[str, tuple[str, float]]] = {
     "calls": ("call_us", 1e-6),
     "parameters": ("parameter_ns", 1e-9),
 }
-"""Each field of `StepWork`: what of `TimeModel` says its cost, and in which unit of a second."""
+"""Field of `TimeModel` with the cost of each field of `StepWork`, and that field's unit in seconds."""
 TERMS: Final[tuple[tuple[str, ...], ...]] = (
     *((name,) for name in COSTS if name.endswith("_flop")),
     ("conv_bytes",),
@@ -190,19 +190,19 @@ TERMS: Final[tuple[tuple[str, ...], ...]] = (
     ("parameters",),
     ("calls",),
 )
-"""Fields of `StepWork` that share one cost where it is fitted. The fixed part comes last, after these."""
+"""Fields of `StepWork` that share one fitted cost. The fixed part follows after these."""
 ERRORS: Final = ("error_factor", "cost_errors")
-"""Fields of `TimeModel` that are no costs."""
+"""Fields of `TimeModel` that are not costs."""
 MOST_UNSURE: Final = 7.0
-"""A factor by which costs that nobody measured may well be off; what a step is off by them is no more."""
+"""Maximum error factor of a cost without measurements, and of its effect on a step."""
 WIDER: Final = 1.5
-"""So much wider than usual is an interval whose reasons a prediction says."""
+"""Ratio of an interval to the usual one above which a prediction lists its uncertain parts."""
 _EACH = ("us", "ns", "ms")
-"""Endings of the fields that are what one thing takes; the others are rates."""
+"""Suffixes of fields that hold a time per unit; the others are rates."""
 
 
 def joined(*factors: float) -> float:
-    """The factor of errors that are independent of each other, and each within its own.
+    """Combine error factors of independent errors.
 
     >>> round(joined(1.5, 1.0), 9), round(joined(1.2, 1.3), 3)
     (1.5, 1.376)
@@ -211,5 +211,5 @@ def joined(*factors: float) -> float:
 
 
 def _by_term(parts: Mapping[str, float]) -> list[float]:
-    """Seconds by `TERMS`, and the fixed part's."""
+    """Seconds by `TERMS`, and of the fixed part."""
     return [sum(parts.get(name, 0.0) for name in term) for term in (*TERMS, ("fixed",))]

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from edgefl.devices.fit import Unseen, summary
+from edgefl.devices.fit import HeldOutPrediction, summary
 from edgefl.results.tables import percent
 
 ENOUGH: Final = 20
@@ -26,11 +26,11 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
     runtime: str
     kind: str
     """The class of its network."""
-    by_profile: Unseen
+    by_profile: HeldOutPrediction
     """The step beside what the profile says."""
     fitted: bool
     """The profile was fitted on this step among others."""
-    unseen: Unseen | None
+    unseen: HeldOutPrediction | None
     """The step beside what a fit says that has not seen its network; None where there is no such fit."""
     source: str
 
@@ -40,7 +40,7 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.profile}, {self.runtime}"
 
     @property
-    def best(self) -> Unseen:
+    def best(self) -> HeldOutPrediction:
         """The prediction that proves most."""
         return self.unseen or self.by_profile
 
@@ -136,7 +136,7 @@ def _errors(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
 
 def _intervals(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
     """The share held, of each device of enough steps."""
-    devices: dict[str, list[Unseen]] = {}
+    devices: dict[str, list[HeldOutPrediction]] = {}
     for step in steps:
         devices.setdefault(step.title, []).append(step.best)
     for title, chosen in devices.items():

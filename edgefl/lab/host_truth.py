@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from edgefl.devices.fit import Row, Unseen, predicted
+from edgefl.devices.fit import HeldOutPrediction, Row, predicted
 from edgefl.devices.kit_result import KitResult, fit_kit
 from edgefl.devices.measurements import IMAGE
 from edgefl.learning.timm_networks import timm_network
@@ -31,7 +31,7 @@ def measure(
     threads: int = 1,
     networks: Sequence[str] = NETWORKS,
     tell: Callable[[str], None] = lambda line: None,
-) -> list[Unseen]:
+) -> list[HeldOutPrediction]:
     """Measure the kit and the networks here, on so many threads of torch; one thread is timed by CPU time.
 
     Returns the networks beside what a fit to the kit's parts says of them.

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from edgefl.devices import measurements
-from edgefl.devices.fit import Row, Unseen, predicted, summary
+from edgefl.devices.fit import HeldOutPrediction, Row, predicted, summary
 from edgefl.devices.fitted import Recipe
 from edgefl.devices.measurements import MeasuredStep
 from edgefl.devices.prediction import time_model
@@ -84,7 +84,7 @@ def compared(
     recipe = Recipe.of(device.sources.get(f"runtime.{runtime}", ""))
     own = {key for key in recipe.step_keys() if key[:2] == (name, runtime)} if recipe else set()
     seen = [step for step in measured if step.key in own]
-    unseen: dict[int, Unseen] = {}
+    unseen: dict[int, HeldOutPrediction] = {}
     if recipe and own == {step.key for step in seen} and not quick:
         say(f"fits for {name} that have not seen a network")
         unseen = {id(found.row): found for found in recipe.fit(seen).unseen}
@@ -168,7 +168,7 @@ def groups(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(said: Sequence[Unseen]) -> dict[str, Any] | None:
+def _errors(said: Sequence[HeldOutPrediction]) -> dict[str, Any] | None:
     """Median, 90% and worst of the errors, and the share that the intervals hold; None for nothing."""
     return msgspec.to_builtins(summary(said)) if said else None
 

@@ -1,4 +1,4 @@
-"""Device, precision and layout of training, and torch's random stream."""
+"""Device, precision and memory layout of training, and torch's random stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def torch_seed(seed: int, device: torch.device = CPU) -> Iterator[None]:
-    """Let torch's streams of the CPU and the device start from ``seed``, and give them back as they were.
+    """Seed torch's CPU and device random streams, and restore their former state at the end.
 
     >>> with torch_seed(1):
     ...     first = torch.rand(1)
@@ -44,7 +44,7 @@ def torch_seed(seed: int, device: torch.device = CPU) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """Device, precision and layout of a training step. Other choices give other bits, the same each time.
+    """Device, precision and layout of a training step. Each choice gives other bits, but reproducible ones.
 
     >>> import numpy as np
     >>> Arithmetic(memory_format="channels_last").batch(np.zeros((2, 1, 4, 4), np.float32)).stride()
@@ -60,31 +60,31 @@ class Arithmetic:
         return cls(device=training.device, precision=training.precision, memory_format=training.memory_format)
 
     def check(self) -> None:
-        """Raise `ConfigError` where this machine cannot. CUDA is not initialised by it: a fork may follow."""
+        """Raise `ConfigError` if the device is missing. Does not initialise CUDA: a fork may follow."""
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         if self.device == "cuda" and not torch.cuda.is_available():
-            built = "this torch is built for the CPU" if torch.version.cuda is None else "no device answers"
+            built = "this torch is built for the CPU" if torch.version.cuda is None else "no device found"
             raise ConfigError(f"training.device: must be 'cpu' here ({built}), got 'cuda'")
 
     def move(self, flat: FlatModel) -> None:
-        """Put a model where it is computed. Call it in the process that computes."""
+        """Move a model to the device that computes it. Call this in the process that computes."""
         if self.device == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.backends.cudnn.benchmark = False  # it would choose by the clock
+            torch.backends.cudnn.benchmark = False  # would choose algorithms by their run time
             torch.use_deterministic_algorithms(True, warn_only=True)
             flat.move(torch.device("cuda"))
 
     def batch(self, inputs: NDArray[Any], device: torch.device | None = None) -> Tensor:
-        """A batch as the model takes it."""
+        """Convert a batch to a tensor with the layout that the model uses."""
         batch = torch.from_numpy(inputs)
         if self.memory_format == "channels_last" and batch.dim() == 4:
             _, channels, height, width = batch.shape
             strides = (height * width * channels, 1, width * channels, channels)
-            # one channel lies alike both ways; only the strides tell the convolutions which one is meant
+            # with one channel both layouts are the same memory; strides tell convolutions which is meant
             batch = batch.contiguous(memory_format=torch.channels_last).as_strided(batch.shape, strides)
         return batch if device is None else batch.to(device)
 
     def cast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Around a step's forward pass: layers that gain by it compute in the lower precision."""
+        """Context of a step's forward pass: layers that benefit compute in the lower precision."""
         lower = self.precision == "bfloat16"
         return torch.autocast(device.type, dtype=torch.bfloat16) if lower else nullcontext()

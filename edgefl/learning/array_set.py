@@ -1,7 +1,7 @@
-"""A data set of arrays in one safetensors file: ``data.name = "arrays"``, ``data.path`` the file.
+"""A data set of arrays in one safetensors file: ``data.name = "arrays"``, ``data.path`` names the file.
 
-The file holds ``train_x``, ``train_y``, ``test_x`` and ``test_y`` as a `Dataset` has them, and ``owners``
-where the examples have users. Its metadata may say ``name``, and ``classes`` where labels do not show all.
+The file holds ``train_x``, ``train_y``, ``test_x`` and ``test_y`` as in `Dataset`, and ``owners`` if the
+examples have users. Optional metadata: ``name``, and ``classes`` if the labels do not include all classes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTS = ("train_x", "train_y", "test_x", "test_y")
 
 
 def load_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The arrays of the file by name, and its metadata. Raises `ConfigError` for what is no such file."""
+    """Read the file's arrays by name, and its metadata. Raises `ConfigError` for an invalid file."""
     try:
         with safe_open(path, framework="numpy") as file:
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -35,7 +35,7 @@ def load_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def save_arrays(data: Any, folder: Path) -> Path:
-    """Write a `Dataset`, or four arrays as `PARTS`, into ``folder``; returns the file, named by its content.
+    """Write a `Dataset`, or four arrays in the order of `PARTS`, to a file in ``folder`` named by its hash.
 
     Raises `ConfigError` for anything else.
     """

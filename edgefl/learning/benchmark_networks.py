@@ -1,10 +1,9 @@
-"""The five image networks that phones were measured training in MNN.
+"""The five image networks whose training in MNN was measured on phones.
 
 AlexNet (Krizhevsky et al. 2012), GoogLeNet (Szegedy et al. 2015), LeNet-5 (LeCun et al. 1998), MobileNetV2
-(Sandler et al. 2018) and SqueezeNet 1.0 (Iandola et al. 2016), of ten classes but for MobileNetV2's 1,000.
-They are rebuilt after the papers and the numbers of parameters that stand beside the measurements
-(UbiquitousLearning, Benchmark-On-Device-Training @752659f). GoogLeNet does not agree with its number: it has
-6.0 million parameters here and 6.8 there.
+(Sandler et al. 2018) and SqueezeNet 1.0 (Iandola et al. 2016), with ten classes, except MobileNetV2 with
+1,000. They follow the papers and the parameter counts published with the measurements (UbiquitousLearning,
+Benchmark-On-Device-Training @752659f). GoogLeNet's count differs: 6.0 million parameters here, 6.8 there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Branches(nn.Module):
-    """The outputs of several parts for one input, one behind the other."""
+    """Applies several parts to one input and concatenates their outputs along the channels."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
@@ -27,7 +26,7 @@ class Branches(nn.Module):
 
 
 class Residual(nn.Sequential):
-    """Its layers, and what they were given added to what they make."""
+    """Adds the input to the output of the layers."""
 
     def forward(self, input: Tensor) -> Tensor:
         made: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
@@ -53,7 +52,7 @@ def lenet() -> nn.Module:
 
 
 def alexnet() -> nn.Module:
-    """AlexNet for 224 × 224 × 3, its two halves as one and one hidden layer.
+    """AlexNet for 224 × 224 × 3, without its split in two halves, with one hidden layer.
 
     >>> round(sum(p.numel() for p in alexnet().parameters()) / 1e6)
     30
@@ -77,7 +76,7 @@ def _inception(inputs: int, one: int, three: tuple[int, int], five: tuple[int, i
 
 
 def googlenet() -> nn.Module:
-    """GoogLeNet for 224 × 224 × 3, without its side outputs.
+    """GoogLeNet for 224 × 224 × 3, without auxiliary classifiers.
 
     >>> round(sum(p.numel() for p in googlenet().parameters()) / 1e6, 2)
     5.98
@@ -154,4 +153,4 @@ MNN: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
     "Squeezenet": (squeezenet, (3, 224, 224)),
     "GoogLenet": (googlenet, (3, 224, 224)),
 }
-"""Networks and the shapes of their images, by the measurements' names."""
+"""Networks and their image shapes, by the names used in the measurements."""

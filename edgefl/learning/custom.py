@@ -1,7 +1,7 @@
 """A client's training by the user's own function, ``train(model, examples, context)``.
 
-``model`` holds w_k and is left as y. `ClientExamples` are the client's own, `Context` says which trip this is
-and takes account of its steps: a device is paced by them. docs/clients.md shows how such functions look.
+``model`` holds w_k at the start and y at the end. `ClientExamples` are the client's examples; `Context`
+describes the trip and counts its steps, which pace the device. Examples: docs/clients.md.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ from edgefl.learning.train import Rows, TrainResult
 from edgefl.strategies.base import TripInputs
 
 MOST_METRICS = 16
-"""Metrics that a trip may log."""
+"""Maximum number of metrics that a trip may log."""
 LONGEST_NAME = 32
 
 TrainFunction = Callable[[Any, "ClientExamples", "Context"], object]
 
 
 class Context:
-    """One trip of one client: what it is, what it starts from, and the account of its steps.
+    """One trip of one client: its identity, its start, and the count of its steps.
 
     ``client``, ``trip`` and ``version`` are whole numbers, ``rule`` is the experiment's ``[training]`` table,
-    ``criterion`` its loss of outputs and targets, and ``rng`` the trip's own numpy stream (torch's is seeded
-    for the trip too). ``start`` is w_k and ``vectors`` are the strategy's exchanged vectors as they were
-    broadcast: float32 of shape (size,), read-only. What is written into ``send[name]`` is sent beside the
-    update; ``kept[name]`` is the client's own from trip to trip, and what is written there counts once the
-    server takes the update.
+    ``criterion`` its loss of outputs and targets, and ``rng`` the trip's own numpy generator (torch is seeded
+    for the trip too). ``start`` is w_k and ``vectors`` are the strategy's broadcast vectors: float32 of shape
+    (size,), read-only. Vectors written to ``send[name]`` are sent with the update. ``kept[name]`` is the
+    client's state between trips; a change takes effect once the server accepts the update.
     """
 
     def __init__(
@@ -68,43 +67,43 @@ class Context:
         self.vectors = {name: _read_only(vector) for name, vector in given.vectors.items()}
         self.send, self.kept = given.send, given.kept
         self.metrics: dict[str, float] = {}
-        """Figures that `log` was told."""
+        """Values passed to `log`."""
         self.steps = 0
         """Steps so far."""
         self.examples = 0
-        """Examples of these steps."""
+        """Examples used in these steps."""
         self.counted: int | None = None
-        """The examples that a strategy weighs the update by; None: all that the client holds."""
+        """Number of examples by which a strategy weights the update; None: all that the client holds."""
         self.stopped: BaseException | None = None
-        """The end of the trip from outside: it was cancelled, or its device is out of memory."""
+        """Exception that ended the trip from outside: it was cancelled, or the device is out of memory."""
         self._sizes, self._done = sizes, done
         self._loss, self._weight = 0.0, 0
 
     @property
     def left(self) -> int:
-        """The number of steps that this trip still has."""
+        """Number of steps left in this trip."""
         return len(self._sizes) - self.steps
 
     @property
     def loss(self) -> float:
-        """Mean of the losses that `step` was told, weighted by examples; NaN without any."""
+        """Mean of the losses passed to `step`, weighted by examples; NaN without any."""
         return self._loss / self._weight if self._weight else math.nan
 
     def step(self, examples: int, loss: float | Tensor | None = None) -> bool:
-        """Account one step on so many examples: the device takes its time. True while the trip has more.
+        """Record one step on this number of examples; return True while the trip has steps left.
 
-        Under the wall clock this waits until the device would be there. It is what notices that the task was
-        cancelled. Raises `TrainingError` for a step beyond those that ``[training]`` declares, or that a
-        strategy which ends trips at an instant left.
+        Under the wall clock this waits until the device would have done the step. It raises an exception if
+        the task was cancelled, and `TrainingError` for more steps than ``[training]`` declares, or than a
+        strategy that ends trips at a given time allows.
         """
         count = operator.index(examples)
         if count < 1:
             raise ValueError(f"step: examples must be at least 1 (got {count})")
-        if self.stopped is not None:  # which the function caught, and went on
+        if self.stopped is not None:  # the function caught the exception and continued
             raise self.stopped
         if self.left <= 0:
             raise TrainingError(
-                f"made more steps than the {len(self._sizes)} that this trip has by [training]: end when "
+                f"made more steps than the {len(self._sizes)} that [training] allows this trip: end when "
                 "context.step(…) is false, or loop over examples.batches()"
             )
         if loss is not None:
@@ -116,7 +115,7 @@ class Context:
         return self.left > 0
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Record figures of this trip, by name; the last value of a name counts. Not finite ones are NaN."""
+        """Record metrics of this trip; the last value of a name counts, non-finite values become NaN."""
         for name, value in metrics.items():
             figure = _figure(value)
             self.metrics[name] = figure if math.isfinite(figure) else math.nan
@@ -126,7 +125,7 @@ class Context:
             )
 
     def finish(self) -> None:
-        """Account the steps that were declared and not made: they take their time all the same."""
+        """Record declared steps that were not made: they take their time all the same."""
         for size in self._sizes[self.steps :]:
             self._account(size)
 
@@ -140,7 +139,7 @@ class Context:
 
 
 class ClientExamples:
-    """The examples that a client holds, as torch tensors."""
+    """A client's examples, as torch tensors."""
 
     def __init__(
         self,
@@ -158,17 +157,17 @@ class ClientExamples:
     @cached_property
     def x(self) -> Tensor:
         """All inputs, of shape (n, *input_shape)."""
-        return self._take(self._rows)[0]
+        return self._tensors_of(self._rows)[0]
 
     @cached_property
     def y(self) -> Tensor:
         """All labels, of shape (n, …)."""
-        return self._take(self._rows)[1]
+        return self._tensors_of(self._rows)[1]
 
     def batches(self, size: int | None = None, epochs: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of ``size`` (by default ``training.batch_size``) in a fresh, seeded order each epoch.
+        """Yield batches of ``size`` (default: ``training.batch_size``) in a new seeded order each epoch.
 
-        They end after ``epochs``, and when the trip has no steps left: `Context.step` is called for each.
+        Ends after ``epochs`` or when the trip has no steps left; call `Context.step` for each batch.
         """
         context = self._context
         size, epoch = size or context.rule.batch_size, 0
@@ -177,16 +176,16 @@ class ClientExamples:
             for first in range(0, len(order), size):
                 if not context.left:
                     return
-                yield self._take(order[first : first + size])
+                yield self._tensors_of(order[first : first + size])
             if context.steps == before and epochs is None:
                 raise TrainingError("made no step in an epoch: call context.step(len(y), loss) after each")
 
-    def _take(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _tensors_of(self, rows: Rows) -> tuple[Tensor, Tensor]:
         return self._to(self._x[rows], self._y[rows])
 
 
 class CustomTrainer:
-    """Trains ``flat`` in place by the user's ``function``, which errors call ``name``.
+    """Trains ``flat`` in place with the user's ``function``; error messages call it ``name``.
 
     >>> from torch import nn, optim
     >>> def train(model, examples, context):
@@ -231,10 +230,10 @@ class CustomTrainer:
         steps: int | None = None,
         rule: LocalRule | None = None,
     ) -> TrainResult:
-        """One trip from the model's present state on the examples ``rows`` of ``x`` and ``y``.
+        """Run one trip from the model's present state on the examples ``rows`` of ``x`` and ``y``.
 
-        ``done`` and ``steps`` are as for `edgefl.learning.train.Trainer.run`; ``rule`` may be another than
-        the trainer's. `TrainingError` names the function, and the line, that raised or broke the contract.
+        ``done`` and ``steps`` are as in `edgefl.learning.train.Trainer.run`; ``rule`` overrides the
+        trainer's. `TrainingError` names the function and the line that raised or broke the contract.
         """
         flat, rule, device = self._flat, rule or self._rule, self._flat.vector.device
         sizes = list(rule.batches(len(rows), steps))
@@ -247,7 +246,7 @@ class CustomTrainer:
                 with torch_seed(int(rng.integers(2**63)), device):
                     self._call(ClientExamples(x, y, rows, context, self._tensors), context)
                 self._gather()
-            finally:  # the next trip of this process may be another client's
+            finally:  # the next trip in this process may be another client's
                 flat.restore()
                 set_grad_enabled(True)
                 set_default_dtype(float32)
@@ -260,7 +259,7 @@ class CustomTrainer:
         return self._arithmetic.batch(x, device), from_numpy(y).to(device)
 
     def _gather(self) -> None:
-        """Bring the model that the function left into the vector, also where it rebound tensors."""
+        """Copy the trained model into the vector, even if the function replaced tensors."""
         try:
             self._flat.gather()
         except ConfigError as error:
@@ -272,29 +271,29 @@ class CustomTrainer:
             self._function(self._flat.module, examples, context)
         except MemoryError:
             raise
-        except BaseException as error:  # sys.exit, or a Ctrl-C of its own, would end the process
+        except BaseException as error:  # sys.exit or KeyboardInterrupt would end the process
             if error is not context.stopped:
                 raise raised(self._function, self._name, error) from error
             raise
         finally:
-            if os.getpid() != process:  # it forked: there must not be two of this client
+            if os.getpid() != process:  # the function forked: a second copy of the client must not run on
                 os._exit(0)
-        if context.stopped is not None:  # the function went on regardless
+        if context.stopped is not None:  # the function suppressed the exception
             raise context.stopped
 
 
 def check_function(function: Any, name: str) -> None:
-    """Raise `ConfigError` for what cannot be called as ``train(model, examples, context)``."""
+    """Raise `ConfigError` if the function cannot be called as ``train(model, examples, context)``."""
     kinds = {
         "an async function": inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function),
         "a generator function (it has a yield)": inspect.isgeneratorfunction(function),
     }
     for kind in (kind for kind, found in kinds.items() if found):
-        raise ConfigError(f"{name!r} is {kind}, whose call does not train: give a plain function")
+        raise ConfigError(f"{name!r} is {kind}; calling it does not train: give a plain function")
     try:
         inspect.signature(function, follow_wrapped=False).bind("model", "examples", "context")
     except ValueError:
-        pass  # it has no signature that could be looked at
+        pass  # the callable has no inspectable signature
     except TypeError as error:
         raise ConfigError(
             f"{name!r} must take three arguments, (model, examples, context): {error}"
@@ -302,7 +301,7 @@ def check_function(function: Any, name: str) -> None:
 
 
 def raised(function: Any, name: str, error: BaseException) -> TrainingError:
-    """The failure of a trip in the user's function, at a line of its file, in one line."""
+    """Return a one-line error for a failure in the user's function, with file and line number."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
     frame = next((one for one in reversed(frames) if one.filename == file), frames[-1])
@@ -312,7 +311,7 @@ def raised(function: Any, name: str, error: BaseException) -> TrainingError:
 
 
 def _place(function: Any) -> str:
-    """The file and the first line of a function in parentheses; empty for a callable without code."""
+    """Return " (FILE:LINE)" of a function's definition; "" for a callable without code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
 

@@ -1,8 +1,8 @@
-"""The data sets by name, and a user's own.
+"""Data sets by name, and the user's own.
 
-Files are looked for in ``data.path``, else in ``$EDGEFL_DATA`` or ``$XDG_CACHE_HOME/edgefl/data``
-(``~/.cache/edgefl/data``) and where Debian's packages put data sets; there in the data set's own folder, then
-in the folder itself.
+Files are searched in ``data.path``, else in ``$EDGEFL_DATA`` or ``$XDG_CACHE_HOME/edgefl/data``
+(``~/.cache/edgefl/data``) and in Debian's folder of data sets; in each, first in the data set's own
+subfolder, then in the folder itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from edgefl.learning.array_set import PARTS, load_arrays
 from edgefl.learning.dataset import Dataset, Examples, Images, Targets, Tokens
 from edgefl.learning.image_sets import (
     BATCHES,
-    drawn_anew,
     find_cifar,
     find_idx,
     load_cifar,
     load_digits,
     load_idx,
+    redraw_split,
 )
 from edgefl.learning.leaf import find_leaf, load_leaf
 from edgefl.learning.number_sets import load_diabetes
@@ -39,7 +39,7 @@ __all__ = ["NAMES", "Dataset", "Images", "load_data"]
 
 NAMES = ("arrays", "digits", "diabetes", "mnist", "fashion-mnist", "cifar-10", "leaf")
 DEBIAN = Path("/usr/share/datasets")
-"""The folder of Debian's packages of data, such as dataset-fashion-mnist."""
+"""Folder of Debian's data packages, such as dataset-fashion-mnist."""
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw"),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
@@ -47,7 +47,7 @@ FOLDERS = {
     "leaf": ("leaf",),
 }
 SPLIT_HERE = ("digits", "diabetes")
-"""Data sets that come without a split of their own."""
+"""Data sets without a published split into training and test examples."""
 IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
 FILES = {
     "mnist": f"{IDX_FILES} (or .gz)",
@@ -58,12 +58,12 @@ FILES = {
 
 
 def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Dataset:
-    """The data set that ``[data]`` names, its training part cut at random to ``max_examples``.
+    """Load the data set named in ``[data]``; its training part is sampled down to ``max_examples``.
 
-    ``"my_module:load"`` is called as ``load(spec=…, seed=…)`` and returns a `Dataset`, or the four arrays
+    ``"my_module:load"`` is called as ``load(spec=…, seed=…)`` and returns a `Dataset`, or four arrays
     (train_x, train_y, test_x, test_y), whose targets are classes, tokens or floats (`Targets`).
     ``search_path`` holds the experiment file's folder. Raises `ConfigError` for an unknown name, a missing or
-    bad file, or a user's function that fails or returns what does not fit.
+    invalid file, or a user's function that fails or returns invalid data.
 
     >>> data = load_data(Data(name="digits", max_examples=100), seed=0)
     >>> len(data.train_x), len(data.train_y), len(data.test_x), data.classes
@@ -88,7 +88,7 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     else:
         raise ConfigError(f"data.name: {unknown('data set', spec.name, [*NAMES, 'my_module:load'])}")
     if spec.test_split == "drawn" and spec.name not in SPLIT_HERE:
-        dataset = drawn_anew(dataset, spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
+        dataset = redraw_split(dataset, spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
     elif spec.validation_fraction and spec.name != "digits":
         dataset = _validating(dataset, spec.validation_fraction, spec.evaluate_on)
     return dataset if spec.max_examples is None else _limited(dataset, spec.max_examples, seed)
@@ -107,7 +107,7 @@ def _of_arrays(spec: Data, search_path: Sequence[Path]) -> Dataset:
     owners = np.asarray(found["owners"], np.int64) if "owners" in found else None
     if owners is not None and owners.shape != (len(dataset.train_y),):
         raise ConfigError(
-            f"data.path: {file}: owners must be one number a training example, got {owners.shape}"
+            f"data.path: {file}: owners must be one number per training example, got shape {owners.shape}"
         )
     return replace(dataset, name=metadata.get("name") or file.stem, owners=owners)
 
@@ -120,15 +120,15 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
             return files
     looked = ", ".join(map(str, folders))
     raise ConfigError(
-        f"data.name {spec.name!r}: files not found; need {FILES[spec.name]}; looked in {looked} "
+        f"data.name {spec.name!r}: files not found; need {FILES[spec.name]}; searched {looked} "
         "(set data.path or EDGEFL_DATA to the folder)"
     )
 
 
 def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
-    """Folders that may hold the data; a relative ``data.path`` starts at the experiment's folder or here."""
+    """Return folders to search; a relative ``data.path`` is resolved against search path and cwd."""
     if spec.path is not None:
-        path = Path(os.path.expanduser(spec.path))  # pathlib's raises where there is no such home
+        path = Path(os.path.expanduser(spec.path))  # pathlib's raises for an unknown user
         return list(dict.fromkeys((folder / path).resolve() for folder in (*search_path, Path.cwd())))
     if home := os.environ.get("EDGEFL_DATA"):
         return [Path(os.path.expanduser(home)), DEBIAN]
@@ -138,21 +138,21 @@ def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
 def _limited(dataset: Dataset, most: int, seed: int) -> Dataset:
     if most >= len(dataset.train_y):
         return dataset
-    return _trained_on(dataset, stream(seed, "max-examples").permutation(len(dataset.train_y))[:most])
+    return _with_train_rows(dataset, stream(seed, "max-examples").permutation(len(dataset.train_y))[:most])
 
 
 def _validating(dataset: Dataset, fraction: float, evaluate_on: str) -> Dataset:
-    """Take validation examples out of the training part; they replace the test examples if asked for."""
+    """Move validation examples out of the training part; they replace the test examples if requested."""
     if (count := len(dataset.train_y)) < 2:
         raise ConfigError(f"data.validation_fraction: needs two training examples or more, got {count}")
     order = stream(0, "validation").permutation(count)
     cut = min(max(1, round(fraction * count)), count - 1)
-    held, rest = (_trained_on(dataset, rows) for rows in (order[:cut], order[cut:]))
+    held, rest = (_with_train_rows(dataset, rows) for rows in (order[:cut], order[cut:]))
     return replace(rest, test_x=held.train_x, test_y=held.train_y) if evaluate_on == "validation" else rest
 
 
-def _trained_on(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
-    """The data set whose training part is these rows of it, in their order in the file."""
+def _with_train_rows(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
+    """Restrict the training part to these rows, in the order of the file."""
     rows, x = np.sort(rows), dataset.train_x
     few: Examples = x.take(rows) if isinstance(x, Images | Tokens) else np.asarray(x[rows])
     owners = None if dataset.owners is None else dataset.owners[rows]
@@ -160,7 +160,7 @@ def _trained_on(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
 
 
 def _checked(got: Any, name: str) -> Dataset:
-    """Returns a user's data as a `Dataset` that fits together."""
+    """Convert a user's data to a consistent `Dataset`, or raise `ConfigError`."""
     if isinstance(got, tuple | list) and len(got) == 4:
         parts = _parts(name, *got)
         data = Dataset.of(name, parts, _classes(parts))
@@ -185,7 +185,7 @@ def _parts(name: str, x: Any, y: Any, test_x: Any, test_y: Any) -> tuple[tuple[A
 
 
 def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
-    """The number of classes, or of different tokens in inputs and targets; None for float targets."""
+    """Return the number of classes, or of tokens in inputs and targets; None for float targets."""
     targets = [y for _, y in parts]
     if targets[0].dtype.kind == "f":
         return None
@@ -194,29 +194,30 @@ def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
 
 
 def _tokens(x: Any) -> NDArray[Any]:
-    """The tokens of inputs; none of images and floats."""
+    """Return tokens among the inputs; an empty array for images and floats."""
     raw = x.raw if isinstance(x, Tokens) else x
     return raw if isinstance(raw, np.ndarray) and raw.dtype.kind in "iu" else np.zeros(0, np.int64)
 
 
 def _check_part(data: Dataset, part: str, x: Examples, y: Targets) -> None:
-    """Raise `ConfigError` where inputs and targets of one ``part`` do not fit what the data set says."""
+    """Raise `ConfigError` if inputs and targets of one ``part`` contradict each other or the data set."""
     if len(x) != len(y):
-        raise ConfigError(f"{part}_x has {len(x)} rows and {part.rpartition(' ')[2]}_y {len(y)}")
+        raise ConfigError(f"{part}_x has {len(x)} rows, {part.rpartition(' ')[2]}_y has {len(y)}")
     held, shape, classes = x[:1].shape[1:], tuple(data.input_shape), data.classes
     if held != shape:
-        raise ConfigError(f"{part}_x holds {held}, input_shape is {shape}")
+        raise ConfigError(f"{part}_x has examples of shape {held}, input_shape is {shape}")
     if (y.dtype.kind == "f") != (classes is None) or y.shape[1:] != data.target_shape:
         kind = "floats" if classes is None else f"whole numbers in [0, {classes})"
         raise ConfigError(
-            f"{part}_y must be {kind}, {data.target_shape} an example (got {y.dtype} of shape {y.shape})"
+            f"{part}_y must be {kind}, of shape {data.target_shape} per example "
+            f"(got {y.dtype} of shape {y.shape})"
         )
     if classes is not None and (top := int(y.max())) >= classes:
         raise ConfigError(f"{part}_y must be in [0, {classes}) (got {top})")
 
 
 def _check_owners(owners: Any, examples: int, name: str) -> None:
-    """Raise `ConfigError` where owners are not a whole number for each of so many training examples."""
+    """Raise `ConfigError` unless owners hold one whole number for each training example."""
     if isinstance(owners, np.ndarray) and owners.dtype.kind in "iu" and owners.shape == (examples,):
         return
     got = (
@@ -224,12 +225,12 @@ def _check_owners(owners: Any, examples: int, name: str) -> None:
     )
     raise ConfigError(
         f"data.name: {name!r}: owners must be an array of whole numbers of shape ({examples},), "
-        f"one a training example (got {got})"
+        f"one per training example (got {got})"
     )
 
 
 def _targets(values: Any, name: str, part: str) -> Targets:
-    """Whole numbers as int64; floats as float32, of at least two dimensions."""
+    """Convert whole numbers to int64, and floats to float32 with at least two dimensions."""
     targets = np.asarray(values, order="C")
     whole = targets.dtype.kind in "iu"
     if targets.ndim == 0 or targets.size == 0 or not (whole or targets.dtype.kind == "f"):
@@ -245,10 +246,10 @@ def _targets(values: Any, name: str, part: str) -> Targets:
 
 
 def _inputs(values: Any, name: str, part: str) -> Any:
-    """Floats as float32; whole numbers as they are, for models that take tokens; `Examples` as they are."""
+    """Convert floats to float32 and whole numbers (tokens) to int64; return `Examples` unchanged."""
     if isinstance(values, Images | Tokens):
         return values
-    inputs = np.asarray(values, order="C")  # a batch of other strides cannot be viewed flat
+    inputs = np.asarray(values, order="C")  # FlatModel needs batches in row-major order
     if inputs.ndim < 2 or inputs.dtype.kind not in "fiu":
         raise ConfigError(
             f"data.name: {name!r}: {part} must be numbers of shape (n, ...) "
@@ -260,9 +261,9 @@ def _inputs(values: Any, name: str, part: str) -> Any:
 def _finite(values: NDArray[Any], name: str, part: str) -> NDArray[np.float32]:
     with np.errstate(all="ignore"):
         floats: NDArray[np.float32] = values.astype(np.float32, copy=False)
-        finite = np.isfinite(floats.sum(dtype=np.float64))  # no array beside it, as isfinite() would make
+        finite = np.isfinite(floats.sum(dtype=np.float64))  # unlike isfinite(floats), allocates no array
     if not finite:
         raise ConfigError(
-            f"data.name: {name!r}: {part} must be finite numbers of float32 (got one that is not)"
+            f"data.name: {name!r}: {part} must be finite float32 numbers (got NaN or an infinite one)"
         )
     return floats

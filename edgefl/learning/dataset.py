@@ -1,4 +1,4 @@
-"""Examples in memory: bytes as they lie in the files, made float32 a batch at a time."""
+"""Examples in memory: stored as in the files, converted to float32 one batch at a time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Bytes = NDArray[np.uint8]
 
 
 class Examples(Protocol):
-    """Inputs by row number: a numpy array, or something that makes one of the rows asked for."""
+    """Inputs by row number: a numpy array, or an object that creates an array of the requested rows."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, rows: Any, /) -> NDArray[Any]: ...
 
 
 class Images:
-    """Images kept as uint8 of shape (n, channels, height, width); rows come out as (x/top − mean)/std.
+    """Images stored as uint8 of shape (n, channels, height, width); indexing returns (x/top − mean)/std.
 
-    Float32 copies would take four times the memory, of which each forked client holds what it touches.
+    Float32 copies would take four times the memory, and each forked client would hold what it touches.
 
     >>> images = Images(np.full((2, 1, 1, 2), 255, np.uint8), top=255, mean=[0.5], std=[0.25])
     >>> images[np.array([1])].tolist()
@@ -54,12 +54,12 @@ class Images:
         return batch
 
     def take(self, rows: NDArray[np.int64] | slice) -> Images:
-        """Some of the images, still as bytes (a copy, unless ``rows`` is a slice)."""
+        """Return some of the images, still as bytes (a copy, unless ``rows`` is a slice)."""
         return Images(self.raw[rows], top=self.top, mean=self.mean, std=self.std)
 
 
 class Tokens:
-    """Words or letters by number, kept in as few bytes as they need; rows come out as int64.
+    """Token numbers, stored in the smallest sufficient integer type; indexing returns int64.
 
     >>> Tokens(np.array([[3, 1], [0, 2]], np.uint8))[np.array([1])]
     array([[0, 2]])
@@ -82,7 +82,7 @@ class Tokens:
         return chosen
 
     def take(self, rows: NDArray[np.int64] | slice) -> Tokens:
-        """Some of the rows, still as small numbers."""
+        """Return some of the rows, still in the small integer type."""
         return Tokens(self.raw[rows])
 
 
@@ -94,11 +94,11 @@ Part: TypeAlias = tuple[Examples, Targets]
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Examples to train and to test on: inputs and targets by row.
+    """Training and test examples: inputs and targets by row.
 
-    ``train_x`` and ``test_x`` are float32 arrays of shape (n, *input_shape), or int64 ones of tokens, or
-    `Images` or `Tokens`, which give such an array for the rows asked for. Targets (`Targets`) are a class an
-    example, or one a token, each in [0, classes), or float numbers: then ``classes`` is None.
+    ``train_x`` and ``test_x`` are float32 arrays of shape (n, *input_shape), int64 arrays of tokens, or
+    `Images` or `Tokens`, which create such arrays for requested rows. Targets (`Targets`) are one class per
+    example or per token, each in [0, classes), or float numbers: then ``classes`` is None.
     """
 
     name: str
@@ -109,35 +109,35 @@ class Dataset:
     classes: int | None
     input_shape: tuple[int, ...]
     owners: Labels | None = None
-    """The user of each training example by number, where the data set has users: for ``natural``."""
+    """Number of the user of each training example, if the data set has users; for ``natural``."""
 
     @classmethod
     def of(
         cls, name: str, parts: Iterable[Part], classes: int | None, owners: Labels | None = None
     ) -> Dataset:
-        """The data set of two parts, each inputs and targets: to train on and to test on."""
+        """Create a data set from a training and a test part, each inputs and targets."""
         (x, y), (test_x, test_y) = parts
         tests: dict[str, Any] = {"test_x": test_x, "test_y": test_y, "input_shape": x[:1].shape[1:]}
         return cls(name=name, train_x=x, train_y=y, classes=classes, owners=owners, **tests)
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """The shape of one example's target; () for a class."""
+        """Shape of one example's target; () for a class."""
         return self.train_y.shape[1:]
 
     @property
     def outputs(self) -> int:
-        """Numbers that a model gives for a target: one a class, or as many as a float target has."""
+        """Number of model outputs per target: one per class, or the size of a float target."""
         return math.prod(self.target_shape) if self.classes is None else self.classes
 
     @property
     def labels(self) -> Labels | None:
-        """The class of each training example; None where targets are something else."""
+        """Class of each training example; None for other targets."""
         return None if self.classes is None or self.target_shape else self.train_y
 
     @property
     def targets(self) -> str:
-        """The kind of targets, in words."""
+        """Description of the targets for messages."""
         if self.labels is not None:
             return "classes"
         return f"{'float' if self.classes is None else 'token'} targets of shape {self.target_shape}"

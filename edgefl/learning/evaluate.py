@@ -1,4 +1,4 @@
-"""The test of a model: its mean loss, the share that it gets right of classes, and a user's own measures."""
+"""Evaluation of a model: mean loss, accuracy for classes, and the user's own metrics."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Counts = NDArray[np.int64]
 KEY = "evaluation.function"
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MOST_COUNTED = 10_000
-"""Classes that are counted each: a message has no room for more."""
+"""Maximum number of classes with counts of their own: a message has no room for more."""
 
 
 class EvalResult(NamedTuple):
-    """Mean loss, share of right answers; right answers and examples by class, int64 of shape (classes,).
+    """Mean loss and accuracy; correct examples and all examples by class, int64 of shape (classes,).
 
-    ``accuracy`` is NaN where targets are no classes or the outputs no logits for them; there are no counts
-    then, and none for tokens or above `MOST_COUNTED`. ``metrics`` are those of a user's own function,
-    ``problem`` is the reason why there are none.
+    ``accuracy`` is NaN if targets are not classes or the outputs are not logits for them; counts are then
+    empty, as they are for tokens or above `MOST_COUNTED` classes. ``metrics`` come from the user's function;
+    ``problem`` is the reason if it gave none.
     """
 
     loss: float
@@ -46,14 +46,14 @@ class EvalResult(NamedTuple):
     problem: str = ""
 
     def with_metrics(self, found: Mapping[str, float]) -> EvalResult:
-        """The result with a user's own measures beside it, ``loss`` and ``accuracy`` in place of its own."""
+        """Add the user's metrics; ``loss`` and ``accuracy`` among them replace the result's own."""
         own = {name: value for name, value in found.items() if name not in ("loss", "accuracy")}
         loss, accuracy = found.get("loss", self.loss), found.get("accuracy", self.accuracy)
         return self._replace(loss=loss, accuracy=accuracy, metrics=own)
 
 
 class OwnEvaluation:
-    """A user's ``evaluate(model, x, y)``, which returns a mapping of names to numbers."""
+    """The user's ``evaluate(model, x, y)``, which returns a mapping of names to numbers."""
 
     def __init__(self, name: str, search_path: Sequence[Path], seed: int) -> None:
         self._name = name
@@ -61,10 +61,10 @@ class OwnEvaluation:
         self._seed = int(stream(seed, "evaluation").integers(2**63))
 
     def measure(self, flat: FlatModel, x: Examples, y: NDArray[Any]) -> dict[str, float]:
-        """The function's measures of the model, in evaluation mode, that are finite numbers.
+        """Call the function on the model in evaluation mode; return its finite metrics.
 
-        It gets the first ``len(y)`` of ``x`` and all of ``y`` as tensors where the model is. Raises
-        `ConfigError`, one line, if it fails or returns something else.
+        It receives the first ``len(y)`` of ``x`` and all of ``y`` as tensors on the model's device. Raises a
+        one-line `ConfigError` if it fails or returns anything else.
         """
         module, device, training = flat.module, flat.vector.device, flat.module.training
         flat.push()
@@ -80,7 +80,7 @@ class OwnEvaluation:
         if not isinstance(found, Mapping):
             self._refuse("a mapping of names to numbers", type(found).__name__)
         if len(found) > MOST_METRICS:
-            self._refuse(f"at most {MOST_METRICS} measures", str(len(found)))
+            self._refuse(f"at most {MOST_METRICS} metrics", str(len(found)))
         named = {name: self._number(name, value) for name, value in found.items()}
         finite = {name: value for name, value in named.items() if math.isfinite(value)}
         if not 0 <= finite.get("accuracy", 0.0) <= 1:
@@ -91,7 +91,7 @@ class OwnEvaluation:
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
             self._refuse(f"names of 1 to {LONGEST_NAME} letters", repr(name)[:80])
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
-            if not isinstance(value, str | bytes):  # which float() would read
+            if not isinstance(value, str | bytes):  # float() would parse these
                 return float(value)
         self._refuse("numbers", f"{type(value).__name__} for {name!r}")
 
@@ -107,9 +107,9 @@ def evaluate(
     batch: int = 64,
     loss: Loss = cross_entropy,
 ) -> EvalResult:
-    """Test the model on the first ``len(y)`` of ``x``, ``batch`` examples at a time.
+    """Evaluate the model on the first ``len(y)`` of ``x``, ``batch`` examples at a time.
 
-    In evaluation mode and in float32, whatever it is trained in. ``classes`` is None for float targets.
+    Uses evaluation mode and float32, whatever the training precision. ``classes`` is None for float targets.
     Raises ValueError if there are no examples or a class is not in [0, classes).
 
     >>> from torch import nn

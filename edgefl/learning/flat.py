@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
     @property
     def leaf(self) -> str:
-        """The name within the layer that has it."""
+        """Name of the tensor within its layer."""
         return self.name.rpartition(".")[2]
 
     @property
@@ -40,14 +40,14 @@ class Entry(NamedTuple):
 
 
 class _Attributes:
-    """The shape of a module and its parts: classes, attributes, parameters, buffers, submodules, hooks."""
+    """Snapshot of a module and its submodules: classes, attributes, parameters, buffers, hooks."""
 
     def __init__(self, module: nn.Module) -> None:
         self._kinds = [(part, type(part)) for part in module.modules()]
         own = [vars(part) for part, _ in self._kinds]
         self._dicts = [*own, *(value for each in own for value in each.values() if isinstance(value, dict))]
         self._first = [each.copy() for each in self._dicts]
-        # Laid end to end, so that a look at all of them is quick: most trips change nothing.
+        # Flat lists make the comparison fast: most trips change nothing.
         self._sizes = [*map(len, self._dicts)]
         self._full = [each for each in self._dicts if each]
         self._keys = [*chain.from_iterable(self._full)]
@@ -70,14 +70,15 @@ class _Attributes:
 class FlatModel:
     """All parameters and persistent float buffers of ``module``, as views of one flat float32 vector.
 
-    There is room behind it for ``vectors`` like it, where `edgefl.parameters.buffer.blocks` puts them.
+    The memory after the vector has room for ``vectors`` more, at the offsets that
+    `edgefl.parameters.buffer.blocks` defines.
 
-    The module goes on working as it is; its tensors merely live elsewhere. The vector holds the trainable
+    The module works as before; only the memory of its tensors changes. The vector holds the trainable
     parameters first (in the module's order), then frozen ones, then float buffers such as the running
-    statistics of batch normalisation. A parameter that is used twice is there once. Integer buffers stay
-    outside and are put back to what they were at the start of each training, so no trip sees another's.
+    statistics of batch normalisation. A parameter that is used twice is stored once. Integer buffers are not
+    in the vector; they are reset at the start of each training, so that no trip sees another's values.
 
-    Raises `ConfigError` for a module without trainable parameters or with tensors that are not dense float32
+    Raises `ConfigError` for a module without trainable parameters, or with tensors that are not dense float32
     on the CPU.
 
     >>> flat = FlatModel(nn.Linear(3, 2))
@@ -92,16 +93,16 @@ class FlatModel:
     vector: Tensor
     """The parameters, float32 of shape (size,)."""
     array: Floats
-    """The same memory as a numpy array; once the model was moved to another device, a copy of it."""
+    """The same memory as a numpy array; after `move` to another device, a copy in host memory."""
     whole: Floats
-    """``array`` and the room behind it."""
+    """``array`` and the room after it."""
     grad: Tensor
-    """The gradients of the trainable parameters, float32 of shape (trainable,)."""
+    """Gradients of the trainable parameters, float32 of shape (trainable,)."""
     weights: Tensor
-    """The trainable part of the vector, float32 of shape (trainable,)."""
+    """Trainable part of the vector, float32 of shape (trainable,)."""
     layout: tuple[Entry, ...]
     buffers: int
-    """Elements at the end of the vector that are the module's float buffers."""
+    """Number of elements at the end of the vector that are float buffers of the module."""
 
     def __init__(self, module: nn.Module, vectors: int = 0) -> None:
         trainable, frozen, buffers, fixed = _tensors(module)
@@ -124,7 +125,7 @@ class FlatModel:
         self._bind(set(trainable))
 
     def _bind(self, trainable: Collection[str]) -> None:
-        """Make the module's tensors views of the vector, and the gradients of one of their own."""
+        """Make the module's tensors views of the vector, and their gradients views of ``grad``."""
         self.weights = self.vector[: self.trainable]
         self.grad = torch.zeros_like(self.weights)
         self._places: list[tuple[nn.Module, Entry, Tensor, Tensor, bool]] = []
@@ -135,7 +136,7 @@ class FlatModel:
             owner = self.module.get_submodule(entry.name.rpartition(".")[0])
             self._places.append((owner, entry, tensor, view, tensor.requires_grad))
             if entry.name in trainable:
-                tensor.grad = None  # which may be of another device
+                tensor.grad = None  # it may be on another device
                 self._gradients.append((entry.name, tensor, self.grad[entry.part].view(entry.shape)))
         self.prepare()
         self._attributes = _Attributes(self.module)
@@ -149,25 +150,25 @@ class FlatModel:
         np.copyto(self.array, source)
 
     def move(self, device: torch.device) -> None:
-        """Compute there from now on; `push` and `pull` move the parameters between ``array`` and there."""
+        """Compute on ``device`` from now on; `push` and `pull` copy the parameters from and to ``array``."""
         self._apart = True
         self.vector = self.vector.to(device, copy=True)
         self._fixed = [(name, first.to(device)) for name, first in self._fixed]
-        self.module.to(device)  # what is not in the vector
+        self.module.to(device)  # tensors outside the vector
         self._bind([name for name, _, _ in self._gradients])
 
     def push(self) -> None:
-        """Bring what is in ``array`` to the device."""
+        """Copy ``array`` to the device."""
         if self._apart:
             self.vector.copy_(torch.from_numpy(self.array))
 
     def pull(self) -> None:
-        """Bring what the device computed into ``array``."""
+        """Copy the parameters from the device to ``array``."""
         if self._apart:
             torch.from_numpy(self.array).copy_(self.vector)
 
     def prepare(self) -> None:
-        """Point the gradients at ``grad`` and put what is outside the vector back to its first state."""
+        """Point the gradients at ``grad`` and reset the buffers that are not in the vector."""
         for _, parameter, gradient in self._gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
@@ -177,14 +178,14 @@ class FlatModel:
 
     @property
     def gradients(self) -> int:
-        """Numbers of ``grad`` that the module's parameters still use."""
+        """Number of elements of ``grad`` that the module's parameters still use."""
         return sum(own.numel() for _, parameter, own in self._gradients if parameter.grad is own)
 
     def restore(self) -> None:
-        """Put back what the module and its parts were when this was made, as far as attributes go.
+        """Restore the attributes that the module and its submodules had when this object was created.
 
-        So tensors that somebody took, replaced or froze, layers and hooks that came or went, and training
-        flags; but not what is changed inside an object that an attribute holds, such as a list.
+        Undoes removed, replaced or frozen tensors, added or removed layers and hooks, and changed training
+        flags; does not undo changes inside an object that an attribute holds, such as a list.
         """
         self._attributes.restore()
         for _, _, tensor, view, trains in self._places:
@@ -200,29 +201,29 @@ class FlatModel:
         """Raise `ConfigError` if the module replaced one of its tensors instead of writing into it."""
         for entry, _, _ in self._unbound():
             raise ConfigError(
-                f"model: tensor {entry.name!r} was replaced in training; write into it in place"
+                f"model: tensor {entry.name!r} was replaced during training; write to it in place"
             )
 
     def gather(self) -> None:
         """Copy tensors that training moved to other memory back into the vector.
 
-        `torch.nn.utils.vector_to_parameters`, an assignment to ``parameter.data`` and a new `nn.Parameter`
-        move a tensor. Raises `ConfigError` for a tensor that is missing or has another shape or kind.
+        `torch.nn.utils.vector_to_parameters`, an assignment to ``parameter.data`` or a new `nn.Parameter`
+        moves a tensor. Raises `ConfigError` for a tensor that is missing or has another shape or dtype kind.
         """
         moved = []
         for entry, tensor, view in self._unbound():
             if tensor is None or tensor.shape != view.shape or not tensor.is_floating_point():
                 got = "none" if tensor is None else f"{tensor.dtype} of shape {tuple(tensor.shape)}"
                 raise ConfigError(
-                    f"left no tensor of floating-point numbers of shape {entry.shape} in {entry.name!r} "
+                    f"left no floating-point tensor of shape {entry.shape} in {entry.name!r} "
                     f"(got {got.removeprefix('torch.')})"
                 )
-            moved.append((view, tensor.detach().clone()))  # its memory may be another tensor's in the vector
+            moved.append((view, tensor.detach().clone()))  # it may overlap another tensor in the vector
         for view, values in moved:
             view.copy_(values)
 
     def _unbound(self) -> Iterator[tuple[Entry, Tensor | None, Tensor]]:
-        """Entries whose tensor is no view of the vector: entry, tensor (None if missing), expected view."""
+        """Yield entries whose tensor is not the expected view: entry, tensor (None if missing), view."""
         for owner, entry, _, view, _ in self._places:
             tensor = getattr(owner, entry.leaf, None)
             if not isinstance(tensor, Tensor):
@@ -270,7 +271,7 @@ def _refuse(name: str, tensor: Tensor) -> None:
 
 
 def _refuse_overlap(tensors: dict[str, Tensor]) -> None:
-    """Two parameter objects over the same memory would come apart: tying is by the same object."""
+    """Refuse different parameters that share memory: in the vector they would be separate."""
     ranges = []
     for name, tensor in tensors.items():
         if tensor.numel():

@@ -1,8 +1,8 @@
-"""A Flower client as a client of edgefl: ``training.function = "flower:my_app:client_fn"``, or a `ClientApp`.
+"""Use a Flower client in edgefl: ``training.function = "flower:my_app:client_fn"``, or a `ClientApp`.
 
-Each trip is one of Flower's train messages, made and answered by Flower's own code: the model's state goes
-in with the keys and the order of ``state_dict()``, what comes back is the trained model. docs/flower.md says
-what the app is told.
+Each trip is one Flower train message, created and answered by Flower's own code. The model's arrays have the
+keys and order of ``state_dict()``; the reply holds the trained model. docs/flower.md lists what the app
+receives.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from edgefl.loading import call, load_attribute
 
 PREFIX = "flower:"
 EXAMPLES_KEY = "num-examples"
-"""The metric by which Flower's strategies weigh replies."""
+"""Metric by which Flower's strategies weight replies."""
 
 
 class Reply(NamedTuple):
-    """The trained arrays by their keys, the examples they were trained on, and the client's metrics."""
+    """Trained arrays by key, number of training examples, and the client's metrics."""
 
     arrays: Mapping[str, NDArray[Any]]
     examples: object
@@ -39,10 +39,10 @@ class Reply(NamedTuple):
 
 
 class FlowerTraining:
-    """A training function of edgefl that asks a Flower app; made once, called for each trip.
+    """A training function that calls a Flower app; created once, called for each trip.
 
-    ``name`` is what the experiment says, ``folders`` are looked through for the app's module and ``clients``
-    is the number of partitions. Raises `ConfigError` if Flower or the app is missing, or the app is none.
+    ``name`` is the experiment's ``training.function``, ``folders`` are searched for the app's module, and
+    ``clients`` is the number of partitions. Raises `ConfigError` if Flower or the app is missing or invalid.
     """
 
     def __init__(self, name: str, folders: Sequence[Path], clients: int) -> None:
@@ -57,7 +57,7 @@ class FlowerTraining:
         if not isinstance(given, ClientApp):
             given = call(lambda: ClientApp(client_fn=given), name, "training.function")
         self._app, self._clients = given, clients
-        self.__module__ = app_name.partition(":")[0]  # the file whose lines errors name
+        self.__module__ = app_name.partition(":")[0]  # errors name lines of this module's file
         self._run_config = run_config(sys.modules[self.__module__].__file__)
 
     def __call__(self, model: torch.nn.Module, examples: ClientExamples, context: Context) -> None:
@@ -72,7 +72,7 @@ class FlowerTraining:
         with _steps_accounted(examples, context), _seeded(context.rng):
             reply = self._app(self._message(sent, context), node)
         if len(node.state):
-            raise TrainingError("keeps records in context.state, which edgefl does not carry between trips")
+            raise TrainingError("stores records in context.state, which edgefl does not keep between trips")
         answer = self._answer(reply)
         _load(state, answer.arrays)
         context.counted = _count(answer.examples)
@@ -80,11 +80,11 @@ class FlowerTraining:
 
     @property
     def _older(self) -> bool:
-        """True for a ``client_fn`` of the older API, whose messages have keys of their own."""
+        """True for a ``client_fn`` of the older API, whose messages have other keys."""
         return self._app._call is not None
 
     def _message(self, sent: Any, context: Context) -> Any:
-        """Flower's train message, as its strategies make it."""
+        """Create Flower's train message, as its strategies do."""
         from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
 
         rule = context.rule
@@ -109,7 +109,7 @@ class FlowerTraining:
 
     def _answer(self, reply: Any) -> Reply:
         if reply.has_error():
-            raise TrainingError(f"answered with an error: {reply.error.reason}")
+            raise TrainingError(f"replied with an error: {reply.error.reason}")
         return _older_answer(reply.content) if self._older else _newer_answer(reply.content)
 
 
@@ -117,7 +117,7 @@ def _newer_answer(content: Any) -> Reply:
     arrays, metrics = list(content.array_records.values()), list(content.metric_records.values())
     if len(arrays) != 1 or len(metrics) > 1:
         got = f"{len(arrays)}, {len(metrics)}"
-        raise TrainingError(f"must answer with one ArrayRecord and at most one MetricRecord (got {got})")
+        raise TrainingError(f"must reply with one ArrayRecord and at most one MetricRecord (got {got})")
     figures = dict(metrics[0].items()) if metrics else {}
     return Reply(
         {key: each.numpy() for key, each in arrays[0].items()}, figures.pop(EXAMPLES_KEY, None), figures
@@ -130,20 +130,20 @@ def _older_answer(content: Any) -> Reply:
 
     result = recorddict_to_fitres(content, keep_input=True)
     if result.status.code != Code.OK:
-        raise TrainingError(f"answered {result.status.code.name}: {result.status.message}")
+        raise TrainingError(f"replied {result.status.code.name}: {result.status.message}")
     arrays = dict(zip(map(str, range(10**6)), parameters_to_ndarrays(result.parameters), strict=False))
     return Reply(arrays, result.num_examples, result.metrics)
 
 
 def _load(state: Mapping[str, torch.Tensor], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays into the model: by their keys where these are the model's, else in order."""
+    """Copy arrays into the model: by key if the keys are the model's, otherwise in order."""
     if arrays.keys() != state.keys():
         arrays = dict(zip(state, arrays.values(), strict=False)) if len(arrays) == len(state) else {}
     for key, tensor in state.items():
         got = np.shape(arrays[key]) if arrays else "another number of arrays"
         if got != (wanted := tuple(tensor.shape)):
             raise TrainingError(
-                f"must answer with the experiment's model: {key!r} has shape {wanted} (got {got})"
+                f"must reply with the experiment's model: {key!r} has shape {wanted} (got {got})"
             )
     with torch.no_grad():
         for key, tensor in state.items():
@@ -152,13 +152,13 @@ def _load(state: Mapping[str, torch.Tensor], arrays: Mapping[str, NDArray[Any]])
 
 def _count(examples: object) -> int | None:
     if examples is not None and (not isinstance(examples, int | float) or not 0 <= examples < 2**53):
-        raise TrainingError(f"must answer with a number of examples (got {examples!r})")
+        raise TrainingError(f"must reply with a number of examples (got {examples!r})")
     return None if examples is None else int(examples)
 
 
 @contextmanager
 def _steps_accounted(examples: ClientExamples, context: Context) -> Iterator[None]:
-    """Account each step of torch's optimisers as it is made; where none makes any, all at the app's end."""
+    """Record each step of a torch optimiser when it is made; if there are none, all at the app's end."""
     sizes = context.rule.batches(len(examples), context.left)
 
     def made(*_: object) -> None:
@@ -176,7 +176,7 @@ def _steps_accounted(examples: ClientExamples, context: Context) -> Iterator[Non
 
 @contextmanager
 def _seeded(rng: np.random.Generator) -> Iterator[None]:
-    """Let Python's and numpy's global streams, which apps draw from, start anew, and give them back."""
+    """Seed Python's and numpy's global generators, which apps use, and restore their state at the end."""
     before, numpys = random.getstate(), np.random.get_state()
     random.seed(int(rng.integers(2**63)))
     np.random.seed(int(rng.integers(2**32)))
@@ -188,7 +188,7 @@ def _seeded(rng: np.random.Generator) -> Iterator[None]:
 
 
 def run_config(module: str | None) -> dict[str, Any]:
-    """The app's ``[tool.flwr.app.config]``, flat as Flower hands it out; empty without one."""
+    """Return the app's ``[tool.flwr.app.config]``, flattened as Flower does; {} without one."""
     for folder in Path(module or "").resolve().parents:
         try:
             app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]

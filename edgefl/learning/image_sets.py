@@ -1,12 +1,12 @@
-"""Sets of images: scikit-learn's digits (1,797 of 8×8, without a download), MNIST, FashionMNIST, CIFAR-10.
+"""Image data sets: scikit-learn's digits (1,797 of 8×8, without a download), MNIST, FashionMNIST, CIFAR-10.
 
-IDX is the format of MNIST's and FashionMNIST's publishers, gzipped or not: a big-endian header (two zero
-bytes, type 0x08 for uint8, the number of dimensions, each dimension as a 32-bit number) and then the bytes,
-row-major (LeCun et al., yann.lecun.com/exdb/mnist).
+MNIST and FashionMNIST are published in IDX, gzipped or not: a big-endian header (two zero bytes, type 0x08
+for uint8, the number of dimensions, each dimension as a 32-bit number), then the bytes, row-major (LeCun et
+al., yann.lecun.com/exdb/mnist).
 
-CIFAR-10 (Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html) comes as binary records of one label byte and
-3,072 bytes, channel by channel, or as a pickled dictionary with ``data`` (uint8, n × 3072) and ``labels``,
-read as data by `edgefl.plain_pickle`.
+CIFAR-10 (Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html) is published as binary records of one label byte
+and 3,072 bytes, channel by channel, or as a pickled dictionary with ``data`` (uint8, n × 3072) and
+``labels``, which `edgefl.plain_pickle` reads without executing it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from numpy.typing import NDArray
 from edgefl.errors import ConfigError
 from edgefl.files import read as read_file
 from edgefl.learning.dataset import Dataset, Images
-from edgefl.learning.number_sets import carried
+from edgefl.learning.number_sets import read_bundled_table
 from edgefl.plain_pickle import PickleError, read_plain_pickle
 from edgefl.seeds import stream
 
 MOST_BYTES = 1 << 30
 
 CLASSES = 10
-"""Of each of these sets."""
+"""Number of classes in each of these data sets."""
 
 DIGITS_TOP = 16
 DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3762
-"""Of the whole set, as a share of the highest value."""
+"""Mean and standard deviation of the whole data set, as fractions of `DIGITS_TOP`."""
 
 
 def load_digits(
     test_fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
 ) -> Dataset:
-    """The digits, with ``test_fraction`` of each class, drawn by ``seed``, held out for the test.
+    """Load the digits; ``test_fraction`` of each class, drawn by ``seed``, are test examples.
 
     >>> digits = load_digits(0.2, seed=0)
     >>> len(digits.train_x), len(digits.test_x), digits.input_shape, digits.train_x[:2].dtype
     (1438, 359, (1, 8, 8), dtype('float32'))
     """
-    table = carried("digits", "digits.csv.gz")
+    table = read_bundled_table("digits", "digits.csv.gz")
     pixels, labels = table[:, :-1].astype(np.uint8), table[:, -1].astype(np.int64)
     images = Images(pixels.reshape(-1, 1, 8, 8), top=DIGITS_TOP, mean=[DIGITS_MEAN], std=[DIGITS_STD])
     return _split("digits", images, labels, CLASSES, test_fraction, seed, validation, evaluate_on)
@@ -64,7 +64,7 @@ def _split(
     validation: float,
     evaluate_on: str,
 ) -> Dataset:
-    """The training examples, and the test or validation ones; the latter are the same for every seed."""
+    """Split off test or validation examples; the validation examples are the same for every seed."""
     apart = np.zeros(len(labels), np.bool_)
     if validation:
         apart = held_out(labels, validation, 0, "validation")
@@ -77,7 +77,7 @@ def _split(
 def held_out(
     labels: NDArray[np.int64], fraction: float, seed: int, purpose: str = "test-split"
 ) -> NDArray[np.bool_]:
-    """Marks the test examples: ``fraction`` of each class to the nearest, at least one of each.
+    """Mark the test examples: ``fraction`` of each class, rounded, at least one.
 
     >>> held_out(np.array([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0).sum()
     np.int64(2)
@@ -91,16 +91,16 @@ def held_out(
     return test
 
 
-def drawn_anew(
+def redraw_split(
     dataset: Dataset, fraction: float, seed: int, validation: float = 0.0, evaluate_on: str = "test"
 ) -> Dataset:
-    """All images of a set, with ``fraction`` of each class, drawn by ``seed``, held out for the test.
+    """Pool all images of a data set and draw ``fraction`` of each class by ``seed`` as test examples.
 
-    Raises `ConfigError` where examples are not images of classes in two parts.
+    Raises `ConfigError` unless the examples are images of classes.
     """
     train, known = dataset.train_x, dataset.test_x
     if not (isinstance(train, Images) and isinstance(known, Images)):
-        raise ConfigError(f"data.test_split: 'drawn' is for sets of images of classes, got {dataset.name}")
+        raise ConfigError(f"data.test_split: 'drawn' needs images with classes, got {dataset.name}")
     labels = np.concatenate([dataset.train_y, dataset.test_y])
     raw = np.concatenate([train.raw, known.raw])
     images = Images(raw, top=train.top, mean=train.mean, std=train.std)
@@ -113,7 +113,7 @@ IDX_SPLITS = ("train", "t10k")
 
 
 def find_idx(folder: Path) -> list[Path] | None:
-    """The four files (training images and labels, test images and labels) if ``folder`` has them all."""
+    """Return the four files (training images and labels, test images and labels) if all are in ``folder``."""
     found = []
     for split in IDX_SPLITS:
         for stem in ("images-idx3", "labels-idx1"):
@@ -127,14 +127,14 @@ def find_idx(folder: Path) -> list[Path] | None:
 
 
 def load_idx(name: str, files: Sequence[Path]) -> Dataset:
-    """The data set ``name`` from the four files that `find_idx` gives; raises `ConfigError` for a bad one."""
+    """Load the data set ``name`` from the files of `find_idx`; `ConfigError` for an invalid file."""
     mean, std = MEAN_STD[name]
     parts: list[tuple[Images, NDArray[np.int64]]] = []
     for images_file, labels_file in (files[:2], files[2:]):
         pixels, labels = read_idx(images_file, 3), read_idx(labels_file, 1)
         if len(pixels) != len(labels):
             raise ConfigError(
-                f"{labels_file}: {len(labels)} labels for the {len(pixels)} images of {images_file.name}"
+                f"{labels_file}: {len(labels)} labels, but {images_file.name} has {len(pixels)} images"
             )
         if int(labels.max()) >= CLASSES:
             raise ConfigError(f"{labels_file}: labels must be in [0, {CLASSES}) (got {int(labels.max())})")
@@ -146,7 +146,7 @@ def load_idx(name: str, files: Sequence[Path]) -> Dataset:
 
 
 def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The uint8 array of so many dimensions in an IDX file; raises `ConfigError` for another."""
+    """Read a uint8 array with this number of dimensions from an IDX file; `ConfigError` for anything else."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             return _parse_idx(file, stream, dimensions)
@@ -158,18 +158,18 @@ def _parse_idx(file: Path, stream: gzip.GzipFile | IO[bytes], dimensions: int) -
     head = stream.read(4 + 4 * dimensions)
     magic = bytes([0, 0, 8, dimensions])
     if head[:4] != magic:
-        raise ConfigError(f"{file}: an IDX file of bytes starts with {magic.hex()} (got {head[:4].hex()})")
+        raise ConfigError(f"{file}: must be IDX and start with {magic.hex()} (got {head[:4].hex()})")
     if len(head) != 4 + 4 * dimensions:
-        raise ConfigError(f"{file}: cut short in its header ({len(head)} bytes)")
+        raise ConfigError(f"{file}: truncated in its header ({len(head)} bytes)")
     shape = struct.unpack(f">{dimensions}I", head[4:])
     size = math.prod(shape)
     if not 0 < size <= MAX_BYTES:
-        raise ConfigError(f"{file}: must hold 1 to {MAX_BYTES} bytes (its header says {_by(shape)})")
+        raise ConfigError(f"{file}: must hold 1 to {MAX_BYTES} bytes (its header declares {_by(shape)})")
     body = stream.read(size)
     if len(body) != size:
-        raise ConfigError(f"{file}: cut short: {len(body)} bytes where its header says {_by(shape)} = {size}")
+        raise ConfigError(f"{file}: truncated: {len(body)} bytes, its header declares {_by(shape)} = {size}")
     if stream.read(1):
-        raise ConfigError(f"{file}: bytes left over after the {_by(shape)} = {size} that its header says")
+        raise ConfigError(f"{file}: extra bytes after the {_by(shape)} = {size} declared in its header")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
@@ -188,7 +188,7 @@ Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def find_cifar(folder: Path) -> list[Path] | None:
-    """The training batches that ``folder`` has (at least one) and, last, its test batch."""
+    """Return the training batches in ``folder`` (at least one) and, last, its test batch."""
     for end in (".bin", ""):
         train = [folder / (name + end) for name in BATCHES if (folder / (name + end)).is_file()]
         test = folder / (TEST_BATCH + end)
@@ -198,7 +198,7 @@ def find_cifar(folder: Path) -> list[Path] | None:
 
 
 def load_cifar(files: Sequence[Path]) -> Dataset:
-    """CIFAR-10 from the files that `find_cifar` gives; raises `ConfigError` for a bad one."""
+    """Load CIFAR-10 from the files that `find_cifar` returned; `ConfigError` for an invalid one."""
     *train, test = [_read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files]
     parts = []
     for batches in (train, [test]):

@@ -1,9 +1,9 @@
-"""Data as the LEAF benchmark writes it (Caldas et al. 2018, arXiv:1812.01097): JSON files, example by user.
+"""Data sets in the format of the LEAF benchmark (Caldas et al. 2018, arXiv:1812.01097): JSON files by user.
 
     FOLDER/train/*.json, FOLDER/test/*.json
     {"users": [NAME, …], "num_samples": [COUNT, …], "user_data": {NAME: {"x": […], "y": […]}, …}}
 
-The first example says which data set it is:
+The first example determines the kind of data:
 
 =============  ====================================  ========================================  =======
 first ``x``    as in                                 becomes                                   classes
@@ -15,9 +15,8 @@ a file's name  CelebA: pictures beside the JSON      a photo of 3 × ``data.imag
 a string       Shakespeare: 80 letters               as many letters; the label is the next    80
 =============  ====================================  ========================================  =======
 
-Every example keeps its user, so that ``partition = "natural"`` can give each client the data of one. All
-files are read before a run starts; of a data set that does not fit in memory, let LEAF's own script sample a
-part.
+Every example keeps its user, so that ``partition = "natural"`` can give each client one user's data. All
+files are loaded before a run starts; if a data set does not fit in memory, sample it with LEAF's own script.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ MOST_BYTES = 4 << 30
 Labels = NDArray[np.int64]
 
 WORDS = 25
-"""Words of a tweet, as LEAF. Shorter ones are filled up in front (LEAF: at the end), so that the last thing
-that a recurrent network sees is a word."""
+"""Words per tweet, as in LEAF. Shorter tweets are padded in front (LEAF: at the end), so that the last input
+of a recurrent network is a word."""
 VOCABULARY = 10_000
-"""Most frequent words of the training tweets that have a number of their own; FedBuff's B.1 has as many."""
+"""Number of the most frequent words of the training tweets with a token of their own, as in FedBuff's B.1."""
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 MOST_LABELS = 100_000
-"""Labels of data whose classes are not known."""
+"""Upper bound of labels where the number of classes is not known."""
 LETTERS = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
 """The 80 letters of LEAF's Shakespeare."""
 PHOTO = re.compile(r"[\w-]+\.(jpg|jpeg|png)", re.IGNORECASE)
@@ -57,18 +56,18 @@ _WORD = re.compile(r"[\w']+|[.,!?;]")
 
 
 class Kind:
-    """One of the kinds of the table above."""
+    """One of the kinds of data in the table above."""
 
     name: str
     classes: int | None = None
-    """None: as many as labels were seen."""
+    """None: one more than the largest label."""
 
-    def take(self, values: list[Any], where: str) -> Any:
-        """Returns one user's inputs, checked."""
+    def parse(self, values: list[Any], where: str) -> Any:
+        """Check and convert one user's inputs."""
         raise NotImplementedError
 
     def labels(self, values: list[Any], where: str) -> Labels:
-        """Returns one user's labels, checked: whole numbers, also as 1.0 or "1"."""
+        """Check and convert one user's labels: whole numbers, also as 1.0 or "1"."""
         top = MOST_LABELS if self.classes is None else self.classes
         numbers = []
         for value in values:
@@ -82,23 +81,23 @@ class Kind:
         return np.array(numbers, np.int64)
 
     def finish(self, train: list[Any], test: list[Any]) -> tuple[Examples, Examples]:
-        """Returns all users' inputs together, of training and of test."""
+        """Join all users' inputs, training and test."""
         raise NotImplementedError
 
 
 class Numbers(Kind):
-    """Vectors; 784 numbers are an image, as FEMNIST's."""
+    """Vectors; 784 numbers are a FEMNIST image."""
 
     def __init__(self, width: int) -> None:
         self._width = width
         self.name = "femnist" if width == 784 else "numbers"
         self.classes = 62 if width == 784 else None
 
-    def take(self, values: list[Any], where: str) -> NDArray[np.float32]:
+    def parse(self, values: list[Any], where: str) -> NDArray[np.float32]:
         rows: NDArray[np.float32] = np.empty(0, np.float32)
         with contextlib.suppress(TypeError, ValueError, OverflowError), np.errstate(over="ignore"):
             found = np.array(values)
-            if found.dtype.kind in "iuf":  # numpy would also read "1.5" as a number
+            if found.dtype.kind in "iuf":  # astype() would also parse strings such as "1.5"
                 rows = found.astype(np.float32)
         if rows.shape != (len(values), self._width) or not np.isfinite(rows).all():
             raise ConfigError(f"{where}: each x must be {self._width} finite numbers")
@@ -110,7 +109,7 @@ class Numbers(Kind):
 
 
 def _images(parts: list[NDArray[np.float32]]) -> Examples:
-    """Returns bytes where that loses nothing: LEAF writes k/255."""
+    """Convert to bytes if that is lossless: LEAF writes k/255."""
     rows = np.concatenate(parts).reshape(-1, 1, 28, 28)
     levels = np.rint(rows * np.float32(255.0))
     if rows.min() >= 0.0 and rows.max() <= 1.0 and float(np.abs(rows * 255.0 - levels).max()) < 1e-3:
@@ -119,12 +118,12 @@ def _images(parts: list[NDArray[np.float32]]) -> Examples:
 
 
 class Tweets(Kind):
-    """The words of each tweet by number: the training part's most frequent, in the order of frequency."""
+    """Tweets as token numbers: the most frequent training words, numbered by frequency."""
 
     name = "sent140"
     classes = 2
 
-    def take(self, values: list[Any], where: str) -> list[list[str]]:
+    def parse(self, values: list[Any], where: str) -> list[list[str]]:
         texts = [value[4] if isinstance(value, list) and len(value) == 5 else None for value in values]
         if not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"{where}: each x must be five strings, the last one the tweet")
@@ -146,7 +145,7 @@ class Tweets(Kind):
 
 
 class Lines(Kind):
-    """Letters by number; the label is the letter that comes next."""
+    """Lines of letters as numbers; the label is the next letter."""
 
     name = "shakespeare"
     classes = len(LETTERS)
@@ -155,7 +154,7 @@ class Lines(Kind):
         self._length = length
         self._numbers = {letter: number for number, letter in enumerate(LETTERS)}
 
-    def take(self, values: list[Any], where: str) -> NDArray[np.uint8]:
+    def parse(self, values: list[Any], where: str) -> NDArray[np.uint8]:
         out = np.empty((len(values), self._length), np.uint8)
         for row, value in enumerate(values):
             if not isinstance(value, str) or len(value) != self._length:
@@ -179,14 +178,14 @@ class Lines(Kind):
 
 
 PHOTO_FOLDERS = ("raw/img_align_celeba", "img_align_celeba", "images")
-"""Folders of the pictures, beside ``train`` and ``test``; the first is LEAF's own."""
+"""Folders of the pictures, beside ``train`` and ``test``; LEAF uses the first."""
 HALF = (0.5, 0.5, 0.5)
 
 
 class Photos(Kind):
-    """Squares of ``size`` pixels: the shorter side is scaled to that, the middle of the other is kept.
+    """Square photos of ``size`` pixels: the shorter side is scaled to ``size``, the longer one cropped.
 
-    Normalised with mean and deviation 0.5 (FedBuff, B.1, which has 32 pixels; LEAF squeezes to 84 × 84).
+    Normalised with mean and deviation 0.5. FedBuff (B.1) uses 32 pixels; LEAF resizes to 84 × 84.
     """
 
     name = "celeba"
@@ -196,10 +195,10 @@ class Photos(Kind):
         self._size = size
         found = [folder / name for name in PHOTO_FOLDERS if (folder / name).is_dir()]
         if not found:
-            raise ConfigError(f"{folder}: CelebA's pictures not found; looked for {', '.join(PHOTO_FOLDERS)}")
+            raise ConfigError(f"{folder}: CelebA's pictures not found; searched {', '.join(PHOTO_FOLDERS)}")
         self._pictures = found[0]
 
-    def take(self, values: list[Any], where: str) -> NDArray[np.uint8]:
+    def parse(self, values: list[Any], where: str) -> NDArray[np.uint8]:
         out = np.empty((len(values), 3, self._size, self._size), np.uint8)
         for row, value in enumerate(values):
             if not isinstance(value, str) or not PHOTO.fullmatch(value):
@@ -213,7 +212,7 @@ class Photos(Kind):
         return first, second
 
     def _picture(self, file: Path, where: str) -> NDArray[np.uint8]:
-        from PIL import Image  # only where there are photos: every client is forked from this process
+        from PIL import Image  # imported only for photos: every client is forked from this process
 
         try:
             with Image.open(file) as photo:
@@ -247,14 +246,14 @@ _user = msgspec.json.Decoder(_User)
 
 
 def find_leaf(folder: Path) -> list[Path] | None:
-    """``folder`` itself if it holds LEAF's two folders, each with a JSON file at least."""
+    """Return [``folder``] if it holds LEAF's two folders, each with at least one JSON file."""
     return [folder] if all(any((folder / split).glob("*.json")) for split in SPLITS) else None
 
 
 def load_leaf(folder: Path, image_size: int) -> Dataset:
-    """The data set in a folder that `find_leaf` gives; photos become squares of ``image_size`` pixels.
+    """Load the data set from the folder that `find_leaf` returned; photos get ``image_size`` pixels per side.
 
-    Raises `ConfigError`, one line naming the file and the user, for a file that is not as LEAF writes it.
+    Raises a one-line `ConfigError` naming the file and the user if a file is not in LEAF's format.
     """
     kind: Kind | None = None
     examples: dict[str, list[Any]] = {split: [] for split in SPLITS}
@@ -262,7 +261,7 @@ def load_leaf(folder: Path, image_size: int) -> Dataset:
     for split in SPLITS:
         for where, user in _users(folder / split):
             kind = kind or kind_of(user.x[0], where, folder, image_size)
-            examples[split].append(kind.take(user.x, where))
+            examples[split].append(kind.parse(user.x, where))
             labels[split].append(kind.labels(user.y, where))
         if not labels[split]:
             raise ConfigError(f"{folder / split}: no user has an example")
@@ -276,7 +275,7 @@ def load_leaf(folder: Path, image_size: int) -> Dataset:
 
 
 def _users(folder: Path) -> Iterator[tuple[str, _User]]:
-    """Each user with examples, behind its file and name for errors, in the order of files and lists."""
+    """Yield each user with examples, preceded by its file and name for errors, in the order of the files."""
     seen: set[str] = set()
     for file in sorted(folder.glob("*.json")):
         found = _read(file)
@@ -290,10 +289,10 @@ def _users(folder: Path) -> Iterator[tuple[str, _User]]:
             try:
                 data = _user.decode(found.user_data[user])
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{where}: not LEAF's x and y: {error}") from None
+                raise ConfigError(f"{where}: must hold lists x and y: {error}") from None
             if not len(data.x) == len(data.y) == count:
                 got = f"{len(data.x)} and {len(data.y)}"
-                raise ConfigError(f"{where}: num_samples says {count}, but x and y hold {got}")
+                raise ConfigError(f"{where}: num_samples is {count}, but x and y have {got} entries")
             if count:
                 yield where, data
 
@@ -302,15 +301,15 @@ def _read(file: Path) -> _File:
     try:
         found = _file.decode(read_file(file, MOST_BYTES))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file}: not a file of LEAF's: {error}") from None
+        raise ConfigError(f"{file}: not in LEAF's format: {error}") from None
     if len(found.users) != len(found.num_samples):
         got = f"{len(found.users)} users and {len(found.num_samples)} counts"
-        raise ConfigError(f"{file}: users and num_samples must be equally long (got {got})")
+        raise ConfigError(f"{file}: users and num_samples must have the same length (got {got})")
     return found
 
 
 def kind_of(first: Any, where: str, folder: Path, image_size: int) -> Kind:
-    """Returns the kind of data that the first example shows."""
+    """Return the kind of data, determined by the first example."""
     if isinstance(first, list) and first and all(type(item) in (int, float) for item in first):
         return Numbers(len(first))
     if isinstance(first, list) and len(first) == 5 and all(isinstance(item, str) for item in first):

@@ -1,4 +1,4 @@
-"""Live tensor memory of code that is watched: storages, from the operation that makes them to their end."""
+"""Trace the memory of live tensors: storages from the operation that creates them until they are freed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LiveLines = tuple[tuple[float, float], ...]
 
 
 class LiveTensors:
-    """The bytes of live storages after each operation.
+    """Bytes of live storages after each operation.
 
-    ``known`` tensors, such as weights, do not count. A storage counts from the first operation that makes or
-    uses it until it is freed.
+    ``known`` tensors, such as weights, are not counted. A storage counts from the first operation that
+    creates or uses it until it is freed.
 
     >>> live = LiveTensors()
     >>> x = torch.zeros(4); live.note(None, (), (x,)); del x
@@ -32,14 +32,14 @@ class LiveTensors:
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         self.line: list[int] = []
-        """Live bytes at each operation, with those that it needs inside."""
+        """Live bytes at each operation, including temporaries inside it."""
         self._bytes = 0
         self._storages: dict[int, weakref.ref[Any] | None] = {}
         for tensor in known:
             self._storages[tensor.untyped_storage()._cdata] = None
 
     def note(self, operation: Any, args: Sequence[Any], tensors: Iterable[Any]) -> None:
-        """An operation has run: ``tensors`` are its arguments and results, ``args`` those by position."""
+        """Record an operation: ``tensors`` are its arguments and results, ``args`` the positional ones."""
         for tensor in tensors:
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
@@ -49,7 +49,7 @@ class LiveTensors:
         self.line.append(self._bytes + _inside(operation, args))
 
     def release(self, tensor: Tensor) -> None:
-        """Stop counting: a gradient is added to the step's own gradients and then freed."""
+        """Stop counting a gradient: it is added to the step's gradients and then freed."""
         storage = tensor.untyped_storage()
         if self._storages.get(storage._cdata) is not None:
             self._storages[storage._cdata] = None
@@ -62,7 +62,7 @@ class LiveTensors:
 
 
 def _inside(operation: Any, args: Sequence[Any]) -> int:
-    """Bytes that a convolution needs inside: oneDNN copies its operands into another order of axes."""
+    """Bytes of a convolution's temporaries: oneDNN copies its operands to another memory layout."""
     if operation not in _CONVOLUTIONS:
         return 0
     operands = args[: 3 if operation is _CONVOLUTIONS[1] else 2]
@@ -72,8 +72,8 @@ def _inside(operation: Any, args: Sequence[Any]) -> int:
 def live_lines(low: Sequence[int], high: Sequence[int], batches: tuple[int, int]) -> LiveLines:
     """Fit live bytes as lines in the batch size, from each operation's live bytes at two batch sizes.
 
-    Only lines that are the highest at some batch size are kept. If the two traces differ in their
-    operations, the result is the single line through their peaks.
+    Keeps only lines that are the highest at some batch size. If the two traces have different operations,
+    the result is the single line through their peaks.
 
     >>> live_lines([10, 40], [12, 40], (2, 4))
     ((40.0, 0.0), (8.0, 1.0))

@@ -1,7 +1,7 @@
-"""A task's loss, by the name of one of torch's or as a user's own function.
+"""Losses: torch's by name, or the user's own function.
 
-`cross_entropy`  of logits (batch, *targets, classes) and classes: one an example, or one a token
-`mse`, `l1`, `huber`, `bce`  of outputs and float targets of one shape: torch.nn.functional's `mse_loss`,
+`cross_entropy`  takes logits (batch, *targets, classes) and classes: one per example or per token
+`mse`, `l1`, `huber`, `bce`  take outputs and float targets of one shape: torch.nn.functional's `mse_loss`,
                  `l1_loss`, `huber_loss`, `binary_cross_entropy_with_logits`, each the mean over all numbers
 """
 
@@ -22,23 +22,23 @@ from edgefl.loading import load_attribute
 
 Loss = Callable[[Any, Tensor], Tensor]
 
-OF_FLOATS: dict[str, Loss] = {
+FLOAT_LOSSES: dict[str, Loss] = {
     "mse": functional.mse_loss,
     "l1": functional.l1_loss,
     "huber": functional.huber_loss,
     "bce": functional.binary_cross_entropy_with_logits,
 }
-NOT_BELOW_0 = ("cross_entropy", "mse", "l1", "huber")
-"""The losses that are never negative; ``bce`` is where a target lies outside 0 to 1."""
-NAMES = ("cross_entropy", *OF_FLOATS)
+NON_NEGATIVE = ("cross_entropy", "mse", "l1", "huber")
+"""Losses that are never negative; ``bce`` is negative for some targets outside [0, 1]."""
+NAMES = ("cross_entropy", *FLOAT_LOSSES)
 KEY = "training.loss"
 
 
 def make_loss(name: str, data: Dataset, search_path: Sequence[Path] = ()) -> Loss:
-    """The loss that ``training.loss`` names: a scalar tensor of a model's outputs and the targets of a batch.
+    """Return the loss named by ``training.loss``: it maps a batch's outputs and targets to a scalar tensor.
 
-    ``"my_module:loss"`` is called as ``loss(outputs, targets)`` with what the model returns. Raises
-    `ConfigError` for an unknown name, and where the loss does not fit the targets of ``data``.
+    ``"my_module:loss"`` is called as ``loss(outputs, targets)`` with the model's outputs. Raises
+    `ConfigError` for an unknown name, or a loss that does not fit the targets of ``data``.
 
     >>> import numpy as np
     >>> x, y = np.zeros((4, 2), np.float32), np.ones((4, 1), np.float32)
@@ -51,18 +51,18 @@ def make_loss(name: str, data: Dataset, search_path: Sequence[Path] = ()) -> Los
     if name not in NAMES:
         raise ConfigError(f"{KEY}: {unknown('loss', name, [*NAMES, 'my_module:loss'])}")
     if (name == "cross_entropy") != (data.classes is not None):
-        takes, other = ("classes", OF_FLOATS) if name == "cross_entropy" else ("float targets", NAMES[:1])
+        takes, other = ("classes", FLOAT_LOSSES) if name == "cross_entropy" else ("float targets", NAMES[:1])
         raise ConfigError(
             f"{KEY}: {name!r} takes {takes}, data {data.name!r} has {data.targets}; "
             f"use {', '.join(other)} or my_module:loss"
         )
     if name == "cross_entropy":
         return _of_tokens if data.target_shape else functional.cross_entropy
-    return _of_one_shape(OF_FLOATS[name])
+    return _of_one_shape(FLOAT_LOSSES[name])
 
 
-def on_zeros(loss: Loss, data: Dataset) -> Callable[[Any], Tensor]:
-    """The loss of a model's outputs and targets that are all 0, wherever the outputs are."""
+def loss_on_zeros(loss: Loss, data: Dataset) -> Callable[[Any], Tensor]:
+    """Return the loss as a function of the outputs, with all-zero targets on the outputs' device."""
     dtype = torch.from_numpy(data.train_y[:0]).dtype
 
     def of_outputs(outputs: Any) -> Tensor:
@@ -83,7 +83,7 @@ def _of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _of_one_shape(loss: Loss) -> Loss:
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.shape != targets.shape:  # torch would stretch one to the other
+        if outputs.shape != targets.shape:  # torch would broadcast
             raise ConfigError(
                 f"model: outputs must be of the targets' shape {tuple(targets.shape)} "
                 f"(got {tuple(outputs.shape)})"
@@ -106,7 +106,7 @@ def _own(function: Any, name: str) -> Loss:
         if not isinstance(loss, Tensor) or loss.dim():
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(
-                f"{KEY}: {name!r} must return a tensor with one number and no shape (got {got})"
+                f"{KEY}: {name!r} must return a tensor with one number and no dimensions (got {got})"
             )
         return loss
 

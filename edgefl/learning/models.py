@@ -1,6 +1,6 @@
-"""The models by name and a user's own: float32 (batch, *input_shape) or tokens to logits (batch, classes).
+"""Models by name, and the user's own: float32 (batch, *input_shape) or tokens to logits (batch, classes).
 
-For float targets of k numbers ``classes`` is k: the same models give these instead of logits.
+For float targets of k numbers ``classes`` is k, and the outputs are predictions instead of logits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 
 def mlp(input_shape: Shape, classes: int, *, hidden: Sequence[Any] = (64,)) -> nn.Module:
-    """Fully connected layers with ReLU between them; ``hidden`` are the widths in between.
+    """Fully connected layers with ReLU between them; ``hidden`` are the widths of the hidden layers.
 
     >>> sum(p.numel() for p in mlp((1, 8, 8), 10, hidden=[32]).parameters())
     2410
@@ -62,21 +62,21 @@ INPUTS: dict[str, tuple[Shape, int]] = {
     "lstm-sent140": ((25,), 2),
     "lstm-shakespeare": ((80,), 80),
 }
-"""The shape of one example and the number of classes of the data that each model was published with."""
+"""Example shape and number of classes of the data that each model was published with."""
 TIMM = "timm:"
 OTHERS = ("my_module:make", "timm:NAME")
-"""How a user's own model is named, and a network of timm."""
+"""Names of a user's own model and of a timm network."""
 
 
 def make_model(
     spec: Model, input_shape: Shape, classes: int, seed: int, search_path: Sequence[Path] = ()
 ) -> nn.Module:
-    """The model that the experiment's ``[model]`` names, its first weights drawn by ``seed``.
+    """Create the model named in ``[model]``, with initial weights drawn by ``seed``.
 
     ``classes`` is the data's `Dataset.outputs`. ``"my_module:make"`` is called as ``make(input_shape=…,
     classes=…, **args)`` and returns a `torch.nn.Module`; ``"timm:resnet18"`` is timm's. torch's global random
-    stream is left as it was. Raises `ConfigError` for an unknown model or argument, or if a user's function
-    cannot be found, fails or returns something else.
+    stream is unchanged. Raises `ConfigError` for an unknown model or argument, or if the user's function
+    is missing, fails or returns anything else.
 
     >>> first = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
     >>> again = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
@@ -85,7 +85,7 @@ def make_model(
     """
     arguments = {"input_shape": tuple(input_shape), "classes": classes, **spec.args}
     if len(arguments) != len(spec.args) + 2:
-        raise ConfigError("model.args must not name input_shape or classes: they follow from the data")
+        raise ConfigError("model.args must not include input_shape or classes: they follow from the data")
     factory: Callable[..., nn.Module]
     if spec.name.startswith(TIMM):
         factory = partial(timm_network, spec.name.removeprefix(TIMM))
@@ -109,10 +109,10 @@ def make_model(
 
 
 def model_to_trace(name: str, input_shape: Shape | None = None) -> tuple[nn.Module, Shape]:
-    """The model of that name and the shape of its examples, by default that of its usual data.
+    """Create the model with that name; return it and its example shape, by default that of its usual data.
 
-    A network of timm has tensors on torch's meta device, which take no memory. Raises `ConfigError` as
-    `make_model` does, and for a model of one's own without a shape.
+    A timm network has tensors on torch's meta device, which use no memory. Raises `ConfigError` like
+    `make_model`, and for a user's own model without a shape.
 
     >>> model_to_trace("cnn-femnist")[1]
     (1, 28, 28)
@@ -122,6 +122,6 @@ def model_to_trace(name: str, input_shape: Shape | None = None) -> tuple[nn.Modu
         shape, classes = timm_input(name.removeprefix(TIMM)), 1000
     shape = input_shape or shape
     if shape is None and ":" in name:
-        raise ConfigError(f"{name}: say what it takes, such as --input 3,32,32")
+        raise ConfigError(f"{name}: needs its input shape, such as --input 3,32,32")
     with torch.device("meta" if name.startswith(TIMM) else "cpu"):
         return make_model(Model(name=name), shape or (), classes, seed=0), shape or ()

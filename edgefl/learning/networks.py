@@ -1,4 +1,4 @@
-"""The papers' networks: of images (batch, channels, height, width), or of int64 tokens (batch, length)."""
+"""The papers' networks, for images (batch, channels, height, width) or int64 tokens (batch, length)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Shape = tuple[int, ...]
 
 
 def cnn_fedbuff(input_shape: Shape, classes: int, *, width: int = 32, dropout: float = 0.1) -> nn.Module:
-    """FedBuff's four-layer CNN for CIFAR-10 and CelebA (Nguyen et al. 2022, B.1), LEAF's with GroupNorm.
+    """FedBuff's four-layer CNN for CIFAR-10 and CelebA (Nguyen et al. 2022, B.1): LEAF's with GroupNorm.
 
-    Four times: 3×3 convolution of ``width`` channels (stride 1, padding 2), GroupNorm with a group a channel,
-    ReLU, 2×2 max pool; then dropout and one linear layer. Width, kernel and groups are not in the paper's
-    text but in its simulator, FLSim, which however uses one GroupNorm for all four layers; here each has its
+    Four times: 3×3 convolution of ``width`` channels (stride 1, padding 2), GroupNorm with one channel per
+    group, ReLU, 2×2 max pool; then dropout and one linear layer. Width, kernel and groups are not in the
+    paper but in its simulator, FLSim, which shares one GroupNorm among the four layers; here each has its
     own. 31,786 parameters for 32×32×3 and ten classes.
 
     >>> sum(p.numel() for p in cnn_fedbuff((3, 32, 32), 10).parameters())
@@ -39,10 +39,10 @@ def cnn_defedavg(
 ) -> nn.Module:
     """DeFedAvg's CNN (Wang et al. 2024, §4.1.1): two 5×5 convolutions, each with a 2×2 max pool, two linear.
 
-    The convolutions are unpadded: that alone gives the paper's latent width of 1,600 on 32×32×3 images, and
-    1,024 on 28×28×1. 582,026 parameters on the latter are 2.33 MB = 2.22 MiB (the paper says 2.2 MB), and
-    878,538 on the former 3.51 MB = 3.35 MiB (the paper: 3.53 MB). The paper's cost of a step, 17.0 and 31.4
-    MFLOP, is four operations a multiply-add for one example (4.27 and 7.83 million), not for a batch of ten.
+    The convolutions are unpadded: only that gives the paper's latent width of 1,600 on 32×32×3 images, and
+    1,024 on 28×28×1. 582,026 parameters on the latter are 2.33 MB = 2.22 MiB (paper: 2.2 MB), and 878,538 on
+    the former 3.51 MB = 3.35 MiB (paper: 3.53 MB). The paper's cost of a step, 17.0 and 31.4 MFLOP, is four
+    operations per multiply-add for one example (4.27 and 7.83 million), not for a batch of ten.
 
     >>> [sum(p.numel() for p in cnn_defedavg(s, 10).parameters()) for s in ((1, 28, 28), (3, 32, 32))]
     [582026, 878538]
@@ -57,11 +57,11 @@ def cnn_defedavg(
 
 
 def cnn_celeba(input_shape: Shape, classes: int, *, width: int = 32) -> nn.Module:
-    """LEAF's CNN for CelebA (Caldas et al. 2018), with GroupNorm for its BatchNorm as in FedBuff.
+    """LEAF's CNN for CelebA (Caldas et al. 2018), with GroupNorm instead of BatchNorm as in FedBuff.
 
-    Four times: 3×3 convolution of ``width`` channels (same padding), GroupNorm with a group a channel, 2×2
-    max pool that keeps an odd last row, ReLU; then one linear layer. 31,202 parameters for 84×84×3 and two
-    classes.
+    Four times: 3×3 convolution of ``width`` channels (same padding), GroupNorm with one channel per group,
+    2×2 max pool that keeps an odd last row, ReLU; then one linear layer. 31,202 parameters for 84×84×3 and
+    two classes.
 
     >>> sum(p.numel() for p in cnn_celeba((3, 84, 84), 2).parameters())
     31202
@@ -108,13 +108,13 @@ def cnn_groupnorm(
     hidden: int = 128,
     stages: int = 2,
 ) -> nn.Module:
-    """The CNNs of FedStaleWeight's experiments (Ma 2024, §6.2), as its published bench has them.
+    """The CNNs of FedStaleWeight's experiments (Ma 2024, §6.2), as in its published benchmark.
 
-    A stage is two 3×3 convolutions (same padding), each followed by ReLU and GroupNorm with four channels a
+    A stage is two 3×3 convolutions (same padding), each followed by ReLU and GroupNorm with four channels per
     group, then a 2×2 max pool and channel dropout (0.3 in the first stage, 0.5 in others); its convolutions
-    have 32 channels, then 64, then 128. Then a linear layer to 128 with ReLU, GroupNorm (32 groups) and
-    dropout 0.5, and one to the classes. Two stages are the bench's for FashionMNIST, 468,458 parameters on
-    28×28×1 images; three, six convolutions, that for CIFAR-10: 551,722 on 32×32×3.
+    have 32, 64 or 128 channels in stage 1, 2 or 3. Then a linear layer to 128 with ReLU, GroupNorm (32
+    groups) and dropout 0.5, and one to the classes. The benchmark uses two stages for FashionMNIST (468,458
+    parameters on 28×28×1 images) and three for CIFAR-10 (551,722 on 32×32×3).
 
     >>> sum(p.numel() for p in cnn_groupnorm((1, 28, 28), 10).parameters())
     468458
@@ -143,14 +143,14 @@ def cnn_groupnorm(
 
 
 def _image(input_shape: Shape) -> int:
-    """The channels of an image."""
+    """Return the number of channels of an image."""
     if len(input_shape) != 3:
         raise ConfigError(f"model: a CNN needs images of shape (channels, height, width) (got {input_shape})")
     return input_shape[0]
 
 
 def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], times: int) -> int:
-    """Numbers that remain of an image after ``shrink`` took its height and width so many times."""
+    """Return the size of the feature map after ``shrink`` was applied ``times`` times to height and width."""
     _image(input_shape)
     sides = input_shape[1:]
     for _ in range(times):
@@ -161,7 +161,7 @@ def _latent(input_shape: Shape, channels: int, shrink: Callable[[int], int], tim
 
 
 class _LastOutput(nn.Module):
-    """Embedding and stacked LSTM; gives the last layer's output after the last token."""
+    """Embedding and stacked LSTM; returns the last layer's output after the last token."""
 
     def __init__(self, tokens: int, embedding: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -183,11 +183,11 @@ def lstm_sent140(
     linear: int = 128,
     dropout: float = 0.1,
 ) -> nn.Module:
-    """FedBuff's classifier of tweets (Nguyen et al. 2022, B.1), LEAF's with more words and dropout.
+    """FedBuff's tweet classifier (Nguyen et al. 2022, B.1): LEAF's with more words and dropout.
 
-    An embedding of 10,000 words (and two more numbers, for padding and for all others) in 300 dimensions,
-    two LSTM layers of 100, dropout 0.1 between and after them, linear layers to 128 and to the classes. The
-    paper's embedding is GloVe's and fixed; here it is learned with the rest, since no vectors come with the
+    An embedding of 10,000 words (and two more tokens, for padding and unknown words) in 300 dimensions, two
+    LSTM layers of 100, dropout 0.1 between and after them, linear layers to 128 and to the classes. The
+    paper's embedding is GloVe's and fixed; here it is trained, since no vectors are distributed with the
     data.
 
     >>> sum(p.numel() for p in lstm_sent140((25,), 2).parameters())

@@ -1,7 +1,7 @@
-"""A set of numbers to predict a number from: scikit-learn's diabetes (442 patients, without a download).
+"""A regression data set: scikit-learn's diabetes (442 patients, without a download).
 
-Ten measurements of each (age, sex, body mass index, blood pressure, six of blood serum), and how far the
-disease went in a year: Efron et al. 2004, "Least Angle Regression".
+Ten measurements per patient (age, sex, body mass index, blood pressure, six of blood serum); the target is
+the progression of the disease after one year (Efron et al. 2004, "Least Angle Regression").
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from edgefl.seeds import stream
 
 
 def load_diabetes(test_fraction: float, seed: int) -> Dataset:
-    """The patients, ``test_fraction`` of them, drawn by ``seed``, held out for the test.
+    """Load the patients; ``test_fraction`` of them, drawn by ``seed``, are test examples.
 
-    Each column, the target's too, is scaled to mean 0 and deviation 1 over the training part.
+    Every column, including the target, is scaled to mean 0 and deviation 1 over the training part.
 
     >>> data = load_diabetes(0.2, seed=0)
     >>> data.train_x.shape, data.train_y.shape, len(data.test_y), data.classes
     ((354, 10), (354, 1), 88, None)
     """
     files = ("diabetes_data_raw.csv.gz", "diabetes_target.csv.gz")
-    table = carried("diabetes", *files, scaled=False)
+    table = read_bundled_table("diabetes", *files, scaled=False)
     table = table[stream(seed, "test-split").permutation(len(table))]
     tests = min(max(1, round(test_fraction * len(table))), len(table) - 1)
     known = table[tests:]
@@ -38,15 +38,15 @@ def load_diabetes(test_fraction: float, seed: int) -> Dataset:
     return Dataset.of("diabetes", parts, classes=None)
 
 
-def carried(name: str, *files: str, **options: Any) -> NDArray[np.float64]:
-    """A table that scikit-learn carries in files beside each other, the targets in the last column.
+def read_bundled_table(name: str, *files: str, **options: Any) -> NDArray[np.float64]:
+    """Read a table bundled with scikit-learn from its files; the targets are the last column.
 
-    ``options`` are those of scikit-learn's own function, which is asked where the files are not found.
+    If the files are not found, scikit-learn's own function is called with ``options``.
     """
     # Importing scikit-learn would take a second, tens of megabytes and OpenMP into every forked client.
     spec = importlib.util.find_spec("sklearn")
     if spec is None:
-        raise ConfigError(f"data.name {name!r} needs scikit-learn, which carries it (got no scikit-learn)")
+        raise ConfigError(f"data.name {name!r} needs scikit-learn, which is not installed")
     for folder in spec.submodule_search_locations or []:
         paths = [Path(folder) / "datasets" / "data" / file for file in files]
         if all(path.is_file() for path in paths):

@@ -1,4 +1,4 @@
-"""The work of a step of training or inference, as data: amounts of each class of operation."""
+"""The work of a training or inference step, as data: amounts by class of operation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work of one step by class of operation: floating-point operations, a multiply-add being two, and bytes.
+    """Work of one step by class of operation: floating-point operations (a multiply-add is two) and bytes.
 
     Bytes are those of the tensors that an operation reads and writes. A view moves none.
 
@@ -17,32 +17,32 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     conv_flop: float = 0.0
-    """Convolutions of larger kernels, also in groups."""
+    """Convolutions with kernels above 1 × 1, including grouped ones."""
     thin_flop: float = 0.0
-    """The same of up to four input channels: a network's first one, which fills no vector registers."""
+    """The same with up to four input channels, such as a network's first: too few for vector registers."""
     pointwise_flop: float = 0.0
-    """Convolutions of 1 × 1."""
+    """1 × 1 convolutions."""
     depthwise_flop: float = 0.0
-    """Forward pass of convolutions whose groups have up to four input channels."""
+    """Forward pass of convolutions with groups of up to four input channels."""
     depthwise_backward_flop: float = 0.0
     matmul_flop: float = 0.0
-    """Matrix products and attention, and what a module declares."""
+    """Matrix products, attention, and work that a module declares."""
     recurrent_flop: float = 0.0
-    """Matrix products of recurrent cells."""
+    """Matrix products in recurrent cells."""
     depthwise_planes: float = 0.0
-    """Groups of depthwise convolutions times images, once forward and once a gradient."""
+    """Groups of depthwise convolutions × images, once for the forward pass and once per gradient."""
     conv_bytes: float = 0.0
-    """Moved by convolutions, as in the fields below by the operations that these name."""
+    """Bytes moved by convolutions; the fields below likewise for other operations."""
     matmul_bytes: float = 0.0
     norm_bytes: float = 0.0
     pool_bytes: float = 0.0
     elementwise_bytes: float = 0.0
-    """All operations that belong nowhere else."""
+    """Bytes moved by all other operations."""
     copy_bytes: float = 0.0
     calls: float = 0.0
-    """Operations, whatever they do."""
+    """Number of operations of any class."""
     parameters: float = 0.0
-    """Numbers that the step updates."""
+    """Number of parameters that the step updates."""
 
     @property
     def flop(self) -> float:
@@ -58,7 +58,7 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return StepWork(**{name: value + getattr(other, name) for name, value in self._items()})
 
     def scaled(self, factor: float) -> StepWork:
-        """The work of so many such steps."""
+        """Return the work of ``factor`` such steps."""
         return StepWork(**{name: value * factor for name, value in self._items()})
 
     def _items(self) -> Iterator[tuple[str, float]]:
@@ -75,10 +75,10 @@ class BatchWork(msgspec.Struct, frozen=True, kw_only=True):
     fixed: StepWork
     per_example: StepWork
     live: tuple[tuple[float, float], ...] = ()
-    """Bytes, and bytes per example, of lines whose maximum is `live_bytes`; empty without a trace."""
+    """Pairs (bytes, bytes per example) of lines whose maximum is `live_bytes`; empty without a trace."""
 
     def live_bytes(self, batch: float) -> float:
-        """Peak of the bytes of batch, activations and temporaries that are live at once in a step.
+        """Peak of live bytes in a step: batch, activations and temporaries.
 
         >>> BatchWork(fixed=StepWork(), per_example=StepWork(), live=((40.0, 0.0), (8.0, 1.0))).live_bytes(50)
         58.0
@@ -86,5 +86,5 @@ class BatchWork(msgspec.Struct, frozen=True, kw_only=True):
         return max((fixed + per_example * batch for fixed, per_example in self.live), default=0.0)
 
     def at(self, batch: float) -> StepWork:
-        """The work of a step on so many examples."""
+        """Return the work of a step on ``batch`` examples."""
         return self.fixed + self.per_example.scaled(batch)

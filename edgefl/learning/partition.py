@@ -1,26 +1,26 @@
-"""The split of training examples among clients.
+"""Partition of the training examples among clients.
 
 `iid`        an even random split.
 `dirichlet`  as Hsu et al. 2019 and FedBuff: every client holds the same number of examples (± 1), with class
              shares drawn from Dirichlet(α · p), p the classes' shares in the data. Examples are drawn without
-             replacement; when a class runs out, the client's other classes fill its place in proportion.
-`shards`     every client holds ``classes_per_client`` different classes, every class is held by equally many
-             clients (± 1) and split evenly among them, as DeFedAvg's two classes a client.
+             replacement; when a class is used up, the client's other classes replace it in proportion.
+`shards`     every client holds ``classes_per_client`` different classes; every class is held by equally many
+             clients (± 1) and split evenly among them, as in DeFedAvg with two classes per client.
 `by-device`  the clients of a profile named in ``labels`` hold exactly those labels; each label is split
              evenly, at random, among all clients that hold it. Profiles not named share the labels that no
-             profile names, or all labels if each one is named. FedStaleWeight's experiment (§6.2) is this.
+             profile names, or all labels if each one is named. Used in FedStaleWeight's experiment (§6.2).
 
-`natural`    each client holds the examples of one user of the data set, users drawn at random where there are
-             more of them than clients. LEAF's data sets have users.
+`natural`    each client holds the examples of one user of the data set; users are drawn at random if there
+             are more users than clients. LEAF's data sets have users.
 
-`my_module:split`  a function of the user's, called as ``split(labels=…, profiles=…, rng=…)``:
-             it returns an array of row numbers for each client's profile, drawn from the generator ``rng``.
-             Clients may hold the same rows: so a fleet may be larger than the data set.
+`my_module:split`  the user's function, called as ``split(labels=…, profiles=…, rng=…)``. It returns an array
+             of row numbers for each client in ``profiles``, drawn with the generator ``rng``. Clients may
+             share rows, so that a fleet may be larger than the data set.
 
-Every client gets at least one example and, but by a function of the user's, no example is held twice. All
-are handed out, except those of users that are no client, and of a label that no client may hold: with
-``shards`` and fewer places than classes, and with ``by-device`` where every profile is named and a label is
-not.
+Every client gets at least one example and, except with a user's function, no example is held twice. All
+examples are assigned, except those of users without a client, and of labels that no client may hold: with
+``shards`` if there are fewer places than classes, and with ``by-device`` if every profile is named and a
+label is not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Rows = NDArray[np.int64]
 
 
 class Parts(LazySequence[Rows]):
-    """Numbers by client, int64, all in one array: those of client i are the next ``sizes[i]`` of ``rows``.
+    """Row numbers by client in one int64 array: client i has the next ``sizes[i]`` of ``rows``.
 
     >>> parts = Parts(np.array([7, 4, 2]), np.array([2, 1])).ascending()
     >>> parts[0], parts.sizes, parts.owners
@@ -56,13 +56,13 @@ class Parts(LazySequence[Rows]):
 
     @classmethod
     def of(cls, parts: Sequence[NDArray[Any]]) -> Parts:
-        """The same of an array of whole numbers a client."""
+        """Create parts from one array of whole numbers per client."""
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
         return cls(np.concatenate(parts, dtype=np.int64, casting="unsafe"), sizes)
 
     @classmethod
     def evenly(cls, rows: Rows, clients: int) -> Parts:
-        """``rows`` in parts that follow each other, the first ones larger by one where they must be."""
+        """Split ``rows`` into consecutive parts of equal size; the first ones get the remainder."""
         each, more = divmod(len(rows), clients)
         sizes = np.full(clients, each)
         sizes[:more] += 1
@@ -70,11 +70,11 @@ class Parts(LazySequence[Rows]):
 
     @property
     def owners(self) -> Rows:
-        """The client of each of ``rows``."""
+        """Client of each of ``rows``."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def ascending(self) -> Parts:
-        """The same, each client's in order."""
+        """Return the parts with each client's rows sorted."""
         first = self.owners * (int(self.rows.max(initial=0)) + 1)
         return Parts(np.sort(first + self.rows) - first, self.sizes)
 
@@ -94,10 +94,10 @@ def partition(
     owners: Rows | None = None,
     search_path: Sequence[Path] = (),
 ) -> Parts:
-    """Row numbers of each client's examples, ascending: an int64 array for each of ``profiles``.
+    """Assign row numbers to clients: a sorted int64 array for each of ``profiles``.
 
     ``targets`` are the training examples', ``owners`` their users, for ``natural``. Raises `ConfigError` if
-    the split asked for cannot be made, as by classes where targets are none.
+    the requested split is impossible, such as a split by classes of targets that are not classes.
 
     >>> held = partition(Data(), np.arange(10) % 2, ["pi-4"] * 3, classes=2, seed=0)
     >>> [len(rows) for rows in held], sorted(np.concatenate(held).tolist()) == list(range(10))
@@ -122,7 +122,7 @@ def partition(
         case by_classes:
             if classes is None or targets.ndim > 1:
                 raise ConfigError(
-                    f"data.partition: {by_classes!r} needs a class an example, these targets are "
+                    f"data.partition: {by_classes!r} needs one class per example, these targets are "
                     f"{targets.dtype} of shape {targets.shape[1:]}; use iid or natural"
                 )
             parts = _by_classes(spec, targets, profiles, classes, rng)
@@ -130,9 +130,9 @@ def partition(
 
 
 def hold_out(parts: Sequence[Rows], fraction: float, seed: int) -> tuple[Parts, Parts]:
-    """Each client's rows to train on, and those to be tested on: at least one each where it has two.
+    """Split each client's rows into training and test rows; at least one of each if it has two.
 
-    Which ones they are follows from the seed and the client. Rows stay ascending.
+    The choice depends only on the seed and the client's number. Rows stay sorted.
 
     >>> train, test = hold_out([np.arange(10), np.array([7])], 0.3, seed=0)
     >>> [len(rows) for rows in (*train, *test)], sorted([*train[0], *test[0]]) == list(range(10))
@@ -168,7 +168,7 @@ def _own(
     rng: np.random.Generator,
     search_path: Sequence[Path],
 ) -> Parts:
-    """The split that a user's function makes, checked."""
+    """Call the user's split function and check the result."""
     split = load_attribute(name, "data.partition", search_path)
     arguments = {"labels": targets, "profiles": list(profiles), "rng": rng}
     try:
@@ -177,7 +177,7 @@ def _own(
         parts = []
     if len(parts) != len(profiles):
         raise ConfigError(
-            f"data.partition: {name!r} must return an array of rows for each of {len(profiles)} clients "
+            f"data.partition: {name!r} must return one array of rows for each of {len(profiles)} clients "
             f"(got {len(parts)})"
         )
     right = [part.ndim == 1 and part.size > 0 and part.dtype.kind in "iu" for part in parts]
@@ -192,7 +192,7 @@ def _own(
     for client in wrong:
         rows = parts[client]
         raise ConfigError(
-            f"data.partition: {name!r}: client {client} needs different whole numbers in "
+            f"data.partition: {name!r}: client {client} needs distinct whole numbers in "
             f"[0, {len(targets)}), at least one (got {rows.dtype} of shape {rows.shape})"
         )
     return found
@@ -204,7 +204,7 @@ def _natural(owners: Rows | None, clients: int, rng: np.random.Generator) -> lis
     users = np.unique(owners)
     if clients > len(users):
         raise ConfigError(
-            f"data.partition 'natural': {clients} clients need a user each (the data have {len(users)})"
+            f"data.partition 'natural': {clients} clients need one user each (the data have {len(users)})"
         )
     order = np.argsort(owners, kind="stable")
     starts = np.searchsorted(owners[order], users)
@@ -222,7 +222,7 @@ def _dirichlet(
     quotas = np.full(clients, len(labels) // clients)
     quotas[rng.permutation(clients)[: len(labels) % clients]] += 1
     parts: list[Rows] = [np.empty(0, np.int64)] * clients
-    # Whoever comes last gets what the pools still hold, so the order must not follow the device profiles.
+    # The last client gets what the pools still hold, so the order must not follow the device profiles.
     for client in rng.permutation(clients):
         shares = np.zeros(classes)
         shares[present] = rng.dirichlet(prior)
@@ -235,7 +235,7 @@ def _dirichlet(
 
 
 def _draw(shares: NDArray[np.float64], left: Rows, quota: int, rng: np.random.Generator) -> Rows:
-    """Draws a client's examples of each class: ``quota`` in all, by ``shares``, never above ``left``."""
+    """Draw a client's number of examples per class: ``quota`` in all, by ``shares``, at most ``left``."""
     counts = np.zeros_like(left)
     while (need := quota - int(counts.sum())) > 0:
         free = left - counts
@@ -254,7 +254,7 @@ def _shards(per_client: int, labels: Rows, clients: int, rng: np.random.Generato
     places[rng.permutation(len(present))[: clients * per_client % len(present)]] += 1
     holders: dict[int, list[int]] = {int(label): [] for label in present}
     for client in rng.permutation(clients):
-        # Taking the classes with the most places left always leaves a valid choice for those who follow.
+        # Taking the classes with the most places left always leaves a valid choice for later clients.
         order = np.lexsort((rng.random(len(present)), -places))[:per_client]
         places[order] -= 1
         for index in order:
@@ -263,7 +263,7 @@ def _shards(per_client: int, labels: Rows, clients: int, rng: np.random.Generato
 
 
 def _holders(named: dict[str, list[int]], profiles: Sequence[str], classes: int) -> dict[int, list[int]]:
-    """The clients that may hold each label."""
+    """Return the clients that may hold each label."""
     for profile, wanted in named.items():
         if (top := max(wanted)) >= classes:
             raise ConfigError(f"data.labels: {profile!r}: labels must be in [0, {classes}) (got {top})")
@@ -279,7 +279,7 @@ def _holders(named: dict[str, list[int]], profiles: Sequence[str], classes: int)
 def _split_labels(
     labels: Rows, holders: dict[int, list[int]], clients: int, rng: np.random.Generator
 ) -> list[Rows]:
-    """Split each label's examples evenly among its holders, the odd ones to holders drawn at random."""
+    """Split each label's examples evenly among its holders; the remainder is assigned at random."""
     parts: list[list[Rows]] = [[] for _ in range(clients)]
     for label, clients_of in sorted(holders.items()):
         rows = rng.permutation(np.flatnonzero(labels == label))

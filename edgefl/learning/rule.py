@@ -1,4 +1,4 @@
-"""A client's training as data: the steps of a trip and the sizes of their batches. Without torch."""
+"""A client's training as data: the number of steps of a trip and their batch sizes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgefl.strategies.base import NO_TERMS, LocalTerms
 
 
 class Work(NamedTuple):
-    """Work of one trip: its steps, and their examples in all (one counted each time it is used)."""
+    """Work of one trip: its steps, and their examples (an example counts each time it is used)."""
 
     steps: int
     examples: int
@@ -34,23 +34,23 @@ class LocalRule:
     weight_decay: float = 0.0
     lr_normalization: bool = False
     terms: LocalTerms = NO_TERMS
-    """The strategy's own terms of the gradient."""
+    """The strategy's additional terms of the gradient."""
 
     @classmethod
     def of(cls, training: Training, terms: LocalTerms = NO_TERMS) -> LocalRule:
-        """The rule that the experiment's ``[training]`` asks for, with the strategy's terms."""
+        """Create the rule from the experiment's ``[training]`` and the strategy's terms."""
         own = {item.name: getattr(training, item.name) for item in fields(cls) if item.name != "terms"}
         return cls(**own, terms=terms)
 
     @property
     def state_vectors(self) -> int:
-        """Vectors like the weights that SGD keeps: momentum, FedProx's start and difference, terms."""
+        """Number of weight-sized vectors that SGD keeps: momentum, FedProx's start and difference, terms."""
         return (self.momentum > 0) + 2 * (self.terms.prox_mu > 0) + bool(self.terms.vectors)
 
     def batches(self, examples: int, steps: int | None = None) -> Iterator[int]:
-        """The size of each step's batch for a client with so many examples; an epoch's last may be short.
+        """Yield each step's batch size for a client with this number of examples.
 
-        ``steps`` makes it so many, in place of the rule's.
+        The last batch of an epoch may be short. ``steps`` overrides the rule's number of steps.
         """
         epoch = math.ceil(examples / self.batch_size)
         if steps is None:
@@ -59,6 +59,6 @@ class LocalRule:
             yield min(self.batch_size, examples - step % epoch * self.batch_size)
 
     def work(self, examples: int) -> Work:
-        """The work of one trip of a client with so many examples, known before it is done."""
+        """Return the work of one trip of a client with this number of examples."""
         sizes = list(self.batches(examples))
         return Work(len(sizes), sum(sizes))

@@ -1,4 +1,4 @@
-"""Networks of timm by name, their weights random: timm knows some thousand architectures of images."""
+"""timm's networks by name, with random weights; timm has about a thousand image architectures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Shape = tuple[int, ...]
 
 
 def timm_network(name: str, input_shape: Shape, classes: int, **args: Any) -> nn.Module:
-    """The network that timm calls ``name``, for images of that shape; ``args`` are timm's own.
+    """Create the network that timm calls ``name`` for images of that shape; ``args`` are passed to timm.
 
-    Raises `ConfigError` if timm is not installed, has no such network, or the network takes no such images.
+    Raises `ConfigError` if timm is not installed, has no such network, or the network rejects such images.
     """
     own = timm_input(name)
     arguments: dict[str, Any] = {"in_chans": input_shape[0], "num_classes": classes, **args}
@@ -32,7 +32,7 @@ def timm_network(name: str, input_shape: Shape, classes: int, **args: Any) -> nn
 
 
 def timm_input(name: str) -> Shape:
-    """The shape of the images that the network was made for: channels, height, width."""
+    """Return the image shape that the network was made for: channels, height, width."""
     timm = _timm()
     if not timm.is_model(name):
         raise ConfigError(
@@ -51,9 +51,9 @@ def _timm() -> Any:
 
 
 def _imported() -> Any:
-    """timm; where torchvision's compiled operators are of another build, their names are declared to torch.
+    """Import timm. If torchvision's compiled operators belong to another build, declare their names to torch.
 
-    torchvision is one of timm's needs and refuses to be imported without them. No network here computes one.
+    timm imports torchvision, which fails without these operators. No network here uses them.
     """
     try:
         import timm
@@ -70,4 +70,4 @@ def _imported() -> Any:
 
 
 _KEPT: list[Any] = []
-"""With the library its declarations would go."""
+"""Keeps the declarations alive: they are removed with the library object."""

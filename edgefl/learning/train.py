@@ -2,9 +2,9 @@
 
     y_0 = w_k;   y_{q+1} = y_q − η_ℓ · v_q,   v_q = m · v_{q−1} + g(y_q) + λ y_q + μ (y_q − w_k)
 
-with momentum m, weight decay λ and FedProx's μ (Li et al. 2020); g(y) may have terms of vectors that the
-client keeps (`edgefl.strategies.base.LocalTerms`). With LR normalisation a step on a short
-batch of n < B examples uses η_ℓ · n / B (FedBuff, Nguyen et al. 2022, §5 and C.6).
+with momentum m, weight decay λ and FedProx's μ (Li et al. 2020); g(y) may include vectors that the client
+keeps (`edgefl.strategies.base.LocalTerms`). With LR normalisation a step on a short batch of n < B examples
+uses η_ℓ · n / B (FedBuff, Nguyen et al. 2022, §5 and C.6).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class TrainResult(NamedTuple):
     examples: int
     loss: float
     metrics: Mapping[str, float] = {}
-    """Figures of the user's own."""
+    """Metrics logged by the user's function."""
     counted: int | None = None
-    """The examples that the update is weighed by, where they are not all that the client holds."""
+    """Number of examples by which the update is weighted, if not all that the client holds."""
 
 
 class Trainer:
-    """Trains ``flat`` in place by SGD; one may serve any number of clients, one after another.
+    """Trains ``flat`` in place by SGD; one trainer can serve any number of clients in sequence.
 
     >>> from torch import nn
     >>> flat = FlatModel(nn.Linear(2, 3))
@@ -70,15 +70,15 @@ class Trainer:
         steps: int | None = None,
         given: TripInputs | None = None,
     ) -> TrainResult:
-        """One trip from the model's present state on the examples ``rows`` of ``x`` and ``y`` (all if None).
+        """Run one trip from the model's present state on rows ``rows`` (default: all) of ``x`` and ``y``.
 
-        Batches follow a fresh order of the rows each epoch. ``steps`` makes it so many, in place of the
-        rule's. ``done(n)`` is called after each step with the number of its examples; what it raises
-        ends the training. The same ``rng`` gives the same bits, dropout included.
+        Each epoch uses a new order of the rows. ``steps`` overrides the rule's number of steps. ``done(n)``
+        is called after each step with its number of examples; an exception from it ends the training. The
+        same ``rng`` gives the same bits, dropout included.
         """
         own = np.arange(len(y), dtype=np.int64) if rows is None else rows
         if len(own) == 0:
-            raise ValueError("rows must name at least one example (got none)")
+            raise ValueError("rows must contain at least one example (got none)")
         flat, arithmetic, device = self._flat, self._arithmetic, self._flat.vector.device
         flat.prepare()
         flat.module.train()
@@ -113,7 +113,7 @@ class Trainer:
         return TrainResult(made, examples, total / examples if made else math.nan)
 
     def _stepper(self, rule: LocalRule, terms: _VectorTerms | None) -> Callable[[float], None]:
-        """The update of the weights for this rule: only the terms that it has."""
+        """Return the weight update of this rule, with only the terms it needs."""
         weights, grad, mu = self._flat.weights, self._flat.grad, rule.terms.prox_mu
         start = self._vector("start").copy_(weights) if mu else None
         scratch = self._vector("scratch") if mu else None
@@ -133,7 +133,7 @@ class Trainer:
         return step
 
     def _vector(self, name: str) -> Tensor:
-        """A vector like the weights, kept from trip to trip."""
+        """Return a weight-sized vector that is reused from trip to trip."""
         weights, kept = self._flat.weights, self._vectors.get(name)
         if kept is None or kept.device != weights.device:
             kept = self._vectors[name] = torch.empty_like(weights)
@@ -141,10 +141,10 @@ class Trainer:
 
 
 class _VectorTerms:
-    """The terms of a gradient that are a trip's vectors, and what becomes of these at its end."""
+    """Gradient terms that come from a trip's vectors, and the change of these vectors at its end."""
 
     def __init__(self, flat: FlatModel, terms: LocalTerms, given: TripInputs | None) -> None:
-        assert given is not None, "a trip with vectors is given them"
+        assert given is not None, "a trip with vector terms needs their vectors"
         self._flat, self._terms, self._given = flat, terms, given
         self._rates = 0.0
         part = slice(flat.trainable)
@@ -162,7 +162,7 @@ class _VectorTerms:
         self._rates += rate
 
     def finish(self) -> None:
-        """Write what the client keeps and sends, after its last step."""
+        """Write the vectors that the client keeps and sends, after its last step."""
         part, given, terms = slice(self._flat.trainable), self._given, self._terms
         moved = self._flat.weights.cpu().numpy() - given.start[part]
         if terms.control is not None:

@@ -1,13 +1,13 @@
-"""The work of a training step by class of operation, counted and not guessed.
+"""Count the work of a training step by class of operation.
 
-What a device takes for a step depends on what the step does, not on the number of its floating-point
-operations alone: a depthwise convolution reaches a hundredth of the rate of a dense one, and elementwise
-work takes the time that its bytes take to move.
+A device's time for a step depends on the kinds of operations, not only on the number of floating-point
+operations: a depthwise convolution reaches a hundredth of the rate of a dense one, and the time of
+elementwise operations is that of moving their bytes.
 
-step_work(module, …)     the work of one step on a batch of that size
-batch_work(module, …)    the same for any batch: a fixed part, and one for each example
-traced_work(train, …)    the same of training that is watched: a user's own function
-WorkMeter                counts what any code has torch do
+step_work(module, …)     work of one step on a batch of a given size
+batch_work(module, …)    work for any batch size: a fixed part and a part per example
+traced_work(train, …)    the same for a training function of the user's, which is traced
+WorkMeter                counts the torch operations of any code
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from edgefl.learning.live import LiveTensors, live_lines
 from edgefl.learning.operations import BatchWork, StepWork
 
 BATCHES = (2, 4)
-"""Batch sizes that `batch_work` counts at: batch normalisation refuses one of 1."""
+"""Batch sizes at which `batch_work` counts; batch normalisation does not accept 1."""
 FEW_CHANNELS = 4
-"""Input channels a group up to which a grouped convolution is a depthwise one, and any other a thin one."""
+"""Maximum input channels per group of a depthwise (grouped) or thin (ungrouped) convolution."""
 FREE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
-"""Layers whose weights may be a matrix and cost no product."""
+"""Layers whose weights may be a matrix without a matrix product."""
 
 __all__ = [
     "BatchWork",
@@ -67,18 +67,18 @@ def step_work(
     trained: Collection[nn.Parameter] | None = None,
     meta: bool = True,
 ) -> StepWork:
-    """The work of one training step (forward, backward, update) on a batch, or of inference.
+    """Count the work of one training step (forward, backward, update) on a batch, or of inference.
 
-    ``input_shape`` is one example's, ``dtype`` its type. ``loss`` makes a scalar of the outputs; by default
-    it is the cross entropy of logits. ``trained`` are the parameters that the step updates, by default all
-    that require a gradient. Neither the module nor torch's random stream is touched. The step runs on torch's
-    meta device, which computes nothing but takes 80 MiB and seconds of imports; without ``meta``, or where a
-    module cannot run there, it is done on zeros. Recurrent layers always run there: a processor multiplies
-    all their inputs at once, which would be other calls and bytes.
+    ``input_shape`` and ``dtype`` are those of one example. ``loss`` maps outputs to a scalar; the default is
+    the cross entropy of logits. ``trained`` are the parameters that the step updates; default: all that
+    require a gradient. The module and torch's random stream are not changed. The step runs on torch's meta
+    device, which computes nothing but takes 80 MiB and seconds of imports; without ``meta``, or if a module
+    cannot run there, it runs on zeros. Recurrent layers always run on meta: a CPU multiplies all their
+    inputs at once, with other calls and bytes.
 
-    A module with an attribute ``flops_per_example`` (forward and backward) is believed instead; such a layer
-    adds its own to what was counted in the others. Raises `ConfigError` if the module cannot take such an
-    input or a layer with a matrix of weights cannot be counted.
+    If the module has an attribute ``flops_per_example`` (forward and backward), this value is used instead
+    of counting; a layer's value is added to the count of the other layers. Raises `ConfigError` if the module
+    rejects such an input or a layer with a weight matrix cannot be counted.
 
     >>> work = step_work(nn.Linear(3, 2), (3,), batch=5)  # forward, and the weight's gradient: 60 each
     >>> work.matmul_flop, work.parameters
@@ -98,7 +98,7 @@ def batch_work(
     loss: Loss | None = None,
     meta: bool = True,
 ) -> BatchWork:
-    """The work of a step on any batch, from two counts; see `step_work`.
+    """Count the work of a step on any batch size, from two counts; see `step_work`.
 
     >>> batch_work(nn.Linear(3, 2), (3,)).at(5) == step_work(nn.Linear(3, 2), (3,), 5)
     True
@@ -116,13 +116,13 @@ def batch_work(
 def traced_work(
     train: Callable[[int], tuple[int, int]], batch: int, known: Iterable[Tensor] = ()
 ) -> BatchWork:
-    """The work of a step of training that nobody knows but by watching it, such as a user's own function.
+    """Count the work of a training step by running it, for code such as the user's own function.
 
-    ``train(batch)`` makes a whole trip on real tensors with batches of so many examples, and returns its
-    steps and their examples. It is made with two sizes, which tell the part of a step from that of each
-    example; where the second makes no difference to the batches, all work is the step's. What a trip does
-    once is shared out among its steps. An optimiser's operations count as what they are. The memory of
-    ``known`` tensors, those of the model, is not part of `BatchWork.live_bytes`.
+    ``train(batch)`` runs a whole trip on real tensors with this batch size, and returns its steps and their
+    examples. Two batch sizes separate the work of a step from that of each example; if the second does not
+    change the batches, all work is attributed to the step. Work done once per trip is divided among its
+    steps. An optimiser's operations are counted like any others. The memory of ``known`` tensors (the
+    model's) is not part of `BatchWork.live_bytes`.
 
     >>> layer, x = nn.Linear(3, 2), torch.zeros(8, 3)
     >>> def train(batch):
@@ -150,7 +150,7 @@ def traced_work(
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """One step to be counted."""
+    """One step whose work is counted."""
 
     input_shape: tuple[int, ...]
     batch: int
@@ -161,7 +161,7 @@ class _Step(msgspec.Struct, frozen=True):
     def work(
         self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool
     ) -> tuple[StepWork, list[int]]:
-        """The step's work as declared or counted, and its live bytes at each operation that was traced."""
+        """Return the step's work, declared or counted, and its live bytes at each traced operation."""
         line: list[int] = []
         declared = getattr(module, "flops_per_example", None)
         if declared is not None:
@@ -175,13 +175,13 @@ class _Step(msgspec.Struct, frozen=True):
     def on_meta_or_real(
         self, module: nn.Module, updated: Sequence[nn.Parameter], meta: bool
     ) -> tuple[StepWork, list[int]]:
-        """The step's work and live bytes; raises `ConfigError` where it cannot be done."""
+        """Return the step's work and live bytes; raises `ConfigError` if the step cannot run."""
         try:
             if meta or any(isinstance(part, nn.RNNBase) for part in module.modules()):
                 return self.count(*_copied(module, updated, meta=True))
         except ConfigError:
             raise
-        except Exception:  # data-dependent control flow, numpy, a tensor that is no buffer, an own kernel
+        except Exception:  # data-dependent control flow, numpy, an unregistered tensor, a custom kernel
             pass
         try:
             return self.count(*_copied(module, updated, meta=False))
@@ -210,7 +210,7 @@ class _Step(msgspec.Struct, frozen=True):
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(torch_seed(0))
-            # oneDNN's fused recurrent layers are one opaque operation; without it they are products.
+            # oneDNN's fused recurrent layers are one opaque operation; without it they are matrix products.
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(torch.set_grad_enabled(not self.inference))
             stack.enter_context(meter)
@@ -231,7 +231,7 @@ def _torch_dtype(dtype: Any) -> torch.dtype:
 
 
 def _copied(module: nn.Module, updated: Sequence[nn.Parameter], *, meta: bool) -> tuple[nn.Module, str]:
-    """A copy of the module that trains only ``updated``, and its device; on meta its tensors hold nothing."""
+    """Copy the module so that it trains only ``updated``; return it and its device (meta: without data)."""
     memo: dict[int, Any] = {}
     if meta:
         memo = {id(t): _hollow(t) for t in chain(module.parameters(), module.buffers())}
@@ -257,17 +257,17 @@ _COPIES = (
     "constant_pad_nd", "slice_backward", "select_backward", "unfold_backward",
 )  # fmt: skip
 _MOVES = (*_COPIES, "add", "add_", "sub", "sub_")
-"""Operations that take no product of a matrix: its bytes are all there is to count."""
+"""Operations on a matrix of weights without a matrix product: only their bytes are counted."""
 _CELLS = frozenset(
     f"{cell}{suffix}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for suffix in ("", "_cell")
 )
 
 
 class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the work that reaches torch while it is entered.
+    """Counts the work of torch operations within its context.
 
-    The formulas of matrix products are `torch.utils.flop_counter`'s. Its `FlopCounterMode` takes 60 MiB and a
-    second of imports into a process, and counts a grouped convolution's gradient as a dense one's.
+    Uses the formulas of `torch.utils.flop_counter` for matrix products. Its `FlopCounterMode` adds 60 MiB and
+    a second of imports to a process, and counts a grouped convolution's gradient as a dense one's.
 
     >>> with WorkMeter() as meter:
     ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
@@ -282,15 +282,15 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._amounts: Counter[str] = Counter()
         self._cells = _Cells()
         self._moved: set[int] = set()
-        """Memories that were added or copied."""
+        """Storages that were added or copied."""
 
     def gradient_done(self, parameter: Tensor) -> None:
-        """The gradient of a parameter is complete."""
+        """Record that a parameter's gradient is complete."""
         assert parameter.grad is not None
         self.live.release(parameter.grad)
 
     def moves(self, tensor: Tensor) -> bool:
-        """Returns True for a tensor that was added to others or copied, as a table of positions is."""
+        """Return True if a tensor was added or copied, as positional embeddings are."""
         return tensor.untyped_storage()._cdata in self._moved
 
     @property
@@ -299,12 +299,12 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return float(sum(amount for name, amount in self._amounts.items() if name.endswith("_flop")))
 
     def work(self) -> StepWork:
-        """The work so far."""
+        """Return the work so far."""
         return StepWork(**{name: float(amount) for name, amount in self._amounts.items()})
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here; shielding it from the compiler would import the compiler
+        return False  # nothing is compiled here, and skipping would import the compiler
 
     def __enter__(self) -> WorkMeter:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -345,13 +345,13 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Cells(TorchFunctionMode):
-    """Knows whether torch is computing a recurrent layer, forward or backward, while it is entered."""
+    """Tracks whether torch is computing a recurrent layer, forward or backward."""
 
     def __init__(self) -> None:
         super().__init__()
         self._inside = False
         self._nodes: list[range] = []
-        """Numbers that autograd gave the operations of recurrent layers."""
+        """Autograd sequence numbers of the operations of recurrent layers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -366,7 +366,7 @@ class _Cells(TorchFunctionMode):
             self._nodes.append(range(first, _next_node()))
 
     def compute(self) -> bool:
-        """Returns True where the operation that reaches torch now belongs to a recurrent layer."""
+        """Return True if the current operation belongs to a recurrent layer."""
         if self._inside or not self._nodes:
             return self._inside
         node: Any = torch._C._current_autograd_node()
@@ -374,19 +374,19 @@ class _Cells(TorchFunctionMode):
 
 
 def _next_node() -> int:
-    """The number that autograd gives the next operation of the forward pass."""
+    """Return the autograd sequence number of the next operation of the forward pass."""
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     return number
 
 
 def _is_view(func: Any) -> bool:
-    """Returns True for an operation whose results are its arguments' memory, and which writes nothing."""
+    """Return True for an operation whose results share its arguments' memory, and which writes nothing."""
     results = func._schema.returns
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
 
 
 def _bytes(tensors: Any) -> int:
-    """The bytes of all tensors of floating-point numbers in there; indices are each runtime's own affair."""
+    """Bytes of all floating-point tensors in a nested structure; indices differ by runtime."""
     found = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor) and leaf.is_floating_point())
     return sum(tensor.numel() * tensor.element_size() for tensor in found)
 
@@ -400,10 +400,10 @@ def _bytes_kind(operation: str) -> str:
 
 
 def _convolution(packet: Any, args: Sequence[Any], out: Any) -> dict[str, float]:
-    """The operations and planes of a convolution, or of the gradients that are asked of it.
+    """Return the operations and planes of a convolution, or of the gradients that it computes.
 
-    Each of the three (output, gradients of the input and of the weight) takes a multiply-add for each pair of
-    an output and a weight that it is made with.
+    Each of the three results (output, gradients of input and weight) needs one multiply-add for each pair of
+    an output and a weight that contributes to it.
     """
     backward = packet is _aten.convolution_backward
     results, inputs, weight = args[:3] if backward else (out, *args[:2])
@@ -431,13 +431,13 @@ def _convolution_kind(weight: Tensor, groups: int) -> ConvolutionKind:
 
 
 class _Layers:
-    """The layers that the forward pass uses, and the operations that were counted in each."""
+    """Layers used in the forward pass, and the operations counted in each."""
 
     def __init__(self, module: nn.Module, meter: WorkMeter) -> None:
         self._module = module
         self._meter = meter
         self._flop: dict[str, float] = {}
-        """Of a layer with its children; a layer that is not used is absent."""
+        """Operations of a layer including its children; layers that are not used are absent."""
         self._entered: list[float] = []
         for name, part in module.named_modules():
             part.register_forward_pre_hook(lambda *_: self._entered.append(self._meter.flop))
@@ -447,7 +447,7 @@ class _Layers:
         self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
 
     def declared_flop(self) -> float:
-        """Operations an example that layers declare; `ConfigError` for a used layer that can only do so."""
+        """Operations per example declared by layers; `ConfigError` if a used layer has no count."""
         used = ((name, part) for name, part in self._module.named_modules() if name in self._flop)
         return sum(self._own(name, part) for name, part in used)
 
@@ -467,7 +467,7 @@ class _Layers:
 
 
 def _is_matrix(parameter: nn.Parameter) -> bool:
-    """Returns True for weights of more than one dimension; a scale of each channel has one."""
+    """Return True for weights with more than one dimension above 1; a scale per channel has one."""
     return sum(size > 1 for size in parameter.shape) > 1
 
 

@@ -15,7 +15,7 @@ from edgefl.experiment import Experiment
 from edgefl.learning.dataset import Dataset
 from edgefl.learning.evaluate import EvalResult, OwnEvaluation, evaluate
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.losses import NOT_BELOW_0, Loss
+from edgefl.learning.losses import NON_NEGATIVE, Loss
 from edgefl.learning.partition import Parts
 from edgefl.run.messages import NO_SCORES, ClientScores
 from edgefl.seeds import stream
@@ -47,7 +47,7 @@ class Assessor:
         self._own: OwnEvaluation | None = None
         self._clients = self._draw()
         anything = (-math.inf, math.inf)
-        measured = {"loss": (0.0, math.inf) if experiment.training.loss in NOT_BELOW_0 else anything}
+        measured = {"loss": (0.0, math.inf) if experiment.training.loss in NON_NEGATIVE else anything}
         if (function := self._asked.function) is not None:
             self._own = OwnEvaluation(function, [base], self._seed)
             measured |= dict.fromkeys(self._own.measure(flat, data.test_x, self._test_y), anything)

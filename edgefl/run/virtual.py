@@ -396,7 +396,7 @@ class VirtualTimeline(Timeline):
                 self.agenda.enter(Due(max(at_s, self.clock.now_s()), LEAVE, client))
         if not dynamics.shares:
             return
-        for at_s, task, client, down_s, up_s in dynamics.through():
+        for at_s, task, client, down_s, up_s in dynamics.finished_trips():
             if (trip := self._under_way.get(task)) is not None:
                 trip.took = down_s, up_s
                 self.agenda.enter(Due(at_s, ARRIVAL, client, task))
@@ -410,8 +410,8 @@ class VirtualTimeline(Timeline):
             return True
         move = self.dynamics.move(due.client)
         now_s = self.clock.now_s()
-        at_s = self._not_before(due.client, move.at_s) if move.comes else max(move.at_s, now_s)
-        if move.comes != (due.kind == JOIN) or at_s != due.at_s:
+        at_s = self._not_before(due.client, move.at_s) if move.joins else max(move.at_s, now_s)
+        if move.joins != (due.kind == JOIN) or at_s != due.at_s:
             return False
         self._turns += 1
         if self._turns > MOST_TURNS * len(self._examples) and not self.core.training:

@@ -136,7 +136,7 @@ class WallTimeline(Timeline):
             return
         if self.dynamics is None or client not in self.dynamics:
             yield from self._join(client, 0.0)
-        elif self.dynamics.move(client).comes:
+        elif self.dynamics.move(client).joins:
             self._comes(client, self.dynamics.move(client).at_s)
 
     def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
@@ -197,7 +197,7 @@ class WallTimeline(Timeline):
             return
         for client in self.dynamics.moved():
             move = self.dynamics.move(client)
-            if move.comes:
+            if move.joins:
                 self._comes(client, move.at_s)
             elif move.why != "died" and move.at_s < math.inf:  # a process that dies sees to that itself
                 self.agenda.enter(Due(move.at_s, LEAVE, client))
@@ -216,7 +216,7 @@ class WallTimeline(Timeline):
     def _go(self, due: Due) -> Iterator[Happening]:
         assert self.dynamics is not None
         client, core, move = due.client, self.core, self.dynamics.move(due.client)
-        if move.comes or move.at_s != due.at_s or core.stopped is not None or client in self._leaving:
+        if move.joins or move.at_s != due.at_s or core.stopped is not None or client in self._leaving:
             return
         if move.why != "offline":
             self.store.incident(self.clock.now_s(), client, move.why, "as declared")

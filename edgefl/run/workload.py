@@ -38,7 +38,7 @@ from edgefl.learning.custom import CustomTrainer, TrainFunction, check_function
 from edgefl.learning.data import load_data
 from edgefl.learning.evaluate import EvalResult
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.losses import make_loss, on_zeros
+from edgefl.learning.losses import loss_on_zeros, make_loss
 from edgefl.learning.models import make_model
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.learning.partition import Parts, hold_out, partition
@@ -218,7 +218,7 @@ class Workload:
         if (flop := self.experiment.model.flops_per_example) is not None:
             return BatchWork(fixed=StepWork(), per_example=StepWork(matmul_flop=flop))
         if self._custom is None:
-            dtype, loss = self.data.train_x[:1].dtype, on_zeros(self._loss, self.data)
+            dtype, loss = self.data.train_x[:1].dtype, loss_on_zeros(self._loss, self.data)
             return batch_work(self.flat.module, self.data.input_shape, dtype=dtype, loss=loss, meta=False)
         return self._watched(self._custom)
 

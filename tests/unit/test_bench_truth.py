@@ -12,7 +12,7 @@ import pytest
 
 from edgefl.cli import main
 from edgefl.devices import load_device, measurements
-from edgefl.devices.fit import Row, Unseen
+from edgefl.devices.fit import HeldOutPrediction, Row
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError
 from edgefl.lab import bars, truth
@@ -76,7 +76,7 @@ def compared(
 ) -> list[truth.ComparedStep]:
     """Steps of one second that were predicted to take these, each give or take a factor of 1.5."""
     row = Row(network="n", work=StepWork(conv_flop=1.0), seconds=1.0)
-    found = [Unseen(row=row, predicted_s=factor, error_factor=1.5) for factor in factors]
+    found = [HeldOutPrediction(row=row, predicted_s=factor, error_factor=1.5) for factor in factors]
     return [
         truth.ComparedStep(
             profile=profile, runtime=runtime, kind=kind, by_profile=one, fitted=fitted, unseen=None, source=""

@@ -251,7 +251,7 @@ def test_times_that_are_computed_are_not_called_measured(
         ("profiles --json pi-4", "profiles --json: lists all; for one profile put --json behind"),
         ("profiles imprt fedscale x", "No such command 'imprt'. Did you mean 'import'?"),
         ("profiles import fedscal x", "format 'fedscal' not found; did you mean 'fedscale'?"),
-        ("profiles export 3g power-profile", "format 'power-profile' is only read"),
+        ("profiles export 3g power-profile", "format 'power-profile' is read-only"),
         ("profiles export lte mahimahi --way in", "Invalid value for '--way'"),
         ("bench speed", "No such command 'speed'"),
     ],

@@ -326,8 +326,8 @@ fleet.devices={pi4=1} -> fleet.devices: device profile 'pi4' not found; did you 
 fleet.devices=mixed24 -> fleet.devices: fleet profile 'mixed24' not found; did you mean 'mixed-24'?
 fleet.devices=./none.toml -> fleet.devices: HERE/none.toml: no such file
 fleet.devices={'a/b'=1} -> fleet.devices: HERE/a/b: no such file
-fleet.devices="./a\u0000" -> fleet.devices: a path holds a NUL
-fleet.network="./a\u0000" -> fleet.network: a path holds a NUL
+fleet.devices="./a\u0000" -> fleet.devices: path contains a NUL byte
+fleet.network="./a\u0000" -> fleet.network: path contains a NUL byte
 fleet.network=/LONG -> fleet.network: /xxx
 fleet.network=wfi -> fleet.network: network profile 'wfi' not found; did you mean 'wifi'? have:
 fleet.network={pi-4='wifi'} -> fleet.network: no network for pixel-3a; give one for each device, or

@@ -121,15 +121,15 @@ def _cut(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        (0, _cut, "train-images.*: cut short: 15679 bytes where its header says 20×28×28 = 15680"),
-        (0, lambda c: c + b"x", "bytes left over after the 20×28×28 = 15680"),
-        (0, lambda c: b"\0\0\x0d\x03" + c[4:], r"starts with 00000803 \(got 00000d03\)"),
-        (1, lambda c: b"\0\0\x08\x03" + c[4:], r"starts with 00000801 \(got 00000803\)"),
-        (0, lambda c: c[:9], r"cut short in its header \(9 bytes\)"),
-        (2, lambda _: b"", r"starts with 00000803 \(got \)"),
+        (0, _cut, "train-images.*: truncated: 15679 bytes, its header declares 20×28×28 = 15680"),
+        (0, lambda c: c + b"x", "extra bytes after the 20×28×28 = 15680"),
+        (0, lambda c: b"\0\0\x0d\x03" + c[4:], r"start with 00000803 \(got 00000d03\)"),
+        (1, lambda c: b"\0\0\x08\x03" + c[4:], r"start with 00000801 \(got 00000803\)"),
+        (0, lambda c: c[:9], r"truncated in its header \(9 bytes\)"),
+        (2, lambda _: b"", r"start with 00000803 \(got \)"),
         (0, lambda c: c[:4] + b"\xff" * 12, "must hold 1 to 2147483648 bytes"),
         (3, lambda c: c[:4] + b"\0\0\0\0", "must hold 1 to"),
-        (1, lambda _: idx(np.zeros(19, np.uint8)), "19 labels for the 20 images of train-images"),
+        (1, lambda _: idx(np.zeros(19, np.uint8)), "19 labels, but train-images.* has 20 images"),
         (3, lambda c: c[:-1] + b"\x0a", r"t10k-labels.*: labels must be in \[0, 10\) \(got 10\)"),
         (2, lambda _: idx(np.zeros((10, 8, 8), np.uint8)), "images of 8×8, but train-images.* has 28×28"),
     ],
@@ -210,7 +210,7 @@ def test_without_a_home_folder_data_need_a_path(no_other_data, monkeypatch):
 @pytest.mark.parametrize("path", [None, "~no-such-user/mnist"])
 def test_the_home_of_nobody_is_a_folder_that_is_not_there(no_other_data, monkeypatch, path):
     monkeypatch.setenv("EDGEFL_DATA", "~no-such-user/mnist")
-    with pytest.raises(ConfigError, match=r"files not found; .* looked in .*~no-such-user/mnist"):
+    with pytest.raises(ConfigError, match=r"files not found; .* searched .*~no-such-user/mnist"):
         load_data(Data(name="mnist", path=path), seed=0)
 
 
@@ -290,10 +290,10 @@ def test_a_users_data_set_has_owners(users):
     ("returned", "message"),
     [
         ("3", r"must return a Dataset or \(train_x, train_y, test_x, test_y\) \(got int\)"),
-        ("x, [0, 1], x, [0, 1, 1]", "train_x has 3 rows and train_y 2"),
+        ("x, [0, 1], x, [0, 1, 1]", "train_x has 3 rows, train_y has 2"),
         ("x, [0, 1, -1], x, [0, 1, 1]", "train_y must be whole numbers ≥ 0"),
         ("x, [0, 1, 1], x, [0.5, 1, 1]", r"test_y must be .* \(got float32"),
-        ("x, [0, 1, 1], x[:, :1], [0, 1, 1]", "test_x holds .* input_shape is"),
+        ("x, [0, 1, 1], x[:, :1], [0, 1, 1]", "test_x has examples of shape .* input_shape is"),
         ("x, [], x, []", "train_y must be whole numbers"),
         ("np.array([['a']]), [0], x, [0]", "train_x must be numbers of shape"),
         ("spec['seed']", "'my_data:load' raised TypeError"),
@@ -385,7 +385,7 @@ def test_validation_keeps_the_owners_of_training_examples():
     assert kept.owners.tolist() == kept.train_x[:, 0].tolist()
     assert sorted([*kept.owners, *kept.test_x[:, 0]]) == list(range(10))
     with pytest.raises(ConfigError, match="validation_fraction: needs two training examples or more, got 1"):
-        data._validating(data._trained_on(one, np.array([4])), 0.3, "validation")
+        data._validating(data._with_train_rows(one, np.array([4])), 0.3, "validation")
 
 
 def test_only_images_are_drawn_anew(tmp_path):
@@ -393,5 +393,5 @@ def test_only_images_are_drawn_anew(tmp_path):
         "import numpy as np\n"
         "def load(spec, seed): x = np.zeros((4, 2)); y = np.arange(4) % 2; return x, y, x, y\n"
     )
-    with pytest.raises(ConfigError, match=r"data\.test_split: 'drawn' is for sets of images of classes"):
+    with pytest.raises(ConfigError, match=r"data\.test_split: 'drawn' needs images with classes"):
         load_data(Data(name="mine:load", test_split="drawn"), 0, [tmp_path])

@@ -167,7 +167,7 @@ def test_max_examples_keeps_who_owns_what(tmp_path: Path) -> None:
     ("clients", "owners", "message"),
     [
         (3, None, "data.partition 'natural' needs data with users, such as data.name = 'leaf'"),
-        (3, [0, 0, 1, 1], "data.partition 'natural': 3 clients need a user each (the data have 2)"),
+        (3, [0, 0, 1, 1], "data.partition 'natural': 3 clients need one user each (the data have 2)"),
     ],
 )
 def test_a_natural_split_that_cannot_be_is_refused(clients: int, owners: Any, message: str) -> None:
@@ -221,16 +221,16 @@ def put(*place: Any, to: Any) -> Callable[[Any], None]:
         (
             "numbers",
             lambda c: c["num_samples"].insert(0, 5) or c["num_samples"].pop(),
-            "num_samples says 5, but x",
+            "num_samples is 5, but x",
         ),
-        ("numbers", lambda c: user(c)["y"].pop(), "num_samples says 4, but x and y hold 4 and 3"),
+        ("numbers", lambda c: user(c)["y"].pop(), "num_samples is 4, but x and y have 4 and 3 entries"),
         (
             "numbers",
             lambda c: c["users"].append("user-0") or c["num_samples"].append(4),
             "listed twice in train",
         ),
-        ("numbers", lambda c: c.pop("user_data"), "not a file of LEAF's: Object missing required field"),
-        ("numbers", lambda c: user(c).pop("y"), "user 'user-0': not LEAF's x and y: Object missing"),
+        ("numbers", lambda c: c.pop("user_data"), "not in LEAF's format: Object missing required field"),
+        ("numbers", lambda c: user(c).pop("y"), "user 'user-0': must hold lists x and y: Object missing"),
         ("numbers", lambda c: user(c)["x"][1].pop(), "each x must be 60 finite numbers"),
         *(
             ("numbers", put("x", 1, 0, to=odd), "each x must be 60 finite numbers")
@@ -273,7 +273,7 @@ def test_a_file_cut_short_and_one_that_is_none(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(ConfigError) as caught:
             load(tmp_path)
-        assert str(caught.value).startswith(f"{file}: not a file of LEAF's: ")
+        assert str(caught.value).startswith(f"{file}: not in LEAF's format: ")
         assert "\n" not in str(caught.value)
 
 
@@ -298,7 +298,7 @@ NEEDED = "data.name 'leaf': files not found; need folders train and test with LE
     ("kind", "spoil", "words"),
     [
         ("celeba", no_photos, r"000\d\d\d.png cannot be read: cannot identify image file"),
-        ("celeba", no("raw"), "CelebA's pictures not found; looked for raw/img_align_celeba"),
+        ("celeba", no("raw"), "CelebA's pictures not found; searched raw/img_align_celeba"),
         ("numbers", no_examples, "test: no user has an example"),
         ("numbers", no("train"), NEEDED),
         ("numbers", no("test"), NEEDED),

@@ -115,7 +115,7 @@ class World:
         book = self.book
         for client in book.moved():
             move = book.move(client)
-            if move.comes and move.at_s < math.inf:
+            if move.joins and move.at_s < math.inf:
                 self._enter(Joined(client, move.at_s))
             elif move.at_s < math.inf:
                 finishes = self.core.task_of(client) is not None and book.finishes(client)
@@ -307,22 +307,22 @@ def test_presence_is_the_intersection() -> None:
     sources = [LateJoin(50.0), Windows([(0.0, 30.0), (40.0, 60.0)], 70.0, 3.0), churn(3)]
     client, at_s = Presence(sources), 0.0
     for _ in range(50):
-        comes_s = client.comes_s(at_s)
-        goes_s = client.goes_s(comes_s)
-        assert at_s <= comes_s < goes_s
-        for between in np.linspace(at_s, comes_s, 7)[:-1]:
-            assert comes_s == at_s or not all(source.on(between) for source in sources)
-        for between in np.linspace(comes_s, goes_s, 7)[:-1]:
+        next_online_s = client.next_online_s(at_s)
+        next_offline_s = client.next_offline_s(next_online_s)
+        assert at_s <= next_online_s < next_offline_s
+        for between in np.linspace(at_s, next_online_s, 7)[:-1]:
+            assert next_online_s == at_s or not all(source.on(between) for source in sources)
+        for between in np.linspace(next_online_s, next_offline_s, 7)[:-1]:
             assert all(source.on(between) for source in sources)
-        assert not client.online(goes_s)
-        at_s = goes_s
+        assert not client.online(next_offline_s)
+        at_s = next_offline_s
 
 
 def test_windows_that_never_overlap_are_never_and_draw_nothing() -> None:
     apart = Presence([Windows([(0.0, 1.0)], 4.0), Windows([(2.0, 3.0)], 4.0)])
-    assert apart.comes_s(0.0) == math.inf
-    assert Presence([]).goes_s(0.0) == math.inf
-    assert Presence([churn()]).comes_s(math.inf) == math.inf
+    assert apart.next_online_s(0.0) == math.inf
+    assert Presence([]).next_offline_s(0.0) == math.inf
+    assert Presence([churn()]).next_online_s(math.inf) == math.inf
 
 
 def written(folder: Path, content: Any) -> str:

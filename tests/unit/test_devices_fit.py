@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.cli import main
 from edgefl.devices import measurements
-from edgefl.devices.fit import SPREAD, TYPICAL, Row, Unseen, fit, holding, summary
+from edgefl.devices.fit import SPREAD, TYPICAL, HeldOutPrediction, Row, fit, holding, summary
 from edgefl.devices.time_model import TimeModel, joined
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
@@ -124,7 +124,8 @@ def test_rows_of_one_network_are_left_out_together() -> None:
 def test_a_summary_says_how_far_predictions_are_off() -> None:
     work = StepWork()
     found = [
-        Unseen(row=Row(network="n", work=work, seconds=1.0), predicted_s=s) for s in (0.5, 0.9, 1.0, 1.1, 1.2)
+        HeldOutPrediction(row=Row(network="n", work=work, seconds=1.0), predicted_s=s)
+        for s in (0.5, 0.9, 1.0, 1.1, 1.2)
     ]
     told = summary(found)
     assert (told.rows, told.worst_factor, told.held) == (5, 2.0, 1.0)
@@ -150,8 +151,8 @@ STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("pixel", "line 3: must have 10 fields, as the first line has, got 1"),
-        (f"{STEP},more", "line 3: must have 10 fields, as the first line has, got 11"),
+        ("pixel", "line 3: must have 10 fields, like the first line, got 1"),
+        (f"{STEP},more", "line 3: must have 10 fields, like the first line, got 11"),
         (f"{'a' * 200_000}{STEP}", "steps.csv: field larger than field limit (131072)"),
     ],
     ids=["short", "long", "large"],

@@ -108,7 +108,7 @@ def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
     text = text.replace('<item name="battery.capacity">2810</item>', "")
     (tmp_path / "p.xml").write_text(text.replace(">36<", ">166<").replace(">78<", ">166<"))
     made = FORMATS["power-profile"].read(tmp_path / "p.xml", ImportOptions(base="moto-g4", name="mine"))
-    assert made.notes == ("left out: the cores' currents, 166 mA at every frequency",)
+    assert made.notes == ("left out: the cores' currents, equal at every frequency (166 mA)",)
     (found,) = devices(made, tmp_path).values()
     before = emulation.load_device("moto-g4")
     assert (found.battery.capacity_mah, found.battery.wifi_ma) == (before.battery.capacity_mah, 96)
@@ -199,7 +199,7 @@ def test_a_replayed_trace_is_written_as_it_is(tmp_path: Path) -> None:
     written(read("mahimahi", "down.trace", name="mine"), tmp_path)
     content = write(str(tmp_path / "mine.toml"), "mahimahi", "up").content
     assert content.decode() == (SAMPLES / "down.trace").read_text()
-    with pytest.raises(ProfileError, match="replays a trace, which webpagetest cannot say"):
+    with pytest.raises(ProfileError, match="replays a trace, which webpagetest lacks"):
         write(str(tmp_path / "mine.toml"), "webpagetest")
 
 
@@ -219,10 +219,10 @@ def test_a_fleet_is_written_for_fedscale_and_read_back(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("3g", "webpage"), "format 'webpage' not found; did you mean 'webpagetest'"),
-        (("3g", "bouquetfl"), "'bouquetfl' is only read; written are: devtools, fedscale"),
+        (("3g", "bouquetfl"), "'bouquetfl' is read-only; can be written: devtools, fedscale"),
         (("nothing", "devtools"), "network profile 'nothing' not found"),
-        (("none", "mahimahi"), "'none' is unlimited this way"),
-        (("3g", "devtools", "up"), "--way: devtools has no use for it"),
+        (("none", "mahimahi"), "'none' has no rate limit in this direction"),
+        (("3g", "devtools", "up"), "--way: not used by devtools"),
         (("paper-fedbuff-1000", "fedscale"), "has no cpu; FedScale states one speed"),
         (("paper-defedavg-100", "fedscale"), "has a slowdown that is drawn"),
     ],
@@ -336,7 +336,7 @@ PASSWORDS = """<!DOCTYPE device [<!ENTITY x SYSTEM "file:///etc/passwd">]>
         ("fedscale", behaviour(inactive=[1]), "client 4: inactive: must be as many as active"),
         ("fedscale", behaviour(active=[10, 60]), "no client is ever active"),
         ("fedscale", pickle.dumps(Calls(os.system, "true")), "not plain data: it names"),
-        ("mahimahi", "", "got no line; allowed: at least one"),
+        ("mahimahi", "", "is empty; allowed: at least one"),
         ("mahimahi", b"\xff\xfe", "not text"),
         ("power-profile", "", "not XML"),
         ("power-profile", "<html/>", "<html> without items; allowed: <device> with items and arrays"),
@@ -349,7 +349,7 @@ PASSWORDS = """<!DOCTYPE device [<!ENTITY x SYSTEM "file:///etc/passwd">]>
         ("power-profile", XML.format('<item name="x">1</item>'), "battery.capacity: got nothing; allowed:"),
         ("power-profile", XML.format(CAPACITY + SPEEDS), "cpu.speeds: got 2 speeds"),
         ("power-profile", XML.format(CAPACITY + PLACEHOLDER), "a placeholder file,"),
-        ("power-profile", entity_bomb(), "a document type, which no power profile has"),
+        ("power-profile", entity_bomb(), "has a document type; power profiles have none"),
         ("power-profile", PASSWORDS, "a document type"),
         ("power-profile", '<!DOCTYPE device SYSTEM "http://localhost/x.dtd"><device/>', "a document type"),
         ("power-profile", "<device>" * 3, "not XML: no element found: line 1, column 24"),
@@ -434,7 +434,7 @@ def test_options_of_another_format_are_refused(
 ) -> None:
     with pytest.raises(ProfileError) as refused:
         formats.read(format_name, tmp_path / "unread", ImportOptions(**{option: given}))
-    assert str(refused.value) == f"--{option}: {format_name} has no use for it; allowed: {allowed}"
+    assert str(refused.value) == f"--{option}: not used by {format_name}; allowed: {allowed}"
 
 
 def endless() -> list[Any]:

@@ -284,7 +284,7 @@ def test_a_fleet_that_computes_in_several_libraries_says_so() -> None:
     clients = [ClientInfo(client, name, "wifi") for client, name in enumerate(names)]
     fleet = Fleet(devices={"pixel-4": 1, "pixel-3": 2, "nexus-6": 1})
     said = mixed_runtimes(Experiment(fleet=fleet), clients)
-    assert said.startswith("devices compute in mnn (pixel-4), torch (pixel-3), dl4j (nexus-6); fleet.runtime")
+    assert said.startswith("devices use mnn (pixel-4), torch (pixel-3), dl4j (nexus-6); fleet.runtime")
     in_torch = Experiment(fleet=msgspec.structs.replace(fleet, runtime="torch"))
     assert (
         mixed_runtimes(in_torch, clients[:2]) == mixed_runtimes(Experiment(fleet=fleet), clients[1:2]) == ""

@@ -119,10 +119,10 @@ def takes(input_shape, classes):
         ("mlp -d pi4", "device profile 'pi4' not found; did you mean 'pi-4'?"),
         ("mlp -d pi-4 --runtime torhc", "runtime 'torhc' not found; did you mean 'torch'?"),
         ("mpl -d pi-4", "model 'mpl' not found; did you mean 'mlp'?"),
-        ("mlp -d paper-exponential", "says nothing of computing"),
+        ("mlp -d paper-exponential", "no computing rates"),
         ("mlp -d pi-4 --input 3,0", "--input must be sizes such as 3,224,224 (got '3,0')"),
         ("mine:refuses -d pi-4 --input 4", "cannot train on inputs of shape (4,): ValueError: no way"),
-        ("mine:takes -d pi-4", "mine:takes: say what it takes, such as --input 3,32,32"),
+        ("mine:takes -d pi-4", "mine:takes: needs its input shape, such as --input 3,32,32"),
         ("mine:takes -d pi-4 --input 13", "cannot train on inputs of shape (13,)"),
     ],
 )

@@ -132,9 +132,9 @@ id = "mine" -> id = "mine"\nschema = "1" -> schema: must be a whole number from 
 id = "mine" -> id = "mine"\nschema = 3 -> schema: must be at most 2, the newest that this edgefl reads
 name = "Mine" -> name = "Mine"\nnetwork = "6g" -> network: network profile '6g' not found; have: 3g, 3g-fast
 app_limit_mib = 512 -> app_limit_mib = 4096 -> memory.app_limit_mib: must be at most ram_mib = 2048.0, got
-cpu = "measured" -> -> cpu.rate_gflops.train: no source; give a line in [sources] for it or for the table
+cpu = "measured" -> -> cpu.rate_gflops.train: no source; add one to [sources] for it or for the table
 cpu = "measured" -> cpu = "" -> sources.cpu: must be a string that is not empty, got ''
-[sources] -> [sources]\ngpu = "x" -> sources.gpu: no such figure in the file; have: cpu.rate_gflops.train
+[sources] -> [sources]\ngpu = "x" -> sources.gpu: not a figure of this file; have: cpu.rate_gflops.train
 [sources] -> [uncertainty]\nmemory = 0.5\n[sources] -> uncertainty.memory: must be a finite number of at least
 [memory] -> [gpu]\nx = 1\n[memory] -> unknown key 'gpu'; did you mean 'cpu'? allowed at the top: availability,
 [cpu.rate_gflops]\ntrain = 1.5 -> -> cpu: missing; give it, or a delay_model with mode = "replace"
@@ -144,11 +144,11 @@ cpu = "measured" -> cpu = "" -> sources.cpu: must be a string that is not empty,
 WRONG_NETWORKS = r"""
 rate_mbps = 2.0 -> rate_mbps = 0 -> down.rate_mbps: must be a finite number above 0, got 0
 delay_ms = 10.0 -> delay_ms = -1 -> down.delay_ms: must be a finite number of at least 0, got -1
-delay_ms = 10.0 -> jitter_ms = 1 -> down.jitter_dist: must be a distribution where jitter_ms is above 0
+delay_ms = 10.0 -> jitter_ms = 1 -> down.jitter_dist: must be a distribution if jitter_ms is above 0
 delay_ms = 10.0 -> jitter_ms = 1\njitter_dist = "uniform" -> down.jitter_ms: must be at most delay_ms = 0.0
 delay_ms = 10.0 -> loss_pct = 100 -> down.loss_pct: must be a number of at least 0 and below 100, got 100
 name = "Mine" -> name = "Mine"\nheader_bytes = 1500 -> header_bytes: must be below mtu_bytes = 1500, got 1500
-rate_mbps = 2.0 -> rate_mbps = 2.0\ntrace = "x" -> down.trace: must be left out beside rate_mbps: one of the
+rate_mbps = 2.0 -> rate_mbps = 2.0\ntrace = "x" -> down.trace: must be left out beside rate_mbps: only one
 rate_mbps = 2.0 -> queue_kib = 64 -> unknown key 'down.queue_kib'; allowed in [down]: delay_ms, jitter_dist,
 rate_mbps = 2.0 -> on_loss = "stop" -> down.on_loss: must be 'disconnect' or 'retransmit', got 'stop'
 [up] -> [upp] -> unknown key 'upp'; did you mean 'up'?
@@ -170,9 +170,9 @@ battery = { capacity_mah = 1, min_soc = 1 } -> battery.min_soc: must be a number
 battery = { capacity_mah = 1, idle_ma = -1 } -> battery.idle_ma: must be a finite number of at least 0
 cpu.clusters = [{ CORE, cores = 1.5 }] -> cpu.clusters[0].cores: must be a whole number of at least 1, got 1.5
 cpu.clusters = [{ CORE, cores = 1, freq_mhz = [5, 8] }] -> cpu.clusters[0].freq_mhz: must be ascending and
-cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9, 9] }] -> freq_mhz: must be ascending and end in max_mhz =
-cpu.clusters = [{ CORE, cores = 1, power_ma = [9] }] -> power_ma: must be a figure for each of freq_mhz, 0,
-cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9], max_ma = 5, power_ma = [4] }] -> must be figures that end
+cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9, 9] }] -> freq_mhz: must be ascending and end with max_mhz =
+cpu.clusters = [{ CORE, cores = 1, power_ma = [9] }] -> power_ma: must be one value for each of freq_mhz, 0,
+cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9], max_ma = 5, power_ma = [4] }] -> must be values that end
 thermal = { trips = [] } -> thermal.trips: must be an array that is not empty, got []
 thermal = { trips = [STEP, { temp_c = 45, freq_scale = 0.6 }] } -> thermal.trips: must be of a freq_scale that
 thermal = { trips = [STEP, STEP] } -> thermal.trips: must be of ascending temp_c, got [40.0, 40.0]
@@ -193,7 +193,7 @@ delay_model = { dist = "exponential", mean_s = 1e308, per = "example" } -> mean_
 delay_model = { dist = "exponential", mean_s = 1, sigma = 2 } -> delay_model.sigma: must be left out with dist
 delay_model = { dist = "list", values_s = [] } -> delay_model.values_s: must be an array that is not empty
 delay_model = { dist = "list", values_s = [1, 2e9] } -> values_s[1]: must be a number from 0 to 1e+09, got
-delay_model = { dist = "list", values_s = [0, 0] } -> delay_model.values_s: must be figures of which one at
+delay_model = { dist = "list", values_s = [0, 0] } -> delay_model.values_s: must be values of which at
 delay_model = { dist = "log-normal", median_s = 1, sigma = 10.1 } -> sigma: must be a number above 0 and at
 delay_model = { dist = "pareto", min_s = 1, alpha = 0.09 } -> delay_model.alpha: must be a finite number of at
 """

@@ -114,7 +114,7 @@ def test_each_step_of_an_optimiser_is_accounted_and_what_is_left_takes_its_time(
     rule = LocalRule(epochs=1, batch_size=4)
     result, _, _ = trip(STEPS.format(2), rule=rule, done=accounted.append)
     assert (result.steps, accounted) == (2, [4, 4, 1])
-    with pytest.raises(TrainingError, match=r"\(apps.py:\d+\) made more steps than the 3 that this trip has"):
+    with pytest.raises(TrainingError, match=r"\(apps.py:\d+\) made more steps than the 3 that "):
         trip(STEPS.format(4), rule=rule)
     assert not optimizer._global_optimizer_post_hooks
 
@@ -155,15 +155,15 @@ def body(lines: str) -> str:
         ),
         (
             body("return answer(message, ArrayRecord([a.numpy()[..., None] for a in arrays.values()]))"),
-            r"must answer with the experiment's model: '0.weight' has .* \(got \(3, 2, 1\)\)$",
+            r"must reply with the experiment's model: '0.weight' has .* \(got \(3, 2, 1\)\)$",
         ),
         (
             body("return Message(RecordDict(), reply_to=message)"),
-            r"must answer with one ArrayRecord .*\(got 0, 0\)$",
+            r"must reply with one ArrayRecord .*\(got 0, 0\)$",
         ),
         (
             body("context.state['n'] = ConfigRecord(); return answer(message, arrays)"),
-            r"keeps records in context.state",
+            r"stores records in context.state",
         ),
         (
             body("m = answer(message, arrays); m.content['metrics']['num-examples'] = -1; return m"),

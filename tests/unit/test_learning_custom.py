@@ -164,7 +164,7 @@ def chatty(model, examples, context):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (more, r"'mine:train' \(test_learning_custom.py:\d+\) made more steps than the 6 that this trip has"),
+        (more, r"'mine:train' \(test_learning_custom.py:\d+\) made more steps than the 6 that "),
         (silent, r"\(test_learning_custom.py:\d+\) made no step in an epoch: call context.step"),
         (broken, r"'mine:train' \(test_learning_custom.py:\d+\) raised KeyError: 'w'$"),
         (empty, r"raised ValueError: step: examples must be at least 1 \(got 0\)$"),
@@ -254,7 +254,7 @@ def test_the_experiments_function_is_found_or_refused_in_one_line(tmp_path):
         (
             Training(function="mine_training:later"),
             plain,
-            r"^'mine_training:later' is an async function, whose",
+            r"^'mine_training:later' is an async function; calling",
         ),
         (
             Training(function="mine_training:lazy"),
@@ -282,7 +282,7 @@ def test_a_tensor_that_the_function_took_away_is_named():
     module = nn.Linear(2, 3)
     flat = FlatModel(module)
     del module.weight
-    with pytest.raises(ConfigError, match="tensor 'weight' was replaced in training"):
+    with pytest.raises(ConfigError, match="tensor 'weight' was replaced during training"):
         flat.check_bound()
 
 
@@ -367,7 +367,7 @@ def test_a_tensor_without_its_shape_is_an_error_with_file_and_line(spoil, got):
 
     line = spoils.__code__.co_firstlineno
     where = (
-        rf"^'mine:train' \(test_learning_custom.py:{line}\) left no tensor .* shape \(8, 6\) in '0.weight' "
+        rf"^'mine:train' \(test_learning_custom.py:{line}\) left no .* shape \(8, 6\) in '0.weight' "
     )
     with pytest.raises(TrainingError, match=where + got):
         run(spoils)

@@ -120,7 +120,7 @@ def test_arguments_reach_the_model():
         (Model(args={"hiden": [3]}), DIGITS, "argument of 'mlp' 'hiden' not found; did you mean 'hidden'"),
         (Model(args={"hidden": [0]}), DIGITS, r"hidden must be a list of .* numbers \(got \[0\]\)"),
         (Model(args={"hidden": 5}), DIGITS, r"hidden must be a list of .* numbers \(got 5\)"),
-        (Model(args={"classes": 5}), DIGITS, "must not name input_shape or classes"),
+        (Model(args={"classes": 5}), DIGITS, "must not include input_shape or classes"),
         (Model(name="cnn-defedavg"), DIGITS, r"images of shape \(1, 8, 8\) are too small"),
         (Model(name="cnn-defedavg"), (64,), r"a CNN needs images of shape .* \(got \(64,\)\)"),
         (Model(name="cnn-defedavg", args={"channels": [3]}), MNIST, "channels must be two numbers"),
@@ -328,5 +328,5 @@ class Replacing(nn.Module):
 
 def test_a_module_that_replaces_its_buffer_is_told_so():
     flat = FlatModel(Replacing())
-    with pytest.raises(ConfigError, match="tensor 'mean' was replaced in training"):
+    with pytest.raises(ConfigError, match="tensor 'mean' was replaced during training"):
         train(flat)

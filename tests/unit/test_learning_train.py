@@ -215,7 +215,7 @@ def test_labels_out_of_range_and_emptiness_are_refused():
         evaluate(flat, x, y, classes=2)
     with pytest.raises(ValueError, match="at least one example"):
         evaluate(flat, x[:0], y[:0], CLASSES)
-    with pytest.raises(ValueError, match="rows must name at least one example"):
+    with pytest.raises(ValueError, match="rows must contain at least one example"):
         Trainer(flat).run(x, y, LocalRule(), np.random.default_rng(0), rows=np.empty(0, np.int64))
 
 

@@ -186,10 +186,10 @@ def test_a_split_of_the_users_own_is_taken_or_refused(tmp_path: Path) -> None:
     assert sorted(np.concatenate(held).tolist()) == list(range(10))
     assert [row.tolist() for row in split("halves")] == [row.tolist() for row in held]
     for name, words in (
-        ("short", "an array of rows for each of 2 clients .got 1"),
-        ("none", "an array of rows for each of 2 clients .got 0"),
-        ("twice", "client 0 needs different whole numbers in .0, 10."),
-        ("beyond", "client 0 needs different whole numbers in .0, 10."),
+        ("short", "one array of rows for each of 2 clients .got 1"),
+        ("none", "one array of rows for each of 2 clients .got 0"),
+        ("twice", "client 0 needs distinct whole numbers in .0, 10."),
+        ("beyond", "client 0 needs distinct whole numbers in .0, 10."),
     ):
         with pytest.raises(ConfigError, match=f"data.partition: 'splits:{name}'.*{words}"):
             split(name)

@@ -80,7 +80,7 @@ def test_joules_are_those_of_computing_and_of_the_radio() -> None:
     assert computing > 0
     idle_ma = device.battery.idle_ma or 0.0
     assert sending - computing == pytest.approx(2.0 * (100.0 + idle_ma) / 1e3 * 3.85)
-    with pytest.raises(ProfileError, match=r"has no \[battery\], so what it draws is not known"):
+    with pytest.raises(ProfileError, match=r"has no \[battery\], so its power is unknown"):
         _ = measured(device="pi-4").joules
 
 

@@ -66,7 +66,7 @@ def test_each_budget_is_of_its_own_figure() -> None:
         ({"second": 1.0}, "budget 'second' not found; did you mean 'seconds'? have: "),
         ({"seconds": -1.0}, "budget seconds must be a finite number of at least 0 (got -1.0)"),
         ({"seconds": float("nan")}, "budget seconds must be a finite number of at least 0 (got nan)"),
-        ({"joules": 1.0}, "budget joules: device 'pi-4' has no [battery], so what it draws is not known"),
+        ({"joules": 1.0}, "budget joules: device 'pi-4' has no [battery], so its power is unknown"),
     ],
 )
 def test_a_budget_that_cannot_be_held_is_one_line(budget: dict[str, float], says: str) -> None:

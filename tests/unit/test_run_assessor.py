@@ -91,7 +91,7 @@ def test_a_users_function_gets_the_test_examples_and_a_model_that_does_not_train
         (lambda: {"": 1.0}, r"must return names of 1 to 32 letters \(got ''\)"),
         (lambda: {"a\n": 1.0}, r"must return names of 1 to 32 letters"),
         (lambda: {"a" * 33: 1.0}, r"must return names of 1 to 32 letters"),
-        (lambda: {f"m{k}": 1.0 for k in range(17)}, r"must return at most 16 measures \(got 17\)"),
+        (lambda: {f"m{k}": 1.0 for k in range(17)}, r"must return at most 16 metrics \(got 17\)"),
         (lambda: {"accuracy": 97.5}, r"must return an accuracy from 0 to 1 \(got 97.5\)"),
     ],
 )
