@@ -103,14 +103,14 @@ class DeviceResult:
         self._verdicts: list[Verdict] = []
 
     @property
-    def settled(self) -> bool:
-        """Budgets with head-room have made up for the doubts."""
-        return any(one.note for one in self._verdicts)
+    def note(self) -> str:
+        """Set where budgets with head-room have made up for the doubts."""
+        return next((one.note for one in self._verdicts if one.note), "")
 
     @property
     def doubt(self) -> str:
         """The reason why the figures do not count; empty if they do."""
-        return "" if self.settled else verdict.doubted(self.measured).why
+        return "" if self.note else verdict.doubted(self.measured).why
 
     @property
     def outcome(self) -> Outcome:
@@ -121,7 +121,7 @@ class DeviceResult:
     def why(self) -> str:
         """The reason of the outcome, or why doubtful figures passed."""
         whys = [one.why for one in self._verdicts if one.outcome == self.outcome and one.why]
-        return "; ".join(whys) or self.doubt or next((one.note for one in self._verdicts if one.note), "")
+        return "; ".join(whys) or self.doubt or self.note
 
     def assert_budget(self, **budgets: float) -> None:
         """Fail unless each figure is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
@@ -132,12 +132,12 @@ class DeviceResult:
         """
         __tracebackhide__ = True
         if budgets:
-            self.require(verdict.within(self.measured, budgets, settled=self.settled))
+            self.require(verdict.within(self.measured, budgets, settled=bool(self.note)))
 
     def assert_pace(self, margin: float = 0.03) -> None:
         """Fail unless the device's pace is shown to be kept: two one-sided tests at 5%, ± ``margin``."""
         __tracebackhide__ = True
-        self.require(verdict.paced(self.measured, margin, settled=self.settled))
+        self.require(verdict.paced(self.measured, margin, settled=bool(self.note)))
 
     def require(self, found: Verdict) -> None:
         """Note a verdict. `NotMet` or `Invalid` unless it is PASS."""
@@ -286,7 +286,7 @@ class EdgeDevice:
                 measurements,
                 self._mark.budgets,
                 before,
-                settled=result.settled,
+                settled=bool(result.note),
                 tolerance=self.session.options.tolerance,
                 family=Family(self._test.devices, known),
             )

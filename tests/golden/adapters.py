@@ -47,23 +47,30 @@ def run(table: Mapping[str, Any], folder: Path, base: Path, warm: Any) -> None:
 
 def device_result(repetitions: Sequence[Mapping[str, Any]], doubt: str = "") -> Any:
     """What the pytest plugin knows of a function that ran so on a pixel-3a over LTE."""
-    from edgefl.regression.verdict import DeviceResult
+    from edgefl.regression.device import DeviceResult
     from tests.unit.regression_samples import measured, repetition
 
-    result = DeviceResult("step", measured([repetition(**each) for each in repetitions]))
-    result.doubt = doubt
-    return result
+    found = measured([repetition(**each) for each in repetitions])
+    vars(found)["doubts"] = [doubt] if doubt else []
+    return DeviceResult("step", found)
+
+
+def doubts(repetitions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The reasons why these figures do not count."""
+    from tests.unit.regression_samples import measured, repetition
+
+    return measured([repetition(**each) for each in repetitions]).doubts
 
 
 def against_baseline(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
     """The pytest plugin's comparison of two measurements."""
-    from edgefl.regression.verdict import changed, compare
+    from edgefl.regression.verdict import changed, compare, loads_apart
     from tests.unit.regression_samples import entry, repetition
 
-    then, later = (entry([repetition(**each) for each in part]) for part in (before, now))
+    then, later = (entry([repetition(**each) for each in part]).samples for part in (before, now))
     found = compare(then, later)
     lines = [f"{one}: {grew}, {one.undecided}" for one, grew in zip(found, changed(found, 4), strict=True)]
-    return [*lines, str(then.loads_apart(later))]
+    return [*lines, str(loads_apart(then, later))]
 
 
 def programs_verdict(
@@ -73,16 +80,18 @@ def programs_verdict(
     conditions: Mapping[str, Any],
 ) -> tuple[list[str], float | None, float | None]:
     """The verdict of ``edgefl exec``: reasons, and the errors' median and 95th percentile."""
-    from edgefl.limits.fidelity import Conditions
+    from edgefl.limits.verdict import Conditions
     from edgefl.programs.result import PhoneResult, judge
 
     found = [msgspec.convert(one, PhoneResult) for one in phones]
-    return judge(found, transmissions, time_scale, Conditions(**conditions))
+    held = judge(found, transmissions, time_scale, Conditions(**conditions))
+    return list(held.reasons), held.median_abs_error, held.p95_abs_error
 
 
 def fidelity(profiles: Sequence[str], declared_s: Any, achieved_s: Any, **more: Any) -> Any:
     """A run's verdict, as plain data."""
-    from edgefl.limits.fidelity import Conditions, assess
+    from edgefl.limits.fidelity import assess
+    from edgefl.limits.verdict import Conditions
 
     conditions = Conditions(**more.pop("conditions", {}))
     return msgspec.to_builtins(assess(profiles, declared_s, achieved_s, conditions=conditions, **more))

@@ -54,7 +54,7 @@ def plugin() -> Any:
             result = adapters.device_result(repetitions, doubt)
             says = _raised(result.assert_pace if budget is None else partial(result.assert_budget, **budget))
             found[f"{name}, {doubt}, {budget}"] = [says, result.outcome, result.note]
-        found[name] = [repr(result), *result.measured.reasons()]
+        found[name] = [repr(result), *adapters.doubts(repetitions)]
     pairs = itertools.permutations(MEASURED, 2)
     for before, now in (pair for pair in pairs if "steady" in pair or "busy host" in pair):
         found[f"{before} -> {now}"] = adapters.against_baseline(MEASURED[before], MEASURED[now])
