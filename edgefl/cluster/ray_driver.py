@@ -98,7 +98,7 @@ def _drive(channel: Channel[Opened], address: str, code: str) -> None:
         ray.kill(actors.pop(name))  # otherwise it would occupy the cores once they are free
     secrets = {name: os.urandom(32) for name in actors}
     if not secrets:
-        why = "; ".join(f"node {name}: {why}" for name, why in absent.items()) or "none has free cores"
+        why = "; ".join(f"node {name}: {why}" for name, why in absent.items()) or "none has CPU cores"
         raise ConfigError(f"no node of the Ray cluster can take part: {why}")
     joiners = {name: public(secret) for name, secret in secrets.items()}
     here = bracketed(ray.util.get_node_ip_address())

@@ -117,8 +117,9 @@ def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> N
     """
     have = ", ".join(sorted(measured))
     if stop.accuracy is not None and "accuracy" not in measured:
-        instead = 'stop.metric = { name = "loss", at_most = … }'
-        raise Fault("stop.accuracy", f"stop.accuracy: accuracy is not evaluated here ({have}); use {instead}")
+        instead = 'use stop.metric = { name = "loss", at_most = … }'
+        text = f"stop.accuracy: accuracy is not evaluated here, only {have}; {instead}"
+        raise Fault("stop.accuracy", text)
     if stop.metric is not None and stop.metric.name not in measured:
         text = f"stop.metric.name: {unknown('measure', stop.metric.name, measured)}"
         raise Fault("stop.metric.name", text)

@@ -149,7 +149,7 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
     given, battery = tables.get("battery", {}), _battery(items)
     if "capacity_mah" not in given | battery:
         allowed = "above 0 mAh, since the base profile has no capacity"
-        raise ProfileError(f"{path}: battery.capacity: got nothing; allowed: {allowed}")
+        raise ProfileError(f"{path}: battery.capacity: missing; allowed: {allowed}")
     before = sources.pop("battery", None)
     for key in given if before is not None else ():
         sources.setdefault(f"battery.{key}", before)

@@ -28,7 +28,7 @@ CLIENTS = 100  # default maximum number of imported clients
 MOST_CLIENTS = 5000  # a larger fleet would not fit a profile file
 MOST_INTERVALS = 20_000_000
 FORWARD_GFLOP = 0.6
-"""Inference of MobileNet-V2 on one 224 × 224 image: 300 M multiply-adds (Sandler et al., CVPR 2018)."""
+"""GFLOP of MobileNet-V2's inference on one 224 × 224 image: 300 M multiply-adds (Sandler et al. 2018)."""
 UNCERTAIN = 6.0
 Figure = Annotated[float, msgspec.Meta(gt=0, lt=1e12)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e12)]
@@ -78,11 +78,11 @@ def write(fleet: FleetFile) -> bytes:
         device = load_device(name)
         network = load_network(fleet.network if isinstance(fleet.network, str) else fleet.network[name])
         if device.cpu is None or device.slowdown is not None:
-            why = "no cpu" if device.cpu is None else "a slowdown that is drawn"
-            raise ProfileError(f"device {device.id!r} has {why}; FedScale states one speed for each client")
+            why = "no cpu" if device.cpu is None else "a drawn slowdown"
+            raise ProfileError(f"device {device.id!r} has {why}; FedScale has one speed per client")
         down, up = network.down.rate_mbps, network.up.rate_mbps
         if down is None or up is None:
-            why = f"network {network.id!r} has no rate; FedScale states one bandwidth for each client"
+            why = f"network {network.id!r} has no rate; FedScale has one bandwidth per client"
             raise ProfileError(why)
         computation_ms = FORWARD_GFLOP / device.cpu.rate_gflops.train * 1e3
         entry = {"computation": computation_ms, "communication": 2 / (1 / down + 1 / up) * 1e3}

@@ -106,7 +106,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     model: TimeModel
     rows: tuple[Row, ...]
     unseen: tuple[HeldOutPrediction, ...]
-    """Every row once; empty if there is only one network."""
+    """One prediction for every row; empty if there is only one network."""
 
 
 class ErrorSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -290,9 +290,9 @@ class Trips:
         self._whole: dict[int, _Whole] = {}
 
     def step_s(self, client: int, examples: int) -> float:
-        """Seconds of a step on ``examples``, at the full speed of the client's device.
+        """Seconds of a step on a batch of ``examples``, at the full speed of the client's device.
 
-        If a delay model sets the trip's time, all examples take one second: only proportions count.
+        If a delay model sets the trip's time, each example counts as one second: only proportions matter.
         """
         return self._step_s(self._clients[client], examples)
 

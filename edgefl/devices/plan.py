@@ -46,7 +46,7 @@ class TripPlan(NamedTuple):
     dies_s: float = math.inf
     """Seconds into the trip until the client's process is killed."""
     rests: bool = False
-    """During ``tail_s`` the client idles, with all steps done; otherwise it computes an unfinished step."""
+    """True: during ``tail_s`` the client idles, all steps done. False: it computes an unfinished step."""
 
     @property
     def down_s(self) -> float:

@@ -3,7 +3,7 @@
     seconds = Σ operations of a class / its rate + Σ bytes of a kind / their bandwidth
             + planes, calls and parameters · unit cost + a fixed part
 
-Each term belongs to one *runtime*: the same phone needs a different time with another library. Rates are
+Each term belongs to one *runtime*: the same step takes a different time with another library. Rates are
 effective ones, fitted to measured steps (`edgefl.devices.fit`), not hardware peaks.
 """
 

@@ -249,7 +249,7 @@ def _inputs(values: Any, name: str, part: str) -> Any:
     """Convert floats to float32 and whole numbers (tokens) to int64; return `Examples` unchanged."""
     if isinstance(values, Images | Tokens):
         return values
-    inputs = np.asarray(values, order="C")  # FlatModel needs batches in row-major order
+    inputs = np.asarray(values, order="C")  # models flatten a batch with view(), which needs this order
     if inputs.ndim < 2 or inputs.dtype.kind not in "fiu":
         raise ConfigError(
             f"data.name: {name!r}: {part} must be numbers of shape (n, ...) "

@@ -39,7 +39,7 @@ Together = Literal["never", "at first", "always"]
 
 
 class Burst(NamedTuple):
-    """CPU seconds of the host in a window of a client's trip; start and length of it in emulated seconds."""
+    """CPU seconds of the host within a window of a client's trip; the window is in emulated seconds."""
 
     host_cpu_s: float
     start_s: float
@@ -172,7 +172,7 @@ def _smallest(
 
 
 def _coincident(bursts: Sequence[Burst]) -> float:
-    """Return the cores needed by the densest interval if all trips start at once: EDF's demand bound."""
+    """Cores needed in the densest interval if all trips start at once (real-time demand bound)."""
     merged: dict[tuple[float, float], float] = {}
     for one in bursts:
         window = (one.start_s, one.start_s + one.emulated_s)

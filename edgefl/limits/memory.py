@@ -47,10 +47,10 @@ class MemoryLimit:
 
     Create it in the client after the fork and after opening sockets, so that these do not count.
 
-    Hard limit: ``RLIMIT_DATA`` is set to the present private writable memory plus the limit, so that an
+    Enforced: ``RLIMIT_DATA`` is set to the present private writable memory plus the limit, so that an
     allocation beyond it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts
-    mapped memory, touched or not, and thread stacks, but no shared memory. Soft limit: `over` and `used_mib`
-    read the growth of private resident memory. Pages shared with the parent do not count.
+    mapped memory, touched or not, and thread stacks, but no shared memory. Only observed: `over` and
+    `used_mib` read the growth of private resident memory. Pages shared with the parent do not count.
     """
 
     def __init__(self, limit_mib: float) -> None:
@@ -62,7 +62,7 @@ class MemoryLimit:
             soft, (_, hard) = data_bytes + int(limit_mib * _MIB), resource.getrlimit(resource.RLIMIT_DATA)
             if hard != resource.RLIM_INFINITY:
                 soft = min(soft, hard)
-            with contextlib.suppress(OSError, ValueError):  # refused: only the soft limit applies
+            with contextlib.suppress(OSError, ValueError):  # refused: the limit is only observed
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def _private_bytes(self) -> int | None:

@@ -33,7 +33,7 @@ AHEAD_NS = 50_000_000  # wall time by which work within a phase may be ahead of 
 
 
 def set_timer_slack(slack_ns: int = 1) -> bool:
-    """Set this thread's timer slack, by default 50 µs; return whether Linux accepted it."""
+    """Set this thread's timer slack (Linux's default: 50 µs); return whether Linux accepted it."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     return int(prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0)) == 0
 

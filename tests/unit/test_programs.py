@@ -215,7 +215,7 @@ def test_the_share_is_the_ratio_of_one_steps_times() -> None:
     model = device.time_model()
     assert model is not None
     assert cpu_share(device, host) * model.predict(FEMNIST_STEP).seconds == pytest.approx(FEMNIST_FLOP / 50e9)
-    with pytest.raises(ConfigError, match="no computing rates"):
+    with pytest.raises(ConfigError, match="says nothing of computing"):
         cpu_share(load_device("paper-exponential"), host)
 
 

@@ -201,7 +201,7 @@ def test_an_own_loss_that_fails_on_the_test_examples_is_a_problem(monkeypatch: p
     [
         (
             Stop(accuracy=0.5),
-            r"stop.accuracy: accuracy is not evaluated here \(loss\); use stop.metric = { name",
+            r"stop.accuracy: accuracy is not evaluated here, only loss; use stop.metric = { name",
         ),
         (
             Stop(metric=MetricGoal(name="mae", at_most=1.0)),
