@@ -223,8 +223,8 @@ def unprivileged(code: str) -> str:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("open('cgroup', os.getpid(), 0.5)", "throttle 'cgroup' cannot be used here: no group can be made"),
-        ("open_memory(os.getpid(), 64)", "memory 'cgroup' cannot be used here: no group can be made"),
+        ("open('cgroup', os.getpid(), 0.5)", "throttle 'cgroup' cannot be used here: no group can be created"),
+        ("open_memory(os.getpid(), 64)", "memory 'cgroup' cannot be used here: no group can be created"),
         ("open('sigstop', os.getppid(), 0.5)", "belongs to another user and cannot be throttled"),
         ("open('sigstop', own.pid, 0.5).close()", ""),
     ],
@@ -304,7 +304,7 @@ def test_a_mechanism_without_the_right_is_refused_at_once(key: str, others: str,
     arguments = ["run", str(file), "--set", f"fleet.{key}=cgroup", "--out", str(tmp_path / "run")]
     code, out, err = Command(*arguments, before=runs.UNPRIVILEGED).finish()
     assert code == 2
-    assert err.startswith(f"edgefl: fleet.{key}: 'cgroup' cannot be used here: no group can be made in ")
+    assert err.startswith(f"edgefl: fleet.{key}: 'cgroup' cannot be used here: no group can be created in ")
     assert err.endswith(f"Permission denied; {others} no privileges\n")
     assert err.count("\n") == 1
     assert out == ""
