@@ -70,7 +70,7 @@ class Trainer:
         steps: int | None = None,
         given: TripInputs | None = None,
     ) -> TrainResult:
-        """Run one trip from the model's present state on rows ``rows`` (default: all) of ``x`` and ``y``.
+        """Run one trip from the model's present state on the rows ``rows`` (default: all) of ``x`` and ``y``.
 
         Each epoch uses a new order of the rows. ``steps`` overrides the rule's number of steps. ``done(n)``
         is called after each step with its number of examples; an exception from it ends the training. The

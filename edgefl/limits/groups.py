@@ -20,7 +20,7 @@ PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
 ACCOUNTING = "cpuacct"
 _OWN = "own"
-"""Version 2: subgroup for moved processes, because a group that delegates controllers may hold none."""
+"""Version 2: subgroup for moved processes; a group that delegates controllers may hold no process."""
 _PATIENCE_S = 2.0  # wait for ended processes to leave their group
 
 
