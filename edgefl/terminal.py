@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -17,3 +18,8 @@ def printable(text: str, keep: str = "") -> str:
 def say(text: object, *, err: bool = False, end: str = "\n") -> None:
     """Print to standard output, or to standard error."""
     print(printable(str(text), "\n\t"), end=end, file=sys.stderr if err else sys.stdout, flush=True)
+
+
+def can_redraw() -> bool:
+    """True if standard error is a terminal on which lines can be drawn over."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")

@@ -11,12 +11,11 @@ chaos        a run whose processes are killed and that is resumed until it is do
              left, chaos_findings tells of it
 workloads    what the clients of a measurement do in place of training
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json; tuning: its steps
-races        verdicts on ratios of costs (the statistics are in results)
 fedbuff, fedstaleweight, defedavg    one paper each
 ablations_fedbuff, ablations_privacy, ablations_defedavg    their smaller tables and figures
 table2_fedbuff    one of those at its full size
 deciding     what decides FedBuff against DeFedAvg
-claims       what a race says of a paper's claim
+claims       a race of two algorithms, judged by a paper's claim (the statistics are in results)
 mutants      wrong implementations that a claim must fail with; verdicts: the power of a study's verdicts
 theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
              the problem in quadratic; frontier: how fair weights can be under a bounded step; strategic: a

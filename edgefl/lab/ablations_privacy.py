@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgefl.lab.races import p_value
-from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, points, share, verdict
-from edgefl.results.statistics import difference, higher
+from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, share, verdict
+from edgefl.results.statistics import difference, higher, p_value, points
 
 FEDBUFF, FTRL, SGD = "FedBuff, DP-FTRL", "FedAvgM, DP-FTRL", "FedAvgM, DP-SGD"
 CLIENTS, COHORT, BUFFER = 12_000, 100, 10

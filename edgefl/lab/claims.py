@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from edgefl.lab import races
-from edgefl.lab.study import UNSETTLED, Curves, Finding
-from edgefl.results.statistics import Over, ratio
+from edgefl.lab.study import UNSETTLED, Curves, Finding, Verdict
+from edgefl.results.statistics import CostRatio, Over, p_of_ratio, ratio
 
 COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "version": "versions"}
+
+
+SAME_SIZE = 0.5
+"""The share of a paper's effect, on the scale of logarithms, from which on ours counts as of its size."""
 
 
 class Race(NamedTuple):
@@ -32,7 +35,7 @@ class Race(NamedTuple):
         target = curves.target(self.mine)
         ours, theirs = (_cost(curves.reached(label, target, self.over)) for label in (self.mine, self.other))
         found = curves.race(self.mine, self.other, target, self.over)
-        says = races.judged(found, self.size)
+        says = judged(found, self.size)
         return Finding(
             f"{self.mine} takes fewer {COSTS[self.over]} to {target:.0%} than {self.other}",
             self.source,
@@ -42,7 +45,7 @@ class Race(NamedTuple):
             UNSETTLED if says == "out of reach" else "",
             (self.mine,),
             (self.other,),
-            races.p_of_ratio(found, len(curves.ended(self.mine, self.over))),
+            p_of_ratio(found, len(curves.ended(self.mine, self.over))),
         )
 
 
@@ -61,12 +64,35 @@ def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race,
         source,
         paper,
         f"{found or 'not settled'}",
-        races.judged(found, None),
+        judged(found, None),
         note,
         (many.mine, few.mine),
         (many.other, few.other),
-        races.p_of_ratio(found, len(large)),
+        p_of_ratio(found, len(large)),
     )
+
+
+def judged(found: CostRatio | None, paper: float | None) -> Verdict:
+    """The verdict on a claim that the other takes ``paper`` times as much (None: only that it takes more).
+
+    It is reproduced if our interval lies above 1 and our mean has at least half of the paper's effect in
+    logarithms (√paper), smaller if only the first holds. "out of reach" is a race that some run ended too
+    soon to settle.
+
+    >>> judged(CostRatio(1.2, 1.1, 1.3), 5.7), judged(CostRatio(4.6, 3.1, 6.9), 5.7)
+    ('smaller', 'reproduced')
+    >>> judged(CostRatio(1.2, 0.8, 1.8), 1.2)
+    'not reproduced'
+    >>> judged(None, 2.0), judged(CostRatio(2.0, 1.5, math.inf, at_least=True), 9.0)
+    ('out of reach', 'out of reach')
+    """
+    if found is None:
+        return "out of reach"
+    if found.low <= 1.0:
+        return "out of reach" if found.at_least and found.mean > 1.0 else "not reproduced"
+    if paper is None or math.log(found.mean) >= SAME_SIZE * math.log(paper):
+        return "reproduced"
+    return "out of reach" if found.at_least else "smaller"
 
 
 def _cost(reached: Sequence[float]) -> str:

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from edgefl.lab.quadratic import DESCENT, NOISE, Expected, Quadratic, Trajectory, descend
-from edgefl.lab.races import p_value
 from edgefl.lab.study import Finding, verdict
-from edgefl.results.statistics import estimate
+from edgefl.results.statistics import estimate, p_value
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.defedavg_iid import DeFedAvgIID
 from edgefl.strategies.defedavg_niid import DeFedAvgNIID

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgefl.lab.races import judged, p_of_ratio, p_value
-from edgefl.lab.study import Arm, Curves, Finding, Study, points, share, verdict
-from edgefl.results.statistics import difference, higher
+from edgefl.lab.claims import judged
+from edgefl.lab.study import Arm, Curves, Finding, Study, share, verdict
+from edgefl.results.statistics import difference, higher, p_of_ratio, p_value, points
 
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from rich.text import Text
@@ -19,15 +18,19 @@ from edgefl import config, toml
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
 from edgefl.files import write_json, write_text
-from edgefl.lab.races import Verdict
 from edgefl.results import compare, page, statistics, tables
 from edgefl.results.pictures import AXES, curves_picture
 from edgefl.results.record import EvaluationRow, Record
-from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
-from edgefl.results.statistics import LearningCurve, Over, learning_curve
+from edgefl.results.run_folder import SUMMARY_FILE
+from edgefl.results.statistics import Over
 from edgefl.results.summary import applied_weight, profile_of, rounded, slow_group, summarize
-from edgefl.results.targets import target_of
+from edgefl.results.targets import RaceTarget, settings_of, target_of
 from edgefl.run.sweep import finished, warm
+
+Verdict = Literal[
+    "reproduced", "holds", "smaller", "not reproduced", "not settled", "same runs", "out of reach"
+]
+"""``holds``: some mutant of the arm is reproduced too (`edgefl.lab.verdicts`)."""
 
 
 class Finding(NamedTuple):
@@ -96,16 +99,6 @@ def share(values: Sequence[float]) -> str:
     return statistics.share(statistics.estimate(values))
 
 
-def points(found: statistics.Estimate) -> str:
-    """A difference of accuracies, in points of per cent.
-
-    >>> points(statistics.Estimate(0.021, 0.004)), points(statistics.Estimate(-0.01, None))
-    ('+2.1 ±0.4 points', '-1.0 points')
-    """
-    half = "" if found.half is None else f" ±{found.half * 100:.1f}"
-    return f"{found.mean * 100:+.1f}{half} points"
-
-
 LAST = statistics.WINDOW
 """Evaluations at the end whose mean is the final accuracy."""
 
@@ -139,17 +132,13 @@ class Curves:
         """The mean over the last evaluations, or with 0 over all: who learns sooner has more."""
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
-    def _curves(self, label: str, over: Over) -> Iterator[LearningCurve]:
-        for record in self.records[label]:
-            yield learning_curve(record.evaluations, _experiment(record.folder).evaluation, over)
-
     def reached(self, label: str, target: float, over: Over) -> list[float]:
         """Client trips, emulated seconds or versions until the smoothed accuracy reached ``target``."""
-        return [curve.reached(target) for curve in self._curves(label, over)]
+        return [RaceTarget(target, "").reached(record, over) for record in self.records[label]]
 
     def ended(self, label: str, over: Over) -> list[float]:
         """The cost until the smoothed curve's end; 0 where it has no point."""
-        return [curve.end for curve in self._curves(label, over)]
+        return [RaceTarget(1.0, "").curve(record, over).end for record in self.records[label]]
 
     def race(self, mine: str, other: str, target: float, over: Over) -> statistics.CostRatio | None:
         """The cost of ``other`` until the target over that of ``mine``; None where a run ended too soon."""
@@ -177,14 +166,9 @@ class Curves:
     def target(self, label: str) -> float:
         """The accuracy that the arm's runs were to stop at."""
         (record, *_) = self.records[label]
-        target = _experiment(record.folder).stop.accuracy
+        target = settings_of(record)[1].accuracy
         assert target is not None, "the settings stop at a target accuracy"
         return target
-
-
-@cache
-def _experiment(folder: Path) -> Experiment:
-    return config.load(folder / EXPERIMENT_FILE)
 
 
 SEEDS = (1, 2, 3)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from edgefl.lab.mutants import MUTANTS, Mutant
 from edgefl.lab.study import HOLDING, QUICK, Arm, Curves, Finding, Study
+from edgefl.results.statistics import discovery_limit
 
 FALSE_DISCOVERIES = 0.05
 """The expected share of false ones among the claims that survive the correction."""
@@ -95,9 +96,7 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
     >>> [one.survives for one in corrected([Finding("", "", "", "", "reproduced", p=p) for p in ps])]
     [True, True, True, False, None]
     """
-    sorted_ps = sorted(one.p for one in findings if one.p is not None)
-    steps = (p for rank, p in enumerate(sorted_ps, 1) if p <= rank / len(sorted_ps) * FALSE_DISCOVERIES)
-    limit = max(steps, default=-1.0)
+    limit = discovery_limit([one.p for one in findings if one.p is not None], FALSE_DISCOVERIES)
     return [one if one.p is None else one._replace(survives=one.p <= limit) for one in findings]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Self
@@ -18,7 +16,7 @@ from edgefl.programs import messages
 from edgefl.programs.phone import HeldPhone
 from edgefl.programs.result import LEAST_CPU_S
 from edgefl.results.tables import FittedTable, number, percent, table
-from edgefl.terminal import say
+from edgefl.terminal import can_redraw, say
 
 REDRAW_S = 0.5
 MOST_ROWS = 20
@@ -122,5 +120,4 @@ class PhonesTable(PhonesView):
 def make_view(phones: int, quiet: bool) -> PhonesView:
     """The view for this terminal, on stderr: one phone has the terminal to itself."""
     console = Console(stderr=True, highlight=False)
-    can_draw = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-    return PhonesTable(console) if can_draw and phones > 1 and not quiet else PhonesView(quiet)
+    return PhonesTable(console) if can_redraw() and phones > 1 and not quiet else PhonesView(quiet)

@@ -1,4 +1,4 @@
-"""Statistics of runs over seeds: estimates, and the cost until a learning curve reaches a target.
+"""Statistics of runs over seeds: estimates, p-values, and the cost until a learning curve reaches a target.
 
 A curve of accuracies swings by percents from one evaluation to the next. The first evaluation that touches
 a target therefore depends on luck and on how often the model is evaluated. Here both curves are sampled at
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from edgefl.experiment import Evaluation
 from edgefl.results.record import EvaluationRow
@@ -71,6 +71,16 @@ def share(value: Estimate) -> str:
     return f"{value.mean:.1%}" if value.half is None else f"{value.mean * 100:.1f} ±{value.half * 100:.1f}%"
 
 
+def points(found: Estimate) -> str:
+    """A difference of shares, in points of per cent.
+
+    >>> points(Estimate(0.021, 0.004)), points(Estimate(-0.01, None))
+    ('+2.1 ±0.4 points', '-1.0 points')
+    """
+    half = "" if found.half is None else f" ±{found.half * 100:.1f}"
+    return f"{found.mean * 100:+.1f}{half} points"
+
+
 def difference(mine: Sequence[float], other: Sequence[float]) -> Estimate:
     """The difference of two figures, paired over seeds, with its 95% interval."""
     return estimate([a - b for a, b in zip(mine, other, strict=True)])
@@ -83,6 +93,32 @@ def higher(found: Estimate) -> bool:
     (True, False)
     """
     return found.half is not None and found.mean - found.half > 0.0
+
+
+def p_value(found: Estimate, seeds: int) -> float:
+    """One-sided p-value that a mean over seeds is above 0 by chance (Student's t); 1 for a single seed.
+
+    >>> p_value(Estimate(1.0, 1.0), seeds=3), p_value(Estimate(2.0, None), seeds=1)
+    (0.025, 1.0)
+    """
+    if found.half is None or not math.isfinite(found.half):
+        return 1.0
+    if found.half == 0.0:
+        return float(found.mean <= 0.0)
+    t = found.mean / found.half * stdtrit(seeds - 1, 0.975)
+    return round(float(stdtr(seeds - 1, -t)), 12)
+
+
+def discovery_limit(ps: Sequence[float], share: float) -> float:
+    """The largest p-value that passes Benjamini and Hochberg's correction (1995); -1 where none does.
+
+    ``share`` is the expected share of false ones among those that pass.
+
+    >>> discovery_limit([0.001, 0.02, 0.024, 0.2], 0.05), discovery_limit([0.9], 0.05)
+    (0.024, -1.0)
+    """
+    steps = (p for rank, p in enumerate(sorted(ps), 1) if p <= rank / len(ps) * share)
+    return max(steps, default=-1.0)
 
 
 def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
@@ -203,21 +239,22 @@ class CostRatio(NamedTuple):
     at_least: bool = False
     """In some seed the other run ended before it reached the target: its end counts."""
 
-    def __str__(self) -> str:
-        """The mean, or a bound on it, and the interval where there is one.
+    def at(self, mean: str, ends: str) -> str:
+        """The mean, or a bound on it, and the interval where there is one, at these digits.
 
-        >>> print(CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7), CostRatio(3.0, 0.0, math.inf), sep=", ")
-        2.0× (1.6 to 2.6), < 0.5× (0.7 or less), 3.0×
+        >>> found = CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7), CostRatio(3.0, 0.0, math.inf)
+        >>> print(*found, found[0].at(".2f", ".2f"), sep=", ")
+        2.0× (1.6 to 2.6), < 0.5× (0.7 or less), 3.0×, 2.00× (1.60 to 2.60)
         """
         above, below = self.low > 0.0, math.isfinite(self.high)
-        sign, interval = "> " if self.at_least else "", ""
-        if above and below:
-            interval = f" ({self.low:.2g} to {self.high:.2g})"
-        elif above:
-            interval = f" ({self.low:.2g} or more)"
-        elif below:
-            sign, interval = "< ", f" ({self.high:.2g} or less)"
-        return f"{sign}{self.mean:.1f}×{interval}"
+        low, high = format(self.low, ends), format(self.high, ends)
+        sign = "> " if self.at_least else "< " if below and not above else ""
+        interval = f" ({low} to {high})" if below else f" ({low} or more)" if above else ""
+        interval = f" ({high} or less)" if below and not above else interval
+        return f"{sign}{format(self.mean, mean)}×{interval}"
+
+    def __str__(self) -> str:
+        return self.at(".1f", ".2g")
 
 
 def ratio(
@@ -256,6 +293,20 @@ def ratio(
     low = 0.0 if at_most else math.exp(found.mean - half)
     high = math.inf if at_least or half == math.inf else math.exp(min(700.0, found.mean + half))
     return CostRatio(math.exp(found.mean), low, high, at_least)
+
+
+def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
+    """The one-sided p-value that the ratio is above 1 by chance, on logarithms.
+
+    A run that ended before the target counts with its end, as in the interval: then the p-value is a bound.
+
+    >>> p_of_ratio(CostRatio(2.0, 1.0, 4.0), seeds=3), p_of_ratio(None, seeds=3)
+    (0.025, 1.0)
+    """
+    if found is None or found.low <= 0.0:
+        return 1.0
+    half = math.log(found.mean / found.low) if found.low < found.mean or found.high > found.mean else 0.0
+    return p_value(Estimate(math.log(found.mean), half), seeds)
 
 
 def summary_curve(

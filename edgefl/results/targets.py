@@ -18,6 +18,7 @@ from edgefl.results.statistics import (
     WINDOW,
     CostRatio,
     LearningCurve,
+    Over,
     estimate,
     learning_curve,
     ratio,
@@ -58,15 +59,15 @@ class RaceTarget(NamedTuple):
         how = f"the mean of {self.window} evaluations in a row" if self.window > 1 else "one evaluation"
         return f"Reached: {how} is {'below' if self.at_most else 'above'} the target ({self.why})."
 
-    def curve(self, record: Record, over: Cost) -> LearningCurve:
+    def curve(self, record: Record, over: Over) -> LearningCurve:
         """The run's curve of the measure, negated where it has to fall."""
         sign = -1.0 if self.at_most else 1.0
         rows = [row for row in record.evaluations if math.isfinite(value_of(row, self.measure))]
-        asked = _settings(record)[0]
+        asked = settings_of(record)[0]
         return learning_curve(rows, asked, over, lambda row: sign * value_of(row, self.measure), self.window)
 
-    def reached(self, record: Record, over: Cost) -> float:
-        """Emulated seconds or client trips until the run reached the target; NaN if it did not."""
+    def reached(self, record: Record, over: Over) -> float:
+        """Emulated seconds, client trips or versions until the run reached the target; NaN if it did not."""
         return self.curve(record, over).reached(-self.value if self.at_most else self.value)
 
 
@@ -83,7 +84,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, so many count here, too.
     """
     check_target(given)
-    stops = [_settings(record)[1] for record in records]
+    stops = [settings_of(record)[1] for record in records]
     same = len({(stop.accuracy, stop.accuracy_over, stop.metric) for stop in stops}) == 1
     stop = stops[0] if same else Stop()
     window = min(WINDOW, stop.accuracy_over) if stop.accuracy is not None else WINDOW
@@ -107,7 +108,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     return RaceTarget(highest, "the highest that every run reached, since no target was given")
 
 
-def _settings(record: Record) -> tuple[Evaluation, Stop]:
+def settings_of(record: Record) -> tuple[Evaluation, Stop]:
     """The run's ``[evaluation]`` and ``[stop]``, read without the code that its experiment may name."""
     try:
         tables = toml.read(record.folder / EXPERIMENT_FILE)
@@ -173,13 +174,8 @@ def ratio_text(found: CostRatio) -> str:
     >>> ratio_text(CostRatio(1.244, 1.04, 1.48)), ratio_text(CostRatio(3.0, 0.0, math.inf))
     ('1.24× (1.04 to 1.48)', '3.00× (one seed)')
     """
-    if found.low > 0.0 and math.isfinite(found.high):
-        return f"{found.mean:.2f}× ({found.low:.2f} to {found.high:.2f})"
-    if found.at_least:
-        return f"> {found.mean:.2f}×" + (f" ({found.low:.2f} or more)" if found.low > 0.0 else "")
-    if math.isfinite(found.high):
-        return f"< {found.mean:.2f}× ({found.high:.2f} or less)"
-    return f"{found.mean:.2f}× (one seed)"
+    open_ended = found.low == 0.0 and math.isinf(found.high) and not found.at_least
+    return found.at(".2f", ".2f") + (" (one seed)" if open_ended else "")
 
 
 def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record]) -> ToTarget:
@@ -216,7 +212,7 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
     known = against.ratios["at_s"]
     if known is None:
         return f"{text}; {second}: {against.text('at_s')} ({against.passed} runs reached it), not settled."
-    text += f"; {second} took {ratio_text(known).replace(' (one seed)', '')} as long"
+    text += f"; {second} took {known.at('.2f', '.2f')} as long"
     text = text.replace(") as long", ", 95% interval) as long")
     if math.isinf(known.high) and known.low == 0.0:
         return f"{text}. That is one seed: another may turn the order around."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from edgefl.limits.capacity import TimeScale
 from edgefl.limits.verdict import Conditions, unfit
 from edgefl.results.tables import FittedTable, PlainConsole, many, number, percent, seconds, table
 from edgefl.run import control
-from edgefl.terminal import printable, say
+from edgefl.terminal import can_redraw, printable, say
 
 LINE_S = 5.0
 """Wall seconds between two lines of progress at least."""
@@ -362,8 +361,7 @@ def make_view(experiment: Experiment, quiet: bool, passing: bool = False) -> Run
     if quiet:
         return RunView(experiment)
     console = PlainConsole(stderr=True, highlight=False)
-    can_draw = sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-    if can_draw and not console.options.ascii_only:
+    if can_redraw() and not console.options.ascii_only:
         return TerminalView(experiment, console, passing=passing)
     return RunView(experiment) if passing else LineView(experiment)
 

@@ -29,6 +29,7 @@ import numpy as np
 from edgefl.devices.fleet import device_of
 from edgefl.errors import EdgeflError
 from edgefl.experiment import Experiment
+from edgefl.results import page
 from edgefl.results.record import ClientRow, IncidentRow, Record, TripRow
 from edgefl.results.tables import html_table, many, number, percent, seconds
 from edgefl.run import control
@@ -68,23 +69,23 @@ def main(channel_fd: int, parent_pid: int, listener_fd: int) -> int:
     return 0
 
 
-async def _serve(channel: Channel[control.ToWeb], page: LivePage, listener: socket.socket) -> None:
+async def _serve(channel: Channel[control.ToWeb], live: LivePage, listener: socket.socket) -> None:
     ended = asyncio.Event()
 
     def news() -> None:
         try:
             for message in channel.receive_ready():
-                page.take(message)
+                live.take(message)
         except Closed:
             asyncio.get_running_loop().remove_reader(channel.fileno())
             ended.set()
 
-    server = WebServer(page.answer)
+    server = WebServer(live.answer)
     await server.start(listener)
     asyncio.get_running_loop().add_reader(channel.fileno(), news)
     news()  # what came together with the first message
     await ended.wait()
-    page.end("ended")
+    live.end("ended")
     await server.close(FAREWELL_S)
 
 
@@ -93,9 +94,11 @@ def document() -> tuple[str, str, str]:
 
     And the header that lets no other script run in it, and nothing be asked of anybody else.
     """
-    text = resources.files("edgefl.run").joinpath("web_page.html").read_text(encoding="utf-8")
-    style = resources.files("edgefl.results").joinpath("page.css").read_text(encoding="utf-8")
-    text = text.replace("/* page.css */", style)
+    style, _, body = (
+        resources.files("edgefl.run").joinpath("web_page.html").read_text("utf-8").partition("</style>\n")
+    )
+    icon = '<link rel="icon" href="data:,">'
+    text = f"{page.head('live', icon, style.removeprefix('<style>'))}\n{body}"
     script = text.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
@@ -244,8 +247,8 @@ class LivePage:
         gained, took_s = last[3] - first[3], last[1] - first[1]
         return f"{seconds((1 - last[3]) * took_s / gained)} left" if gained > 0 else ""
 
-    def _cards(self, progress: control.Progress) -> list[tuple[str, str, str, str]]:
-        """Name, figure, note and tone of each headline card."""
+    def _cards(self, progress: control.Progress) -> str:
+        """The headline cards as HTML."""
         view, fidelity = self._view, self._view.fidelity(progress)
         figures = view.figures(progress)
         own = [f"{name} {number(value, 4)}" for name, value in progress.metrics.items()]
@@ -257,15 +260,17 @@ class LivePage:
         learned = ("Accuracy", percent(progress.accuracy), ", ".join([*loss, *own]) or "not measured yet", "")
         if progress.accuracy is None and loss:
             learned = ("Loss", number(progress.loss), ", ".join(own) or "no accuracy", "")
-        return [
+        tone = "bad" if invalid else "good" if fidelity == "VALID" else ""
+        cards = [
             learned,
             ("Client trips", f"{progress.trips:,}", ", ".join(lost) or "no update was lost", ""),
             ("Throughput", f"{number(self._rate())}/s", "trips, of late", ""),
             ("Version", f"{progress.version:,}", "of the global model", ""),
             ("Staleness", number(progress.staleness_mean), f"mean; {progress.staleness_max:,} max", ""),
             ("Emulated time", seconds(progress.emulated_s), f"{seconds(progress.wall_s)} on the wall", ""),
-            ("Fidelity", fidelity or "–", why, "bad" if invalid else "good" if fidelity == "VALID" else ""),
+            ("Fidelity", fidelity or "–", why, tone),
         ]
+        return "".join(page.stat(*one) for one in cards)
 
     def _rate(self) -> float | None:
         """Trips a wall second over the last few points."""
@@ -304,11 +309,10 @@ class LivePage:
             row, trips, incidents = record.phone(client, LAST_TRIPS, LAST_INCIDENTS, LAST_TASKS)
             facts |= {} if row is None else _of_row(row)
         state = STATES[self._states[client]] if client < len(self._states) else "not connected"
-        terms = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
         none = '<p class="about">No {} yet.</p>'
         shown = [(f"{one.at_s:.1f}", one.kind, one.detail) for one in incidents]
         return (
-            f"<h3>Phone {client}: {escape(state)}</h3><dl>{''.join(terms)}</dl>"
+            f"<h3>Phone {client}: {escape(state)}</h3>{page.facts(facts)}"
             + (html_table(TRIP_COLUMNS, map(_trip, trips)) if trips else none.format("trip has ended"))
             + (html_table(INCIDENT_COLUMNS, shown) if shown else none.format("incident"))
         )

@@ -120,7 +120,8 @@ def passage(costs: Sequence[float], accuracies: Sequence[float], target: float, 
 
 def race_verdict(found: Any, paper: float | None, seeds: int) -> tuple[str, float]:
     """The verdict of ``edgefl reproduce`` on a ratio, and its p-value."""
-    from edgefl.lab.races import judged, p_of_ratio
+    from edgefl.lab.claims import judged
+    from edgefl.results.statistics import p_of_ratio
 
     return judged(found, paper), p_of_ratio(found, seeds)
 

@@ -20,18 +20,20 @@ from edgefl.lab import (
     ablations_defedavg,
     ablations_fedbuff,
     ablations_privacy,
+    claims,
     deciding,
     fedbuff,
     fedstaleweight,
     module_of,
-    races,
     study,
     tuning,
 )
 from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
 from edgefl.privacy.accounting import PrivacyAccount
+from edgefl.results import statistics
 from edgefl.results.record import EvaluationRow
 from edgefl.results.statistics import WINDOW, Estimate, difference, higher, passage, ratio, smoothed
+from edgefl.results.targets import RaceTarget
 from edgefl.strategies import resolve
 from tests.reports import noisy_curve
 
@@ -162,7 +164,7 @@ def test_what_is_noise_is_seldom_reproduced(speedup: float) -> None:
             [passage(*noisy_curve(rate, 1000 * trial + 10 * seed + arm), 0.7) for seed in range(3)]
             for arm, rate in enumerate((1.0, speedup))
         ]
-        verdicts.append(races.judged(ratio(*passages, [2e3] * 3, [2e3] * 3), 5.7))
+        verdicts.append(claims.judged(ratio(*passages, [2e3] * 3, [2e3] * 3), 5.7))
     assert verdicts.count("reproduced") == 0  # a tenth is no 5.7 times, however certain
     if speedup == 1.0:
         assert verdicts.count("smaller") <= 8  # 2.5% on this side, of 100
@@ -173,8 +175,8 @@ def test_the_size_counts_too() -> None:
     mine, ends = [100.0, 110.0, 90.0], [1e3] * 3
     for factor, says in ((1.2, "smaller"), (3.0, "reproduced"), (9.0, "reproduced"), (0.8, "not reproduced")):
         other = [factor * one * wobble for one, wobble in zip(mine, (1.0, 1.02, 0.98), strict=True)]
-        assert races.judged(ratio(other, mine, ends, ends), 5.7) == says
-        assert races.judged(ratio(other, mine, ends, ends), None) == says.replace("smaller", "reproduced")
+        assert claims.judged(ratio(other, mine, ends, ends), 5.7) == says
+        assert claims.judged(ratio(other, mine, ends, ends), None) == says.replace("smaller", "reproduced")
 
 
 def test_runs_that_end_early_settle_nothing_that_they_did_not_show() -> None:
@@ -183,23 +185,23 @@ def test_runs_that_end_early_settle_nothing_that_they_did_not_show() -> None:
     bound = ratio(never, [100.0, 110.0, 90.0], ends, ends)
     assert bound is not None
     assert bound.at_least
-    assert races.judged(bound, 5.7) == "reproduced"  # ten times at least
+    assert claims.judged(bound, 5.7) == "reproduced"  # ten times at least
     assert bound.high == math.inf
-    assert races.judged(bound, 500.0) == "out of reach"  # at least ten: whether 500, nobody knows
+    assert claims.judged(bound, 500.0) == "out of reach"  # at least ten: whether 500, nobody knows
     behind = ratio([100.0, 110.0, 90.0], never, ends, ends)
-    assert races.judged(behind, 2.0) == "not reproduced"
+    assert claims.judged(behind, 2.0) == "not reproduced"
     assert str(behind).startswith("< 0.1×")
-    assert races.judged(ratio(never, never, ends, ends), 2.0) == "out of reach"
-    assert races.judged(ratio(never, [500.0] * 3, [400.0] * 3, ends), 2.0) == "out of reach"
+    assert claims.judged(ratio(never, never, ends, ends), 2.0) == "out of reach"
+    assert claims.judged(ratio(never, [500.0] * 3, [400.0] * 3, ends), 2.0) == "out of reach"
 
 
 def test_a_bound_from_above_certifies_nothing() -> None:
     """Nine seeds 9 times ahead, and one that was not there when the other was: maybe far behind."""
     mine, other, ends = [100.0] * 9 + [math.nan], [900.0] * 9 + [990.0], [1000.0] * 10
-    assert races.judged(ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
+    assert claims.judged(ratio([*other[:9], 990.0], [*mine[:9], 1000.0], ends, ends), 5.0) == "reproduced"
     found = ratio(other, mine, ends, ends)
     assert found is not None
-    assert (found.low, races.judged(found, 5.0)) == (0.0, "not reproduced")
+    assert (found.low, claims.judged(found, 5.0)) == (0.0, "not reproduced")
     assert ratio([math.nan, *other[1:]], mine, ends, ends) is None  # a bound on neither side
 
 
@@ -251,13 +253,13 @@ def test_a_run_that_stopped_at_its_target_was_there(tmp_path: Path) -> None:
     rows = curves.records["rounds"][0].evaluations
     for row, accuracy in enumerate((0.55, 0.55, 0.45, 0.45, 1.0), len(rows) - 5):
         rows[row] = msgspec.structs.replace(rows[row], accuracy=accuracy)
-    (curve,) = curves._curves("rounds", "at_s")
+    curve = RaceTarget(0.6, "").curve(curves.records["rounds"][0], "at_s")
     assert max(smoothed(curve.periodic[1])) == pytest.approx(0.56)
     assert curves.reached("rounds", 0.6, "at_s") == pytest.approx([96.0])
 
 
 def test_one_seed_certifies_nothing() -> None:
-    assert races.judged(ratio([9.0], [1.0], [9.0], [9.0]), 2.0) == "not reproduced"
+    assert claims.judged(ratio([9.0], [1.0], [9.0], [9.0]), 2.0) == "not reproduced"
     assert not higher(difference([0.9], [0.1]))
 
 
@@ -475,4 +477,4 @@ def test_steps_that_could_not_be_kept_are_not_looked_for(
 
 
 def test_a_difference_of_accuracies_is_in_points() -> None:
-    assert study.points(Estimate(0.5, 0.1)) == "+50.0 ±10.0 points"
+    assert statistics.points(Estimate(0.5, 0.1)) == "+50.0 ±10.0 points"

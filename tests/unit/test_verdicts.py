@@ -15,11 +15,10 @@ from edgefl.lab import PAPERS, fedbuff, module_of
 from edgefl.lab.convergence import Ratio
 from edgefl.lab.fedstaleweight import PAPER
 from edgefl.lab.mutants import MUTANTS, STALENESS
-from edgefl.lab.races import p_of_ratio, p_value
 from edgefl.lab.study import Arm, Curves, Finding, Study, verdict
 from edgefl.lab.verdicts import corrected, correction, examined, mutated
 from edgefl.results.record import EvaluationRow
-from edgefl.results.statistics import difference, higher, ratio
+from edgefl.results.statistics import difference, higher, p_of_ratio, p_value, ratio
 from edgefl.strategies import resolve
 from edgefl.testing import check_strategy
 
