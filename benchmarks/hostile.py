@@ -49,7 +49,7 @@ from tests.unit.run_parts import Parts
 from tests.wire_samples import DONE
 
 HONEST = 8
-BAD = {"beats": 8, "others": 9, "parts": 10, "endless": 11}
+BAD = {"beats": 8, "others": 9, "parts": 10}
 NOBODY = 65534
 KEPT_OPEN = 2000
 WORKLOAD = "tests.fault.bad_clients:Workload"
@@ -313,7 +313,7 @@ class Counted:
     """The server's socket, and how many messages it has handed on."""
 
     def __init__(self, socket: ServerSocket) -> None:
-        self.count, self.secret, self.endless = 0, socket.secret, socket.endless
+        self.count, self.secret = 0, socket.secret
         self._receive = socket.receive
 
     def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:

@@ -16,8 +16,8 @@ update          train → amplify → write → checksum, for all of them
 durability      what is done before a client is told that its update was taken in; witness: the clients' own
                 account of that
 connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers,
-                unfinished finds who sends a message without an end; sockets has what all of them share
-door            the way in from other hosts, by TCP, and their keys
+                sockets has what all of them share
+door            the way in from other hosts, by TCP, and their keys; strangers are few there
 nodes           other processes, which join by the door and host the peers (node: one of them)
 demands         an experiment's: whether it can be done, and the shape of its memory
 channel         pipes between supervisor, zygote and server; control is their language

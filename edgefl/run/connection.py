@@ -29,7 +29,6 @@ from edgefl.errors import SlotError, WireError
 from edgefl.run import control, keys, messages
 from edgefl.run.door import CallerSocket, DoorSocket
 from edgefl.run.sockets import AT_ONCE, Dealer, Frame, Full, Router, Unreachable
-from edgefl.run.unfinished import Unfinished
 from edgefl.terminal import printable
 
 ABSTRACT = "ipc://@edgefl-"
@@ -56,7 +55,6 @@ class ServerSocket(Router):
         self._socket.plain_server = True
         self._called: dict[bytes, str] = {}
         """The peers' addresses."""
-        self._unfinished = Unfinished(self._called)
         self._folder: str | None = None
         try:  # have the kernel refuse other processes, at the peers
             if sys.platform != "linux":
@@ -109,7 +107,6 @@ class ServerSocket(Router):
         """Hear this peer no more; what it had begun to say is forgotten."""
         if (where := self._called.pop(name, None)) is not None:
             self._socket.disconnect(where)
-            self._unfinished.spoke.discard(name)
         elif self._door is not None:
             self._door.hang_up(name)
 
@@ -124,17 +121,9 @@ class ServerSocket(Router):
                 frames = self._receive(headers=2)
             except zmq.Again:
                 break
-            name = bytes(frames[0])
-            self._unfinished.spoke.add(name)
-            yield name, frames[1:]
+            yield bytes(frames[0]), frames[1:]
         if self._door is not None:
             yield from self._door.receive()
-
-    def endless(self) -> bytes | None:
-        """A peer that was filling this process's memory with a message that does not end."""
-        if self._unfinished.found:
-            return self._unfinished.found.popleft()
-        return None if self._door is None else self._door.endless()
 
     def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
@@ -149,7 +138,6 @@ class ServerSocket(Router):
         """Close it and remove what was made on disk, if anything was."""
         if self._door is not None:
             self._door.close()
-        self._unfinished.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._context.destroy(linger=LINGER_MS)

@@ -2,7 +2,7 @@
 
 Who comes is known by its key: the name of a message's sender is what ZeroMQ's own question about the key was
 answered with, never what the sender says. Where a key comes a second time the later connection holds, so that
-a peer whose link broke is back at once. Connections that have said nothing are few: `unfinished.Strangers`. A
+a peer whose link broke is back at once. Connections that have said nothing are few: `edgefl.run.strangers`. A
 host that vanished is found by TCP itself, in the kernel, which a process that is stopped does not disturb.
 """
 
@@ -19,7 +19,7 @@ import zmq
 from edgefl.errors import ConfigError, RunError
 from edgefl.run import keys
 from edgefl.run.sockets import AT_ONCE, HANDSHAKE_MS, NOBLOCK, Dealer, Frame, Router, Unreachable
-from edgefl.run.unfinished import Strangers, Unfinished, far_end, shut
+from edgefl.run.strangers import Strangers, far_end, shut
 
 VANISHED_S = 40
 """Seconds after which a host that acknowledges nothing is gone."""
@@ -83,7 +83,6 @@ class DoorSocket(Router):
         router.ipv6, router.backlog = "[" in address, BACKLOG
         _keep(router)
         self._strangers = Strangers(router, self._context, self._names, self._far)
-        self._unfinished = Unfinished(self._far, self._strangers)
         try:
             router.bind(address)
         except zmq.ZMQError as error:
@@ -102,7 +101,6 @@ class DoorSocket(Router):
             del self._names[key]
         if (line := self._lines.pop(name, None)) is not None:
             shut(line.number, self._far.pop(name))
-            self._unfinished.spoke.discard(name)
 
     def _whose(self, key: bytes) -> bytes:
         name = self._names.get(key, b"")
@@ -124,7 +122,6 @@ class DoorSocket(Router):
             if name in self._keys:
                 with suppress(OSError):  # that connection has ended
                     self._comes_by(name, first)
-                self._unfinished.spoke.add(name)
                 yield name, frames
 
     def _comes_by(self, name: bytes, first: Any) -> None:
@@ -137,10 +134,6 @@ class DoorSocket(Router):
                 shut(line.number, self._far[name])
             self._lines[name], self._far[name] = _Line(routing_id, number), far
 
-    def endless(self) -> bytes | None:
-        """One who was filling this process's memory with a message that does not end."""
-        return self._unfinished.found.popleft() if self._unfinished.found else None
-
     def send(self, name: bytes, frames: Sequence[Frame]) -> None:
         """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
         if (line := self._lines.get(name)) is None:
@@ -149,7 +142,6 @@ class DoorSocket(Router):
         self.moved["out"] += sum(map(len, frames))
 
     def close(self) -> None:
-        self._unfinished.close()
         self._strangers.close()
         self._context.destroy(linger=LINGER_MS)
 

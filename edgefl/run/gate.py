@@ -100,9 +100,6 @@ class Gate:
             if type(message) is messages.Done:
                 self._gauge.cost(now_ns - began_ns)
             began_ns = now_ns
-        endless = self.socket.endless()
-        if endless is not None and (peer := self._peers.heard(endless)) is not None:
-            yield peer, Refusal("malformed", "a message without an end")
         while self._stuck:
             peer = self._stuck.pop()
             if self._peers.get(peer.role, peer.number) is peer:  # and not dead or replaced meanwhile

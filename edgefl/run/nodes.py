@@ -231,8 +231,6 @@ class Nodes:
                 continue
             for message in said:
                 yield from self._heard(name.decode(), message)
-        if (endless := self._door.endless()) is not None:
-            yield from self._lose(endless.decode(), "it sent a message without an end")
         if time.monotonic() >= self._look_s:
             self._look_s = time.monotonic() + ALIVE_MS / 1000
             yield from self._look_out()

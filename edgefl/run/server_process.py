@@ -47,7 +47,7 @@ from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail
-from edgefl.run import control, messages, resume, unfinished
+from edgefl.run import control, messages, resume, strangers
 from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
@@ -289,8 +289,8 @@ def _version(package: str) -> str:
 
 def _require_descriptors(peers: int, *, door: bool = False) -> None:
     """RunError where this process may not open a connection for each peer: some would never be heard."""
-    strangers = unfinished.MOST_STRANGERS + unfinished.SPARE_DESCRIPTORS if door else 0
-    needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS + strangers
+    unknown = strangers.MOST_STRANGERS + strangers.SPARE_DESCRIPTORS if door else 0
+    needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS + unknown
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed > allowed:
         raise RunError(

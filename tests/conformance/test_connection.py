@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from edgefl.run import connection, control, messages, unfinished
+from edgefl.run import connection, control, messages
 from edgefl.run.connection import Connection, PeerSocket, ServerSocket
 from edgefl.run.door import CallerSocket, DoorSocket
 from edgefl.run.sockets import LENT_BYTES, Dealer, Frame, Full, Unreachable
-from tests.raw_peer import MORE, RawPeer, frame
 
 BOUND_MS = 20_000
 SOME = 5
@@ -395,72 +394,6 @@ def test_no_other_process_is_greeted_and_none_reaches_the_server(
     listening = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     ours = [line for line in listening if line[-1] == "@" + address(server, b"client-0-0").partition("@")[2]]
     assert len(ours) == 2  # the one that waits, and its end of the connection: the server has no name
-
-
-def fill(server: ServerSocket, names: list[bytes], rate_mb_s: float | None) -> int:
-    """A process in which the peers of these names each say a message that does not end, at this rate."""
-    for name in names:
-        server.call(name)
-    pid = os.fork()
-    if pid == 0:
-        with suppress(BaseException):
-            peers = [
-                RawPeer(address(server, name), name, control.password(server.secret, name)) for name in names
-            ]
-            for peer in peers:
-                peer.greet()
-            while peers:
-                for peer in list(peers):
-                    try:
-                        peer.socket.sendall(frame(bytes(2**16), MORE))
-                    except OSError:  # the server has hung up
-                        peers.remove(peer)
-                time.sleep(0.0 if rate_mb_s is None else 2**16 / 1e6 / rate_mb_s)
-        os._exit(0)
-    return pid
-
-
-@linux
-@pytest.mark.parametrize("rate_mb_s", [None, pytest.param(100.0, marks=pytest.mark.slow)])
-def test_messages_without_an_end_are_found_and_forgotten(
-    server: ServerSocket, connect: Connect, rate_mb_s: float | None
-) -> None:
-    connect(b"well", b"hello")
-    names, found = [b"endless-1", b"endless-2"], []
-    pid = fill(server, names, rate_mb_s)
-    while len(found) < len(names):
-        server.wait(10)
-        assert list(server.receive()) == []
-        if (name := server.endless()) is not None:
-            found.append(name)
-            server.hang_up(name)
-    assert sorted(found) == names
-    os.waitpid(pid, 0)
-    connect(b"late", b"hello")
-
-
-@linux
-@both
-def test_peers_whose_messages_are_not_taken_for_long_are_not_taken_to_be_endless(
-    server: ServerSocket, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unfinished, "MOST_BYTES", 2**20)
-    monkeypatch.setattr(unfinished, "PATIENCE_LOOKS", 10**9)  # to send may take longer than so many looks
-    peers = [connect(b"peer-%d" % number, b"hello") for number in range(8)]
-    sent = 0
-    for peer in peers:
-        with suppress(Full):  # eight at the server, and as many here as this end keeps
-            while True:
-                peer.send([bytes(messages.MAX_HEADER_BYTES)])
-                sent += 1
-    watch = server._unfinished if server._door is None else server._door._unfinished
-    while watch._looks < 2 * unfinished.SIGHTINGS:
-        time.sleep(0.001)
-    assert server.endless() is None
-    taken = 0
-    while taken < sent:
-        server.wait(10)
-        taken += len(list(server.receive()))
 
 
 @both

@@ -16,11 +16,11 @@ from test_connection import heard
 
 from edgefl.errors import RunError
 from edgefl.regression.memory import kib, own_kib
-from edgefl.run import keys, unfinished
+from edgefl.run import keys, strangers
 from edgefl.run.door import CallerSocket, DoorSocket
 from edgefl.run.sockets import Full, Unreachable
 from tests.raw_caller import GREETING, RawCaller, named, sodium
-from tests.raw_peer import COMMAND, MORE, frame
+from tests.raw_peer import COMMAND, frame
 
 BOUND_MS = 20_000
 ONE, TWO = bytes(range(32)), bytes(range(1, 33))
@@ -172,7 +172,7 @@ def test_a_link_that_breaks_is_made_again(door: DoorSocket, closing: ExitStack) 
     peer = caller(door, ONE, closing)
     says(door, peer, b"one", b"before")
     line = door._lines[b"one"]
-    unfinished.shut(line.number, door._far[b"one"])
+    strangers.shut(line.number, door._far[b"one"])
     while peer._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
         peer.wait(1)
     says(door, peer, b"one", b"after")
@@ -205,7 +205,7 @@ def test_an_address_that_is_taken_is_one_line(door: DoorSocket) -> None:
 def test_connections_that_say_nothing_are_bounded(
     door: DoorSocket, closing: ExitStack, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    monkeypatch.setattr(unfinished, "MOST_STRANGERS", 20)
+    monkeypatch.setattr(strangers, "MOST_STRANGERS", 20)
     host, port = "127.0.0.1", int(door.address.rpartition(":")[2])
     honest = caller(door, TWO, closing)
     says(door, honest, b"two", b"here before")
@@ -213,8 +213,7 @@ def test_connections_that_say_nothing_are_bounded(
         end = closing.enter_context(socket.create_connection((host, port)))
         with suppress(OSError):
             end.sendall(first)
-    strangers = door._strangers
-    while len(strangers._open) > 21:
+    while len(door._strangers._open) > 21:
         door.wait(1)
     says(door, caller(door, ONE, closing), b"one", b"here now")
     says(door, honest, b"two", b"still here")
@@ -257,7 +256,7 @@ def fill(door: DoorSocket, rounds: int) -> int:
             for end in ends:
                 with suppress(OSError):
                     end.socket.sendall(GREETING + frame(bytes(LARGEST), COMMAND)[:-1])
-            for end in ends[: -2 * unfinished.FEW_STRANGERS]:  # until it is hung up on
+            for end in ends[: -strangers.ALL_BYTES // LARGEST]:  # until it is hung up on
                 with suppress(OSError):
                     while end.socket.recv(1000):
                         pass
@@ -276,28 +275,4 @@ def test_strangers_cannot_fill_the_memory(door: DoorSocket, closing: ExitStack) 
         most_kib = max(most_kib, own_kib(kib("status")) - before_kib)
         assert list(door.receive()) == []
     assert most_kib < 150 * 1024
-    says(door, honest, b"two", b"still here")
-
-
-@linux
-@raw
-@pytest.mark.usefixtures("nothing_left")
-def test_a_message_without_an_end_is_found_and_its_sender_named(door: DoorSocket, closing: ExitStack) -> None:
-    honest, found = caller(door, TWO, closing), []
-    says(door, honest, b"two", b"here")
-
-    def send() -> None:
-        endless = RawCaller(door.address, ONE, door.key)
-        endless.greet()
-        endless.say(b"ready")
-        with suppress(OSError):
-            while True:
-                endless.socket.sendall(endless.sealed(bytes(2**16), MORE))
-        endless.close()
-
-    assert beside(door, send) == [(b"one", [b"ready"])]
-    while not found:
-        found = [door.endless()]
-    assert found == [b"one"]
-    door.hang_up(b"one")
     says(door, honest, b"two", b"still here")

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from edgefl.run import client, control, messages
+from edgefl.run import client, messages
 from edgefl.run.sockets import Frame
 from edgefl.run.workload import Workload
-from tests.raw_caller import RawCaller
-from tests.raw_peer import MORE, RawPeer, frame
 from tests.wire_samples import DONE
 
 __all__ = ["Workload"]
@@ -52,20 +49,6 @@ def _be_bad(self: client.ClientProcess, what: str, task: messages.Task) -> None:
             for number in range(FLOOD):
                 ready = messages.Ready(number, 0, "client", spec.password)
                 server.send([messages.encode(ready)])
-        case "endless":
-            server._socket.close()
-            with suppress(OSError, AssertionError):  # the server hangs up, or a stranger was first
-                if spec.key:
-                    caller = RawCaller(spec.address, control.secret_key(spec.password), spec.key)
-                    caller.greet()
-                    caller.say(messages.encode(messages.Beat()))
-                    while True:
-                        caller.socket.sendall(caller.sealed(bytes(2**16), MORE))
-                peer = RawPeer(spec.address, f"client-{spec.peer}-{spec.epoch}".encode(), spec.password)
-                peer.greet()
-                while True:
-                    peer.socket.sendall(frame(bytes(2**16), MORE))
-            os._exit(1)
 
 
 client.ClientProcess._answer = _answer  # type: ignore[method-assign]

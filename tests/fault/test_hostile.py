@@ -15,7 +15,7 @@ from tests.process.runs import PATIENCE_S, experiment, summary, virtual
 from tests.process.test_virtual_resume import outcome
 from tests.raw_caller import sodium
 
-BAD = {"beats": 1, "others": 2, "parts": 3, "ready": 4, "endless": 5}
+BAD = {"beats": 1, "others": 2, "parts": 3, "ready": 4}
 HEARTBEAT_S = 1.5
 linux = pytest.mark.skipif(
     sys.platform != "linux", reason="a raw peer waits at an abstract address, which is Linux's"

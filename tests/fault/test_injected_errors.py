@@ -41,15 +41,6 @@ def test_a_server_that_may_open_no_socket_ends_with_one_line(tmp_path: Path) -> 
     assert runs(Fault("server", "socket", 0, "EMFILE", on=True)) == "one line"
 
 
-@pytest.mark.slow
-def test_a_server_does_not_wait_for_a_thread_that_has_no_memory_to_begin(tmp_path: Path) -> None:
-    """One of these mappings is for the first call of the thread that looks for messages without an end."""
-    runs = Runs(small_run(), tmp_path / "runs", shim.build(tmp_path))
-    for call in range(runs.calls["server", "map"]):
-        found = runs(Fault("server", "map", call, "ENOMEM", on=False))
-        assert found in GOOD, (call, found)
-
-
 def test_without_memory_it_ends_with_one_line(tmp_path: Path) -> None:
     """The zygote cannot load torch in 300 MiB of addresses."""
     (tmp_path / "experiment.toml").write_text(config.dump(small_run()))

@@ -56,7 +56,6 @@ class FakeSocket:
         self.full: set[bytes] = set()
         self.gone: set[bytes] = set()
         self.called: list[bytes] = []
-        self.unending: bytes | None = None
         self.no_descriptors = ""
         self.waited_ms: list[int] = []
 
@@ -66,9 +65,6 @@ class FakeSocket:
 
     def hang_up(self, name: bytes) -> None:
         self.gone.add(name)
-
-    def endless(self) -> bytes | None:
-        return self.unending
 
     def refused(self) -> str:
         return self.no_descriptors

@@ -309,11 +309,3 @@ def test_a_flood_is_one_also_of_a_client_that_is_given_its_task_again_and_again(
     for _ in range(MOST_IDLE + 1):
         parts.say(peer, ready(peer))
     assert refused(parts).endswith("messages in a row that say nothing")
-
-
-def test_a_message_without_an_end_is_refused(parts: Parts) -> None:
-    peer = parts.peer(CLIENT, 1)
-    parts.socket.unending = b"nobody"
-    assert parts.received() == []
-    parts.socket.unending = peer.identity
-    assert parts.received() == [(peer, Refusal("malformed", "a message without an end"))]
