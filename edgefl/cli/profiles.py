@@ -233,8 +233,6 @@ def export(
     if out is not None:
         put(out, written.content)
         say(f"wrote {out}")
-    elif format_name == "fedscale" and sys.stdout.isatty():
-        raise ConfigError("fedscale's files are no text; say where to: --out FILE")
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(written.content)

@@ -1,4 +1,4 @@
-"""FedScale's two dictionaries of devices, distributed as pickles and read without executing them.
+"""FedScale's two dictionaries of devices, as JSON: FedScale distributes them as pickles (docs/profiles.md).
 
 ``client_device_capacity``: client → ``{"computation": ms, "communication": kbit/s}``. A training step takes
 3 · batch · computation, both transfers of a trip (upload + download) over communication. FedScale does not
@@ -20,13 +20,11 @@ import msgspec
 from edgefl.devices import FleetFile, load_device, load_network
 from edgefl.devices.imports import ImportOptions, ImportResult, checked, pick, profile_file, read_bytes
 from edgefl.errors import ProfileError
-from edgefl.plain_pickle import PickleError, read_plain_pickle, write_plain_pickle
 
 Client = TypeVar("Client")
 LIMIT_MIB = 256
 CLIENTS = 100  # default maximum number of imported clients
 MOST_CLIENTS = 5000  # a larger fleet would not fit a profile file
-MOST_INTERVALS = 20_000_000
 FORWARD_GFLOP = 0.6
 """GFLOP of MobileNet-V2's inference on one 224 × 224 image: 300 M multiply-adds (Sandler et al. 2018)."""
 UNCERTAIN = 6.0
@@ -55,11 +53,11 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
     At most ``options.clients`` are imported, evenly spaced in the order of their speed, or of their ids.
     """
     try:
-        clients = read_plain_pickle(read_bytes(path, LIMIT_MIB))
-    except PickleError as error:
-        raise ProfileError(f"{path}: {' '.join(str(error).split())}") from None
+        clients = msgspec.json.decode(read_bytes(path, LIMIT_MIB))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: not JSON: {error}") from None
     if not isinstance(clients, dict) or not clients:
-        raise ProfileError(f"{path}: got a {type(clients).__name__}; allowed: a dictionary of clients")
+        raise ProfileError(f"{path}: must be an object with an entry for each client")
     most = CLIENTS if options.clients is None else options.clients
     if not 1 <= most <= MOST_CLIENTS:
         raise ProfileError(f"--clients: got {options.clients}; allowed: 1 to {MOST_CLIENTS}")
@@ -87,7 +85,7 @@ def write(fleet: FleetFile) -> bytes:
         computation_ms = FORWARD_GFLOP / device.cpu.rate_gflops.train * 1e3
         entry = {"computation": computation_ms, "communication": 2 / (1 / down + 1 / up) * 1e3}
         clients += [entry] * count
-    return write_plain_pickle({client: dict(entry) for client, entry in enumerate(clients)})
+    return json.dumps(dict(enumerate(clients))).encode() + b"\n"
 
 
 def _capacities(path: Path, clients: dict[Any, Any], name: str, most: int) -> ImportResult:
@@ -133,20 +131,17 @@ def _client(path: Path, name: str, client: Any, capacity: Capacity) -> dict[str,
 
 
 def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> ImportResult:
-    usable, intervals = {}, 0
+    usable = {}
     for client, entry in clients.items():
         one = checked(f"{path}: client {client!r}", entry, Behavior)
         if len(one.active) != len(one.inactive):
             raise ProfileError(f"{path}: client {client!r}: inactive: must be as many as active")
-        intervals += len(one.active)
-        if intervals > MOST_INTERVALS:  # in a pickle, many clients may share one list
-            raise ProfileError(f"{path}: more than {MOST_INTERVALS} intervals")
         merged = _merged(one)
         if merged:
             usable[client] = {"intervals_s": merged, "period_s": one.finish_time}
     if not usable:
         raise ProfileError(f"{path}: no client is ever active; allowed: at least one")
-    picked = _spread(sorted(usable, key=lambda client: (str(type(client)), client)), most)
+    picked = _spread(sorted(usable, key=lambda client: (len(client), client)), most)
     text = json.dumps([usable[client] for client in picked])
     note = f"{len(picked)} of {len(clients)} clients; {len(clients) - len(usable)} never active"
     return ImportResult({f"{name}.json": text + "\n"}, (note,))

@@ -63,7 +63,7 @@ def read_webpagetest(path: Path, options: ImportOptions) -> ImportResult:
     try:
         parser.read_string(read_text(path))
     except configparser.Error as error:
-        raise ProfileError(f"{path}: not WebPageTest's INI: {' '.join(str(error).split())}") from None
+        raise ProfileError(f"{path}: not WebPageTest's INI: {' '.join(str(error).split())[:200]}") from None
     found = []
     for name in parser.sections():
         keys = {key: text.strip("\"' ") for key, text in parser[name].items()}

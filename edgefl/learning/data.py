@@ -23,6 +23,7 @@ from edgefl.learning.array_set import PARTS, load_arrays
 from edgefl.learning.dataset import Dataset, Examples, Images, Targets, Tokens
 from edgefl.learning.image_sets import (
     BATCHES,
+    TEST_BATCH,
     find_cifar,
     find_idx,
     load_cifar,
@@ -43,7 +44,7 @@ DEBIAN = Path("/usr/share/datasets")
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw"),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw"),
-    "cifar-10": ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-10"),
+    "cifar-10": ("cifar-10-batches-bin", "cifar-10"),
     "leaf": ("leaf",),
 }
 SPLIT_HERE = ("digits", "diabetes")
@@ -52,7 +53,7 @@ IDX_FILES = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-
 FILES = {
     "mnist": f"{IDX_FILES} (or .gz)",
     "fashion-mnist": f"{IDX_FILES} (or .gz)",
-    "cifar-10": f"test_batch.bin and any of {BATCHES[0]}.bin to {BATCHES[-1]}.bin (or without .bin)",
+    "cifar-10": f"{TEST_BATCH} and any of {BATCHES[0]} to {BATCHES[-1]}, the binary version",
     "leaf": "folders train and test with LEAF's JSON files",
 }
 

@@ -4,9 +4,8 @@ MNIST and FashionMNIST are published in IDX, gzipped or not: a big-endian header
 for uint8, the number of dimensions, each dimension as a 32-bit number), then the bytes, row-major (LeCun et
 al., yann.lecun.com/exdb/mnist).
 
-CIFAR-10 (Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html) is published as binary records of one label byte
-and 3,072 bytes, channel by channel, or as a pickled dictionary with ``data`` (uint8, n × 3072) and
-``labels``, which `edgefl.plain_pickle` reads without executing it.
+CIFAR-10 (Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html) is read in its binary version: records of one
+label byte and 3,072 bytes, channel by channel.
 """
 
 from __future__ import annotations
@@ -23,13 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
-from edgefl.files import read as read_file
 from edgefl.learning.dataset import Dataset, Images
 from edgefl.learning.number_sets import read_bundled_table
-from edgefl.plain_pickle import PickleError, read_plain_pickle
 from edgefl.seeds import stream
-
-MOST_BYTES = 1 << 30
 
 CLASSES = 10
 """Number of classes in each of these data sets."""
@@ -181,25 +176,22 @@ CIFAR_SHAPE = (3, 32, 32)
 RECORD_BYTES = 1 + 3 * 32 * 32
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR_STD = (0.2470, 0.2435, 0.2616)
-BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
-TEST_BATCH = "test_batch"
+BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+TEST_BATCH = "test_batch.bin"
 
 Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def find_cifar(folder: Path) -> list[Path] | None:
     """Return the training batches in ``folder`` (at least one) and, last, its test batch."""
-    for end in (".bin", ""):
-        train = [folder / (name + end) for name in BATCHES if (folder / (name + end)).is_file()]
-        test = folder / (TEST_BATCH + end)
-        if train and test.is_file():
-            return [*train, test]
-    return None
+    train = [folder / name for name in BATCHES if (folder / name).is_file()]
+    test = folder / TEST_BATCH
+    return [*train, test] if train and test.is_file() else None
 
 
 def load_cifar(files: Sequence[Path]) -> Dataset:
     """Load CIFAR-10 from the files that `find_cifar` returned; `ConfigError` for an invalid one."""
-    *train, test = [_read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files]
+    *train, test = map(_read_batch, files)
     parts = []
     for batches in (train, [test]):
         pixels, labels = map(np.concatenate, zip(*batches, strict=True))
@@ -207,7 +199,7 @@ def load_cifar(files: Sequence[Path]) -> Dataset:
     return Dataset.of("cifar-10", parts, CLASSES)
 
 
-def _read_binary(file: Path) -> Batch:
+def _read_batch(file: Path) -> Batch:
     try:
         raw = np.fromfile(file, np.uint8)
     except OSError as error:
@@ -219,21 +211,3 @@ def _read_binary(file: Path) -> Batch:
     if labels.max() >= CLASSES:
         raise ConfigError(f"{file}: labels must be in [0, {CLASSES}) (got {labels.max()})")
     return records[:, 1:].reshape(-1, *CIFAR_SHAPE), labels
-
-
-def _read_python(file: Path) -> Batch:
-    try:
-        table = read_plain_pickle(read_file(file, MOST_BYTES))
-    except (OSError, PickleError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(table, dict):
-        raise ConfigError(f"{file}: must be a pickled dictionary (got {type(table).__name__})")
-    table = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in table.items()}
-    data, labels = table.get("data"), table.get("labels")
-    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != RECORD_BYTES - 1:
-        raise ConfigError(f"{file}: 'data' must be uint8 of shape (n, {RECORD_BYTES - 1})")
-    if not isinstance(labels, list) or len(labels) != len(data) or not all(type(y) is int for y in labels):
-        raise ConfigError(f"{file}: 'labels' must be a list of {len(data)} whole numbers")
-    if not labels or not all(0 <= label < CLASSES for label in labels):
-        raise ConfigError(f"{file}: labels must be in [0, {CLASSES}), at least one")
-    return data.reshape(-1, *CIFAR_SHAPE), np.array(labels, np.int64)
