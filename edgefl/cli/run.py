@@ -134,12 +134,12 @@ def carry_out(
     folder = new_run_folder(experiment.name) if out is None else _free(out)
 
     from edgefl.devices.fleet import fleet_of
-    from edgefl.privacy.accounting import caution
+    from edgefl.privacy.accounting import delta_warning
     from edgefl.run import supervisor
     from edgefl.run.web import page_socket
 
     base, rules = file.parent.absolute(), experiment.privacy
-    if rules is not None and (warning := caution(rules, len(fleet_of(experiment)))):
+    if rules is not None and (warning := delta_warning(rules, len(fleet_of(experiment)))):
         say(f"edgefl: {warning}", err=True)
     with page_socket(_port(web, web_port)) as page, nodes as hosts:
         while True:

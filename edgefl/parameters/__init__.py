@@ -1,6 +1,6 @@
-"""Models and updates as flat numbers in memory and on disk.
+"""Models and updates as flat arrays, in shared memory and on disk.
 
-buffer          the shared mapping: a ring of published models, slots for the updates on their way in
-update_format   in which numbers an update travels and lies in its slot
-checkpoint      the numbers that a run goes on from, as a file
+buffer          shared memory with a ring of published models and slots for updates
+update_format   element types of updates: float32 or fewer bits
+checkpoint      files from which a run resumes
 """

@@ -1,20 +1,20 @@
-"""The parameter buffer: one shared mapping that holds published models and the updates on their way in.
+"""The parameter buffer: shared memory with published models and updates.
 
-    page 0         header: what the mapping holds, the latest version
-    ring headers   64 bytes each: the version an entry holds
-    slot headers   64 bytes each: whose update lies there, from which version, its checksum, its state
-    ring           entries of one model and the server optimiser's state vectors, float32[D] each
+    page 0         header: the buffer's shape, the latest version
+    ring headers   64 bytes each: the entry's version
+    slot headers   64 bytes each: the update's client, task, base version, checksum and state
+    ring           one model and the server optimiser's state vectors per entry, float32[D] each
     slots          one update each, in the run's `edgefl.parameters.update_format`
-    sides          which of a client's two kept blocks is the one to go on from, and since which task
-    kept           two blocks a client of what it keeps from trip to trip: its strategy's vectors, and what
-                   rounding left where updates are rounded with error feedback
+    sides          per client: which of its two kept blocks is current, and since which task
+    kept           two blocks per client for what it keeps from trip to trip: its strategy's vectors, and the
+                   rounding errors of its last update if error feedback is on
     tail           what the run's record was told since its last commit: `edgefl.results.tail`
 
-D is the model's size, or what `blocks` says where a strategy has vectors exchanged beside the model.
+D is the model's size, plus the vectors that a strategy exchanges with it (see `blocks`).
 
-The mapping is anonymous (a memfd where the kernel has one, else an unlinked file), so it has no name that
-could outlive its processes. The server writes version n+1 into a ring entry that nobody reads and publishes
-it by one store; a client writes only into the slot that came with its task.
+The mapping is anonymous (a memfd, or an unlinked file if the kernel has none), so no file outlives the
+processes. The server writes version n+1 into a ring entry without readers and publishes it by one store; a
+client writes only into its task's slot.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ PAGE = 4096
 _FIELDS = "magic layout size ring slots vectors format clients kept tail latest_version latest_entry"
 _HEADER = np.dtype([(name, "<i8") for name in _FIELDS.split()])
 WORDS = 8
-"""64-bit words in the header of a ring entry or slot: one line of the processor's cache."""
+"""64-bit words per header of a ring entry or slot: one cache line."""
 
 
 class TripPhase:
-    """The part of a trip that a client is in, once it has fetched the model: said in ``fetched``."""
+    """Phase of a trip after the client has fetched the model; stored in the slot header's ``fetched``."""
 
     DOWN = 1
     COMPUTE = 2
@@ -56,7 +56,7 @@ class TripPhase:
 
 
 class SlotState:
-    """State of a slot: no writer, the client that it is leased to, or none until it is released."""
+    """State of a slot: free, leased to a client that may write, or holding a complete update."""
 
     FREE = 0
     LEASED = 1
@@ -65,8 +65,8 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes: D parameters, ring entries, slots, optimiser vectors an entry, the updates' format, and
-    the clients that keep something from trip to trip, the numbers that each keeps, and the tail's bytes."""
+    """Sizes of a buffer: D parameters, ring entries, slots, optimiser vectors per entry, the update format,
+    the number of clients with kept blocks, float32 numbers per kept block, and the tail's bytes."""
 
     size: int
     ring: int
@@ -94,12 +94,12 @@ class Shape:
 
     @property
     def stride(self) -> int:
-        """Bytes from one vector to the next, a whole number of pages."""
+        """Bytes from one vector to the next, a multiple of the page size."""
         return _pages(self.size * 4)
 
     @property
     def offsets(self) -> tuple[int, int, int, int, int]:
-        """The bytes at which ring, slots, sides, kept blocks and the tail begin."""
+        """Byte offsets of the ring, slots, sides, kept blocks and tail."""
         ring = PAGE + _pages((self.ring + self.slots) * 8 * WORDS)
         slots = ring + self.ring * (1 + self.vectors) * self.stride
         sides = slots + self.slots * _pages(self.update_bytes)
@@ -112,7 +112,7 @@ class Shape:
 
 
 class ParameterBuffer:
-    """A view of the shared mapping. Every process of a run has one on the same memory.
+    """A view of the shared memory. Every process of a run has its own view of the same memory.
 
     >>> buffer = ParameterBuffer.create(Shape(size=3, ring=2, slots=1))
     >>> buffer.model(0)[:] = [1, 2, 3]
@@ -134,7 +134,7 @@ class ParameterBuffer:
         self._header = whole[: _HEADER.itemsize].view(_HEADER)
         self._entries = whole[PAGE:ring_end].view(np.int64).reshape(-1, WORDS)
         self._slots = whole[ring_end:slots_end].view(np.int64).reshape(-1, WORDS)
-        # One view a vector, made once: slicing costs more than the header writes of a whole trip.
+        # One view per vector, made once: slicing costs more than all header writes of a trip.
         vectors = range(shape.ring * (1 + shape.vectors))
         self._vectors = [self._floats(ring + index * shape.stride, shape.size) for index in vectors]
         kind = shape.update_format
@@ -142,7 +142,7 @@ class ParameterBuffer:
         self._raws = [whole[start : start + shape.update_bytes] for start in starts]
         self._updates = [kind.values(raw, shape.size) for raw in self._raws]
         self._scales = [kind.scales(raw, shape.size) for raw in self._raws]
-        # Memoryviews give and take plain ints, several times faster than numpy.
+        # Memoryviews read and write plain ints several times faster than numpy.
         self.side: memoryview[int] = whole[sides : sides + 8 * shape.clients].view(np.int64).data
         self.state, self.task, self.client, self.base_version, self.fetched, self.lent = (
             self._slots[:, word].data for word in range(6)
@@ -157,17 +157,17 @@ class ParameterBuffer:
 
     @classmethod
     def create(cls, shape: Shape, *, sparse: bool = False, most_bytes: int | None = None) -> ParameterBuffer:
-        """A new mapping of ``shape``, zeroed. `RunError` where the memory for it cannot be had.
+        """Allocate a zeroed buffer of ``shape``. `RunError` if there is not enough memory.
 
-        One that is ``sparse`` takes memory only where something is written. ``most_bytes`` is what this
-        process may use, where that is less than the machine has.
+        A ``sparse`` buffer allocates pages on the first write. ``most_bytes`` is this process's memory limit,
+        if it is below the machine's memory.
         """
         if not shape.possible:
             raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, the others ≥ 0; got {shape}")
         fd = _anonymous_file()
         try:
-            # Allocating now turns a full shared memory into one clear line instead of a SIGBUS later. More
-            # than there is would not fail: the system would kill processes to make room.
+            # Allocate now, so that missing memory is a clear error instead of a SIGBUS later. Check first:
+            # posix_fallocate beyond the available memory would not fail but invoke the OOM killer.
             if sparse:
                 os.ftruncate(fd, shape.total_bytes)
             elif shape.total_bytes > min(psutil.virtual_memory().available, most_bytes or sys.maxsize):
@@ -177,8 +177,8 @@ class ParameterBuffer:
             memory = mmap.mmap(fd, shape.total_bytes)
         except (OSError, OverflowError) as error:
             os.close(fd)
-            rest = f", 2 × {shape.kept} numbers kept for each of {shape.clients} clients: where updates are "
-            rest += "rounded, server.error_feedback = false needs fewer"
+            rest = f", and 2 × {shape.kept} kept numbers for each of {shape.clients} clients; "
+            rest += "server.error_feedback = false needs less memory if updates are rounded"
             raise RunError(
                 f"the parameter buffer needs {shape.total_bytes / 2**20:,.3g} MiB of shared memory "
                 f"({shape.ring} model versions and {shape.slots} update slots of {shape.size} parameters"
@@ -195,7 +195,7 @@ class ParameterBuffer:
 
     @classmethod
     def attach(cls, fd: int) -> ParameterBuffer:
-        """The mapping behind a descriptor that was handed over."""
+        """Map the buffer of a file descriptor. `SlotError` if it is not a parameter buffer of this layout."""
         try:
             memory = mmap.mmap(fd, 0)
         except (OSError, ValueError) as error:
@@ -213,12 +213,12 @@ class ParameterBuffer:
 
     @property
     def memory(self) -> Raw:
-        """All of the mapping, while it is open."""
+        """The whole mapping as bytes. The buffer must be open."""
         assert self._whole is not None, "the buffer is closed"
         return self._whole
 
     def close(self) -> None:
-        """Give the descriptor back. The mapping goes when the last view of it goes."""
+        """Close the descriptor. The memory is freed with the last view of it."""
         if self._whole is not None:
             os.close(self.fd)
             self._whole = None
@@ -228,22 +228,22 @@ class ParameterBuffer:
         return self._vectors[entry * (1 + self.shape.vectors)]
 
     def digest(self) -> str:
-        """The SHA-256 of the latest version's numbers."""
+        """SHA-256 of the latest version's parameters."""
         return hashlib.sha256(self.model(self.latest[1]).data).hexdigest()
 
     def vectors(self, entry: int) -> list[Floats]:
-        """The server optimiser's state vectors that belong to that model."""
+        """The server optimiser's state vectors of a ring entry."""
         first = entry * (1 + self.shape.vectors) + 1
         return self._vectors[first : first + self.shape.vectors]
 
     def publish(self, version: int, entry: int) -> None:
-        """Make ``entry`` the latest version. Its numbers must not change until it is retired."""
+        """Make ``entry`` the latest version. Its parameters must not change until it is retired."""
         self.entry_version[entry] = version
         self._latest_entry[0] = entry
         self._latest_version[0] = version
 
     def retire(self, entry: int) -> None:
-        """Say that an entry is about to be overwritten, so that a late reader notices."""
+        """Mark an entry as about to be overwritten, so that a concurrent reader detects it."""
         self.entry_version[entry] = -1
 
     @property
@@ -252,7 +252,7 @@ class ParameterBuffer:
         return self._latest_version[0], self._latest_entry[0]
 
     def read_model(self, entry: int, version: int, out: Floats) -> None:
-        """Copy a version out. `SlotError` if the entry does not hold it from start to end of the copy."""
+        """Copy a version to ``out``. `SlotError` if the entry does not hold it during the whole copy."""
         before = self.entry_version[entry]
         np.copyto(out, self.model(entry))
         if before != version or self.entry_version[entry] != version:
@@ -261,19 +261,19 @@ class ParameterBuffer:
             raise SlotError(f"ring entry {entry} holds {held}, not {version}")
 
     def slot(self, slot: int) -> Update:
-        """The values of the update in a slot: D numbers of the run's format."""
+        """The update in a slot: D numbers in the run's format."""
         return self._updates[slot]
 
     def scales(self, slot: int) -> Floats | None:
-        """The scales of the update in a slot, where its format has them."""
+        """The scales of the update in a slot; None if its format has none."""
         return self._scales[slot]
 
     def raw(self, slot: int) -> Raw:
-        """The update in a slot as bytes, scales and all."""
+        """The update in a slot as bytes, including scales."""
         return self._raws[slot]
 
     def lease(self, slot: int, *, task: int, client: int, base_version: int, lent: bool = False) -> None:
-        """Hand a free slot to one task; its ring entry stays until the update is whole if it is ``lent``."""
+        """Lease a free slot to a task. ``lent``: keep the base version in the ring until the upload ends."""
         if self.state[slot] != SlotState.FREE:
             raise SlotError(f"slot {slot} is not free: it belongs to task {self.task[slot]}")
         self.task[slot] = task
@@ -285,38 +285,38 @@ class ParameterBuffer:
         self.state[slot] = SlotState.LEASED
 
     def written(self, slot: int, *, task: int, checksum: int) -> None:
-        """The client's last word on its slot: the update is whole."""
+        """Mark the update in a leased slot as complete."""
         if self.state[slot] != SlotState.LEASED or self.task[slot] != task:
             raise SlotError(f"slot {slot} is not leased to task {task}")
         self.checksum[slot] = checksum
         self.state[slot] = SlotState.WRITTEN
 
     def free(self, slot: int) -> None:
-        """Take a slot back. Only once its client can no longer write to it."""
+        """Free a slot. Its client must not be able to write to it any more."""
         self.state[slot] = SlotState.FREE
         self.task[slot] = -1
 
     def kept(self, client: int, *, new: bool = False) -> Floats:
-        """The client's own numbers as its last accepted trip left them, float32[shape.kept].
+        """The client's kept numbers after its last accepted trip, float32[shape.kept].
 
-        ``new`` is where its next trip writes what it leaves, which counts from `accepted` on.
+        With ``new``: the other block, which its next trip writes and `accepted` makes current.
         """
         place = 2 * client + (self.side[client] & 1 ^ new)
         return self._floats(self._kept + place * _pages(4 * self.shape.kept), self.shape.kept)
 
     def accepted(self, client: int, task: int) -> None:
-        """The client's update arrived: its next one starts from what this one left."""
-        if self.shape.clients:  # side and task are one word: a kill leaves the one with the other
+        """Make the client's new kept block current, since its update arrived."""
+        if self.shape.clients:  # side and task are one word, so a kill cannot separate them
             self.side[client] = (task + 1) << 1 | (self.side[client] & 1 ^ 1)
 
-    def take_back(self, tasks: Container[int]) -> None:
-        """Undo what was `accepted` for these tasks, which have not arrived after all."""
+    def revert_accepted(self, tasks: Container[int]) -> None:
+        """Undo `accepted` for these tasks, whose arrival was not recorded."""
         for client, word in enumerate(self.side):
             if word >> 1 and (word >> 1) - 1 in tasks:
                 self.side[client] = word & 1 ^ 1
 
     def clear(self) -> None:
-        """Empty every entry, slot and kept block. Only once nobody else uses them."""
+        """Empty all ring entries, slots and kept blocks. No other process may be using them."""
         self._entries[:, 0] = self._latest_version[0] = self._latest_entry[0] = -1
         for slot in range(self.shape.slots):
             self.free(slot)
@@ -324,9 +324,9 @@ class ParameterBuffer:
 
 
 def blocks(size: int, vectors: int = 0) -> list[slice]:
-    """The places of a model of ``size`` numbers, and of ``vectors`` like it that travel behind it.
+    """Slices of a model of ``size`` numbers and of the ``vectors`` of the same size after it.
 
-    Each begins with a block of int8's scales.
+    Each slice starts at a multiple of `SCALE_BLOCK`, so that no int8 scale spans two of them.
 
     >>> blocks(1000, vectors=1)
     [slice(0, 1000, None), slice(1024, 2024, None)]
@@ -336,7 +336,7 @@ def blocks(size: int, vectors: int = 0) -> list[slice]:
 
 
 def ring_entries(size: int, vectors: int = 0) -> int:
-    """Returns the number of versions that a run keeps, with so many optimiser vectors each.
+    """Number of versions in the ring, each with ``vectors`` optimiser vectors.
 
     >>> ring_entries(1_663_370), ring_entries(25_000_000)
     (16, 5)

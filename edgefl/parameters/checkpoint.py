@@ -1,8 +1,7 @@
-"""Checkpoints: the model, the server optimiser's state, updates and versions still in use, in safetensors.
+"""Checkpoints in safetensors files: the model, the server optimiser's state, updates and versions in use.
 
-A checkpoint names the last journal entry it contains. Replaying the journal up to there through the core
-gives the state that belongs to these numbers, so a checkpoint holds nothing but numbers, under a seal: a hash
-over all that the file says.
+A checkpoint contains only numbers and the sequence number of its last journal entry. Replaying the journal up
+to that entry restores the core's state. A seal, a hash over the whole content, detects damage.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ KEEP = 2
 _KINDS = {"<f4": "F32", "|u1": "U8"}
 
 _BY_NUMBER = {"held": "held", "kept": "kept", "early": "early", "base": "bases"}
-"""Kinds of tensors of which there is one a task, client or version, and the fields that hold them."""
+"""Kinds of tensors numbered by task, client or version, and their `SavedState` fields."""
 
 Layout = list[tuple[str, list[int], int]]
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """The numbers of a run at one instant."""
+    """The numerical state of a run at one journal entry."""
 
     version: int
     journal_seq: int
@@ -46,19 +45,19 @@ class SavedState:
     model: Floats
     vectors: list[Floats]
     held: dict[int, Raw]
-    """Updates in the buffer, by task, as they lie there: arrived ones, and those that arrive later."""
+    """Bytes of the updates in the buffer, by task: arrived ones, and computed ones not due yet."""
     kept: dict[int, Floats] = field(default_factory=dict)
     """Numbers that clients keep from trip to trip, by client."""
     early: dict[int, Floats] = field(default_factory=dict)
-    """The same as updates that arrive later will leave them."""
+    """Kept numbers after updates that are computed but not due yet, by client."""
     bases: dict[int, Floats] = field(default_factory=dict)
-    """Other versions that are still to be read: tasks start from them, or they are to be measured."""
+    """Other versions in use: base versions of tasks, or versions to be evaluated."""
     answers: bytes = b""
-    """Answers of workers for tasks whose arrival is not due yet, msgpack."""
+    """Workers' results for tasks whose arrival is not due yet, msgpack."""
 
 
 def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool = False) -> Path:
-    """Write a checkpoint; with ``final`` also ``final.safetensors``, the model alone by tensor name."""
+    """Write a checkpoint, and with ``final`` also ``final.safetensors``: the model by tensor name."""
     make_folder(folder)
     metadata = {
         "format": FORMAT,
@@ -77,28 +76,28 @@ def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool =
             for name, shape, offset in layout
         }
         replace(folder / "final.safetensors", _safetensors(named, metadata))
-    # What a killed writer left half-written goes too.
+    # Also delete partial files of killed writers.
     for old in (*sorted(folder.glob("journal-*.safetensors"))[:-KEEP], *folder.glob(f"*{PARTIAL}")):
         old.unlink()
     return path
 
 
 def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
-    """The newest checkpoint that reads back whole and is not ahead of the journal; else `ConfigError`."""
+    """Read the newest intact checkpoint that is not ahead of the journal. `ConfigError` if there is none."""
     problems = []
     for path in sorted(folder.glob("journal-*.safetensors"), reverse=True):
         try:
-            found = _read(path)
-            if journal_seq is not None and found.journal_seq > journal_seq:
-                raise ValueError(f"the journal ends at {journal_seq}, before it")
-            return found
+            state = _read(path)
+            if journal_seq is not None and state.journal_seq > journal_seq:
+                raise ValueError(f"the journal ends earlier, at entry {journal_seq}")
+            return state
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             problems.append(f"{path.name}: {error}")
     raise ConfigError("; ".join([f"{folder} holds no checkpoint to resume from", *problems]))
 
 
 def forget_after(folder: Path, journal_seq: int) -> None:
-    """Remove the checkpoints beyond this entry of the journal, which now goes on otherwise from there."""
+    """Delete checkpoints after this journal entry, from which the journal now continues differently."""
     for path in folder.glob("journal-*.safetensors"):
         if path > _file(folder, journal_seq):
             path.unlink()
@@ -129,14 +128,14 @@ def _read(path: Path) -> SavedState:
 
 
 def read_sealed(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    """Metadata and tensors of a file that `write` wrote; ValueError if it is not as it was written."""
+    """Read a checkpoint's metadata and tensors. ValueError if the file was changed since `write`."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
             raise ValueError(f"format {metadata.get('format')!r}, not {FORMAT!r}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     if metadata.pop("seal", "") != _seal(tensors, metadata):
-        raise ValueError("it does not hold what was written")
+        raise ValueError("damaged: the content does not match its seal")
     return metadata, tensors
 
 
@@ -151,7 +150,7 @@ def _tensors(checkpoint: SavedState) -> dict[str, NDArray[Any]]:
 
 
 def _safetensors(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
-    """The file piece by piece: the library's own writer copies all numbers twice before the first one."""
+    """Yield the file in pieces: the library's own writer would copy all tensors twice first."""
     header: dict[str, Any] = {"__metadata__": {**metadata, "seal": _seal(tensors, metadata)}}
     start = 0
     for name, tensor in tensors.items():
@@ -166,7 +165,7 @@ def _safetensors(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> 
 
 
 def _seal(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> str:
-    """A hash over the metadata and every tensor's name, type, shape and checksum: the format has none."""
+    """Hash of the metadata and of each tensor's name, dtype, shape and checksum; safetensors has none."""
     parts = [
         (name, tensor.dtype.str, tensor.shape, kernels.checksum(tensor.reshape(-1)))
         for name, tensor in sorted(tensors.items())

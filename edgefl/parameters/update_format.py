@@ -1,7 +1,7 @@
-"""In which numbers an update travels and lies in its slot: float32, or fewer bits.
+"""Formats of updates in slots and messages: float32, or types with fewer bits.
 
-A slot holds the values and, for int8, padding to a whole number of float32 and then one scale for each
-block of `SCALE_BLOCK` values. Everything else that handles an update (transport, checkpoint) moves its bytes.
+A slot holds the values and, for int8, padding to a multiple of 4 bytes and then one float32 scale per block
+of `SCALE_BLOCK` values. Transports and checkpoints treat an update as bytes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from edgefl.kernels.arguments import SCALE_BLOCK, Floats, Update
 Raw = npt.NDArray[np.uint8]
 
 _SCALES_FACTOR = 0x9E3779B97F4A7C15
-"""Odd, so that the product tells scales apart; its bits are mixed, so that it does not cancel values."""
+"""Weight of the scales' checksum. It is odd, so that different scale checksums give different products; its
+mixed bits avoid cancellation with the values' checksum."""
 
 
 class UpdateFormat(NamedTuple):
-    """One of `FORMATS`.
+    """The element type of updates, and whether they have scales; see `FORMATS`.
 
     >>> FORMATS["int8"].nbytes(1000), FORMATS["bfloat16"].nbytes(1000)
     (1016, 2000)
@@ -32,15 +33,15 @@ class UpdateFormat(NamedTuple):
     scaled: bool = False
 
     def nbytes(self, size: int) -> int:
-        """Bytes of an update of ``size`` parameters."""
+        """Bytes of an update with ``size`` parameters, including scales."""
         return self._scales_at(size) + (4 * -(-size // SCALE_BLOCK) if self.scaled else 0)
 
     def values(self, raw: Raw, size: int) -> Update:
-        """The update's numbers, a view of its bytes."""
+        """The update's values as a view of its bytes."""
         return raw[: size * np.dtype(self.dtype).itemsize].view(self.dtype)
 
     def scales(self, raw: Raw, size: int) -> Floats | None:
-        """The scale of each block, a view of the update's bytes; None where there are none."""
+        """The scale of each block as a view of the update's bytes; None if the format has none."""
         return raw[self._scales_at(size) : self.nbytes(size)].view(np.float32) if self.scaled else None
 
     def _scales_at(self, size: int) -> int:
@@ -60,5 +61,5 @@ FORMATS = {
 
 
 def with_scales(checksum: int, scales: Floats | None) -> int:
-    """The checksum of a whole update from that of its values: the scales count too."""
+    """Combine the checksum of an update's values with its scales."""
     return checksum if scales is None else (checksum + _SCALES_FACTOR * kernels.checksum(scales)) % 2**64

@@ -1,7 +1,7 @@
-"""User-level differential privacy of the versions (docs/privacy.md).
+"""User-level differential privacy of published versions (docs/privacy.md).
 
-source.py       normal numbers: of a secret key, or of the seed
-tree.py         DP-FTRL's noise, a binary tree over the versions
-mechanism.py    a step's clipping, its noise, and the clipping norm of the next
-accounting.py   the ε that versions have spent, by formulas
+source.py       normal random numbers, from a secret key or the seed
+tree.py         DP-FTRL noise: a binary tree over the versions
+mechanism.py    clipping and noise of a step, and the clipping norm of the next one
+accounting.py   the ε spent by the versions so far
 """

@@ -1,4 +1,4 @@
-"""Sources of noise: normal numbers by name, of a secret key or of the experiment's seed."""
+"""Sources of noise: named normal random numbers, from a secret key or the experiment's seed."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from edgefl.seeds import stream
 
 KEY_BYTES = 32
 KEY_FILE = "noise.key"
-"""Name of the file in a run's folder that holds the secret key until the run is done."""
+"""File in a run's folder with the secret key; deleted when the run is done."""
 _CHUNK = 2**15
-"""Numbers that are made at a time, so that their bits stay in the cache."""
+"""Numbers generated at a time, so that their bits stay in the cache."""
 
 
 class Source(Protocol):
-    """Independent normal numbers for each name; the same name gives the same ones."""
+    """Independent normal numbers for each name (purpose and ids); the same name gives the same numbers."""
 
     @property
     def seed(self) -> int:
-        """A seed for draws that are as secret as the noise: of cohorts whose draw counts for privacy."""
+        """Seed for draws that must be as secret as the noise: cohorts whose sampling lowers ε."""
 
     def normal(self, size: int, purpose: str, *ids: int | str) -> Floats:
         """Numbers from N(0, 1): float32 of shape (size,)."""
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """A name for what is summed, which another content does not have; "" where names need none."""
+        """A digest of the summed content, used in the noise's name; "" if the source needs none."""
 
 
 class Seeded:
-    """The numbers follow from the seed, which whoever sees the experiment knows: they protect nobody.
+    """Numbers from the experiment's seed. The seed is public, so this noise gives no privacy.
 
     >>> Seeded(1).normal(2, "tree", 1).tolist() == Seeded(1).normal(2, "tree", 1).tolist()
     True
@@ -53,16 +53,16 @@ class Seeded:
         return stream(self.seed, purpose, *map(int, ids)).standard_normal(size, np.float32)
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """No name is needed: ""."""
+        """Always ""."""
         return ""
 
 
 class Secret:
-    """The numbers follow from a secret key of 32 bytes: SHAKE-256 of the key and the name, by Box and Muller.
+    """Numbers from a secret key of 32 bytes: SHAKE-256 of key and name, then the Box-Muller transform.
 
-    Who does not have the key cannot tell them from chance, nor, from some of them, the others. Uniform
-    numbers have 53 bits, so a normal one is below 8.6 in size. float32 holds the result, so the attack on its
-    last bits (Mironov 2012, doi:10.1145/2382196.2382264) is not prevented.
+    Without the key they are indistinguishable from random numbers and unpredictable from each other. Uniform
+    numbers have 53 bits, which bounds normal ones by 8.6 in magnitude. The result is float32, so the attack
+    on its last bits (Mironov 2012, doi:10.1145/2382196.2382264) is not prevented.
 
     >>> noise = Secret(bytes(32)).normal(100_000, "tree", 1)
     >>> abs(float(noise.mean())) < 0.02, abs(float(noise.std()) - 1) < 0.02
@@ -90,17 +90,17 @@ class Secret:
         return out
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """A keyed hash of the content, which tells nothing to who has not the key."""
-        found = hashlib.blake2b(key=self._key, digest_size=16)
+        """Keyed hash of the content, which reveals nothing without the key."""
+        digest = hashlib.blake2b(key=self._key, digest_size=16)
         for piece in pieces:
-            found.update(piece)
-        return found.hexdigest()
+            digest.update(piece)
+        return digest.hexdigest()
 
 
 def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> Source:
-    """The source of an experiment's noise: of its seed, or of a secret key in the run's ``folder``.
+    """The noise source of an experiment: its seed, or the secret key in the run's ``folder``.
 
-    For a ``fresh`` run a key is made. Raises `ConfigError` where there is none: nothing goes on without it.
+    A ``fresh`` run generates a new key. Otherwise raises `ConfigError` if the key does not exist.
     """
     rules, path = experiment.privacy, folder / KEY_FILE
     if rules is None or rules.noise == "seeded" or not rules.noise_multiplier:
@@ -116,5 +116,5 @@ def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> S
     try:
         return Secret(read(path, KEY_BYTES))
     except (OSError, ValueError):
-        gone = f"{folder}: no {KEY_FILE}, the key of its secret noise, which a run deletes when it is done"
-        raise ConfigError(f"{gone}: its versions cannot be made again or gone on from") from None
+        missing = f"{folder}: no {KEY_FILE}, the secret noise key, which a run deletes when it is done"
+        raise ConfigError(f"{missing}: the run cannot be resumed or verified without it") from None

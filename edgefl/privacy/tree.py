@@ -1,4 +1,4 @@
-"""DP-FTRL's noise, a binary tree over the versions (Kairouz et al. 2021, arXiv:2103.00039)."""
+"""DP-FTRL noise: a binary tree over the versions (Kairouz et al. 2021, arXiv:2103.00039)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edgefl.kernels.arguments import Floats
 from edgefl.privacy.source import Source
 
 Node = tuple[int, int]
-"""Level and index, from 1: leaves (index − 1)·2^level + 1 to index·2^level."""
+"""(level, index), index from 1: the node over leaves (index − 1)·2^level + 1 to index·2^level."""
 
 
 def nodes(version: int) -> set[Node]:
-    """The nodes (level, index) whose leaves are versions 1 to ``version``: one for each binary digit 1.
+    """The disjoint nodes that cover versions 1 to ``version``: one per binary digit 1.
 
     >>> sorted(nodes(6))  # versions 1 to 4, and 5 to 6
     [(1, 3), (2, 1)]
@@ -23,7 +23,7 @@ def nodes(version: int) -> set[Node]:
 
 
 def place(version: int, restart_every: int | None) -> tuple[int, int]:
-    """The tree that a version is a leaf of, from 0, and the number of that leaf, from 1.
+    """A version's tree, counted from 0, and its leaf in that tree, counted from 1.
 
     >>> place(5, None), place(5, 4)
     ((0, 5), (1, 1))
@@ -33,17 +33,17 @@ def place(version: int, restart_every: int | None) -> tuple[int, int]:
 
 
 class TreeNoise:
-    """N_t − N_{t−1}: what version t's step gets so that the model holds the tree's noise once, as N_t.
+    """Adds N_t − N_{t−1} to version t's step, so that the model's total noise is N_t.
 
-    N_t is the sum of `nodes`(t), each drawn from N(0, 1) in every parameter; a step's difference changes two
-    nodes on average. After every ``restart_every`` versions a new tree begins, and the finished one's noise
-    stays (Kairouz et al. 2021, appendix D.2). With ``honaker`` a node is estimated from below: itself and the
-    sum of its children's estimates, each weighed by its inverse variance (their appendix B.3, of Honaker
-    2015), which leaves σ²/(2 − 2^−level) of its σ².
+    N_t is the sum of the noise of `nodes`(t), each N(0, 1) in every parameter; a step changes two nodes on
+    average. Every ``restart_every`` versions a new tree starts, and the finished tree's noise remains
+    (Kairouz et al. 2021, appendix D.2). With ``honaker`` a node's noise is the average of its own and the sum
+    of its children's estimates, weighted by inverse variance (their appendix B.3, after Honaker 2015), which
+    reduces its variance from σ² to σ²/(2 − 2^−level).
 
-    A node's numbers are named by its place and the content of the version that it came with
-    (`Source.digest`), and drawn again when it leaves. So a resumed run draws the same, and a version that is
-    made again of other updates gets other noise: the difference of both shows no update bare.
+    A node's noise is named by its position and by the content of the version that introduced it
+    (`Source.digest`), and generated again to subtract it. So a resumed run has the same noise, and a version
+    recomputed from other updates has other noise: the difference of both versions reveals no update.
 
     >>> from edgefl.privacy.source import Seeded
     >>> TreeNoise(Seeded(1)).step(1, size=3).shape
@@ -54,14 +54,14 @@ class TreeNoise:
         self._source, self._restart_every, self._honaker = source, restart_every, honaker
         self._salts: dict[int, str] = {}
         self._kept: set[Node] = set()
-        self._made: dict[tuple[int, Node, str], Floats] = {}  # Honaker's estimates of those
+        self._made: dict[tuple[int, Node, str], Floats] = {}  # Honaker's estimates of the kept nodes
 
     def restore(self, salts: Mapping[int, str]) -> None:
-        """Go on behind versions whose contents had these names."""
+        """Continue after versions with these content digests, keyed by version."""
         self._salts = dict(salts)
 
     def step(self, version: int, size: int, salt: str = "") -> Floats:
-        """The noise of the step that makes ``version`` of a content ``salt``: float32 of shape (size,)."""
+        """Noise of the step to ``version``, with content digest ``salt``: float32 of shape (size,)."""
         tree, leaf = place(version, self._restart_every)
         self._salts[version] = salt
         now, before = nodes(leaf), nodes(leaf - 1)
@@ -75,7 +75,7 @@ class TreeNoise:
         return out
 
     def _estimate(self, tree: int, node: Node, size: int) -> Floats:
-        """The noise in the estimate of a node's sum."""
+        """Noise of a node, or of Honaker's estimate of it."""
         level, index = node
         salt = self._salts.get(tree * (self._restart_every or 0) + (index << level), "")
         if (made := self._made.get((tree, node, salt))) is not None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgefl.core.events import Joined, Summed
 from edgefl.experiment import Privacy
-from edgefl.privacy.accounting import PrivacyAccount, caution, composed
+from edgefl.privacy.accounting import PrivacyAccount, composed, delta_warning
 from edgefl.results.record import Record
 from edgefl.strategies.base import Sampling
 
@@ -46,7 +46,7 @@ class Spending(NamedTuple):
         how = "the tree of DP-FTRL" if rules.mechanism == "tree" else "noise in each version"
         text = "Each client is protected from whoever sees the models of this run, and them alone: "
         text += f"{bound}, by {how}."
-        warning = caution(rules, len(self.account.squares))
+        warning = delta_warning(rules, len(self.account.squares))
         return f"{text} {warning}." if warning else text
 
 

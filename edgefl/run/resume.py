@@ -202,7 +202,7 @@ def recover(
         buffer.retire(entries.pop(version))
     try:
         buffer.publish(core.version, entries[core.version])
-        buffer.take_back(core.tasks)
+        buffer.revert_accepted(core.tasks)
         aggregator.take_over(core.held)
     except (KeyError, SlotError) as error:
         raise ConfigError(f"the parameter buffer is not that of the record in {folder}: {error}") from None

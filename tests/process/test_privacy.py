@@ -65,7 +65,7 @@ def test_a_resumed_private_run_counts_on_and_goes_on_with_its_key(tmp_path: Path
     check_limits(folder, clients=6)
     assert edgefl.Result(folder).summary()["privacy"]["private"]
     assert not (folder / KEY_FILE).exists()
-    with pytest.raises(ConfigError, match=f"no {KEY_FILE}, the key of its secret noise"):
+    with pytest.raises(ConfigError, match=f"no {KEY_FILE}, the secret noise key"):
         verify(folder, code=tmp_path)
     shutil.copy(key, folder / KEY_FILE)  # with it the whole run is made again, to the bit
     assert verify(folder, code=tmp_path).versions > made

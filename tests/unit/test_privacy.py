@@ -492,7 +492,7 @@ def test_a_key_is_made_for_a_fresh_run_and_nothing_goes_on_without_it(tmp_path: 
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
     assert source_of(secret, tmp_path, fresh=True).normal(3, "a").tobytes() != made.normal(3, "a").tobytes()
     (tmp_path / KEY_FILE).unlink()
-    with pytest.raises(ConfigError, match=f"no {KEY_FILE}, the key of its secret noise"):
+    with pytest.raises(ConfigError, match=f"no {KEY_FILE}, the secret noise key"):
         source_of(secret, tmp_path)
     for seeded in (wanted({}), wanted({"noise_multiplier": 1.0, "noise": "seeded"})):
         assert isinstance(source_of(seeded, tmp_path, fresh=True), Seeded)

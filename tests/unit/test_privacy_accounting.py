@@ -20,8 +20,8 @@ from edgefl.privacy.accounting import (
     ORDERS,
     SAMPLED_ORDERS,
     PrivacyAccount,
-    caution,
     composed,
+    delta_warning,
     epsilon,
     gaussian_rdp,
     poisson_rdp,
@@ -305,10 +305,10 @@ def test_a_delta_that_protects_nobody_is_refused_or_gets_a_warning(tmp_path: Pat
         config.load(file, [*private, "privacy.delta=0.9999"])
     rules = config.load(file, [*private, "privacy.delta=0.01"]).privacy
     assert rules is not None
-    assert caution(rules, 20) == ""
-    assert caution(rules, 100) == (
+    assert delta_warning(rules, 20) == ""
+    assert delta_warning(rules, 100) == (
         "privacy.delta = 0.01 is not below 1/clients = 0.01: "
-        "(ε, δ) then permits the data of one client to be published"
+        "(ε, δ) then permits publishing one client's data"
     )
 
 
