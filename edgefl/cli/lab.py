@@ -13,7 +13,7 @@ import typer
 from edgefl.cli.paths import figures_file, named_folder
 from edgefl.cli.run import Changes, Interrupted
 from edgefl.errors import ConfigError, unknown
-from edgefl.lab import PAPERS, module_of
+from edgefl.lab import PAPERS
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
@@ -143,10 +143,11 @@ def reproduce(
     from edgefl.results.run_folder import require_free
 
     require_free(folder, "findings")
-    module = import_module(module_of(paper))
     kept: dict[str, Any] = {"paper": paper, "settings": settings, "set": changes or []}
-    if hasattr(module, "study"):
-        study = module.study.changed(changes or ())
+    if paper != "theory":
+        from edgefl.lab.studies import load
+
+        study = load(paper).changed(changes or ())
         curves, findings = _judged(study, folder, settings, tune, mutants, quiet, tell)
         notes = [*study.remarks(settings), *filter(None, [correction(findings)])]
         write_report(folder, study.title, study.citation, findings, curves=curves, notes=notes, extra=kept)
@@ -159,13 +160,15 @@ def reproduce(
         )
         if given:
             raise ConfigError(f"{given[0]}: {paper} has no settings")
+        from edgefl.lab import theory
+
         try:  # a folder that cannot be made is refused before the work
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}") from None
-        findings = corrected(module.findings(quick=quick, say=tell))
+        findings = corrected(theory.findings(quick=quick, say=tell))
         notes = [*filter(None, [correction(findings)])]
-        write_report(folder, module.TITLE, module.CITATION, findings, notes=notes, extra=kept)
+        write_report(folder, theory.TITLE, theory.CITATION, findings, notes=notes, extra=kept)
     if not quiet:
         from edgefl.results.tables import show
 

@@ -1,5 +1,7 @@
 """Measurements, each beside its limit in the same run (``edgefl bench``), and papers (``edgefl reproduce``).
 
+These are commands of the installed package. Measurements that need a source tree, or hours: benchmarks/.
+
 aggregate    the weighted sum against its contenders
 ingest       updates a second that the server takes in, beside what bare sockets and memory allow
 spawn        how fast clients start, and what memory they take
@@ -11,10 +13,8 @@ chaos        a run whose processes are killed and that is resumed until it is do
              left, chaos_findings tells of it
 workloads    what the clients of a measurement do in place of training
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json; tuning: its steps
-fedbuff, fedstaleweight, defedavg    one paper each
-ablations_fedbuff, ablations_privacy, ablations_defedavg    their smaller tables and figures
-table2_fedbuff    one of those at its full size
-deciding     what decides FedBuff against DeFedAvg
+studies      reads a paper's study from experiments/papers/studies; fedbuff, fedstaleweight,
+             ablations_fedbuff and ablations_privacy have claims that are not races
 claims       a race of two algorithms, judged by a paper's claim (the statistics are in results)
 mutants      wrong implementations that a claim must fail with; verdicts: the power of a study's verdicts
 theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
@@ -33,13 +33,4 @@ PAPERS = (
     "ablations-defedavg",
     "deciding",
 )
-"""Papers of ``edgefl reproduce``; each is a module here with ``study`` or, for theory, ``findings``."""
-
-
-def module_of(paper: str) -> str:
-    """The module of one of `PAPERS`.
-
-    >>> module_of("ablations-fedbuff")
-    'edgefl.lab.ablations_fedbuff'
-    """
-    return f"edgefl.lab.{paper.replace('-', '_')}"
+"""Papers of ``edgefl reproduce``: studies of `edgefl.lab.studies`, and theory."""

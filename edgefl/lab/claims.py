@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import NamedTuple
 
 from edgefl.lab.study import UNSETTLED, Curves, Finding, Verdict
 from edgefl.results.statistics import CostRatio, Over, p_of_ratio, ratio
@@ -17,7 +17,8 @@ SAME_SIZE = 0.5
 """The share of a paper's effect, on the scale of logarithms, from which on ours counts as of its size."""
 
 
-class Race(NamedTuple):
+@dataclass(frozen=True)
+class Race:
     """A claim: ``other`` takes more than ``mine`` until the target of ``mine``."""
 
     mine: str
@@ -26,16 +27,21 @@ class Race(NamedTuple):
     """The claim's place in the paper."""
     paper: str
     """The paper's figures."""
-    size: float | None = None
-    """The ratio that decides whether ours has the paper's size; None: only that it is above 1."""
+    size: float | tuple[float, float] | None = None
+    """The paper's ratio, or its costs of ``other`` and ``mine``; None: only that the ratio is above 1."""
     over: Over = "trips"
+
+    @property
+    def ratio(self) -> float | None:
+        """The paper's ratio, of which ours must have half in logarithms."""
+        return self.size[0] / self.size[1] if isinstance(self.size, tuple) else self.size
 
     def finding(self, curves: Curves) -> Finding:
         """The claim, judged by these runs."""
         target = curves.target(self.mine)
         ours, theirs = (_cost(curves.reached(label, target, self.over)) for label in (self.mine, self.other))
         found = curves.race(self.mine, self.other, target, self.over)
-        says = judged(found, self.size)
+        says = judged(found, self.ratio)
         return Finding(
             f"{self.mine} takes fewer {COSTS[self.over]} to {target:.0%} than {self.other}",
             self.source,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgefl.lab.claims import judged
-from edgefl.lab.study import Arm, Curves, Finding, Study, share, verdict
+from edgefl.lab.study import Curves, Finding, share, verdict
 from edgefl.results.statistics import difference, higher, p_of_ratio, p_value, points
 
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
@@ -14,7 +14,7 @@ NEAR = 0.95
 """The race for trips is to this part of what the weakest run ends with: no run passes it at a peak of its."""
 
 
-def judge(curves: Curves) -> list[Finding]:
+def claims(curves: Curves) -> list[Finding]:
     """The paper's claims, and ours for the running form."""
     final = {label: curves.accuracy(label) for label in curves.records}
     target = NEAR * min(*final[PAPER], *final[AVERAGE])
@@ -94,25 +94,3 @@ def judge(curves: Curves) -> list[Finding]:
             p_value(mean_gain, seeds),
         ),
     ]
-
-
-study = Study(
-    name="fedstaleweight",
-    title="FedStaleWeight against averaging, ten fast and five slow agents",
-    citation="Ma et al. 2024, arXiv:2406.02877, section 6.2",
-    arms=(
-        Arm(PAPER, ()),
-        Arm(RUNNING, ("strategy.normalize=running",)),
-        Arm(AVERAGE, ("strategy.name=fedbuff", "strategy.exponent=0")),
-        Arm(FEDBUFF, ("strategy.name=fedbuff",)),
-    ),
-    judge=judge,
-    notes=(
-        "In every arm a client that delivered waits for the step that takes its update (appendix A), which "
-        "Algorithm 1's weights E[τ] + 1 go with; the published bench has it wait for a new version.",
-        "A fifth of all images is the test, as the paper says; its bench takes the published test split.",
-    ),
-    notes_at={
-        "cifar10": ("The JPEG-coded copy of CIFAR-10 that is at hand differs slightly from the original.",)
-    },
-)

@@ -262,23 +262,23 @@ class Study:
     def settings(self) -> list[str]:
         """The names of its settings; "" for those of its own name.
 
-        >>> from edgefl.lab.fedbuff import study
-        >>> study.settings()
+        >>> from edgefl.lab.studies import load
+        >>> load("fedbuff").settings()
         ['', '1000', 'quick']
         """
-        found = (file.stem.removeprefix(self.name) for file in _folder().glob(f"{self.name}*.toml"))
+        found = (file.stem.removeprefix(self.name) for file in folder().glob(f"{self.name}*.toml"))
         return sorted(name.removeprefix("-") for name in found if not name or name.startswith("-"))
 
     def file(self, settings: str = "") -> Path:
-        """The settings, as they lie in the package or beside it in a source tree."""
+        """The file of these settings. ConfigError for settings that are not there."""
         if settings and settings not in (known := self.settings()):
             raise ConfigError(unknown(f"settings of {self.name}", settings, [name for name in known if name]))
-        return _folder() / f"{self.name}{'-' if settings else ''}{settings}.toml"
+        return folder() / f"{self.name}{'-' if settings else ''}{settings}.toml"
 
     def steps_file(self, settings: str = "") -> Path:
         """The file of tuned steps, for these settings and their data set; it may not be there."""
         data = config.load(self.file(settings), self.changes).data.name
-        return _folder() / "tuned" / f"{self.file(settings).stem}-{data.replace(':', '-')}.toml"
+        return folder() / "tuned" / f"{self.file(settings).stem}-{data.replace(':', '-')}.toml"
 
     def tuned(self, settings: str = "") -> dict[str, tuple[str, ...]]:
         """The tuned steps of each arm, as changes; none where they were not tuned."""
@@ -354,7 +354,8 @@ class Study:
         return [*self.notes, *self.notes_at.get(settings, ()), *small, *steps]
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """Return the folder of the papers' settings, in the package or beside it in a source tree."""
     with contextlib.suppress(ModuleNotFoundError):
         found = Path(str(resources.files("edgefl._experiments"))) / "papers"
         if found.is_dir():

@@ -196,7 +196,7 @@ def judge(curves: Curves) -> Sequence[Finding]:
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    monkeypatch.setattr(study, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(study, "folder", lambda: tmp_path)
     settings = virtual(stop=Stop(versions=4))
     (tmp_path / "small-quick.toml").write_text(config.dump(settings))
     arms = (Arm("a", ()), Arm("b", ("strategy.buffer_size=2",)))

@@ -366,9 +366,7 @@ def test_a_tensor_without_its_shape_is_an_error_with_file_and_line(spoil, got):
         spoil(module)
 
     line = spoils.__code__.co_firstlineno
-    where = (
-        rf"^'mine:train' \(test_learning_custom.py:{line}\) left no .* shape \(8, 6\) in '0.weight' "
-    )
+    where = rf"^'mine:train' \(test_learning_custom.py:{line}\) left no .* shape \(8, 6\) in '0.weight' "
     with pytest.raises(TrainingError, match=where + got):
         run(spoils)
 

@@ -180,11 +180,12 @@ def test_a_contributor_waits_until_its_update_is_in_a_version(name: str) -> None
 
 def test_defedavgs_own_fedbuff_and_fedavg_are_its_baselines() -> None:
     """Section 1.2.3 describes FedBuff without s(τ); FedAvg draws with replacement (eqs. 2 and 3)."""
-    from edgefl.lab.defedavg import NIID, study
+    from edgefl.lab.studies import load
 
+    study = load("defedavg")
     tables = {arm.label: study.experiment(arm, 1, "quick").strategy for arm in study.arms}
     assert tables["non-IID FedBuff"]["exponent"] == 0
     assert "exponent" not in tables["non-IID FedBuff, s(τ)"]
     for label in ("non-IID FedAvg", "IID FedAvg"):
         assert (tables[label]["replacement"], tables[label]["weighting"]) == (True, "uniform")
-    assert resolve(tables[NIID]).takes == "when-selected"  # type: ignore[attr-defined]
+    assert resolve(tables["DeFedAvg-nIID"]).takes == "when-selected"  # type: ignore[attr-defined]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from edgefl import config
-from edgefl.lab import PAPERS, fedbuff, module_of
+from edgefl.lab import PAPERS, fedbuff
 from edgefl.lab.convergence import Ratio
 from edgefl.lab.fedstaleweight import PAPER
 from edgefl.lab.mutants import MUTANTS, STALENESS
+from edgefl.lab.studies import load
 from edgefl.lab.study import Arm, Curves, Finding, Study, verdict
 from edgefl.lab.verdicts import corrected, correction, examined, mutated
 from edgefl.results.record import EvaluationRow
@@ -22,7 +22,7 @@ from edgefl.results.statistics import difference, higher, p_of_ratio, p_value, r
 from edgefl.strategies import resolve
 from edgefl.testing import check_strategy
 
-STUDIES: list[Study] = [import_module(module_of(name)).study for name in PAPERS if name != "theory"]
+STUDIES: list[Study] = [load(name) for name in PAPERS if name != "theory"]
 ARMS = {
     "fedstaleweight": ("fedstaleweight", PAPER),
     "fedbuff": ("fedbuff", fedbuff.FEDBUFF),
@@ -210,7 +210,7 @@ def test_fedbuffs_buffer_of_one_more_does_not_halve_staleness() -> None:
         def ended(self, label: str, over: object) -> list[float]:
             return [900.0] * 3
 
-    says = {more: fedbuff.judge(Stale(more))[-1].verdict for more in (0, 1)}
+    says = {more: fedbuff.claims(Stale(more))[-1].verdict for more in (0, 1)}
     assert says == {0: "reproduced", 1: "not reproduced"}
 
 
