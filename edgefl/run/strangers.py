@@ -5,7 +5,6 @@ They would cost descriptors, and memory for what ZeroMQ keeps of a handshake, be
 
 from __future__ import annotations
 
-import _thread
 import os
 import resource
 import socket
@@ -53,30 +52,25 @@ class Strangers:
         self._events.connect("inproc://connections")
         self._open: dict[int, str] = {}
         """Far ends by descriptor, the oldest first."""
-        self._began, self._over, self._ended = threading.Event(), threading.Event(), threading.Event()
-        # No `threading.Thread`: to start one waits for ever where there is no memory for its first call.
-        _thread.start_new_thread(self._run, ())
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="edgefl-strangers", daemon=True)
+        self._watcher.start()
 
     def close(self) -> None:
         """Look no more."""
         self._over.set()
-        if self._began.is_set():  # else it has nothing to look with when it begins, and nothing to do
-            self._ended.wait()
+        self._watcher.join()
         self._router.disable_monitor()
         self._events.close(linger=0)
 
-    def _run(self) -> None:
-        self._began.set()
-        try:
-            set_time_slice()  # soon, also where the host is busy: ZeroMQ's thread reads on meanwhile
-            pause_s = LOOK_S
-            while not self._over.wait(pause_s):
-                began_s = time.thread_time()
-                with suppress(OSError, MemoryError):  # no descriptor, or no memory, is left to look with
-                    self._look()
-                pause_s = max(LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
-        finally:
-            self._ended.set()
+    def _watch(self) -> None:
+        set_time_slice()  # soon, also where the host is busy: ZeroMQ's thread reads on meanwhile
+        pause_s = LOOK_S
+        while not self._over.wait(pause_s):
+            began_s = time.thread_time()
+            with suppress(OSError, MemoryError):  # no descriptor, or no memory, is left to look with
+                self._look()
+            pause_s = max(LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
 
     def _look(self) -> None:
         """Learn who came and went since the last look; shut strangers that are too many or send too much."""

@@ -7,6 +7,7 @@ import resource
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
@@ -248,7 +249,7 @@ def test_a_server_without_descriptors_shuts_strangers_until_there_are_some(
 
 
 def fill(door: DoorSocket, rounds: int) -> int:
-    """A process of strangers, each with a first frame that would fill the memory and does not end."""
+    """A process of strangers, each with a first frame that does not end: 200 MB/s at most, in all."""
     pid = os.fork()
     if pid == 0:
         with suppress(BaseException):
@@ -256,6 +257,7 @@ def fill(door: DoorSocket, rounds: int) -> int:
             for end in ends:
                 with suppress(OSError):
                     end.socket.sendall(GREETING + frame(bytes(LARGEST), COMMAND)[:-1])
+                time.sleep(0.005)
             for end in ends[: -strangers.ALL_BYTES // LARGEST]:  # until it is hung up on
                 with suppress(OSError):
                     while end.socket.recv(1000):
@@ -274,5 +276,5 @@ def test_strangers_cannot_fill_the_memory(door: DoorSocket, closing: ExitStack) 
         door.wait(1)
         most_kib = max(most_kib, own_kib(kib("status")) - before_kib)
         assert list(door.receive()) == []
-    assert most_kib < 150 * 1024
+    assert most_kib < 120 * 1024  # 32 MiB and what comes between two looks
     says(door, honest, b"two", b"still here")
