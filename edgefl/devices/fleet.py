@@ -244,6 +244,18 @@ def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int
     return strategy.max_training(clients)
 
 
+def in_phase(experiment: Experiment, strategy: Strategy) -> str:
+    """The reason why clients act together by design; empty for phones that should be independent."""
+    if strategy.lockstep:
+        return "the strategy starts its clients together"
+    profiles, fleet = {profile for profile, _ in kinds_of(fleet_of(experiment))}, experiment.fleet
+    if all(_profile(profile).exact for profile in profiles):
+        return "all devices are a paper's, without differences between units"
+    if fleet.units == "identical" and fleet.variation == 0.0:
+        return "fleet.units = 'identical' and fleet.variation = 0 make clones of one model"
+    return ""
+
+
 def any_exact(clients: Sequence[ClientInfo]) -> bool:
     """Return True if the fleet has a paper's devices, which start at once."""
     return any(_profile(profile).exact for profile, _ in kinds_of(clients))

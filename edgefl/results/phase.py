@@ -46,14 +46,14 @@ class Phase(NamedTuple):
 
     one_profile: ObservedShare | None
     coincident: ObservedShare | None
-    rounds: bool
-    """No update was stale: the strategy starts its clients together, and their phase is its own."""
+    by_design: str = ""
+    """The reason why clients act together by design, so that no warning is due; empty: they should not."""
 
     def figures(self) -> dict[str, Any]:
         """The figures for ``summary.json``."""
         shares = {"one_profile_buffers": self.one_profile, "coincident_arrivals": self.coincident}
         plain = {name: None if one is None else one._asdict() for name, one in shares.items()}
-        return {**plain, "rounds": self.rounds, "warning": self.warning}
+        return {**plain, "by_design": self.by_design, "warning": self.warning}
 
     @property
     def warning(self) -> str:
@@ -68,21 +68,22 @@ class Phase(NamedTuple):
             for what, one in found.items()
             if one is not None and one.in_phase
         ]
-        if self.rounds or not parts:
+        if self.by_design or not parts:
             return ""
         return f"Phones act in phase: {' and '.join(parts)}. Comparisons made with this fleet may not hold."
 
 
-def phase_of(trips: Columns, profile: npt.NDArray[Any]) -> Phase:
+def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> Phase:
     """Compare a run's buffers and arrivals with those of independent phones.
 
-    ``trips`` are those of a `Record`, ``profile`` has the device profile of each.
+    ``trips`` are those of a `Record`, ``profile`` has the device profile of each. ``by_design`` is
+    `Meta.in_phase`. A run without stale updates has rounds, also where its strategy does not declare them.
     """
     applied = trips["applied_version"] >= 0
     arrives_s = trips["sent_s"] + trips["trip_declared_s"]
     used = np.flatnonzero(applied & np.isfinite(arrives_s))
     if len(used) < LEAST_UPDATES:
-        return Phase(None, None, False)
+        return Phase(None, None, by_design)
     used = used[np.lexsort((arrives_s[used], trips["applied_version"][used]))][-MOST_UPDATES:]
     _, sizes = np.unique(trips["applied_version"][used], return_counts=True)
     starts = np.cumsum(sizes) - sizes
@@ -97,7 +98,9 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any]) -> Phase:
     at_s = np.sort(arrives_s[used])
     uniform = (np.sort(rng.random(len(at_s))) for _ in range(SIMULATED))
     coincident = _compared(_coincident(at_s), [_coincident(one) for one in uniform])
-    return Phase(one_profile, coincident, rounds=not trips["staleness"][used].any())
+    if not by_design and not trips["staleness"][used].any():
+        by_design = "no update was stale, so the strategy has rounds"
+    return Phase(one_profile, coincident, by_design)
 
 
 def _one_profile(

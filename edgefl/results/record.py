@@ -228,6 +228,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     strategy_fields: dict[str, Any] = {}
     remark: str = ""
     """`Strategy.remark`: hyperparameters that do not fit each other, in a line."""
+    in_phase: str = ""
+    """The reason why clients act together by design; empty where they should be independent."""
     privacy: Privacy | None = None
     """The experiment's ``[privacy]``."""
     sampling: tuple[float, bool] | None = None

@@ -348,8 +348,8 @@ def _phase(phase: dict[str, Any]) -> str:
     if not rows:
         return "<p>Too few updates to judge.</p>"
     table = html_table(["", ">This run", ">Independent phones", ">99% interval"], rows)
-    if phase["rounds"]:
-        return f"{table}<p>The strategy has rounds: it starts its clients together.</p>"
+    if phase["by_design"]:
+        return f"{table}<p>Clients act together by design: {escape(phase['by_design'])}.</p>"
     return table + (f"<p><b>{escape(phase['warning'])}</b></p>" if phase["warning"] else "")
 
 

@@ -354,7 +354,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
             "checksum_mismatches": int(altered),
             "version_mismatches": int(((trained >= 0) & (trained != trips["base_version"])).sum()),
         },
-        "phase": _plain(phase_of(trips, profile_of_trips(record)).figures()),
+        "phase": _plain(phase_of(trips, profile_of_trips(record), meta.in_phase).figures()),
         "availability": attendance_of(record, emulated_s),
         "incidents": dict(sorted(Counter(row.kind for row in record.incidents).items())),
         "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},

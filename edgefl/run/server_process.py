@@ -29,6 +29,7 @@ from edgefl.devices.fleet import (
     device_of,
     first_tasks,
     fleet_of,
+    in_phase,
     kinds_of,
     network_of,
 )
@@ -210,6 +211,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         strategy=str(experiment.strategy["name"]),
         strategy_fields=asdict(strategy),
         remark=strategy.remark,
+        in_phase=in_phase(experiment, strategy),
         privacy=experiment.privacy,
         sampling=strategy.sampling(len(trips.examples)),
         clock=experiment.clock.kind,

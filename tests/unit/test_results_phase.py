@@ -44,8 +44,16 @@ def test_clones_in_lockstep_are_found() -> None:
     assert found.coincident is not None
     assert found.one_profile.share > 0.5 > found.one_profile.high
     assert found.coincident.share > 0.9
-    assert not found.rounds
     assert "in phase" in found.warning
+
+
+def test_a_fleet_in_phase_by_design_is_no_fault() -> None:
+    clones = fleet(np.random.default_rng(1), units=0.0, scatter=0.0, phase=False)
+    found = phase_of(*clones, "the strategy starts its clients together")  # type: ignore[arg-type]
+    assert found.coincident is not None
+    assert found.coincident.in_phase
+    assert found.figures()["by_design"] == "the strategy starts its clients together"
+    assert found.warning == ""
 
 
 def test_individuals_are_inside_the_interval() -> None:
@@ -68,7 +76,7 @@ def test_rounds_start_their_clients_together_and_are_no_fault() -> None:
     rng = np.random.default_rng(4)
     sent_s = np.repeat(np.arange(20.0) * 5.0, 5)
     found = phase_of(made(sent_s + 1.0, sent_s, 5), rng.choice(["a", "b"], 100))  # type: ignore[arg-type]
-    assert found.rounds
+    assert found.by_design == "no update was stale, so the strategy has rounds"
     assert found.coincident is not None
     assert found.coincident.in_phase
     assert found.warning == ""
@@ -76,7 +84,7 @@ def test_rounds_start_their_clients_together_and_are_no_fault() -> None:
 
 def test_a_few_updates_or_one_profile_are_not_judged() -> None:
     few = np.arange(float(LEAST_UPDATES - 1))
-    assert phase_of(made(few + 1.0, few, 2), np.full(len(few), "a")) == Phase(None, None, False)  # type: ignore[arg-type]
+    assert phase_of(made(few + 1.0, few, 2), np.full(len(few), "a")) == Phase(None, None)  # type: ignore[arg-type]
     many = np.arange(100.0)
     found = phase_of(made(many + 1.0, many, 2), np.full(100, "a"))  # type: ignore[arg-type]
     assert found.one_profile is None
