@@ -77,6 +77,14 @@ class TripPlan(NamedTuple):
             return math.inf
         return self.down_s + self.compute_s + self.up.breaks_s
 
+    def over_s(self, *, private: bool) -> float:
+        """Seconds into the trip until the server counts it as over, if it is not cancelled and nobody dies.
+
+        A trip whose link breaks is over then. In a private run every failed trip, whatever it failed of, is
+        over when its update would have arrived.
+        """
+        return self.total_s if private else min(self.total_s, self.breaks_s)
+
     @property
     def broken(self) -> str:
         """Description of how much of the message is transferred before the link is lost."""

@@ -143,16 +143,16 @@ def build(
     peers = Peers(time.monotonic, socket, by_door=plan.door != "")
     gate = Gate(socket, SERVER_ENDS[transport](buffer), peers, aggregator, gauge, watch)
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
-    parts = (core, dynamics, aggregator, evaluation, peers, gate, store)
+    parts = (core, dynamics, aggregator, evaluation, peers, gate, store, trips)
     timeline: Timeline
     ahead = None
     if virtual:
         instant = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
-        timeline = VirtualTimeline(experiment, instant, *parts, plan.workers, trips)
+        timeline = VirtualTimeline(experiment, instant, *parts, plan.workers)
     else:
         clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
         ahead = WriteAhead(store, aggregator, watch)
-        timeline = WallTimeline(experiment, clock, *parts, ahead, trips)
+        timeline = WallTimeline(experiment, clock, *parts, ahead)
     running = {} if restored is None else restored.tasks
     engine = Engine(
         core,

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from edgefl.core import Core
 from edgefl.core.events import Event, Train
 from edgefl.devices.dynamics import Dynamics
+from edgefl.devices.fleet import Trips
+from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
 from edgefl.parameters.checkpoint import SavedState
 from edgefl.results.store import Store
@@ -86,6 +88,7 @@ class Timeline:
     peers: Peers
     gate: Gate
     store: Store
+    trips: Trips
     agenda: Agenda = field(init=False, default_factory=Agenda)
 
     def expect(self) -> None:
@@ -99,6 +102,13 @@ class Timeline:
 
     def cancel(self, client: int, task: int) -> None:
         """A task is not wanted any more."""
+
+    def plan(self, task: messages.Task) -> TripPlan:
+        """The trip of a task that its client has been given and that is not over."""
+        plan = None if self.dynamics is None else self.dynamics.plan(task.client)
+        if plan is None:
+            plan = self.trips.plan(task.client, task.trip, None if task.cut is None else task.cut.end)
+        return plan
 
     def wake(self, at_s: float) -> None:
         """Let a `Ticked` happen at that instant."""

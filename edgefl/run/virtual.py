@@ -16,7 +16,7 @@ import numpy as np
 
 from edgefl import failpoints
 from edgefl.core.events import Failed, Joined, Left, Ticked
-from edgefl.devices.fleet import Trips, joins_at_s
+from edgefl.devices.fleet import joins_at_s
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import ConfigError, RunError
 from edgefl.parameters.buffer import SlotState, TripPhase
@@ -85,7 +85,6 @@ class VirtualTimeline(Timeline):
 
     clock: VirtualClock
     workers: int
-    trips: Trips
 
     def __post_init__(self) -> None:
         self._examples = self.trips.examples
@@ -164,19 +163,16 @@ class VirtualTimeline(Timeline):
         self._turns = 0
         client, dynamics = task.client, self.dynamics
         sent_s = (self.clock.now_s() if sent_s is None else sent_s) + task.wait_s
-        plan = None if dynamics is None else dynamics.plan(client)
-        if plan is None:
-            plan = self.trips.plan(client, task.trip, None if task.cut is None else task.cut.end)
+        plan = self.plan(task)
         trip = self._under_way[task.task] = Trip(task, plan, sent_s)
-        breaks_s = plan.breaks_s
-        due_s = sent_s + min(plan.total_s, breaks_s)
+        due_s = sent_s + plan.over_s(private=self.core.privacy is not None)
         if dynamics is not None and dynamics.lost_at_s(client) < due_s:
             trip.doomed = True
             self.aggregator.fetched(task.slot)
             return
         if dynamics is None or not dynamics.shares:
             self.agenda.enter(Due(due_s, ARRIVAL, client, task.task))
-        if breaks_s < math.inf:
+        if plan.breaks_s < math.inf:
             trip.broken = plan.broken
             self.aggregator.fetched(task.slot)
         else:

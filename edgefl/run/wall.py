@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgefl.core.events import Failed, Joined, Left, Ticked
-from edgefl.devices.fleet import Trips, joins_at_s
+from edgefl.devices.fleet import joins_at_s
 from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due
@@ -36,12 +36,11 @@ class WallTimeline(Timeline):
     """
 
     ahead: WriteAhead
-    trips: Trips
 
     def __post_init__(self) -> None:
         self._private = self.core.privacy is not None
-        self._ends_s: dict[int, float] = {}
-        """By client of a private run, the instant at which its last task's update is planned to arrive."""
+        self._given: dict[int, tuple[messages.Task, float]] = {}
+        """By client of a private run, its last task, and when it was given, emulated s."""
         self._failed: dict[int, tuple[int, str]] = {}
         """By client of a private run, its task that has failed and is not due yet, and the reason."""
         self._tasks: list[messages.Task] = []
@@ -61,10 +60,7 @@ class WallTimeline(Timeline):
     def give(self, task: messages.Task) -> None:
         self.aggregator.leases[task.task].holder = task.client
         if self._private:
-            plan = None if self.dynamics is None else self.dynamics.plan(task.client)
-            if plan is None:
-                plan = self.trips.plan(task.client, task.trip, None if task.cut is None else task.cut.end)
-            self._ends_s[task.client] = self.clock.now_s() + task.wait_s + plan.total_s
+            self._given[task.client] = task, self.clock.now_s()
         self._tasks.append(task)
         if len(self._tasks) == AT_ONCE:
             self.flush()
@@ -99,7 +95,8 @@ class WallTimeline(Timeline):
 
     def _fails(self, client: int, task: int, reason: str) -> None:
         """A trip of a private run has failed, which happens when it would have ended."""
-        lease, ends_s = self.aggregator.leases[task], self._ends_s[client]
+        lease, (order, given_s) = self.aggregator.leases[task], self._given[client]
+        ends_s = given_s + order.wait_s + self.plan(order).over_s(private=True)
         lease.holder = -1
         self.aggregator.fetched(lease.slot)
         self.aggregator.delivered(lease.slot)

@@ -175,9 +175,9 @@ class FaultyRun(Parts):
     def served(self, wanted: Experiment) -> tuple[Timeline, Engine]:
         """The timeline and its engine."""
         parts = (self.core, None, self.aggregator, self.evaluation, self.peers, self.gate, self.store)
+        trips: Any = FixedTrips([1.0])  # used in private runs only
         ahead = WriteAhead(self.store, self.aggregator, self.watch)
-        trips: Any = FixedTrips([1.0])  # asked of a private run only
-        timeline = WallTimeline(wanted, self.clock, *parts, ahead, trips)
+        timeline = WallTimeline(wanted, self.clock, *parts, trips, ahead)
         said_of = (timeline, self.evaluation, self.watch)
         return timeline, Engine(self.core, self.aggregator, self.store, *said_of, ahead=ahead)
 

@@ -156,7 +156,7 @@ class FaultyVirtualRun(FaultyRun):
         parts = (self.core, None, self.aggregator, self.evaluation, self.peers, self.gate, self.store)
         trips: Any = FixedTrips([1.0 + 0.37 * (client % 5) for client in range(len(self.core.devices))])
         clock = VirtualClock(emulated_s=0.0, wall_s=0.0)
-        timeline = VirtualTimeline(wanted, clock, *parts, WORKERS, trips)
+        timeline = VirtualTimeline(wanted, clock, *parts, trips, WORKERS)
         engine = Engine(self.core, self.aggregator, self.store, timeline, self.evaluation, self.watch)
         self._assessed, engine.assessed = engine.assessed, self._note  # type: ignore[method-assign]
         return timeline, engine

@@ -38,8 +38,10 @@ class FixedTrips:
         self.seconds = seconds
         self.examples = [60] * len(seconds)
         self.breaks: dict[int, float] = {}
+        self.planned: list[int] = []
 
     def plan(self, client: int, *_: object) -> TripPlan:
+        self.planned.append(client)
         down = INSTANT
         if client in self.breaks:  # after that many seconds, at a byte a second
             down = down._replace(rate_bytes_per_s=1.0, breaks_after=1, lead_s=self.breaks[client] - 1.0)
@@ -58,7 +60,7 @@ class Virtual(Parts):
         wanted = experiment(join_spread_s=0.0)
         self.timeline = VirtualTimeline(
             wanted, self.virtual_clock, self.core, None, self.aggregator, self.evaluation, self.peers,
-            self.gate, self.store, workers, self.trips,  # type: ignore[arg-type]
+            self.gate, self.store, self.trips, workers,  # type: ignore[arg-type]
         )  # fmt: skip
         self.engine = Engine(
             self.core, self.aggregator, self.store, self.timeline, self.evaluation, self.watch
@@ -261,6 +263,18 @@ def test_a_trip_whose_link_breaks_is_not_computed_and_fails_when_it_breaks(world
     assert (failed[0].client, failed[0].at_s) == (1, 1.25)
     assert "lost" in failed[0].reason
     assert 1 not in {task.client for task in world.given()}
+
+
+def test_in_a_private_run_it_fails_when_its_update_would_have_arrived(tmp_path: Path) -> None:
+    """As under the wall clock: `tests/unit/test_run_wall.py` has the same trip, of 4 bytes at 1 byte/s."""
+    world = Virtual(tmp_path, privacy=Privacy(clip_norm=1.0))
+    world.trips.seconds = [4.0, 4.0, 4.0]
+    for client in range(3):
+        world.trips.breaks[client] = 1.25
+    failed = [one for one in world.due() if isinstance(one, Failed)]
+    assert [one.at_s for one in failed[:3]] == [8.25] * 3
+    assert world.given() == []
+    world.close()
 
 
 def test_nothing_is_taken_while_a_sum_waits_or_once_the_run_is_over(world: Virtual) -> None:

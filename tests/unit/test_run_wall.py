@@ -73,12 +73,12 @@ class Wall(Parts):
         self, folder: Path, *, transport: str = "shm", privacy: Privacy | None = None, **fleet_fields: object
     ) -> None:
         super().__init__(folder, transport=transport, privacy=privacy)
-        self.book = Book()
+        self.book, self.trips = Book(), FixedTrips([4.0, 4.0, 4.0])
         wanted = experiment(**fleet_fields)
         self.ahead = WriteAhead(self.store, self.aggregator, self.watch)
         self.timeline = WallTimeline(
             wanted, self.clock, self.core, self.book, self.aggregator, self.evaluation, self.peers,
-            self.gate, self.store, self.ahead, FixedTrips([4.0, 4.0, 4.0]),
+            self.gate, self.store, self.trips, self.ahead,
         )  # type: ignore[arg-type]  # fmt: skip
         self.engine = Engine(
             self.core,
@@ -292,6 +292,28 @@ def test_a_failing_trip_that_waits_at_the_start_counts_as_zero_after_its_wait(pr
     assert private.due() == []
     private.hand.at += 0.1
     assert private.due() == [Failed(1, 1, 7.0, "its data")]
+
+
+def test_a_private_trip_whose_link_breaks_ends_when_its_update_was_due(private: Wall) -> None:
+    """As under the virtual clock: `tests/unit/test_run_virtual.py` has the same trip."""
+    private.trips.breaks[1] = 1.25
+    started(private)
+    private.tasks(1)
+    private.hand.at += 1.25
+    take(private.engine, private.timeline.heard(GivenBack(1, 1, "failed", "lost")))
+    private.hand.at += 6.75
+    assert private.due() == []
+    private.hand.at += 0.25
+    assert private.due() == [Failed(1, 1, 8.25, "lost")]
+
+
+def test_the_server_plans_no_trip_of_a_private_run_but_those_that_fail(private: Wall) -> None:
+    """The clients plan them, too."""
+    started(private)
+    private.tasks(1)
+    assert private.trips.planned == []
+    take(private.engine, private.timeline.heard(GivenBack(1, 1, "failed", "its data")))
+    assert private.trips.planned == [1]
 
 
 @pytest.mark.parametrize("how", ["raises", "dies", "dies and is given up"])
