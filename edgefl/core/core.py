@@ -83,7 +83,9 @@ class Core(Ledger):
         self._late: list[Update] = []  # updates that the strategy discards while they are being summed
         self._kept: set[int] = set()  # tasks of held updates that were used at least once
         self._zero: dict[int, str] = {}  # task of a held update that is zero → the reason
-        self._failed_in_a_row = 0  # failed tasks and bad updates since the last version
+        self.learned = False
+        """True once a version contains an update that is neither invalid nor of a failed trip."""
+        self._failed_in_a_row = 0  # failed tasks and bad updates since a version with a valid update
         self._lost_in_a_row = 0  # lost tasks since the last arrival
         self._wakes: set[float] = set()  # times of pending wakes
         self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # saves a call for most strategies
@@ -189,6 +191,7 @@ class Core(Ledger):
         else:
             if zero:
                 self._zero[task] = zero
+                self._failed_in_a_row += 1
             update = self.hold(event)
             try:
                 discard = calls.updates(self.strategy.arrive(self._state, update, self))
@@ -232,6 +235,7 @@ class Core(Ledger):
                 "Summed must list bad updates in zero in a private run, else in bad, "
                 f"got bad {event.bad}, zero {event.zero}"
             )
+        self._failed_in_a_row += sum(task not in self._zero for task in event.zero)
         self._zero.update(dict.fromkeys(event.zero, BAD))
         self._sum = None
         self._clip_norm = event.clip_norm or self._clip_norm
@@ -338,7 +342,8 @@ class Core(Ledger):
 
     def _publish(self, order: Sum, step: Step, actions: list[Action]) -> None:
         self.version = order.version
-        self._failed_in_a_row = 0
+        if any(task not in self._zero for task in order.tasks):
+            self.learned, self._failed_in_a_row = True, 0
         self.apply(order.tasks, order.weights)
         if self.participation is not None:
             self.participation.apply(order.tasks, order.version)

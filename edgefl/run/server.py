@@ -279,7 +279,9 @@ class ServerLoop:
         """The reason why a run that ended has no result; empty for one that has."""
         if reason.startswith(NO_PROGRESS):
             return reason.removeprefix(f"{NO_PROGRESS}: ")
+        version = self._core.version
+        if version and not self._core.learned:
+            return "all trips failed or gave a bad update"
         if model_sha256 != self._store.meta("first_model_sha256"):
             return ""
-        version = self._core.version
         return f"version {version:,} equals version 0, bit for bit" if version else "no version was made"

@@ -35,20 +35,20 @@ def train(model, examples, context):
             for parameter in model.parameters():
                 parameter -= 0.1 * parameter.grad
         context.step(len(y), float(loss))
-        if {how!r} == "nan" and context.client == 1:
+        if {how!r} == "all" or {how!r} == "nan" and context.client == 1:
             with torch.no_grad():
                 next(model.parameters())[:] = float("nan")
 """
 
 
-def wanted(folder: Path, how: str) -> Experiment:
+def wanted(folder: Path, how: str, stop: Stop = Stop(versions=8)) -> Experiment:  # noqa: B008
     (folder / f"training_{how}.py").write_text(TRAINING.format(how=how))
     return virtual(
         2,
         training=Training(function=f"training_{how}:train", steps=2),
         strategy={"name": "fedbuff", "buffer_size": 2},
         privacy={"clip_norm": 0.5, "noise_multiplier": 1.0, "quantile": 0.5, "noise": "seeded"},
-        stop=Stop(versions=8),
+        stop=stop,
     )
 
 
@@ -75,6 +75,16 @@ def test_who_takes_part_in_which_version_does_not_depend_on_a_clients_data(
     assert any(1 in clients for _, clients, _ in found["well"])
     assert all(cohorts_ == found["well"] for cohorts_ in found.values())
     assert len(set(epsilons.values())) == 1
+
+
+@pytest.mark.parametrize("stop", [Stop(accuracy=0.99), Stop(versions=2)], ids=["accuracy", "versions"])
+def test_a_run_whose_trips_all_fail_ends_without_a_result(stop: Stop, tmp_path: Path) -> None:
+    supervisor.run(wanted(tmp_path, "all", stop), tmp_path / "run", quiet=True, base=tmp_path)
+    figures = Result(tmp_path / "run").summary()
+    few = stop.versions is not None
+    assert figures["stop_reason"] == "versions" if few else figures["stop_reason"].startswith("no progress")
+    assert figures["versions"] > 0
+    assert "failed or gave a bad update" in figures["no_progress"]
 
 
 def test_a_run_whose_client_fails_and_whose_server_is_killed_has_the_same_bits(

@@ -37,9 +37,16 @@ from edgefl.testing import fleet, run_in_memory
 Kind = TypeVar("Kind")
 
 
-def started(clients: int = 3, strategy: Strategy | None = None, every: int = 10, **stop: Any) -> Core:
+def started(
+    clients: int = 3,
+    strategy: Strategy | None = None,
+    every: int = 10,
+    privacy: experiment.Privacy | None = None,
+    **stop: Any,
+) -> Core:
     """A core whose clients have all joined: by default client i trains task i."""
-    core = Core(strategy or FedBuff(buffer_size=2), fleet(clients), 0, experiment.Stop(**stop), every)
+    strategy = strategy or FedBuff(buffer_size=2)
+    core = Core(strategy, fleet(clients), 0, experiment.Stop(**stop), every, privacy)
     for client in range(clients):
         core.handle(Joined(client, 0.0))
     return core
@@ -450,6 +457,32 @@ def test_a_fleet_that_only_fails_does_not_run_for_ever() -> None:
         if core.stopped:
             break
     assert actions[-1] == Finish("no progress: 111 tasks in a row failed or gave a bad update")
+
+
+@pytest.mark.parametrize(("how", "tasks"), [("failed", 121), ("invalid", 122)])
+def test_a_private_fleet_that_only_fails_does_not_make_noise_for_ever(how: str, tasks: int) -> None:
+    """Its trips count as zero and fill versions; a single valid update is progress."""
+    core = started(2, privacy=experiment.Privacy(clip_norm=1.0), versions=10_000)
+
+    def end(*, valid: int = -1) -> Action:
+        for trip in range(400):
+            client, task = trip % 2, core.task_of(trip % 2)
+            assert task is not None
+            came = how == "invalid" or trip == valid
+            failed, well = Failed(client, task, 1.0, "x"), arrived(client, task, core.trained_from(client))
+            actions = core.handle(well if came else failed)
+            for order in only(actions, Sum):
+                zero = tuple(task for task in order.tasks if how == "invalid" and trip // 2 != valid // 2)
+                actions = core.handle(Summed(order.version, 1.0, zero=zero))
+            if core.stopped:
+                break
+        return actions[-1]
+
+    said = Finish(f"no progress: {tasks} tasks in a row failed or gave a bad update")
+    assert (end(), core.version, core.learned) == (said, tasks // 2, False)
+    core = started(2, privacy=experiment.Privacy(clip_norm=1.0), versions=10_000)
+    end(valid=100)
+    assert (core.trips > 200, core.learned) == (True, True)
 
 
 def test_a_run_that_only_a_measure_ends_is_over_when_its_evaluations_stay_equal() -> None:
