@@ -26,20 +26,16 @@ def main() -> int:
         terminal.say("edgefl: interrupted", err=True)
         code = 130
     try:
-        return 128 + _caught[0] if code == 130 and _caught else code
+        return 128 + stopped_by[0] if code == 130 and stopped_by else code
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said; Python's own end takes a while
 
 
-_caught: list[int] = []
-
-
 def _stop(number: int, _: object) -> None:
-    """End a command that is no run's as Ctrl-C does; a closed terminal, which signals twice, only once."""
+    """End a command as Ctrl-C does, outside a run; a closed terminal, which signals twice, only once."""
     if number == signal.SIGHUP and stopped_by:
         return
     stopped_by.append(number)
-    _caught.append(number)
     raise KeyboardInterrupt
 
 

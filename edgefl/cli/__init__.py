@@ -16,8 +16,9 @@
     paths        arguments that name files and folders
 
 Exit codes: 0 done, 1 a run failed or its model learned nothing, 2 the command asked for something that
-cannot be done, 3 a run is done but INVALID (0 with --accept-invalid), 130 interrupted; of exec the
-command's own, of flower 1 where the app's run did not complete, and 3 only where that is 0.
+cannot be done, 3 a run is done but INVALID (0 with --accept-invalid), 130 Ctrl-C, 143
+SIGTERM, 129 SIGHUP (as `edgefl.__main__` reports them; `main` returns 130 for all three). The exit code of
+exec is the command's own; flower returns 1 if the app's run did not complete, and 3 only if that is 0.
 """
 
 from __future__ import annotations

@@ -112,7 +112,6 @@ def join(
     """
     from edgefl.devices.profiles import is_path, load_device
     from edgefl.run import keys, node
-    from edgefl.run.process import stops
 
     run.require_torch()
     _require_host(address)
@@ -122,8 +121,7 @@ def join(
         raise ConfigError(
             "--as-is: needs --device NAME, the profile that this host's times are compared with"
         )
-    for number in stops():
-        signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background jobs
     known = None if key is None else keys.read(key)
     outcome = node.join(address, known, workers=workers, device=device, as_is=as_is)
     say(f"the run is over{f': {outcome}' if outcome else ''}")

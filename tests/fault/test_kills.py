@@ -124,14 +124,15 @@ def test_a_full_disk_ends_the_run_with_one_line_that_says_how_to_carry_on(tmp_pa
     check_every_update_counted_once(folder)
 
 
-def test_a_terminal_that_goes_away_interrupts(tmp_path: Path) -> None:
-    """As when a connection breaks: the whole foreground group hears of it, of the shell and of the kernel."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_in_order_with_its_own_exit_code(number: int, code: int, tmp_path: Path) -> None:
+    """The whole foreground group gets a SIGHUP from the shell and one from the kernel; SIGTERM comes once."""
     folder = tmp_path / "run"
     command = running(folder, long_run())
-    for _ in range(2):
-        os.killpg(command.process.pid, signal.SIGHUP)
+    for _ in range(2 if number == signal.SIGHUP else 1):
+        os.killpg(command.process.pid, number)
         time.sleep(0.001)  # two that are pending are one
-    command.ends(130)
+    command.ends(code)
     assert summary(folder)["status"] == "interrupted"
 
 
