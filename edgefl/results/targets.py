@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -109,13 +110,21 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
 
 
 def settings_of(record: Record) -> tuple[Evaluation, Stop]:
-    """The run's ``[evaluation]`` and ``[stop]``, read without the code that its experiment may name."""
+    """The run's ``[evaluation]`` and ``[stop]``, read once, without the code that its experiment may name."""
+    if (known := _known.get(record)) is not None:
+        return known
     try:
         tables = toml.read(record.folder / EXPERIMENT_FILE)
-        found = msgspec.convert(tables.get("evaluation", {}), Evaluation)
-        return found, msgspec.convert(tables.get("stop", {}), Stop)
+        evaluation = msgspec.convert(tables.get("evaluation", {}), Evaluation)
+        found = evaluation, msgspec.convert(tables.get("stop", {}), Stop)
     except (ConfigError, OSError, msgspec.ValidationError):
-        return Evaluation(), Stop()
+        found = Evaluation(), Stop()
+    _known[record] = found
+    return found
+
+
+_known: WeakKeyDictionary[Record, tuple[Evaluation, Stop]] = WeakKeyDictionary()
+"""What `settings_of` has read."""
 
 
 class ToTarget(NamedTuple):
