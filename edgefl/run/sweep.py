@@ -113,16 +113,19 @@ def sweep(
 
 
 def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[[], ForkServer]) -> None:
-    """Try the user's training of each point of the grid that has no run yet.
+    """Try the user's training of the grid's points that have no run yet, once for all whose clients do alike.
 
     Raises `ConfigError` if a function fails. A single point needs no trial: its first run begins with one.
     """
     points = {one.label: one for one in reversed(planned)}
+    if len(points) == 1:
+        return
+    clients = {label: _own_clients(one.experiment, base) for label, one in points.items()}
+    tried = [clients[one.label] for one in points.values() if (one.folder / EXPERIMENT_FILE).is_file()]
     for label, one in reversed(points.items()):
-        strategy = resolve(one.experiment.strategy, [base])
-        own = one.experiment.training.function is not None or type(strategy).train is not Strategy.train
-        if not own or len(points) == 1 or (one.folder / EXPERIMENT_FILE).is_file():
+        if clients[label] is None or clients[label] in tried:
             continue
+        tried.append(clients[label])
         child, channel = fork_server().start("edgefl.run.zygote", control.FromZygote, dict(os.environ))
         try:
             channel.tell(control.Prepare(one.experiment, str(base), Enforcement()))
@@ -135,6 +138,17 @@ def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[
         if isinstance(answer, control.Refused):
             kind = ConfigError if answer.config else RunError
             raise kind(f"{label}: {answer.message}")
+
+
+def _own_clients(experiment: Experiment, base: Path) -> tuple[Any, ...] | None:
+    """The settings that the user's training depends on; None where clients make plain SGD."""
+    strategy = resolve(experiment.strategy, [base])
+    kind, methods = type(strategy), ("train", "begin_trip", "end_trip")
+    if experiment.training.function is None and kind.train is Strategy.train:
+        return None
+    plain = all(getattr(kind, name) is getattr(Strategy, name) for name in methods)
+    client = strategy.local_rule() if plain else strategy
+    return experiment.fleet, experiment.data, experiment.model, experiment.training, client
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from edgefl.cli.sweep import axis, seeds_of
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Fleet, Stop
 from edgefl.results.sweep import Sweep
+from edgefl.run import sweep
 from edgefl.run.sweep import plan
 
 PLAIN = Experiment(
@@ -79,6 +81,30 @@ def test_a_grid_and_seeds_on_the_command_line(capsys: pytest.CaptureFixture[str]
             seeds_of(text)
     assert main(["sweep", "missing.toml"]) == 2
     assert capsys.readouterr().err == "edgefl: missing.toml: no such file\n"
+
+
+def test_clients_that_train_alike_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def one(model, examples, context): ...\ntwo = one\n")
+    asked: list[Experiment] = []
+    channel = SimpleNamespace(
+        tell=lambda prepare: asked.append(prepare.experiment), receive=lambda: None, close=lambda: None
+    )
+    server: Any = SimpleNamespace(start=lambda *_: (None, channel))
+    monkeypatch.setattr(sweep, "end_child", lambda *_: None)
+
+    def tried(**grid: list[str]) -> list[tuple[Any, ...]]:
+        asked.clear()
+        keys = {key.replace("__", "."): values for key, values in grid.items()}
+        runs = plan(PLAIN, tmp_path / "s", [1, 2], {"training.function": ['"mine:one"'], **keys}, tmp_path)
+        sweep._try_training(runs, tmp_path, lambda: server)
+        return [(each.training.function, each.training.lr, each.strategy["name"]) for each in asked]
+
+    assert tried(strategy__server_lr=["0.5", "1.0"]) == [("mine:one", 0.05, "fedbuff")]
+    assert tried(training__lr=["0.1", "0.2"], strategy__server_lr=["0.5", "1.0"]) == [
+        ("mine:one", 0.1, "fedbuff"),
+        ("mine:one", 0.2, "fedbuff"),
+    ]
+    assert tried(strategy__server_lr=["0.5"]) == []
 
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
