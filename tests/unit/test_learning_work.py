@@ -358,13 +358,16 @@ def test_vit_base_is_counted_without_its_memory():
 
 
 def test_live_bytes_are_those_of_a_trace_at_that_batch():
-    """Mutants: the gradient of each layer stays; freed activations count; peaks are extrapolated alone."""
+    """Mutants: gradients count until the end; freed activations count; peaks are extrapolated alone."""
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 500))
     found = batch_work(module, (3, 8, 8))
     for batch in (1, 7, 64):
         step = _Step((3, 8, 8), batch, np.float32, False, _cross_entropy)
         assert found.live_bytes(batch) == max(step.work(module, list(module.parameters()), True)[1])
     assert len(found.live) > 1  # a small batch's peak is the last layer's gradient, a large one's activations
+    layers = [nn.Linear(50, 50, bias=False) for _ in range(8)]
+    gradient, activation = 4 * 50 * 50, 4 * 50
+    assert gradient < batch_work(nn.Sequential(*layers), (50,)).live_bytes(1) < gradient + 8 * 4 * activation
 
 
 def test_live_bytes_of_a_layer_are_its_tensors():
