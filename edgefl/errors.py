@@ -24,6 +24,9 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+LONGEST_NAME, LONGEST_LIST = 60, 120
+"""Characters of a name and of a list of names in a message, which has 300 at most."""
+
 
 class EdgeflError(Exception):
     """Base of every error that edgefl raises on purpose."""
@@ -98,7 +101,30 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
     "profile 'pixel3a' not found; did you mean 'pixel-3a'? have: pi-4, pixel-3a"
     """
     names = sorted(allowed)
-    return f"{what} {got!r} not found;{near(got, names)} have: {', '.join(names) or 'none'}"
+    return f"{what} {shortened(got)!r} not found;{near(got, names)} have: {listed(names) or 'none'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names that fit into `LONGEST_LIST` characters, sorted, and the number of the others.
+
+    >>> listed(["b", "a"]), listed(["a" * 100, "b" * 100, "c"]).replace("a" * 100, "a…a")
+    ('a, b', 'a…a and 2 more')
+    """
+    names, length = sorted(names), 0
+    for count, name in enumerate(names):
+        length += len(name) + 2
+        if count and length > LONGEST_LIST:
+            return f"{', '.join(names[:count])} and {len(names) - count} more"
+    return ", ".join(names)
+
+
+def shortened(name: str) -> str:
+    """A name of at most 60 characters.
+
+    >>> shortened("pixel-4"), len(shortened("k" * 4000))
+    ('pixel-4', 60)
+    """
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def near(got: str, allowed: Iterable[str]) -> str:

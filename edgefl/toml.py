@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, shortened
 from edgefl.files import read as read_file
 
 MOST_BYTES = 1 << 20
 """No experiment or profile is longer; a longer file is a mistake, such as a data set's path."""
+MOST_PATH = 255
+"""Characters of a path that a message shows whole."""
 DEEPEST = 32
 """Keys of a path, and tables or arrays in each other: Python's reader takes the square of a longer path."""
 
@@ -36,7 +38,8 @@ def read(path: Path) -> dict[str, Any]:
     except IsADirectoryError:
         raise ConfigError(f"{path}: a folder, expected a TOML file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        name = shortened(str(path)) if len(str(path)) > MOST_PATH else path
+        raise ConfigError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -98,16 +101,19 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
     Traceback (most recent call last):
     edgefl.errors.ConfigError: --set 'training.lr': expected KEY=VALUE, such as training.lr=0.1
     """
-    shown = f"--set {text!r}"
+    shown = f"--set {shortened(text)!r}"
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"{shown}: expected KEY=VALUE, such as training.lr=0.1")
     parts = keys(key.strip())
     if parts is None:
-        raise ConfigError(f"{shown}: {key.strip()!r} is no key; expected names joined by dots, such as a.b=1")
+        raise ConfigError(
+            f"{shown}: {shortened(key.strip())!r} is no key; expected names joined by dots, such as a.b=1"
+        )
     value = value.strip()
     if not value:
-        why = f"an empty string is written {key.strip()}='\"\"'; --unset {key.strip()} takes the file's away"
+        name = shortened(key.strip())
+        why = f"an empty string is written {name}='\"\"'; --unset {name} takes the file's away"
         raise ConfigError(f"{shown}: no value; {why}")
     try:
         table = _loads(f"value = {value}")

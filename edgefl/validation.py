@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import inspect
 
-from edgefl.errors import ConfigError, near
+from edgefl.errors import ConfigError, listed, near, shortened
 from edgefl.toml import pieces
 
 T = TypeVar("T")
@@ -106,7 +106,8 @@ def shown(value: Any) -> str:
 
 
 def join(key: str, name: str) -> str:
-    """The dotted key of ``name`` in the table ``key``, which is empty for the top."""
+    """The dotted key of ``name``, perhaps shortened, in the table ``key``, which is empty for the top."""
+    name = shortened(name)
     return f"{key}.{name}" if key else name
 
 
@@ -250,7 +251,7 @@ def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str])
         same = [initials]
     hint = f" did you mean {same[0]!r}?" if same else near(key, here)
     where = f"in [{table}]" if table else "at the top"
-    return Fault(key, f"unknown key {key!r};{hint} allowed {where}: {', '.join(sorted(fields))}")
+    return Fault(key, f"unknown key {key!r};{hint} allowed {where}: {listed(fields)}")
 
 
 def _keys(kind: inspect.Type, key: str = "") -> Iterator[str]:

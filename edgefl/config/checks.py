@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from edgefl.errors import ProfileError, near, unknown
+from edgefl.errors import ProfileError, listed, near, unknown
 from edgefl.experiment import MAX_CLIENTS, MOST_PROCESSES, Experiment, Fleet, Privacy, Stop
 from edgefl.validation import Fault, join, shown, wrong
 
@@ -135,10 +135,9 @@ def _check_labels(found: Experiment, devices: Mapping[str, int]) -> None:
     if found.data.partition == "by-device" and not found.data.labels:
         raise Fault("data.labels", "data.labels: missing; partition 'by-device' needs PROFILE = [LABEL, ...]")
     for name, held in found.data.labels.items():
-        key = f"data.labels.{name}"
+        key = join("data.labels", name)
         if name not in devices:
-            have = ", ".join(sorted(devices))
-            raise Fault(key, f"{key}: not in fleet.devices;{near(name, devices)} have: {have}")
+            raise Fault(key, f"{key}: not in fleet.devices;{near(name, devices)} have: {listed(devices)}")
         if not held or len(set(held)) < len(held) or min(held) < 0:
             raise wrong(key, "distinct labels of at least 0", held)
 
@@ -186,7 +185,7 @@ def check_profiles(fleet: Fleet) -> None:
                 key = f"fleet.network.{name}"
                 raise ProfileFault(key, f"{key}: {unknown('device in the fleet', name, devices)}")
             _try(_read_network, net, f"fleet.network.{name}")
-        if missing := ", ".join(name for name in devices if name not in network):
+        if missing := listed(name for name in devices if name not in network):
             text = f"fleet.network: no network for {missing}; give one for each device, or one for all"
             raise ProfileFault("fleet.network", text)
     for name in [network] if isinstance(network, str) else network.values():

@@ -12,7 +12,7 @@ import msgspec
 
 from edgefl import toml
 from edgefl.config import checks
-from edgefl.errors import ConfigError, ProfileError
+from edgefl.errors import ConfigError, ProfileError, shortened
 from edgefl.experiment import Experiment
 from edgefl.terminal import say
 from edgefl.validation import Fault, convert, shown
@@ -87,7 +87,8 @@ def _changed(
     overrides = list(overrides)
     origin: dict[str, str] = {}
     pairs = [toml.assignment(text) for text in overrides]
-    option_text = {keys: f"{option} {text}" for text, (keys, _) in zip(overrides, pairs, strict=True)}
+    said = (f"{option} {shortened(text)}" for text in overrides)
+    option_text = {keys: text for text, (keys, _) in zip(said, pairs, strict=True)}
     for keys, value in pairs:
         if (other := ONE_OF.get(keys)) in option_text:
             raise ConfigError(f"{option_text[keys]} and {option_text[other]}: give one of them")

@@ -31,8 +31,8 @@ from edgefl.devices.schema import (
     Thermal,
 )
 from edgefl.devices.time_model import TERMS
-from edgefl.errors import ConfigError, ProfileError, unknown
-from edgefl.validation import Fault, faults, wrong
+from edgefl.errors import ConfigError, ProfileError, listed, unknown
+from edgefl.validation import Fault, faults, join, wrong
 
 Kind = Literal["devices", "networks", "fleets"]
 P = TypeVar("P", bound=Profile)
@@ -225,8 +225,8 @@ def _source_faults(table: dict[str, Any]) -> Iterator[Fault]:
     for where in ("sources", "uncertainty"):
         for key in table.get(where, {}):
             if not any(figure == key or figure.startswith(f"{key}.") for figure in figures):
-                text = f"{where}.{key}: not a figure of this file; have: {', '.join(sorted(figures))}"
-                yield Fault(f"{where}.{key}", text)
+                place = join(where, key)
+                yield Fault(place, f"{place}: not a figure of this file; have: {listed(figures)}")
 
 
 def _device_faults(device: Device) -> Iterator[Fault]:
@@ -361,4 +361,4 @@ def _fleet_faults(fleet: FleetFile) -> Iterator[Fault]:
             key = f"network.{name}"
             yield Fault(key, f"{key}: {unknown('device in the fleet', name, fleet.devices)}")
     if missing := [name for name in fleet.devices if of_device and name not in of_device]:
-        yield Fault("network", f"network: no network for {', '.join(missing)}; give one for each device")
+        yield Fault("network", f"network: no network for {listed(missing)}; give one for each device")

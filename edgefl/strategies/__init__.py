@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefl.errors import ConfigError, unknown
+from edgefl.errors import ConfigError, shortened, unknown
 from edgefl.kernels.steps import ServerOptimizer
 from edgefl.loading import load_attribute
 from edgefl.strategies.base import Client, LocalTerms, Step, Strategy, TripInputs, Update, VectorSum, View
@@ -73,7 +73,7 @@ did you mean 'buffer_size'? have: arrival_process, ...
     allowed = _fields(cls)
     for key in values:
         if key not in allowed:
-            raise ConfigError(f"strategy.{key}: " + unknown(f"field of {name}", key, allowed))
+            raise ConfigError(f"strategy.{shortened(key)}: " + unknown(f"field of {name}", key, allowed))
     try:
         return cls(**values)
     except TypeError as error:

@@ -12,7 +12,7 @@ from tables import arrows
 from edgefl import config
 from edgefl.devices import load_fleet
 from edgefl.devices.profiles import bundled_folder
-from edgefl.errors import ConfigError, ProfileError
+from edgefl.errors import ConfigError, ProfileError, shortened
 from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop, Training
 from edgefl.strategies import resolve
 
@@ -341,7 +341,8 @@ def test_profiles_must_exist(toml: Path, override: str, words: str) -> None:
     override, words = override.replace("LONG", "x" * 5000), words.replace("HERE", str(Path.cwd()))
     with pytest.raises(ProfileError) as caught:
         config.load(toml, [override])
-    assert str(caught.value).startswith(f"--set {override}: {words}")
+    assert str(caught.value).startswith(f"--set {shortened(override)}: {words}")
+    assert len(str(caught.value)) < 300
 
 
 def test_paths_are_found_beside_the_file_from_any_folder(
