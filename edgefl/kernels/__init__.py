@@ -1,19 +1,19 @@
-"""The server's hot path over flat buffers: weighted sums and steps, norms, checksums, moving averages.
+"""The server's hot path on flat arrays: weighted sums and steps, norms, checksums, moving averages.
 
-    arguments.py           what is accepted, and the words of the errors
-    steps.py               the server optimiser's step, and the sum and the step in one pass
-    quantization.py        updates in fewer bits, clipping
+    arguments.py           validation of arguments, with their error messages
+    steps.py               the server optimiser's step, alone or fused with the weighted sum
+    quantization.py        quantisation with error feedback, clipping
     layers.py              weighted averages of whole models, layer by layer
     staleness.py           moving averages indexed by client
-    selection.py           which back end runs, on how many threads
-    backend_reference.py   numpy, the oracle
-    backend_numba.py       compiled at run time, where there was no C compiler
+    selection.py           selection of the back end and the number of threads
+    backend_reference.py   numpy, the reference
+    backend_numba.py       compiled at run time; the fallback without a C compiler
     backend_c.py, _c       the native extension, built from the repository's kernels/
-    backend_cuda.py        a GPU, where there is one; cuda_library finds or builds kernels/cuda.cu
+    backend_cuda.py        NVIDIA GPUs; cuda_library loads or builds kernels/cuda.cu
 
-All CPU back ends give the same bits, for any instruction set and any number of threads: updates are
-added in ascending order, every product and every sum is rounded to float32, and norms are summed in
-float64 over fixed blocks of `TILE` elements. (Which NaN a NaN is, its sign and payload, is left open.)
+All CPU back ends give the same bits, for any instruction set and any number of threads: updates are added in
+order, every product and every sum is rounded to float32, and norms are summed in float64 over fixed blocks of
+`TILE` elements. (The sign and payload of NaNs are unspecified.)
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ def weighted_sum(
     """Write base + Σ_k weights[k] · updates[k] to ``out`` and return the updates' squared L2 norms.
 
     out[i] = base[i] + Σ_k weights[k] · updates[k][i] with k ascending; every product and every sum is
-    rounded to float32 and none is fused. No base is a base of +0.0, so a sum of -0.0 alone gives +0.0.
+    rounded to float32, without fused multiply-add. Without a base it is +0.0, so a sum of -0.0 gives +0.0.
 
-    ``out`` and ``base`` are flat float32 arrays of D elements; ``base`` may be ``out``, else the two must
-    not overlap, and no update may overlap ``out``. Each of the K ``updates`` has D elements of float32,
-    float16, bfloat16 (as uint16) or int8; an int8 update counts scales[k][i // 256] · q[i], rounded to
-    float32, with float32 scales. Types may differ from update to update. Weights are rounded to float32.
+    ``out`` and ``base`` are flat float32 arrays of D elements. ``base`` may be ``out`` itself, else the two
+    must not overlap; no update may overlap ``out``. Each of the K ``updates`` has D elements of float32,
+    float16, bfloat16 (as uint16) or int8. An int8 element has the value scales[k][i // 256] · q[i], rounded
+    to float32, with float32 scales. Types may differ between updates. Weights are rounded to float32.
 
-    ``checksums`` (uint64[K]) is filled with each update's `checksum`, in the same pass over memory.
+    ``checksums`` (uint64[K]) receives each update's `checksum`, computed in the same pass over memory.
 
-    Returns float64[K], the same bits for any number of threads: Σ_i u[i]² in float64, and for int8
-    Σ_b scales[b]² · Σ q², where the inner sum is of integers. A norm that is not finite marks a bad update
-    (an inf or NaN, or one in its scales).
+    Returns float64[K], the same bits for any number of threads: Σ_i u[i]² in float64; for int8
+    Σ_b scales[b]² · Σ q² with an integer inner sum. A non-finite norm marks a bad update: one with an inf or
+    NaN, in its scales for int8.
 
-    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not there.
+    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
 
     >>> import numpy as np
     >>> out = np.empty(2, np.float32)
@@ -88,15 +88,15 @@ def weighted_sum(
     >>> out.tolist()
     [4.5, 3.0]
     """
-    given: Any = (out, base, updates, weights, scales, checksums)  # not checked yet
+    given: Any = (out, base, updates, weights, scales, checksums)  # unchecked
     return select(backend).weighted_sum(SumArguments(*given), threads())
 
 
 @contextmanager
 def page_locked(memory: NDArray[np.uint8], backend: str | None = None) -> Iterator[None]:
-    """Hold host memory in place for a GPU, so that copies of it overlap the sum; nothing on other back ends.
+    """Page-lock host memory for a GPU, so that copies overlap the sum; no effect on CPU back ends.
 
-    Raises ConfigError if ``backend`` is not there, RuntimeError if the device refuses.
+    Raises ConfigError if ``backend`` is not available, RuntimeError if CUDA cannot lock the memory.
     """
     chosen: Any = select(backend)
     if not hasattr(chosen, "register"):
@@ -110,7 +110,7 @@ def page_locked(memory: NDArray[np.uint8], backend: str | None = None) -> Iterat
 
 
 def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None = None) -> float:
-    """The squared L2 norm of a flat update, in float64: the bits that `weighted_sum` returns for it.
+    """Squared L2 norm of a flat update in float64, with the same bits as from `weighted_sum`.
 
     >>> import numpy as np
     >>> sq_norm(np.array([3, 4], np.float32))
@@ -120,11 +120,11 @@ def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None 
 
 
 def checksum(update: Any, backend: str | None = None) -> int:
-    """A 64-bit checksum of a flat array's bytes (not a secure one: it finds accidents).
+    """A 64-bit checksum of a flat array's bytes, against accidental changes (not cryptographic).
 
-    Over the bytes as n little-endian uint32 words w_i, the last one padded with zeros: s1 = Σ w_i and
-    s2 = Σ (i+1)·w_i modulo 2^64, folded with the size into one value. Any change within one word and any
-    swap of two words less than 2^31 apart changes it, other changes with probability 1 − 2^−64.
+    For the bytes as little-endian uint32 words w_i, the last one padded with zeros: s1 = Σ w_i and
+    s2 = Σ (i+1)·w_i modulo 2^64, combined with the size into one value. It detects any change within one word
+    and any swap of two words less than 2^31 apart, other changes with probability 1 − 2^−64.
 
     >>> import numpy as np
     >>> hex(checksum(np.arange(5, dtype=np.float32)))
@@ -136,8 +136,8 @@ def checksum(update: Any, backend: str | None = None) -> int:
 def delta(out: Floats, trained: Floats, base: Floats, backend: str | None = None) -> int:
     """Write trained − base to ``out`` and return its `checksum`, in one pass over memory.
 
-    All three are flat float32 arrays of one size; ``out`` must not overlap the others. It runs in the calling
-    thread alone: a client has one core. Raises ValueError or TypeError naming the argument.
+    All three are flat float32 arrays of the same size; ``out`` must not overlap the others. It runs in the
+    calling thread only, since a client has one core. Raises ValueError or TypeError naming the argument.
 
     >>> import numpy as np
     >>> out = np.empty(2, np.float32)

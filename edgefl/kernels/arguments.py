@@ -1,4 +1,4 @@
-"""The kernels' arguments: the one place that checks them by name and words the errors."""
+"""Validation of the kernels' arguments. Errors name the wrong argument."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 TILE = 2048
-"""Elements in one block of a norm's partial sums."""
+"""Elements per block of a norm's partial sums."""
 LANES = 8
-"""Interleaved float64 accumulators inside a block."""
+"""Interleaved float64 accumulators per block."""
 SCALE_BLOCK = 256
-"""Elements of an int8 update that share one float32 scale."""
+"""Elements of an int8 update per float32 scale."""
 
 Floats: TypeAlias = NDArray[np.float32]
 Doubles: TypeAlias = NDArray[np.float64]
@@ -30,7 +30,7 @@ class Averages(NamedTuple):
     """The state of a `MovingAverage`: ``counts`` int64[clients], ``state`` float64[clients × width], flat."""
 
     mode: int
-    """0 for a window, 1 for the mean of all, 2 for an exponential average."""
+    """0: moving window, 1: mean of all observations, 2: exponential average."""
     width: int
     decay: float
     counts: Ids
@@ -38,7 +38,7 @@ class Averages(NamedTuple):
 
 
 def flat(name: str, value: object, *, writable: bool = False) -> NDArray[Any]:
-    """``value`` as a flat C-contiguous array that shares its memory."""
+    """Check that ``value`` is a flat C-contiguous buffer; returns it as an array without copying."""
     array = value
     if not isinstance(array, np.ndarray):
         try:
@@ -57,7 +57,7 @@ def flat(name: str, value: object, *, writable: bool = False) -> NDArray[Any]:
 def floats(
     name: str, value: object, size: int | None = None, *, writable: bool = False, like: str = ""
 ) -> Floats:
-    """``value`` as a flat float32 array of ``size`` elements (any size: None)."""
+    """Check that ``value`` is a flat float32 array of ``size`` elements (None: any size)."""
     array = flat(name, value, writable=writable)
     if array.dtype != np.float32 or not array.dtype.isnative:
         raise TypeError(f"{name} must be float32 (got {array.dtype})")
@@ -67,7 +67,7 @@ def floats(
 
 
 def packed(name: str, value: object, *, writable: bool = False) -> Update:
-    """``value`` as a flat array of any type that an update may have."""
+    """Check that ``value`` is a flat array of an update's dtype."""
     array = flat(name, value, writable=writable)
     if array.dtype not in DTYPES or not array.dtype.isnative:
         raise TypeError(f"{name} must be {ALLOWED} (got {array.dtype})")
@@ -82,7 +82,7 @@ def items(name: str, value: object) -> list[Any]:
 
 
 def update(name: str, value: object, size: int | None, scale: object | None) -> tuple[Update, Floats | None]:
-    """An update of ``size`` elements (any size: None) and, for int8, its scales."""
+    """Check an update of ``size`` elements (None: any size) and, for int8, its scales."""
     array = packed(name, value)
     if size is not None and array.size != size:
         raise ValueError(f"{name} must have {size} elements like out (got {array.size})")
@@ -97,7 +97,7 @@ def update(name: str, value: object, size: int | None, scale: object | None) -> 
     blocks = -(-array.size // SCALE_BLOCK)
     if checked.size != blocks:
         raise ValueError(
-            f"{owner} must have {blocks} entries, one for each {SCALE_BLOCK} elements (got {checked.size})"
+            f"{owner} must have {blocks} entries, one per {SCALE_BLOCK} elements (got {checked.size})"
         )
     return array, checked
 
@@ -112,11 +112,11 @@ def checksum_array(value: object, size: int) -> Checksums:
 
 
 def delta(out: object, trained: object, base: object) -> tuple[Floats, Floats, Floats]:
-    """The arguments of `edgefl.kernels.delta`, or the error that names the wrong one."""
+    """Check the arguments of `edgefl.kernels.delta`."""
     target = floats("out", out, writable=True)
     read = []
     for name, value in (("trained", trained), ("base", base)):
-        array = floats(name, value, target.size, like=", as out has")
+        array = floats(name, value, target.size, like=" like out")
         if np.may_share_memory(array, target):
             raise ValueError(f"out must not overlap {name}")
         read.append(array)
@@ -124,18 +124,18 @@ def delta(out: object, trained: object, base: object) -> tuple[Floats, Floats, F
 
 
 class SumArguments(NamedTuple):
-    """Arguments of `edgefl.kernels.weighted_sum`: as the caller gave them, until they are `checked`."""
+    """Arguments of `edgefl.kernels.weighted_sum`, unchecked before `checked`."""
 
     out: Floats
     base: Floats | None
     updates: Sequence[Update]
     weights: Floats
     scales: Any
-    """Float32 arrays or None, one for each update; None if there is no int8 update."""
+    """One float32 array or None per update; None if there is no int8 update."""
     checksums: Checksums | None
 
     def checked(self) -> SumArguments:
-        """Returns them with float32 weights, or raises the error that names the wrong one."""
+        """Returns the checked arguments, with float32 weights. Errors name the wrong argument."""
         checked_out = floats("out", self.out, writable=True)
         size = checked_out.size
         vectors, numbers = items("updates", self.updates), items("weights", self.weights)
@@ -152,10 +152,10 @@ class SumArguments(NamedTuple):
         base = None if self.base is None else floats("base", self.base, size, like=" like out")
         apart = base is None or base.ctypes.data == checked_out.ctypes.data
         if not apart and np.may_share_memory(base, checked_out):
-            raise ValueError("base must be out itself or not overlap it (got a part of it)")
+            raise ValueError("base must be out itself or not overlap it (got an overlap)")
         pairs = []
         for k, (item, scale) in enumerate(zip(vectors, per_update, strict=True)):
-            # The usual case, without the making of names: a call of a small sum costs little else.
+            # Fast path without building argument names, which would dominate the cost of a small sum.
             usual = scale is None and type(item) is np.ndarray and item.dtype is FLOAT32
             if usual and item.shape == checked_out.shape and item.flags.c_contiguous:
                 array, blocks = item, None
@@ -163,7 +163,7 @@ class SumArguments(NamedTuple):
                 array, blocks = update(f"updates[{k}]", item, size, scale)
             for name, other in (("updates", array), ("scales", blocks)):
                 if other is not None and np.may_share_memory(checked_out, other):
-                    raise ValueError(f"{name}[{k}] must not overlap out, which is written while it is read")
+                    raise ValueError(f"{name}[{k}] must not overlap out")
             pairs.append((array, blocks))
         sums = None if self.checksums is None else checksum_array(self.checksums, len(vectors))
         arrays, blocks_of = [a for a, _ in pairs], [s for _, s in pairs]
@@ -173,7 +173,7 @@ class SumArguments(NamedTuple):
 def observations(
     clients: int, ids: Sequence[int] | Ids | int, values: Sequence[float] | Doubles | float
 ) -> tuple[Ids, Doubles]:
-    """Client ids and observed values as flat arrays, or the error that names the wrong one."""
+    """Check client ids and observed values; returns flat arrays."""
     checked = client_ids(clients, ids)
     try:
         numbers = np.atleast_1d(np.ascontiguousarray(values, dtype=np.float64))

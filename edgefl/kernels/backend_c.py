@@ -1,4 +1,4 @@
-"""The C back end: the extension checks its arguments itself and only a wrong one comes back to Python."""
+"""The C back end. The extension checks its arguments itself; if one is wrong, Python code names it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def _sum(given: SumArguments, threads: int, *step: object) -> Doubles | None:
     return norms if done else None
 
 
-def _taken(value: T | None) -> T:
-    assert value is not None, "the C back end refused arguments that the checks accept"
+def _accepted(value: T | None) -> T:
+    assert value is not None, "the C back end rejected arguments that edgefl.kernels.arguments accepts"
     return value
 
 
 def weighted_sum(given: SumArguments, threads: int) -> Doubles:
     norms = _sum(given, threads) if isinstance(given.updates, _SIZED) else None
-    # None: a wrong argument, or one in another form, such as a memoryview of format "<f"
-    return _taken(_sum(given.checked(), threads)) if norms is None else norms
+    # None means a wrong argument, or one of another representation, such as a memoryview of format "<f".
+    return _accepted(_sum(given.checked(), threads)) if norms is None else norms
 
 
 def weighted_step(given: StepArguments, threads: int) -> Doubles:
     norms = _step(given, threads) if isinstance(given.sum.updates, _SIZED) else None
-    return _taken(_step(given.checked(), threads)) if norms is None else norms
+    return _accepted(_step(given.checked(), threads)) if norms is None else norms
 
 
 def _step(given: StepArguments, threads: int) -> Doubles | None:
@@ -49,27 +49,27 @@ def _step(given: StepArguments, threads: int) -> Doubles | None:
 
 def quantize(given: QuantizationArguments, threads: int) -> float:
     norm = _c.quantize(*given, threads)
-    return _taken(_c.quantize(*given.checked(), threads)) if norm is None else norm
+    return _accepted(_c.quantize(*given.checked(), threads)) if norm is None else norm
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:
     norm = _c.sq_norm(update, scale, threads)
     if norm is None:
-        return _taken(_c.sq_norm(*arguments.update("update", update, None, scale), threads))
+        return _accepted(_c.sq_norm(*arguments.update("update", update, None, scale), threads))
     return norm
 
 
 def checksum(update: object, threads: int) -> int:
     value = _c.checksum(update, threads)
     if value is None:
-        return _taken(_c.checksum(arguments.flat("update", update).view(np.uint8), threads))
+        return _accepted(_c.checksum(arguments.flat("update", update).view(np.uint8), threads))
     return value
 
 
 def delta(out: object, trained: object, base: object) -> int:
     value = _c.delta(out, trained, base)
-    return _taken(_c.delta(*arguments.delta(out, trained, base))) if value is None else value
+    return _accepted(_c.delta(*arguments.delta(out, trained, base))) if value is None else value
 
 
 def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> None:
-    _taken(_c.observe(*averages, ids, values, means))
+    _accepted(_c.observe(*averages, ids, values, means))

@@ -1,7 +1,8 @@
-"""The CUDA back end: sums and steps on a GPU, over host memory.
+"""The CUDA back end: sums and steps of host memory on a GPU.
 
-Elements and checksums have the reference's bits; norms, summed in the device's order, are within 1e-12 of
-its, the same from run to run. What is not worth a trip over the bus runs on the CPU.
+Elements and checksums have the same bits as from the reference. Norms are summed in another order: they agree
+to 1e-12 relative and are the same in every run. Other functions run on the CPU, because copying their data to
+the GPU costs more than it saves.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _library: ctypes.CDLL | None = None
 
 
 def library() -> ctypes.CDLL:
-    """The kernels, ready to run. `ConfigError` where there is no device."""
+    """Load the kernel library and check for a device. `ConfigError` if there is none."""
     global _library
     if _library is None:
         loaded = cuda_library.load(selection.ABI)
@@ -55,7 +56,7 @@ def library() -> ctypes.CDLL:
         loaded.efc_register.argtypes = [address, size]
         loaded.efc_unregister.argtypes = [address]
         if loaded.efc_devices() < 1:
-            raise ConfigError(f"kernel back end 'cuda' is not there: {_reason(loaded)}")
+            raise ConfigError(f"kernel back end 'cuda' is not available: {_reason(loaded)}")
         _library = loaded
     return _library
 
@@ -69,7 +70,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def vectors(updates: Sequence[Any], weights: Floats, scales: Sequence[Any | None]) -> Any:
-    """The list that the library takes: addresses, weights and types."""
+    """Updates as the library's C array: addresses, weights and dtypes."""
     made = (Vector * len(updates))()
     for each, update, weight, scale in zip(made, updates, weights.tolist(), scales, strict=True):
         each.data, each.weight, each.dtype = _address(update), weight, arguments.DTYPES.index(update.dtype)
@@ -111,7 +112,7 @@ def _host_call(given: SumArguments, step: StepVectors | None) -> Doubles:
 def step_vectors(
     optimizer: ServerOptimizer, out: Any, base: Any, old: Sequence[Any], new: Sequence[Any]
 ) -> StepVectors:
-    """The step that the library takes."""
+    """A step as the library's C struct."""
     old_a, old_b = [*map(_address, old), None][:2]
     new_a, new_b = [*map(_address, new), None][:2]
     numbers = steps.constants(optimizer)
@@ -120,13 +121,13 @@ def step_vectors(
 
 
 def register(memory: Any) -> None:
-    """Page-lock host memory, so that copies of it overlap the sum. RuntimeError if that is refused."""
+    """Page-lock host memory, so that copies overlap the sum. RuntimeError if CUDA cannot lock it."""
     array = np.frombuffer(memory, dtype=np.uint8)
     _raise_if(library().efc_register(_address(array), array.nbytes))
 
 
 def unregister(memory: Any) -> None:
-    """Undo `register`, before the memory goes."""
+    """Undo `register`; must be called before the memory is freed."""
     _raise_if(library().efc_unregister(_address(np.frombuffer(memory, dtype=np.uint8))))
 
 
@@ -136,7 +137,7 @@ def _raise_if(failed: int) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """The functions that stay on the CPU, of its fastest back end."""
+    """Functions that run on the CPU, from its fastest back end."""
     if name in ("quantize", "sq_norm", "checksum", "delta", "observe"):
         return getattr(selection.fastest(), name)
     raise AttributeError(name)

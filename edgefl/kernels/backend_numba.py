@@ -1,7 +1,7 @@
-"""The numba back end, for machines without a compiler: loops that hold no GIL, on plain threads.
+"""The numba back end, for machines without a C compiler: loops without the GIL, on plain threads.
 
-numba's own parallel layer is not used, because it does not survive a fork. Without fastmath, LLVM rounds
-every product and every sum as numpy does.
+numba's own parallel layer is not used because it does not survive a fork. Without fastmath, LLVM rounds every
+product and every sum as numpy does.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from edgefl.kernels.steps import StepArguments
 
 _CHUNK = 64 * TILE
 _THREAD_CHUNKS = 8
-"""Least chunks for a thread of its own, against some 100 μs to start one."""
+"""Minimum chunks per additional thread, which takes about 100 μs to start."""
 _ROWS = 16
-"""Rows of lanes that are squared at once, so that LLVM finds it worthwhile to make a vector of the lanes."""
+"""Rows of lanes squared per iteration; enough for LLVM to vectorise over the lanes."""
 
 
 # ---- the loops -----------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def _jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "numpy"}
         try:
             return numba.njit([signature], cache=True, **options)(function)
-        except RuntimeError:  # no folder that the cache could be written to
+        except RuntimeError:  # no writable cache folder
             return numba.njit([signature], **options)(function)
 
     return compiled
@@ -54,7 +54,7 @@ _F32, _F64 = types.float32, types.float64
 
 
 def _add_squares(x: Floats, start: Any, sums: Doubles, lanes: Any) -> None:
-    """Add the squares of `_ROWS` rows of lanes from ``start`` on to the lanes' sums, row after row."""
+    """Add the squares of `_ROWS` rows of lanes from element ``start`` on to ``sums``, in order of rows."""
     for lane in range(lanes):
         total = sums[lane]
         for row in range(_ROWS):
@@ -64,7 +64,7 @@ def _add_squares(x: Floats, start: Any, sums: Doubles, lanes: Any) -> None:
 
 
 def _folded(x: Floats, whole: Any, last: Any, sums: Doubles) -> float:
-    """Returns a tile's norm: its last elements go to the lanes' sums, which are added as halves."""
+    """Returns a tile's norm: add the remaining elements to the lanes' sums, then the lanes pairwise."""
     for i in range(whole, last):
         value = np.float64(x[i])
         sums[(i - whole) % np.uint64(LANES)] += value * value
@@ -79,9 +79,10 @@ _fold: Any = numba.njit(error_model="numpy")(_folded)
 
 @_jit(types.void(_output(_F32), _input(_F32), _F32, _output(_F64), types.uint64))
 def _add(out: Floats, x: Floats, weight: Any, norms: Doubles, lanes: Any) -> None:
-    """out += weight·x tile by tile, and each tile's squared norm. Indices without a sign are faster.
+    """out += weight·x tile by tile, and each tile's squared norm. Unsigned indices are faster.
 
-    ``lanes`` is `LANES`: as a constant it would have the loop undone before it is made of vectors.
+    ``lanes`` is `LANES`. It is a parameter because LLVM unrolls a loop of constant length before it
+    vectorises.
     """
     sums, step = np.zeros(LANES), np.uint64(_ROWS * LANES)
     for tile in range(norms.size):
@@ -101,7 +102,7 @@ def _add(out: Floats, x: Floats, weight: Any, norms: Doubles, lanes: Any) -> Non
 def _add_four(
     out: Floats, a: Floats, b: Floats, c: Floats, d: Floats, weights: Floats, norms: Doubles, lanes: Any
 ) -> None:
-    """`_add` of four vectors: out is read and written once, and memory brings four of them at a time."""
+    """`_add` for four vectors in one pass: reads and writes ``out`` once and overlaps four memory streams."""
     sums, step = np.zeros((4, LANES)), np.uint64(_ROWS * LANES)
     u, v, w, x = weights[0], weights[1], weights[2], weights[3]
     for tile in range(norms.shape[1]):
@@ -135,7 +136,7 @@ def _step(
     a: Floats,
     b: Floats,
 ) -> None:
-    """The equations of ef_step in kernels/edgefl_kernels.h; one loop a vector, which LLVM can vectorise."""
+    """The equations of ef_step in kernels/edgefl_kernels.h, one loop per vector so that LLVM vectorises."""
     keep1, add1, keep2, add2, epsilon, lr = c[0], c[1], c[2], c[3], c[4], c[5]
     if kind == 0:
         for i in range(g.size):
@@ -171,36 +172,36 @@ def _words(words: Any, sums: Any) -> None:
     sums[0], sums[1] = s1, s2
 
 
-# ---- the work in parts, on threads -----------------------------------------------------------------
+# ---- chunks on threads -----------------------------------------------------------------------------
 
 
-def _threads_of_use(size: int, loads: int, threads: int) -> int:
-    """Returns how many threads are worth their start for ``size`` elements of each of ``loads`` arrays."""
+def _useful_threads(size: int, loads: int, threads: int) -> int:
+    """Number of threads that pay off for ``loads`` arrays of ``size`` elements, at most ``threads``."""
     return max(1, min(threads, -(-size // _CHUNK) * loads // _THREAD_CHUNKS))
 
 
 def _in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
-    """Call work(start, stop) for all elements in parts that stay in cache, each on the next free thread."""
+    """Call work(start, stop) for chunks of all elements that fit the cache; threads share the chunks."""
     starts, errors = iter(range(0, size, _CHUNK)), list[BaseException]()
 
-    def take() -> None:
+    def run_chunks() -> None:
         for start in starts:
             work(start, min(start + _CHUNK, size))
 
-    def other(done: Any) -> None:
+    def run_in_thread(done: Any) -> None:
         try:
-            take()
+            run_chunks()
         except BaseException as error:
             errors.append(error)
         finally:
             done.release()
 
     locks = [_thread.allocate_lock() for _ in range(threads - 1)]
-    for lock in locks:  # `threading.Thread` would wait until each has started
+    for lock in locks:  # `threading.Thread.start` would wait for each thread to start
         lock.acquire()
-        _thread.start_new_thread(other, (lock,))
+        _thread.start_new_thread(run_in_thread, (lock,))
     try:
-        take()
+        run_chunks()
     finally:
         for lock in locks:
             lock.acquire()
@@ -212,7 +213,7 @@ def _in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None
 
 
 def _sum_part(out: Floats, given: SumArguments, partial: Doubles, start: int, stop: int) -> None:
-    """Write the sum of elements ``start`` (a multiple of the tile) to ``stop`` and their tiles' norms."""
+    """Sum elements ``start`` (a multiple of `TILE`) to ``stop``; write their tiles' norms to ``partial``."""
     if given.base is None:
         out[:] = 0.0
     elif out.ctypes.data != given.base[start:stop].ctypes.data:
@@ -236,7 +237,7 @@ def weighted_sum(given: SumArguments, threads: int) -> Doubles:
     given = given.checked()
     size, count = given.out.size, len(given.updates)
     partial = np.zeros((count, -(-size // TILE)))
-    useful = _threads_of_use(size, count, threads)
+    useful = _useful_threads(size, count, threads)
     _in_parts(lambda a, b: _sum_part(given.out[a:b], given, partial, a, b), size, useful)
     return _finished(given, partial, threads)
 
@@ -258,12 +259,12 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
         a, b = [*(x[part] for x in new), unused][:2]
         _step(kind, numbers, mean, base[part], old_a, old_b, total.out[part], a, b)
 
-    _in_parts(work, size, _threads_of_use(size, len(total.updates) + 2, threads))
+    _in_parts(work, size, _useful_threads(size, len(total.updates) + 2, threads))
     return _finished(total, partial, threads)
 
 
 def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
-    """Returns the sums of all tiles, one after the other."""
+    """Fill the checksums; returns the norms, summed over tiles in order."""
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
     if not partial.shape[1]:
@@ -274,7 +275,7 @@ def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
 def quantize(given: QuantizationArguments, threads: int) -> float:
     given = given.checked()
     size = given.update.size
-    useful = _threads_of_use(size, 2, threads)
+    useful = _useful_threads(size, 2, threads)
     _in_parts(lambda start, stop: round_all(given.part(start, stop)), size, useful)
     return _norm(given.out, given.scales)
 
@@ -284,7 +285,7 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 
 
 def _norm(update: Update, scale: Floats | None) -> float:
-    """Returns the norm that a sum gives; the sum itself is thrown away."""
+    """Squared norm of an update, computed as in a sum whose result is discarded."""
     partial = np.zeros((1, -(-update.size // TILE)))
     scratch = np.empty(min(_CHUNK, update.size), dtype=np.float32)
     given = SumArguments(scratch, None, [update], np.zeros(1, dtype=np.float32), [scale], None)

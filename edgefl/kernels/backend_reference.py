@@ -1,4 +1,4 @@
-"""The reference back end: plain numpy, written to be read. The others must give its bits."""
+"""The reference back end: readable numpy code. Other back ends must give the same bits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHUNK = 512 * TILE
 
 
 def decoded(update: Update, scale: Floats | None, start: int, stop: int) -> Floats:
-    """Elements ``start`` (a multiple of the tile) to ``stop`` of an update, as float32."""
+    """Elements ``start`` (a multiple of `TILE`) to ``stop`` of an update, as float32."""
     part = update[start:stop]
     if update.dtype == np.float32:
         return part
@@ -69,7 +69,7 @@ def quantize(given: QuantizationArguments, threads: int) -> float:
 
 
 def round_all(given: QuantizationArguments) -> None:
-    """Write all that a quantisation writes, of checked arguments."""
+    """Quantise: write ``out``, ``scales`` and ``left`` of checked arguments."""
     with np.errstate(all="ignore"):
         y = given.weight * given.update
         if given.residual is not None:
@@ -81,7 +81,7 @@ def round_all(given: QuantizationArguments) -> None:
 
 
 def rounded(out: Update, y: Floats, scales: Floats | None) -> None:
-    """``y`` in ``out``'s type; for int8 with the scales that it writes."""
+    """Write ``y``, rounded to ``out``'s type, to ``out``, and for int8 also the scales."""
     if scales is not None:
         blocks = np.zeros((scales.size, SCALE_BLOCK), dtype=np.float32)
         blocks.reshape(-1)[: y.size] = y
@@ -112,14 +112,14 @@ def _sq_norm(update: Update, scale: Floats | None) -> float:
         x = decoded(update, scale, start, min(start + _CHUNK, update.size)).astype(np.float64)
         squares = np.zeros((-(-x.size // TILE), TILE // LANES, LANES))
         np.multiply(x, x, out=squares.reshape(-1)[: x.size])
-        lanes = np.add.reduce(squares, axis=1)  # along a slow axis numpy adds row after row
+        lanes = np.add.reduce(squares, axis=1)  # along a slow axis numpy adds the rows in order
         for tile in folded_lanes(lanes).tolist():
             total += tile
     return total
 
 
 def folded_lanes(lanes: Doubles) -> Doubles:
-    """The sum of each row of 8, in the order that vectors are halved in."""
+    """Sum each row of 8 lanes pairwise, in the order in which SIMD code halves vectors."""
     halves = lanes[:, :4] + lanes[:, 4:]
     pairs = halves[:, :2] + halves[:, 2:]
     sums: Doubles = pairs[:, 0] + pairs[:, 1]
@@ -127,7 +127,7 @@ def folded_lanes(lanes: Doubles) -> Doubles:
 
 
 def int8_norms(update: Update, scale: Floats) -> Doubles:
-    """Each tile's Σ_b scale_b² · Σ q² over its 8 scale blocks: all but the last product and sum are exact."""
+    """Each tile's Σ_b scale_b² · Σ q² over its 8 scale blocks; the squares and inner sums are exact."""
     tiles = -(-update.size // TILE)
     padded = np.zeros((tiles * LANES, SCALE_BLOCK), dtype=np.int32)
     padded.reshape(-1)[: update.size] = update
@@ -138,7 +138,7 @@ def int8_norms(update: Update, scale: Floats) -> Doubles:
 
 
 def words_of(update: object) -> tuple[NDArray[np.uint32], int, int]:
-    """An update's whole words, what is left of its bytes as a number, and its size in bytes."""
+    """An update's complete uint32 words, its remaining bytes as a number, and its size in bytes."""
     data = arguments.flat("update", update).view(np.uint8)
     words = data[: data.size // 4 * 4].view("<u4")
     return words, int.from_bytes(data[words.size * 4 :].tobytes(), "little"), data.size
@@ -156,7 +156,7 @@ def checksum(update: object, threads: int) -> int:
 
 
 def folded(s1: int, s2: int, size_bytes: int) -> int:
-    """One 64-bit value of both sums and the size in bytes; kernels/cpu.c says why these factors."""
+    """Combine both sums and the size into one checksum; ef_folded in kernels/cpu.c explains the factors."""
     h = (s1 + 0x9E3779B97F4A7C16 * s2 + 0xD1B54A32D192ED03 * (size_bytes + 1)) & _MASK
     h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     h = (h ^ h >> 27) * 0x94D049BB133111EB & _MASK
@@ -168,7 +168,7 @@ def delta(out: object, trained: object, base: object) -> int:
 
 
 def difference(out: object, trained: object, base: object) -> Floats:
-    """``out``, with trained − base in it."""
+    """Write trained − base to ``out`` and return it."""
     target, after, before = arguments.delta(out, trained, base)
     with np.errstate(all="ignore"):
         return np.subtract(after, before, out=target)
@@ -189,7 +189,7 @@ def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> No
 
 
 def mean(averages: Averages, client: int) -> float:
-    """Returns the average of one client, 0 before its first observation."""
+    """Average of one client; 0 before its first observation."""
     mode, width, _, count, state = averages
     first, seen = client * width, int(count[client])
     if seen == 0:

@@ -1,4 +1,4 @@
-"""Finds the CUDA kernels' shared library, or builds it with nvcc, and says why there is none."""
+"""Locates the CUDA kernels' shared library, or builds it with nvcc."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError
 from edgefl.files import cache_folder
 
 DEVICE_NODES = ("/dev/nvidiactl", "/dev/dxg")
-"""There where a driver is; looking for them starts no CUDA context, which would not survive a fork."""
+"""Device files of the driver. Checking them creates no CUDA context, which would not survive a fork."""
 FLAGS = ("-O3", "--fmad=false", "-std=c++17", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden")
 
 
@@ -31,22 +31,22 @@ def sources() -> Path | None:
 
 
 def problem() -> str | None:
-    """The reason why the CUDA back end cannot run here, as far as can be told without starting CUDA."""
+    """Why the CUDA back end cannot run here, without initialising CUDA; None if no reason is known."""
     if not any(os.path.exists(node) for node in DEVICE_NODES):
         return "no CUDA device (no NVIDIA driver on this machine)"
     try:
-        built = found() is not None
+        built = existing() is not None
     except ConfigError as error:
-        return f"{error}; EDGEFL_CUDA_LIBRARY may name its library"
+        return f"{error}; or set EDGEFL_CUDA_LIBRARY to the library's path"
     if not built and shutil.which("nvcc") is None:
-        return "its library is not built and nvcc is not on PATH; EDGEFL_CUDA_LIBRARY may name one"
+        return "its library is not built and nvcc is not on PATH; EDGEFL_CUDA_LIBRARY can set its path"
     return None
 
 
-def found() -> Path | None:
-    """The library that EDGEFL_CUDA_LIBRARY names, else the one built of these sources.
+def existing() -> Path | None:
+    """Path in EDGEFL_CUDA_LIBRARY, else of the library built from these sources, if it exists.
 
-    `ConfigError` where none is named and the user has no home folder.
+    `ConfigError` if EDGEFL_CUDA_LIBRARY is not set and the user has no home folder.
     """
     if named := os.environ.get("EDGEFL_CUDA_LIBRARY"):
         return Path(named)
@@ -55,9 +55,9 @@ def found() -> Path | None:
 
 
 def build(target: Path, arch: str = "native") -> None:
-    """Compile kernels/cuda.cu to ``target``; it takes half a minute. `ConfigError` with nvcc's last lines.
+    """Compile kernels/cuda.cu to ``target``, in about 30 s. `ConfigError` with nvcc's last lines if it fails.
 
-    ``arch`` is nvcc's -arch: ``native`` is the devices of this machine, ``sm_90`` an H100, and so on.
+    ``arch`` is nvcc's -arch option: ``native`` for this machine's GPUs, ``sm_90`` for an H100, and so on.
     """
     folder, nvcc = sources(), shutil.which("nvcc")
     if folder is None or nvcc is None:
@@ -69,16 +69,16 @@ def build(target: Path, arch: str = "native") -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(f"the CUDA kernels do not build: {(done.stderr or done.stdout).strip()[-400:]}")
-        made.replace(target)  # a reader sees all of it or nothing
+        made.replace(target)  # atomic: another process never sees a partial file
 
 
 def load(abi: int) -> ctypes.CDLL:
-    """The library, built first where it is not there yet. `ConfigError` if it cannot be used."""
-    path = found()
+    """Load the library, after building it if necessary. `ConfigError` if it cannot be used."""
+    path = existing()
     if path is None:
         path = _target()
         if path is None:
-            raise ConfigError("the CUDA kernels' source kernels/cuda.cu is not there")
+            raise ConfigError("the CUDA kernels' source kernels/cuda.cu does not exist")
         build(path)
     try:
         library = ctypes.CDLL(str(path))
@@ -91,7 +91,7 @@ def load(abi: int) -> ctypes.CDLL:
 
 
 def _target() -> Path | None:
-    """The path of a library of these sources: their digest is part of its name."""
+    """Path for the library built from these sources; their digest is part of the name."""
     if (folder := sources()) is None:
         return None
     digest = hashlib.sha256()

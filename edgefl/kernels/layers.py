@@ -1,8 +1,7 @@
-"""Weighted averages of models as servers hold them: lists or tables of layers, of NumPy or of torch.
+"""Weighted averages of models given as lists or dicts of layers: NumPy arrays or torch tensors.
 
-Layers are read where they lie. What the kernels cannot read there is copied first: torch's layers on a GPU,
-those that are slices of others, and those of another type than float32, float16 and bfloat16, whose average
-is made in float64.
+Layers are read in place. Layers on a GPU and non-contiguous ones are copied first. Layers of other types than
+float32, float16 and bfloat16 are averaged in float64.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from edgefl.kernels.selection import select, threads
 Model = TypeVar("Model", bound=Sequence[Any] | Mapping[str, Any])
 
 _DIRECT = (FLOAT32, np.dtype(np.float16))
-"""Types of layers that the kernels read; bfloat16, which NumPy lacks, is told apart where it is torch's."""
+"""NumPy dtypes that the kernels read in place; so they do torch's bfloat16, which NumPy lacks."""
 
 
 def average(
@@ -29,16 +28,15 @@ def average(
 ) -> Model:
     """The weighted average of ``models``, layer by layer: Σ_k w_k · x_k / Σ_k w_k, with k ascending.
 
-    Each model is a list of layers or a mapping of names to layers (a ``state_dict``), the same in all; a
-    layer is a NumPy array or a torch tensor of one shape in all. ``weights`` are K numbers of at least 0,
-    such as each client's examples (default: all the same). Nothing of the models is changed.
+    Each model is a list of layers or a mapping of names to layers (a ``state_dict``). All models must have
+    the same layers, each a NumPy array or torch tensor of the same shape. ``weights`` are K numbers of at
+    least 0, such as each client's examples (default: equal weights). The models are not changed.
 
-    The result is a list, or a dict with the first model's names. Each layer has the kind, type and, for
-    torch, the device of the first model's, and memory of its own. float32, float16 and bfloat16 are summed in
-    float32, each product and each sum rounded (`weighted_sum`); other types in float64, and whole numbers
-    rounded at the end.
+    Returns a list, or a dict with the first model's names. Each layer is new, and has the class, dtype and
+    device of the first model's layer. float32, float16 and bfloat16 layers are summed in float32, each
+    product and each sum rounded (`weighted_sum`); other types in float64, integers rounded at the end.
 
-    Raises ValueError or TypeError naming the layer or argument, ConfigError if ``backend`` is not there.
+    Raises ValueError or TypeError naming the layer or argument, ConfigError if ``backend`` is not available.
 
     McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, algorithm 1.
 
@@ -56,7 +54,7 @@ def average(
     for k, table in enumerate(tables):
         if table.keys() != tables[0].keys():
             odd = ", ".join(map(str, sorted(table.keys() ^ tables[0].keys(), key=str)[:3]))
-            raise ValueError(f"models[{k}] must have the layers of models[0] (not in both: {odd})")
+            raise ValueError(f"models[{k}] must have the same layers as models[0] (not in both: {odd})")
     shares = _shares(weights, len(tables))
     made = {name: _layer(name, [table[name] for table in tables], shares, backend) for name in tables[0]}
     result: Any = made if isinstance(models[0], Mapping) else list(made.values())
@@ -66,10 +64,10 @@ def average(
 def weighted_layer(
     arrays: Sequence[NDArray[Any]], factors: Sequence[float], backend: str | None = None
 ) -> Floats:
-    """Σ_k factors[k] · arrays[k] in float32, for arrays of one shape and of types that the kernels read.
+    """Σ_k factors[k] · arrays[k] in float32, for arrays of one shape and dtypes in `_DIRECT` or bfloat16.
 
-    Arrays that fill their memory in the same order of axes are read as they lie, and the result lies so; of
-    others those that do not lie in the order of rows are copied.
+    Arrays with the same contiguous memory layout are read in place, and the result has that layout. Otherwise
+    arrays that are not C-contiguous are copied.
     """
     out = np.empty_like(arrays[0], np.float32, subok=False)
     in_place = all(each.strides == arrays[0].strides for each in arrays)
@@ -85,14 +83,14 @@ def weighted_layer(
 def sum_into(
     out: Floats, flat: Sequence[NDArray[Any]], factors: Sequence[float], backend: str | None = None
 ) -> None:
-    """Write Σ_k factors[k] · flat[k] to ``out``: `weighted_sum` without a base, of any flat arrays."""
+    """Write Σ_k factors[k] · flat[k] to ``out``: `weighted_sum` without a base; empty arrays are allowed."""
     if out.size:
         given: Any = (out, None, flat, factors, None, None)
         select(backend).weighted_sum(SumArguments(*given), threads())
 
 
 def _order(array: NDArray[Any]) -> tuple[int, ...]:
-    """An array's strides in elements: the same for two that fill their memory alike."""
+    """Strides in elements, equal for two arrays of the same memory layout."""
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
@@ -103,7 +101,7 @@ def _table(k: int, model: Any) -> dict[Any, Any]:
 
 
 def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
-    """Each weight over their sum."""
+    """The weights divided by their sum."""
     numbers = [1.0] * count if weights is None else items("weights", weights)
     if len(numbers) != count:
         raise ValueError(f"weights must have {count} entries like models (got {len(numbers)})")
@@ -145,7 +143,7 @@ def _in_float64(layers: list[Any], arrays: list[NDArray[Any]], shares: list[floa
 
 
 def _array(name: str, layer: Any) -> NDArray[Any]:
-    """The layer as an array that shares its memory where that is the host's; bfloat16 as its bits."""
+    """The layer as an array, without copying host memory; bfloat16 as uint16 bits."""
     if _is_tensor(layer):
         torch, here = sys.modules["torch"], layer.detach().cpu()
         bits: NDArray[Any] = (here.view(torch.int16) if _is_bfloat16(layer) else here).numpy()
@@ -161,5 +159,5 @@ def _is_bfloat16(layer: Any) -> bool:
 
 
 def _is_tensor(layer: Any) -> bool:
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    torch = sys.modules.get("torch")  # a caller with a tensor has imported torch
     return torch is not None and isinstance(layer, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Updates in fewer bits, with error feedback; factors that clip to a norm."""
+"""Quantisation of updates with error feedback; clipping factors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgefl.kernels.selection import select, threads
 
 
 class QuantizationArguments(NamedTuple):
-    """Arguments of `quantize`: as the caller gave them, until they are `checked`."""
+    """Arguments of `quantize`, unchecked before `checked`."""
 
     out: Update
     update: Floats
@@ -26,7 +26,7 @@ class QuantizationArguments(NamedTuple):
     weight: Any
 
     def checked(self) -> QuantizationArguments:
-        """Returns them with a float32 weight, or raises the error that names the wrong one."""
+        """Returns the checked arguments, with a float32 weight. Errors name the wrong argument."""
         source = arguments.floats("update", self.update, None)
         size = source.size
         target = arguments.packed("out", self.out, writable=True)
@@ -47,7 +47,7 @@ class QuantizationArguments(NamedTuple):
             in_place = (name, other) in (("out", "update"), ("new_residual", "residual"))
             same = array.ctypes.data == array2.ctypes.data and array.nbytes == array2.nbytes
             if name in written and not (in_place and same) and np.may_share_memory(array, array2):
-                raise ValueError(f"{other} must not overlap {name}, which is written")
+                raise ValueError(f"{other} must not overlap {name}, an output")
         try:
             with np.errstate(over="ignore"):
                 factor = np.float64(self.weight).astype(np.float32)
@@ -56,7 +56,7 @@ class QuantizationArguments(NamedTuple):
         return QuantizationArguments(target, source, steps, old, new, factor)
 
     def part(self, start: int, stop: int) -> QuantizationArguments:
-        """Returns those of elements ``start`` (a multiple of the scale block) to ``stop``."""
+        """Arguments for elements ``start`` (a multiple of `SCALE_BLOCK`) to ``stop``, as views."""
 
         def cut(array: Any, block: int = 1) -> Any:
             return None if array is None else array[start // block : -(-stop // block)]
@@ -76,19 +76,19 @@ def quantize(
     weight: float = 1.0,
     backend: str | None = None,
 ) -> float:
-    """Round y = weight·update + residual to ``out``'s type; returns the squared L2 norm of what ``out`` is.
+    """Round y = weight·update + residual to ``out``'s type; returns the rounded vector's squared L2 norm.
 
-    ``out`` is flat, of float32, float16, bfloat16 (uint16) or int8, and of D elements like the flat float32
-    ``update`` (and may be it). float16 and bfloat16 are rounded to the nearest, ties to even, and overflow
-    to infinity. An int8 block of 256 elements gets scales[b] = max|y| / 127 and
-    q = round(y / scales[b]), ties to even; a block with an inf or NaN gets the scale NaN, which marks the
-    update as bad. ``scales`` (float32[⌈D/256⌉]) is written for int8 and None otherwise.
+    ``update`` is a flat float32 array of D elements. ``out`` is a flat array of D elements of float32,
+    float16, bfloat16 (uint16) or int8, and may be ``update``. float16 and bfloat16 round to nearest, ties to
+    even, and overflow to infinity. An int8 block of 256 elements has scales[b] = max|y| / 127 and q = round(y
+    / scales[b]), ties to even; a block with an inf or NaN has the scale NaN, which marks the update as bad.
+    ``scales`` (float32[⌈D/256⌉]) is written for int8 and must be None otherwise.
 
-    Error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847): ``residual`` is what the
-    last rounding left (None: nothing) and ``new_residual`` takes y − decoded(out), or 0 where that is
-    not finite; it may be ``residual`` itself. All in one pass, with the same bits from every back end.
+    Error feedback (Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847): ``residual`` is the last
+    rounding error (None: zero). ``new_residual`` receives y − decoded(out), or 0 where it is not finite; it
+    may be ``residual`` itself. One pass over memory; every back end gives the same bits.
 
-    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not there.
+    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
 
     >>> q, scales, left = np.empty(3, np.int8), np.empty(1, np.float32), np.empty(3, np.float32)
     >>> quantize(q, np.array([127, -3.5, 0.25], np.float32), scales=scales, new_residual=left)
@@ -101,10 +101,10 @@ def quantize(
 
 
 def clip_factors(sq_norms: Sequence[float] | Doubles, max_norm: float) -> Doubles:
-    """min(1, L / ‖Δ_k‖) for squared norms ‖Δ_k‖² and L = ``max_norm``; NaN for one that is not finite.
+    """min(1, L / ‖Δ_k‖) for squared norms ‖Δ_k‖² and L = ``max_norm``; NaN for a norm that is not finite.
 
-    Multiplied into the weights of a `weighted_sum` these clip every update to norm L without touching it:
-    the norms are there already if each update's was taken when it arrived (`sq_norm`).
+    Multiplying the weights of a `weighted_sum` by these factors clips every update to norm L without changing
+    it. `sq_norm` computes the norms.
 
     >>> clip_factors([4.0, 0.25, 0.0], 1.0).tolist()
     [0.5, 1.0, 1.0]

@@ -1,4 +1,4 @@
-"""The choice of a back end (the argument, else EDGEFL_BACKEND, else the fastest) and of a call's threads."""
+"""Selects the back end (argument, else EDGEFL_BACKEND, else the fastest) and the number of threads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NAMES = ("c", "numba", "cuda", "reference")
 _BY_SPEED = ("c", "numba", "reference")
 
 ABI = 7
-"""The extension that this edgefl goes with; its twin is EF_ABI in kernels/edgefl_kernels.h."""
+"""Required ABI version of the native extension; equal to EF_ABI in kernels/edgefl_kernels.h."""
 
 
 class Backend(Protocol):
-    """The kernel table: functions that check their arguments, but for ``observe``'s, which are checked."""
+    """The functions of a back end. All check their arguments except ``observe``, whose callers do."""
 
     __name__: str
 
@@ -38,7 +38,7 @@ _loaded: dict[str | None, Backend] = {}
 
 
 def backends() -> dict[str, str]:
-    """Each back end's name and ``"ok"``, or why it is not there.
+    """Each back end's name and ``"ok"``, or why it is not available.
 
     >>> backends()["reference"]
     'ok'
@@ -47,9 +47,9 @@ def backends() -> dict[str, str]:
 
 
 def backend(name: str | None = None) -> str:
-    """The name of the back end that ``name`` (None: the default) stands for.
+    """The name of the back end selected by ``name`` (None: the default).
 
-    Raises ConfigError where it does not exist or is not there.
+    Raises ConfigError if it is unknown or not available.
 
     >>> backend("reference")
     'reference'
@@ -58,7 +58,7 @@ def backend(name: str | None = None) -> str:
 
 
 def select(name: str | None) -> Backend:
-    """The back end's module."""
+    """The module of a back end (None: the default). Raises ConfigError if it is unknown or not available."""
     if name is None:
         name = os.environ.get("EDGEFL_BACKEND") or None
     found = _loaded.get(name)
@@ -70,21 +70,21 @@ def select(name: str | None) -> Backend:
     if name not in NAMES:
         raise ConfigError(unknown("kernel back end", name, NAMES))
     if (problem := _problem(name)) is not None:
-        raise ConfigError(f"kernel back end {name!r} is not there: {problem}")
+        raise ConfigError(f"kernel back end {name!r} is not available: {problem}")
     try:
         _loaded[name] = cast(Backend, importlib.import_module(f"edgefl.kernels.backend_{name}"))
     except ImportError as error:
-        raise ConfigError(f"kernel back end {name!r} is not there: {error}") from error
+        raise ConfigError(f"kernel back end {name!r} is not available: {error}") from error
     return _loaded[name]
 
 
 def fastest() -> Backend:
-    """The fastest back end on the CPU, whatever EDGEFL_BACKEND says."""
+    """The fastest available CPU back end; ignores EDGEFL_BACKEND."""
     return select(next(each for each in _BY_SPEED if _problem(each, refuse_stale=True) is None))
 
 
 def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
-    """The reason why a back end cannot work; a stale extension is an error, never passed over in silence."""
+    """Why a back end is not available, or None. ``refuse_stale``: raise for an outdated extension."""
     if name == "c":
         try:
             extension = importlib.import_module("edgefl.kernels._c")
@@ -107,13 +107,13 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
 # ---- threads ---------------------------------------------------------------------------------------
 
 _MOST = 16
-"""Memory, which is the limit, is saturated by fewer cores than large hosts have."""
+"""Default limit: memory bandwidth, the bottleneck, is saturated by fewer cores than large hosts have."""
 
 _threads = 0
 
 
 def threads() -> int:
-    """The most threads one call may use: by default one a core of this process, at most 16."""
+    """Maximum threads per call: by default one per core usable by this process, at most 16."""
     global _threads
     if _threads == 0:
         _threads = min(usable_cores(), _MOST)
@@ -121,9 +121,9 @@ def threads() -> int:
 
 
 def set_threads(n: int | None) -> None:
-    """Let one call use ``n`` threads (None: the default again) and end those that wait for work.
+    """Set the maximum threads per call to ``n`` (None: the default) and stop the idle threads of the pool.
 
-    The result's bits do not depend on it. Threads are made again when a call next needs them.
+    Results do not depend on it. The next call that needs threads starts them again.
 
     >>> set_threads(1); threads()
     1

@@ -18,13 +18,13 @@ _MODES: dict[str, int] = {"window": 0, "cumulative": 1, "exponential": 2}
 
 
 class MovingAverage:
-    """The average of what was last observed of each client: FedStaleWeight's E[τ_i] (Ma 2024).
+    """A moving average per client, such as FedStaleWeight's E[τ_i] (Ma 2024). 0 before the first observation.
 
-    ``window``: mean of the last ``window`` observations, the oldest dropped. ``cumulative``: mean of all.
-    ``exponential``: m ← decay·m + (1 − decay)·x from the first x on. 0 before the first observation.
+    ``window``: mean of the last ``window`` observations. ``cumulative``: mean of all. ``exponential``:
+    m ← decay·m + (1 − decay)·x, starting with the first x.
 
-    State is int64[clients] counts and float64[clients × width] entries (width: the window's length, else
-    1). All CPU back ends give the same bits.
+    The state is int64[clients] counts and float64[clients × width] entries, where width is the window's
+    length or 1. All CPU back ends give the same bits.
 
     >>> average = MovingAverage(3, window=2)
     >>> [average.observe(1, x) for x in (4.0, 2.0, 0.0)]
@@ -55,7 +55,7 @@ class MovingAverage:
         self._backend, width = select(backend), window if mode == "window" else 1
         count: Ids = np.zeros(clients, dtype=np.int64)
         self._flat = Averages(_MODES[mode], width, float(decay), count, np.zeros(clients * width))
-        # One client a call is the server's usual case: its arrays are made once.
+        # The server usually observes one client per call, so these arrays are allocated once.
         self._one_id: Ids = np.zeros(1, dtype=np.int64)
         self._one_value: Doubles = np.zeros(1)
         self._one_mean: Doubles = np.zeros(1)
@@ -67,10 +67,10 @@ class MovingAverage:
     def observe(
         self, client_ids: int | Sequence[int] | Ids, values: float | Sequence[float] | Doubles
     ) -> float | Doubles:
-        """Take in ``values``, one for each of ``client_ids``, in order; a client may occur again.
+        """Add ``values``, one per entry of ``client_ids``, in order; a client may occur more than once.
 
-        Returns float64 means, each as it was right after its own observation (a float for one client).
-        Nothing is taken in if a value is not finite or an id is not a client's (ValueError).
+        Returns the float64 mean right after each observation (a float for a single client). Raises
+        ValueError, without any change, if a value is not finite or an id is out of range.
         """
         if type(client_ids) is int and type(values) is float:
             if not 0 <= client_ids < self.clients or values - values != 0.0:
@@ -88,7 +88,7 @@ class MovingAverage:
     @overload
     def mean(self, client_ids: Sequence[int] | Ids) -> Doubles: ...
     def mean(self, client_ids: int | Sequence[int] | Ids) -> float | Doubles:
-        """The clients' averages now, float64; 0 for a client never observed."""
+        """Current averages of the clients, float64; 0 for a client without observations."""
         ids = arguments.client_ids(self.clients, client_ids)
         means = [_mean(self._flat, i) for i in ids.tolist()]
         return means[0] if np.ndim(client_ids) == 0 else np.array(means, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The server optimiser's step: its definition in numpy, and with the weighted sum in one pass over memory."""
+"""The server optimiser's step: its definition in numpy, and the step fused with the weighted sum."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from edgefl.kernels.arguments import Checksums, Doubles, Floats, SumArguments, U
 from edgefl.kernels.selection import select, threads
 
 KINDS = ("sgd", "adam", "yogi", "adagrad")
-"""In the order of ef_optimizer in kernels/edgefl_kernels.h."""
+"""Same order as ef_optimizer in kernels/edgefl_kernels.h."""
 CHUNK = 1 << 15
-"""Elements that `apply` takes at a time: they stay in cache, and no temporary of the model's size is made."""
+"""Elements per iteration of `apply`, which stay in cache and avoid model-sized temporaries."""
 
 AnyFloats: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer:
-    """Turns the weighted sum g = (base_scale − 1)·w + Σ weights·Δ into a step, as data.
+    """Parameters of the server optimiser, applied to the weighted sum g = (base_scale − 1)·w + Σ weights·Δ.
 
-    ``sgd``: v ← momentum·v + g, w ← w + lr·v. The others (Reddi et al. 2021, Algorithm 2) keep
-    m ← β1·m + (1 − β1)·g and v, and step w ← w + lr·m/(√v + ε) with v starting at ε²:
-    ``adagrad`` v ← v + g², ``adam`` v ← β2·v + (1 − β2)·g², ``yogi`` v ← v − (1 − β2)·g²·sign(v − g²).
+    ``sgd``: v ← momentum·v + g, w ← w + lr·v. The others (Reddi et al. 2021, Algorithm 2):
+    m ← β1·m + (1 − β1)·g and w ← w + lr·m/(√v + ε), where v starts at ε² and
+    ``adagrad``: v ← v + g², ``adam``: v ← β2·v + (1 − β2)·g², ``yogi``: v ← v − (1 − β2)·g²·sign(v − g²).
     """
 
     kind: Literal["sgd", "adam", "yogi", "adagrad"] = "sgd"
@@ -39,21 +39,21 @@ class ServerOptimizer:
 
     @property
     def vectors(self) -> int:
-        """Number of vectors of the model's size that this keeps from version to version."""
+        """Number of model-sized state vectors."""
         return 2 if self.kind != "sgd" else 1 if self.momentum else 0
 
 
 class StepArguments(NamedTuple):
-    """Arguments of `weighted_step`: as the caller gave them, until they are `checked`."""
+    """Arguments of `weighted_step`, unchecked before `checked`."""
 
     sum: SumArguments
-    """The step's ``out`` and ``base`` are the sum's, too."""
+    """The sum's arguments, with the step's ``out`` and ``base``."""
     optimizer: ServerOptimizer
     old: list[Floats]
     new: list[Floats]
 
     def checked(self) -> StepArguments:
-        """Returns them with checked arrays, or raises the error that names the wrong one."""
+        """Returns the checked arguments. Errors name the wrong argument."""
         given = self.sum._replace(base=None).checked()
         base = arguments.floats("base", self.sum.base, given.out.size)
         old = self._vectors("old_state", self.old, given.out.size)
@@ -65,7 +65,7 @@ class StepArguments(NamedTuple):
         for name, array in written.items():
             for other, array2 in (read | written).items():
                 if other != name and np.may_share_memory(array, array2):
-                    raise ValueError(f"{other} must not overlap {name}, which is written")
+                    raise ValueError(f"{other} must not overlap {name}, an output")
         return StepArguments(given._replace(base=base), self.optimizer, old, new)
 
     def _vectors(self, name: str, value: object, size: int, *, writable: bool = False) -> list[Floats]:
@@ -93,17 +93,17 @@ def weighted_step(
 ) -> Doubles:
     """Write the model after ``base`` to ``out`` and return the updates' squared L2 norms.
 
-    The step g = (base_scale − 1)·base + Σ_k weights[k]·updates[k] (`weighted_sum` without a base; the
-    first term only where it is not 0) goes through the server ``optimizer``, whose vectors of D float32
-    are read from ``old_state`` and written to ``new_state``: none for plain SGD, one for SGD with momentum,
-    two for ``adam``, ``yogi`` and ``adagrad`` (Reddi et al. 2021, arXiv:2003.00295, Algorithm 2). g itself
-    is never stored. The bits are those of `weighted_sum` followed by `apply`;
-    for plain SGD, those of base + Σ_k (lr·weights[k])·updates[k], which is one sum.
+    The server ``optimizer`` is applied to g = (base_scale − 1)·base + Σ_k weights[k]·updates[k], computed by
+    `weighted_sum` without a base and without the first term if it is 0. The optimiser's state vectors,
+    float32[D] each, are read from ``old_state`` and written to ``new_state``: none for plain SGD, one for SGD
+    with momentum, two for ``adam``, ``yogi`` and ``adagrad`` (Reddi et al. 2021, arXiv:2003.00295, Algorithm
+    2). g itself is not stored. The result has the same bits as `weighted_sum` followed by `apply`; for plain
+    SGD, as the sum base + Σ_k (lr·weights[k])·updates[k].
 
-    Nothing that is written may overlap anything that is read, so that a step that turns out to be of a bad
-    update, or is cut short, can be made again. All else is as for `weighted_sum`.
+    Outputs must not overlap inputs, so that a step can be repeated if it was interrupted or used a bad
+    update. Other rules are those of `weighted_sum`.
 
-    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not there.
+    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
 
     >>> out, new = np.empty(2, np.float32), np.empty(2, np.float32)
     >>> base, old = np.ones(2, np.float32), np.full(2, 4, np.float32)
@@ -124,14 +124,14 @@ def weighted_step(
             raise ValueError(f"old_state and new_state must be empty for plain sgd (got {len(old_state)})")
         numbers = [optimizer.lr * weight for weight in numbers]
     if shrink != 0.0:
-        # The base is one more vector of the sum, ahead of the updates.
+        # The base is an additional vector of the sum, before the updates.
         updates = [base, *updates]
         numbers = [1.0 + optimizer.lr * shrink if plain else shrink, *numbers]
         scales = None if scales is None else [None, *scales]
     sums = checksums if checksums is None or shrink == 0.0 else np.empty(len(updates), dtype=np.uint64)
     chosen = select(backend)
     start = None if plain and shrink != 0.0 else base
-    given: Any = (out, start, updates, numbers, scales, sums)  # not checked yet
+    given: Any = (out, start, updates, numbers, scales, sums)  # unchecked
     total = SumArguments(*given)
     if plain:
         norms = chosen.weighted_sum(total, threads())
@@ -146,7 +146,7 @@ def weighted_step(
 
 
 def constants(optimizer: ServerOptimizer) -> tuple[float, float, float, float, float, float]:
-    """keep1, add1, keep2, add2, ε and the learning rate, before they are rounded to float32."""
+    """keep1, add1, keep2, add2, ε and lr of ef_step (kernels/edgefl_kernels.h), not yet float32."""
     if optimizer.kind == "sgd":
         return (optimizer.momentum, 1.0, 0.0, 0.0, 0.0, optimizer.lr)
     beta1, beta2 = optimizer.beta1, optimizer.beta2
@@ -157,7 +157,7 @@ def constants(optimizer: ServerOptimizer) -> tuple[float, float, float, float, f
 
 
 def start(optimizer: ServerOptimizer, state: Sequence[AnyFloats]) -> None:
-    """Fill the optimiser's vectors with what they hold before the first step: 0, and ε² for Reddi's v."""
+    """Initialise the optimiser's state vectors: 0, and ε² for v of ``adam``, ``yogi`` and ``adagrad``."""
     _check_count(optimizer, state, "state")
     for vector in state:
         vector.fill(0)
@@ -173,12 +173,12 @@ def apply(
     state_vectors: Sequence[AnyFloats] = (),
     new_state: Sequence[AnyFloats] | None = None,
 ) -> None:
-    """Write the next model to ``out``: ``model`` stepped by ``step_vector`` g, as `ServerOptimizer` says.
+    """Write the next model to ``out``: one step of `ServerOptimizer` from ``model`` with g = ``step_vector``.
 
-    All are flat arrays of D elements of one dtype (float32 in the server), in which the arithmetic is done.
-    ``state_vectors`` (see `start`) are updated in place, or only read where ``new_state`` is given. ``out``
-    may be ``step_vector``. `ValueError` for a wrong shape or number of vectors, `TypeError` for a mix of
-    dtypes. Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction as there.
+    All are flat arrays of D elements of the same dtype (float32 in the server), which is also the
+    arithmetic's. ``state_vectors`` (see `start`) are updated in place, or only read if ``new_state`` is
+    given. ``out`` may be ``step_vector``. `ValueError` for a wrong shape or number of vectors, `TypeError`
+    for mixed dtypes. Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
 
     >>> out = np.zeros(2, np.float32)
     >>> apply(ServerOptimizer(lr=0.5), out, np.ones(2, np.float32), np.array([2, 4], np.float32))
@@ -209,7 +209,7 @@ def apply(
 def _direction(
     optimizer: ServerOptimizer, gradient: AnyFloats, old: Sequence[AnyFloats], new: Sequence[AnyFloats]
 ) -> AnyFloats:
-    """Write the vectors after a step to ``new``; returns the model's move before the learning rate."""
+    """Write the next state vectors to ``new``; returns the model's change before the learning rate."""
     number = gradient.dtype.type
     if not optimizer.vectors:
         return gradient

@@ -169,7 +169,7 @@ def test_what_a_power_cut_took_from_a_finished_run_is_written_again(tmp_path: Pa
         ({"server": Server(backend="cud")}, "did you mean 'cuda'"),
         pytest.param(
             {"server": Server(backend="cuda")},
-            "kernel back end 'cuda' is not there",
+            "kernel back end 'cuda' is not available",
             marks=pytest.mark.skipif(kernels.backends()["cuda"] == "ok", reason="a CUDA device is here"),
         ),
         ({"server": Server(update_format="int4")}, "server.update_format: must be 'bfloat16' or 'float16'"),

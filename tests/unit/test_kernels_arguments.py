@@ -23,7 +23,7 @@ def _f(size: int = 4, dtype: Any = np.float32, *, frozen: bool = False) -> Any:
 
 SHARED, F, Q = _f(8), _f(), _f(300, np.int8)
 S = SHARED[:4]
-WRITTEN = ", which is written"
+WRITTEN = ", an output"
 ALLOWED = "must be float32, float16, uint16 (bfloat16) or int8 (with scales)"
 INT8 = {"out": _f(300), "base": None, "updates": [Q], "weights": [1.0]}
 SUM = {"out": F, "base": _f(), "updates": [_f(), _f()], "weights": [1.0, 2.0]}
@@ -35,11 +35,11 @@ WRONG_SUM: Wrong = [
     ({"out": _f(frozen=True)}, V, "out must be writable (got a read-only array)"),
     ({"base": _f(3)}, V, "base must have 4 elements like out (got 3)"),
     ({"base": _f(4, np.float16)}, T, "base must be float32 (got float16)"),
-    ({"out": S, "base": SHARED[1:5]}, V, "base must be out itself or not overlap it (got a part of it)"),
+    ({"out": S, "base": SHARED[1:5]}, V, "base must be out itself or not overlap it (got an overlap)"),
     (
         {"out": S, "updates": [F, SHARED[3:7]]},
         V,
-        f"updates[1] must not overlap out{WRITTEN} while it is read",
+        "updates[1] must not overlap out",
     ),
     ({"updates": [_f(), _f(5)]}, V, "updates[1] must have 4 elements like out (got 5)"),
     ({"updates": [_f(), np.ones(4)]}, T, f"updates[1] {ALLOWED} (got float64)"),
@@ -55,7 +55,7 @@ WRONG_SUM: Wrong = [
     ({"scales": [None]}, V, "scales must have 2 entries like updates (got 1)"),
     ({"scales": [F, None]}, V, "scales[0] must be None for a float32 update (got ndarray)"),
     ({"updates": [_f(4, np.int8), _f()]}, V, "scales[0] must be given for an int8 update (got None)"),
-    (INT8 | {"scales": [_f(3)]}, V, "scales[0] must have 2 entries, one for each 256 elements (got 3)"),
+    (INT8 | {"scales": [_f(3)]}, V, "scales[0] must have 2 entries, one per 256 elements (got 3)"),
     (INT8 | {"scales": [np.ones(2)]}, T, "scales[0] must be float32 (got float64)"),
 ]
 
@@ -100,8 +100,8 @@ WRONG_DELTA: Wrong = [
     *[({name: np.ones(4)}, T, f"{name} must be float32 (got float64)") for name in DELTA],
     *[({name: [1.0] * 4}, T, f"{name} must be a flat array (got list)") for name in DELTA],
     *[({name: _f(8)[::2]}, V, f"{name} must be contiguous (got stride 8 bytes)") for name in DELTA],
-    ({"trained": _f(5)}, V, "trained must have 4 elements, as out has (got 5)"),
-    ({"base": _f(5)}, V, "base must have 4 elements, as out has (got 5)"),
+    ({"trained": _f(5)}, V, "trained must have 4 elements like out (got 5)"),
+    ({"base": _f(5)}, V, "base must have 4 elements like out (got 5)"),
     ({"trained": F}, V, "out must not overlap trained"),
     ({"base": F}, V, "out must not overlap base"),
 ]

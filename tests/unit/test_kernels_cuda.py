@@ -63,7 +63,7 @@ def test_reasons_for_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     mine = tmp_path / "mine.so"
     monkeypatch.setenv("EDGEFL_CUDA_LIBRARY", str(mine))
     assert cuda_library.problem() is None
-    assert cuda_library.found() == mine
+    assert cuda_library.existing() == mine
     mine.write_bytes(b"no library")
     with pytest.raises(ConfigError, match=r"^the CUDA kernels' library .*mine\.so does not load: "):
         cuda_library.load(selection.ABI)

@@ -108,7 +108,12 @@ def test_one_weight_a_model_or_all_alike_and_the_backends_agree() -> None:
     [
         ([], None, ValueError, "at least one model"),
         ([[np.zeros(2)], [np.zeros(3)]], None, ValueError, r"layer 0 of models\[1\] must have shape \(2,\)"),
-        ([[np.zeros(2)], []], None, ValueError, r"models\[1\] must have the layers of models\[0\] .*: 0"),
+        (
+            [[np.zeros(2)], []],
+            None,
+            ValueError,
+            r"models\[1\] must have the same layers as models\[0\] .*: 0",
+        ),
         ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], None, ValueError, "not in both: a, b"),
         ([[np.zeros(2)]], [1, 2], ValueError, "weights must have 1 entries"),
         ([[np.zeros(2)]] * 2, [1, -2], ValueError, "finite numbers of at least 0"),

@@ -52,8 +52,8 @@ def test_a_back_end_that_is_absent_or_unknown_fails_loudly() -> None:
         pytest.skip("CUDA is here")
     done = _run(_SUM, "cuda")
     assert done.returncode == 1
-    assert "ConfigError: kernel back end 'cuda' is not there: " in done.stderr
-    with pytest.raises(ConfigError, match=r"^kernel back end 'cuda' is not there: "):
+    assert "ConfigError: kernel back end 'cuda' is not available: " in done.stderr
+    with pytest.raises(ConfigError, match=r"^kernel back end 'cuda' is not available: "):
         kernels.backend("cuda")
 
 
@@ -96,7 +96,7 @@ def test_a_stale_extension_is_refused_and_without_a_compiler_numba_runs() -> Non
     done = _run(code)
     said = [why, f"ConfigError kernel back end 'c' is {why}", "numba"]
     assert done.stdout.splitlines() == said, done.stderr
-    assert f"kernel back end 'c' is not there: {why}" in _run(code, "c").stdout
+    assert f"kernel back end 'c' is not available: {why}" in _run(code, "c").stdout
     done = _run(_OTHER.format(module="None"))
     why = "not built (no C compiler when edgefl was installed); EDGEFL_REQUIRE_C=1 shows why"
     assert done.stdout.splitlines() == [why, "numba", "numba"], done.stderr
