@@ -16,7 +16,7 @@ from edgefl.devices import Device, load_device, load_network
 from edgefl.devices.cells import Way
 from edgefl.devices.condition import Condition, ConditionModel, power_of
 from edgefl.devices.individuals import TripScatter, phase, unit_factor
-from edgefl.devices.link import Link
+from edgefl.devices.link import Link, Message
 from edgefl.devices.plan import WHOLE, End, TripPlan, plan_trip
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
 from edgefl.devices.schema import Availability, Network
@@ -261,13 +261,27 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
     return any(_profile(profile).exact for profile, _ in kinds_of(clients))
 
 
-class _Whole(NamedTuple):
-    """The planned trip of a client whose link is deterministic."""
+class _Facts(NamedTuple):
+    """What the trips of one client have in common."""
 
-    plan: TripPlan
-    """A trip without scatter."""
-    scatter: TripScatter | None
+    info: ClientInfo
+    device: Device
+    work_s: float
+    """The training of a whole trip at the device's full speed."""
     steps: int
+    """Training steps of a whole trip."""
+    scatter: TripScatter | None
+    """None for a client whose compute times have no scatter."""
+    steady: TripPlan | None = None
+    """The whole trip without scatter; None for a client whose trips are drawn one by one besides."""
+    messages: tuple[Message, Message] | None = None
+    """Download and upload of a client whose whole trips draw only their transfers and their scatter."""
+
+    def factor(self, trip: int, steps: int | None = None) -> float:
+        """Return the ratio of a trip's compute time to the unit's; ``steps`` are those of a shorter trip."""
+        if self.scatter is None:
+            return 1.0
+        return self.scatter.factor(trip, self.steps if steps is None else steps)
 
 
 class Trips:
@@ -296,10 +310,8 @@ class Trips:
         self._work_s: dict[tuple[int | str, int, int | None], float] = {}
         self._down_bytes, self._up_bytes = down_bytes, up_bytes
         self._units: dict[int, float] = {}
-        self._scatters: dict[int, TripScatter | None] = {}
-        self._infos: dict[int, ClientInfo] = {}
-        """Clients with the network of their trips; a cache."""
-        self._whole: dict[int, _Whole] = {}
+        self._facts: dict[int, _Facts] = {}
+        """Facts of clients whose trips were planned before; a cache."""
 
     def step_s(self, client: int, examples: int) -> float:
         """Seconds of a step on a batch of ``examples``, at the full speed of the client's device.
@@ -371,65 +383,61 @@ class Trips:
         ``condition`` is the client's when the trip starts; None for a client without changes. Transfers take
         no time if the strategy has them separately (`Strategy.transfers_apart`).
         """
-        whole = end is None and condition is None
-        if whole and (found := self._whole.get(client)) is not None:
-            plan, scatter, steps = found
-            return plan if scatter is None else plan.scattered(scatter.factor(trip, steps))
-        if (info := self._infos.get(client)) is None:
-            info = self._clients[client]
-            if self._apart:
-                info = msgspec.structs.replace(info, network="none")
-            _keep(self._infos, client, info)
-        if not whole or self._drawn(info):
-            return self._plan(info, trip, end or WHOLE, condition)
-        steady = self._plan(info, 0, WHOLE, None, scattered=False)
-        scatter = self._scatter(info) if steady.work_s else None
-        _keep(self._whole, client, _Whole(steady, scatter, self._steps(info)))
-        return self.plan(client, trip)
+        if (facts := self._facts.get(client)) is None:
+            facts = self._found(client)
+        if end is None and condition is None:
+            if (messages := facts.messages) is not None:
+                rng = stream(self._experiment.seed, "trip", client, trip)
+                compute_s = facts.work_s * facts.factor(trip)
+                down, up = messages[0].transfer(rng), messages[1].transfer(rng)
+                return TripPlan(down, facts.work_s, 0.0, facts.work_s / compute_s, up)
+            if (plan := facts.steady) is not None:
+                return plan if facts.scatter is None else plan.scattered(facts.factor(trip))
+        return self._plan(facts, trip, end or WHOLE, condition)
 
     def in_series(self, client: int) -> TripPlan:
         """Return the client's first trip with transfers, even if the strategy has them separately."""
-        return self._plan(self._clients[client], 0, WHOLE, None)
+        facts = self._facts.get(client) or self._found(client)
+        if self._apart:
+            facts = facts._replace(info=self._clients[client])
+        return self._plan(facts, 0, WHOLE, None)
 
-    def _steps(self, info: ClientInfo) -> int:
-        return self._rule.work(self.examples[info.client]).steps
-
-    def _scatter(self, info: ClientInfo) -> TripScatter | None:
-        """Return the scatter of the client's compute times; None without scatter."""
-        if info.client not in self._scatters:
-            amount = self._experiment.fleet.variation if _varies(info.profile) else 0.0
-            made = TripScatter(self._experiment.seed, info.client, amount) if amount else None
-            _keep(self._scatters, info.client, made)
-        return self._scatters[info.client]
+    def _found(self, client: int) -> _Facts:
+        """Find the client's facts and keep them for its next trips."""
+        experiment, info = self._experiment, self._clients[client]
+        if self._apart:
+            info = msgspec.structs.replace(info, network="none")
+        device, network, work_s = _profile(info.profile), self._network(info), self._whole_s(info)
+        amount = experiment.fleet.variation if work_s and _varies(info.profile) else 0.0
+        scatter = TripScatter(experiment.seed, client, amount) if amount else None
+        facts = _Facts(info, device, work_s, self._rule.work(self.examples[client]).steps, scatter)
+        more = network.replays or device.delay_model is not None or experiment.fleet.churn.die_per_trip > 0.0
+        if not (more or network.draws):
+            facts = facts._replace(steady=self._plan(facts._replace(scatter=None), 0, WHOLE, None))
+        elif work_s and not more:
+            down = Message(network, "down", self._down_bytes)
+            facts = facts._replace(messages=(down, Message(network, "up", self._up_bytes)))
+        _keep(self._facts, client, facts)
+        return facts
 
     def _network(self, info: ClientInfo) -> Network:
         return _varied(info.network, self._experiment.fleet.variation)
 
-    def _drawn(self, info: ClientInfo) -> bool:
-        """Return True if the client's trips are drawn one by one, apart from their scatter."""
-        network = self._network(info)
-        drawn = network.draws or network.replays or self._experiment.fleet.churn.die_per_trip
-        return bool(drawn) or _profile(info.profile).delay_model is not None
-
-    def _plan(
-        self, info: ClientInfo, trip: int, end: End, condition: Condition | None, *, scattered: bool = True
-    ) -> TripPlan:
-        experiment, client = self._experiment, info.client
+    def _plan(self, facts: _Facts, trip: int, end: End, condition: Condition | None) -> TripPlan:
+        experiment, info, client = self._experiment, facts.info, facts.info.client
         held, rng = self.examples[client], stream(experiment.seed, "trip", client, trip)
-        link = Link(self._network(info), rng)
+        link, thermal = Link(self._network(info), rng), None
         if link.network.replays:
             start_s = 0.0 if condition is None else condition.at_s
             link = Link(link.network, rng, start_s, float(stream(experiment.seed, "trace", client).random()))
-        thermal = None
         if condition is not None and experiment.fleet.thermal and (model := thermal_of(info.profile)):
             thermal = model, condition.temp_c
         budget_s, steps = end
-        down, work_s, up = self._down_bytes, self._whole_s(info, steps), self._up_bytes
-        scatter = self._scatter(info) if scattered and work_s else None
-        factor = (
-            1.0 if scatter is None else scatter.factor(trip, self._steps(info) if steps is None else steps)
-        )
-        plan = plan_trip(_profile(info.profile), link, rng, down, work_s, up, thermal, held, factor)
+        down, work_s, up = self._down_bytes, facts.work_s, self._up_bytes
+        if steps is not None:
+            work_s = self._whole_s(info, steps)
+        scatter = facts.factor(trip, steps)
+        plan = plan_trip(facts.device, link, rng, down, work_s, up, thermal, held, scatter)
         if steps is not None:
             plan = plan._replace(steps=steps)
         if budget_s < math.inf:

@@ -14,6 +14,7 @@ phones of 76 models, 30 runs each (iitm-sysdl/Generalizable-DNN-cost-models at 0
 from __future__ import annotations
 
 import math
+from array import array
 from typing import Final
 
 import numpy as np
@@ -58,29 +59,29 @@ class TripScatter:
     follows a pause, as a fraction of a step's time. ``amount`` scales σ and f.
     """
 
-    __slots__ = ("_amount", "_block", "_client", "_draws", "_seed", "_sigma")
+    __slots__ = ("_amount", "_block", "_client", "_first", "_noise", "_seed", "_sigma")
 
     def __init__(self, seed: int, client: int, amount: float = 1.0) -> None:
         self._seed, self._client, self._amount = seed, client, amount
         self._sigma = amount * _log_normal(QUIET, NOISE_SPREAD, stream(seed, "noise", client))
-        self._block, self._draws = -1, list[tuple[float, float]]()
+        self._block, self._noise, self._first = -1, array("d"), array("d")
 
     def factor(self, trip: int, steps: int) -> float:
         """Return the compute time of a trip of ``steps`` steps ÷ the unit's usual time."""
         block, at = divmod(trip, BLOCK)
         if block != self._block:
-            self._block, self._draws = block, self._drawn(block)
-        noise, first = self._draws[at]
-        return noise + first / max(1, steps)
+            self._draw(block)
+        return self._noise[at] + self._first[at] / max(1, steps)
 
-    def _drawn(self, block: int) -> list[tuple[float, float]]:
+    def _draw(self, block: int) -> None:
         rng = stream(self._seed, "scatter", self._client, block)
         normal = np.clip(rng.standard_normal((2, BLOCK)), -MOST_DEVIATIONS, MOST_DEVIATIONS)
-        chain, fresh = normal[0], math.sqrt(1.0 - CORRELATION**2)
+        chain, fresh = normal[0].tolist(), math.sqrt(1.0 - CORRELATION**2)
         for at in range(1, BLOCK):
             chain[at] = CORRELATION * chain[at - 1] + fresh * chain[at]
-        first = self._amount * FIRST * np.exp(FIRST_SPREAD * normal[1])
-        return list(zip(np.exp(self._sigma * chain).tolist(), first.tolist(), strict=True))
+        self._block = block
+        self._noise = array("d", np.exp(self._sigma * np.array(chain)).tobytes())
+        self._first = array("d", (self._amount * FIRST * np.exp(FIRST_SPREAD * normal[1])).tobytes())
 
 
 def _log_normal(median: float, spread: float, rng: np.random.Generator) -> float:

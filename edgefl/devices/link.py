@@ -12,7 +12,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -98,57 +98,94 @@ class Link:
 
     def down(self, nbytes: int) -> Transfer:
         """Plan the download of ``nbytes``."""
-        return self._plan(self.network.down, nbytes)
+        return Message(self.network, "down", nbytes).transfer(self._rng, self._at_s, self._shift)
 
     def up(self, nbytes: int) -> Transfer:
         """Plan the upload of ``nbytes``."""
-        return self._plan(self.network.up, nbytes)
-
-    def _plan(self, way: Direction, nbytes: int) -> Transfer:
-        if nbytes < 0:
-            raise ValueError(f"nbytes must be at least 0 (got {nbytes})")
-        network, rng, lead_s = self.network, self._rng, self.delay_ms(way) / 1e3
-        packets = -(-nbytes // network.payload_bytes)
-        lost, breaks_after = 0, None
-        if way.loss_pct and packets and way.on_loss == "disconnect":
-            arrived = int(rng.geometric(way.loss_pct / 100.0)) - 1
-            breaks_after = arrived * network.payload_bytes if arrived < packets else None
-        elif way.loss_pct and packets:
-            # Retransmissions until `packets` packets arrived: negative binomial.
-            lost = int(rng.negative_binomial(packets, 1.0 - way.loss_pct / 100.0))
-        if lost:
-            lead_s += (network.down.delay_ms + network.up.delay_ms) / 1e3
-        resent = lost * min(network.mtu_bytes, nbytes + network.header_bytes)
-        wire = nbytes + packets * network.header_bytes + resent
-        rate, trace, mbps = math.inf, None, mean_mbps(way)
-        if mbps is not None and nbytes:
-            seconds = wire * 8 / (mbps * 1e6)
-            rate = nbytes / seconds * self._rate_factor(way, seconds)
-            trace = read_trace(way.trace) if way.trace is not None else None
-        chunk_bytes = max(1, nbytes) if math.isinf(rate) else CHUNK_BYTES
-        plan = Transfer(nbytes, wire, lost, lead_s, rate, chunk_bytes, breaks_after, trace)
-        if trace is None:
-            return plan
-        return plan._replace(flows_at_s=self._at_s + self._shift * trace.period_ms / 1e3 + lead_s)
-
-    def _rate_factor(self, way: Direction, seconds: float) -> float:
-        """Draw the ratio of a message's rate to the mean, for a message of ``seconds`` at the mean rate."""
-        if not way.rate_cv:
-            return 1.0
-        variance = math.log1p(way.rate_cv**2 / max(1.0, seconds))
-        return math.exp(math.sqrt(variance) * float(self._rng.standard_normal()) - variance / 2)
+        return Message(self.network, "up", nbytes).transfer(self._rng, self._at_s, self._shift)
 
     def delay_ms(self, way: Direction) -> float:
         """One-way delay with a drawn jitter, emulated milliseconds."""
-        jitter_ms = 0.0
-        match way.jitter_dist:
-            case "normal":
-                jitter_ms = self._rng.normal(0.0, way.jitter_ms)
-            case "uniform":
-                jitter_ms = self._rng.uniform(-way.jitter_ms, way.jitter_ms)
-            case "exponential":
-                jitter_ms = self._rng.exponential(way.jitter_ms)
-        return max(0.0, way.delay_ms + float(jitter_ms))
+        return _delay_ms(way, self._rng)
+
+
+def _delay_ms(way: Direction, rng: np.random.Generator) -> float:
+    jitter_ms = 0.0
+    match way.jitter_dist:
+        case "normal":
+            jitter_ms = rng.normal(0.0, way.jitter_ms)
+        case "uniform":
+            jitter_ms = rng.uniform(-way.jitter_ms, way.jitter_ms)
+        case "exponential":
+            jitter_ms = rng.exponential(way.jitter_ms)
+    return max(0.0, way.delay_ms + float(jitter_ms))
+
+
+class _Rate(NamedTuple):
+    """The distribution of a message's rate: mean · exp(deviation · N(0, 1) − half_variance)."""
+
+    mean: float
+    """Payload bytes per emulated second; ``inf`` if unlimited."""
+    deviation: float = 0.0
+    """0 for a rate that does not vary."""
+    half_variance: float = 0.0
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Draw the rate of one transfer."""
+        if not self.deviation:
+            return self.mean
+        return self.mean * math.exp(self.deviation * float(rng.standard_normal()) - self.half_variance)
+
+
+class Message:
+    """A message of ``nbytes`` in one direction of a network: the part of its transfers that is not drawn.
+
+    See `Link` for the time that a transfer takes.
+    """
+
+    def __init__(self, network: Network, name: Literal["down", "up"], nbytes: int) -> None:
+        way = network.down if name == "down" else network.up
+        if nbytes < 0:
+            raise ValueError(f"nbytes must be at least 0 (got {nbytes})")
+        self._network, self._way, self._nbytes = network, way, nbytes
+        self._packets = -(-nbytes // network.payload_bytes)
+        self._wire_bytes = nbytes + self._packets * network.header_bytes
+        self._mbps = mean_mbps(way) if nbytes else None
+        self._chunk_bytes = max(1, nbytes) if self._mbps is None else CHUNK_BYTES
+        self._trace = None if self._mbps is None or way.trace is None else read_trace(way.trace)
+        self._loses = way.loss_pct > 0 and nbytes > 0
+        self._rate = self._rate_of(self._wire_bytes)
+
+    def transfer(self, rng: np.random.Generator, at_s: float = 0.0, shift: float = 0.0) -> Transfer:
+        """Draw the delay, the losses and the rate of one transfer, in this order."""
+        way, trace, rate, wire, lost = self._way, self._trace, self._rate, self._wire_bytes, 0
+        lead_s, breaks_after = _delay_ms(way, rng) / 1e3, None
+        if self._loses:
+            network, packets, chance = self._network, self._packets, way.loss_pct / 100.0
+            if way.on_loss == "disconnect":
+                arrived = int(rng.geometric(chance)) - 1
+                breaks_after = arrived * network.payload_bytes if arrived < packets else None
+            else:
+                # Retransmissions until `packets` packets arrived: negative binomial.
+                lost = int(rng.negative_binomial(packets, 1.0 - chance))
+            if lost:
+                lead_s += (network.down.delay_ms + network.up.delay_ms) / 1e3
+                wire += lost * min(network.mtu_bytes, self._nbytes + network.header_bytes)
+                rate = self._rate_of(wire)
+        bytes_per_s, flows_at_s = rate.draw(rng), 0.0
+        if trace is not None:
+            flows_at_s = at_s + shift * trace.period_ms / 1e3 + lead_s
+        return Transfer(
+            self._nbytes, wire, lost, lead_s, bytes_per_s, self._chunk_bytes, breaks_after, trace, flows_at_s
+        )
+
+    def _rate_of(self, wire_bytes: int) -> _Rate:
+        """Return the payload's rate if ``wire_bytes`` are sent for it."""
+        if self._mbps is None:
+            return _Rate(math.inf)
+        seconds = wire_bytes * 8 / (self._mbps * 1e6)
+        variance = math.log1p(self._way.rate_cv**2 / max(1.0, seconds))
+        return _Rate(self._nbytes / seconds, math.sqrt(variance), variance / 2)
 
 
 class LinkShare(NamedTuple):

@@ -10,7 +10,6 @@ import numpy as np
 from edgefl.errors import unknown
 from edgefl.kernels import arguments
 from edgefl.kernels.arguments import Averages, Doubles, Ids
-from edgefl.kernels.backend_reference import mean as _mean
 from edgefl.kernels.selection import select
 
 Mode: TypeAlias = Literal["window", "cumulative", "exponential"]
@@ -55,6 +54,8 @@ class MovingAverage:
         self._backend, width = select(backend), window if mode == "window" else 1
         count: Ids = np.zeros(clients, dtype=np.int64)
         self._flat = Averages(_MODES[mode], width, float(decay), count, np.zeros(clients * width))
+        self._means: Doubles = np.zeros(clients)
+        """Current averages: the last that `observe` computed for each client."""
         # The server usually observes one client per call, so these arrays are allocated once.
         self._one_id: Ids = np.zeros(1, dtype=np.int64)
         self._one_value: Doubles = np.zeros(1)
@@ -77,10 +78,12 @@ class MovingAverage:
                 arguments.observations(self.clients, client_ids, values)
             self._one_id[0], self._one_value[0] = client_ids, values
             self._backend.observe(self._flat, self._one_id, self._one_value, self._one_mean)
-            return float(self._one_mean[0])
+            mean = self._means[client_ids] = float(self._one_mean[0])
+            return mean
         ids, numbers = arguments.observations(self.clients, client_ids, values)
         means = np.empty(ids.size)
         self._backend.observe(self._flat, ids, numbers, means)
+        self._means[ids] = means  # the last one for a client that occurs again
         return float(means[0]) if np.ndim(client_ids) == 0 else means
 
     @overload
@@ -90,5 +93,5 @@ class MovingAverage:
     def mean(self, client_ids: int | Sequence[int] | Ids) -> float | Doubles:
         """Current averages of the clients, float64; 0 for a client without observations."""
         ids = arguments.client_ids(self.clients, client_ids)
-        means = [_mean(self._flat, i) for i in ids.tolist()]
-        return means[0] if np.ndim(client_ids) == 0 else np.array(means, dtype=np.float64)
+        means = self._means[ids]
+        return float(means[0]) if np.ndim(client_ids) == 0 else means

@@ -158,6 +158,8 @@ class ServerLoop:
 
     def _heard(self, peer: Peer, message: Checked) -> None:
         match message:
+            case messages.TaskResult() | messages.Done():
+                self._take(self._timeline.heard(message))
             case Refusal(kind=kind, detail=detail):
                 self._roster.expel(peer, kind, detail)
             case Unheard() if peer.role == control.EVALUATOR:
@@ -175,8 +177,8 @@ class ServerLoop:
                     self._engine.assessed(message)
                     self._gauge.assessed(message)
                     self._take(iter(()))
-            case _:
-                if isinstance(message, GivenBack) and message.kind:
+            case GivenBack():
+                if message.kind:
                     self._store.incident(self._clock.now_s(), message.client, message.kind, message.reason)
                 self._take(self._timeline.heard(message))
 

@@ -5,6 +5,7 @@ A new run is described on record first: the facts that are known before it start
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import platform
 import resource
@@ -71,6 +72,8 @@ from edgefl.terminal import printable
 
 SPARE_DESCRIPTORS = 32
 """For what the server opens besides: the record, checkpoints, ZeroMQ's own."""
+YOUNG_OBJECTS = 10_000
+"""New objects between two garbage collections."""
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
 
 
@@ -314,6 +317,9 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():
                 loop = build(channel, plan, buffer, store, socket)
+            # Objects that live as long as the run need no collection; rows that wait for a commit need few.
+            gc.freeze()
+            gc.set_threshold(YOUNG_OBJECTS)
             loop.run()
     except (EdgeflError, OSError) as error:
         what = (

@@ -283,13 +283,12 @@ class Aggregator:
 
     def free_entry(self) -> int | None:
         """A ring entry that nobody reads, or None while all of them are being read."""
-        if self._unread:
-            fetched = self.buffer.fetched
-            self._unread = {slot: entry for slot, entry in self._unread.items() if not fetched[slot]}
-        taken = {self.buffer.latest[1], *self._unread.values(), *self._pinned, *self._borrowers}
+        fetched = self.buffer.fetched
+        taken = {entry for slot, entry in self._unread.items() if not fetched[slot]}
+        taken.update(self._pinned, self._borrowers, self._bases.values())
+        taken.add(self.buffer.latest[1])
         if self.recoverable:
             taken.add(self._settled)
-        taken.update(self._bases.values())
         for entry in range(self.buffer.shape.ring):
             if entry not in taken:
                 return entry

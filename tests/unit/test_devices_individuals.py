@@ -12,6 +12,7 @@ from edgefl.devices import load_network
 from edgefl.devices.fleet import Trips, first_tasks, fleet_of
 from edgefl.devices.individuals import BLOCK, CORRELATION, TripScatter, unit_factor
 from edgefl.devices.link import Link
+from edgefl.devices.plan import WHOLE
 from edgefl.experiment import Experiment, Fleet, Training
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.seeds import stream
@@ -152,3 +153,23 @@ def test_a_messages_rate_varies_as_its_source_measured() -> None:
 def test_variation_0_makes_a_link_constant() -> None:
     exact = trips(network="lte", units="identical", variation=0.0)
     assert len({exact.plan(client, trip) for client in range(3) for trip in range(3)}) == 1
+
+
+@pytest.mark.parametrize("network", ["lte", "lte-verizon", "edge-lossy", "hsdpa-lossy"])
+def test_a_trip_has_the_same_bits_by_each_way_of_planning_and_in_each_order(network: str) -> None:
+    """What is found once of a client changes nothing: `WHOLE` and a new object plan a trip afresh."""
+    places = [(client, trip) for client in range(4) for trip in (0, 1, BLOCK - 1, BLOCK, 200)]
+    one = trips(network=network)
+    found = {place: one.plan(*place) for place in places}
+    assert {place: one.plan(*place) for place in reversed(places)} == found
+    assert [trips(network=network).plan(*place) for place in places] == list(found.values())
+    assert [one.plan(*place, WHOLE) for place in places] == list(found.values())
+
+
+def test_draws_of_a_trip_are_those_of_earlier_versions() -> None:
+    one = trips(network="lte")
+    plans = [one.plan(3, trip) for trip in (5, 200)]
+    assert [plan.down_s for plan in plans] == pytest.approx([0.041084752025576154, 0.04403403661264938])
+    assert [plan.compute_s for plan in plans] == pytest.approx([0.16001041009414063, 0.16278238900548847])
+    assert [plan.up_s for plan in plans] == pytest.approx([0.03893370201265977, 0.046396106202861206])
+    assert stream(1, "trip", 3, 4).random() == 0.9096225320782091
