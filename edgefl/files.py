@@ -79,8 +79,8 @@ def json_text(document: object) -> str:
 
 
 def write_json(path: Path, document: object) -> Path:
-    """`write_text` of `json_text`."""
-    return write_text(path, json_text(document))
+    """Write `json_text` in UTF-8; bytes of an argument that are no text are escaped, as ``\\udcff``."""
+    return write_bytes(path, json_text(document).encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> Path:

@@ -61,7 +61,7 @@ def flower(
     if not quiet:
         _say_messages(result)
     say_result(result.phones, quiet)
-    return result.exit_code or (0 if result.phones.held.valid or accept_invalid else INVALID)
+    return result.exit_code or (0 if result.phones.valid or accept_invalid else INVALID)
 
 
 def _say_messages(result: FlowerResult) -> None:

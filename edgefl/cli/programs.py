@@ -94,7 +94,7 @@ def execute(
     )
     result = programs.run(phones, options, make_view(len(phones), quiet))
     say_result(result, quiet)
-    return result.exit_code or (0 if result.held.valid or accept_invalid else INVALID)
+    return result.exit_code or (0 if result.valid or accept_invalid else INVALID)
 
 
 def phones_of(

@@ -98,6 +98,15 @@ class ProgramsResult(NamedTuple):
     held: HeldVerdict
 
     @property
+    def valid(self) -> bool:
+        return self.held.valid
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons why the result is INVALID."""
+        return self.held.reasons
+
+    @property
     def exit_code(self) -> int:
         """The first that is not 0, in the phones' order."""
         return next((phone.exit_code for phone in self.phones if phone.exit_code), 0)

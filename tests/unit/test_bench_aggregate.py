@@ -77,7 +77,7 @@ def test_a_row_that_the_host_spoilt_is_marked_and_says_why_in_figures_above_zero
     shown = " ".join(capsys.readouterr().out.split())
     busy = [row for row in result["rows"] if row["threads"] > 1]
     assert shown.count("3k×3 !") == (2 if NATIVE else 1) * len(busy)
-    assert shown.count("43% of the cores used by other programs, at most 10% is allowed") == len(busy)
+    assert shown.count("cores used by other programs 43.0%, at most 10% is allowed") == len(busy)
     assert ("not to be believed" in shown) == bool(busy)
     assert "0.0123" in shown
     assert " 0.0 " not in shown
@@ -86,7 +86,7 @@ def test_a_row_that_the_host_spoilt_is_marked_and_says_why_in_figures_above_zero
 def test_a_scattered_row_is_doubted() -> None:
     figures = {"edgefl numba": {"spread": 0.35}, "numpy by layer": {"spread": 3.0}}
     quiet = {"others": 0.01, "steal": None, "throttled": 0.0}
-    assert aggregate.doubts(quiet, figures) == ["edgefl numba scattered by 35%, at most 30% is allowed"]
+    assert aggregate.doubts(quiet, figures) == ["spread of edgefl numba 35.0%, at most 30% is allowed"]
     figures["edgefl numba"]["spread"] = 0.2
     assert aggregate.doubts(quiet, figures) == []
 

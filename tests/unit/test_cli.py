@@ -24,6 +24,7 @@ from edgefl import devices
 from edgefl.cli import app, main
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, FolderTaken, RunError
+from edgefl.limits.verdict import Conditions, HeldVerdict
 from edgefl.results.tables import PlainConsole, table
 
 PROFILES = bundled_folder()
@@ -599,10 +600,8 @@ def test_no_name_of_a_strangers_is_obeyed_by_the_terminal(
 def test_exec_ends_as_its_command_and_else_as_its_verdict(
     monkeypatch: pytest.MonkeyPatch, command: int, valid: bool, options: list[str], code: int
 ) -> None:
-    result = SimpleNamespace(
-        exit_code=command, valid=valid, phones=(), reasons=("stolen",), time_scale=1.0,
-        median_abs_error=0.1, p95_abs_error=0.1,
-    )  # fmt: skip
+    held = HeldVerdict(0.1, 0.1, () if valid else ("stolen",), Conditions())
+    result = SimpleNamespace(exit_code=command, valid=valid, phones=(), time_scale=1.0, held=held)
     monkeypatch.setattr("edgefl.programs.run", lambda *_: result)
     assert main(["exec", "-q", *options, "--device", "pi-4", "true"]) == code
 

@@ -307,8 +307,7 @@ def test_a_delta_that_protects_nobody_is_refused_or_gets_a_warning(tmp_path: Pat
     assert rules is not None
     assert delta_warning(rules, 20) == ""
     assert delta_warning(rules, 100) == (
-        "privacy.delta = 0.01 is not below 1/clients = 0.01: "
-        "(ε, δ) then permits publishing one client's data"
+        "privacy.delta = 0.01 is not below 1/clients = 0.01: (ε, δ) then permits publishing one client's data"
     )
 
 
