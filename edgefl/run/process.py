@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -98,7 +99,9 @@ def become_child(parent_pid: int, name: str) -> None:
     """Die with the parent, leave Ctrl-C, SIGTERM and SIGHUP to the supervisor, and carry a readable name.
 
     SIGTERM has a handler: what a user's code starts would inherit that it is ignored, and could not be ended.
+    numpy's warnings about edgefl's own arithmetic are not shown: the record has updates that are not finite.
     """
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"edgefl\.")
     for number in STOPS:
         signal.signal(number, _leave_to_supervisor if number == signal.SIGTERM else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

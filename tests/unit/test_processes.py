@@ -48,6 +48,24 @@ def test_a_module_of_the_user_is_not_hidden_by_what_lies_beside_edgefl(tmp_path:
     subprocess.run(command, env=given, cwd="/", check=True, timeout=60)
 
 
+def test_a_child_shows_no_warning_of_edgefls_own_arithmetic_and_those_of_the_user() -> None:
+    body = (
+        "import os\n"
+        "import numpy as np\n"
+        "from edgefl.run.process import become_child\n"
+        "from edgefl.run.update import amplify\n"
+        "become_child(os.getppid(), 'edgefl-test')\n"
+        "large = np.full(1, 3e38, np.float32)\n"
+        "amplify(large, -large, 1.0, False, 1)\n"
+        "large + large\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", body], env=child_environment(os.environ), capture_output=True
+    )
+    assert done.stderr.count(b"RuntimeWarning") == 1
+    assert done.stderr.startswith(b"<string>:8: RuntimeWarning")
+
+
 def test_children_of_another_user_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As what ``sudo`` starts: they cannot be killed."""
     mine, others = Mock(pid=6), Mock(pid=7)
