@@ -370,10 +370,21 @@ class Trips:
         At the start of a run, phones are at random points of their trips: each of the first tasks waits for a
         random fraction of its client's trip time. Devices of papers start at once.
         """
-        if trip or task >= self._first_tasks or _profile(self._clients[client].profile).exact:
+        return 0.0 if trip or task >= self._first_tasks else self._part_s(client)
+
+    def returns_after_s(self, client: int, resumption: int) -> float:
+        """Emulated seconds after which a client of a resumed run returns, under the wall clock.
+
+        As at the start, phones are at random points of their trips, drawn anew for each ``resumption``.
+        """
+        return self._part_s(client, resumption) if self._first_tasks else 0.0
+
+    def _part_s(self, client: int, *resumption: int) -> float:
+        """A random part of the client's trip."""
+        if _profile(self._clients[client].profile).exact:
             return 0.0
         total_s = self.in_series(client).total_s
-        return phase(self._experiment.seed, client) * total_s if total_s < math.inf else 0.0
+        return phase(self._experiment.seed, client, *resumption) * total_s if total_s < math.inf else 0.0
 
     def plan(
         self, client: int, trip: int, end: End | None = None, condition: Condition | None = None

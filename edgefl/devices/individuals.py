@@ -89,6 +89,6 @@ def _log_normal(median: float, spread: float, rng: np.random.Generator) -> float
     return median * math.exp(spread * min(max(-MOST_DEVIATIONS, normal), MOST_DEVIATIONS))
 
 
-def phase(seed: int, client: int) -> float:
+def phase(seed: int, client: int, *resumption: int) -> float:
     """Fraction of its first trip, from 0 to 1, for which a client waits at the start of a run."""
-    return float(stream(seed, "phase", client).random())
+    return float(stream(seed, "phase", client, *resumption).random())

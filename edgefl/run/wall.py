@@ -44,9 +44,12 @@ class WallTimeline(Timeline):
         self._failed: dict[int, tuple[int, str]] = {}
         """By client of a private run, its task that has failed and is not due yet, and the reason."""
         self._tasks: list[messages.Task] = []
-        self._coming: set[int] = set()
+        self._coming: dict[int, float] = {}
+        """By client, the instant at which it is entered to join next."""
         self._leaving: dict[int, str] = {}
         """Clients that have been told to give their task up, and why they go."""
+        self._returns_s: dict[int, float] = {}
+        """By client of a resumed run, the instant before which it does not join."""
 
     def expect(self) -> None:
         for client in range(len(self.core.devices)):
@@ -132,7 +135,10 @@ class WallTimeline(Timeline):
         if peer.role != control.CLIENT:
             return
         if self.dynamics is None or client not in self.dynamics:
-            yield from self._join(client, 0.0)
+            if self._not_before(client, now_s := self.clock.now_s()) > now_s:
+                self._comes(client, now_s)
+            else:
+                yield from self._join(client, 0.0)
         elif self.dynamics.move(client).joins:
             self._comes(client, self.dynamics.move(client).at_s)
 
@@ -174,10 +180,10 @@ class WallTimeline(Timeline):
             if due.kind == TICK:
                 yield Ticked(self.clock.now_s())
             elif due.kind == JOIN:
-                dynamics, client = self.dynamics, due.client
-                if dynamics is None or client not in dynamics or dynamics.move(client) == (due.at_s, "back"):
-                    self._coming.discard(client)
-                    yield from self._join(client, due.at_s)
+                if self._coming.get(due.client) == due.at_s:
+                    del self._coming[due.client]
+                if self._joins(due):
+                    yield from self._join(due.client, due.at_s)
             elif due.kind == ARRIVAL:
                 if due.client in self._failed and self._failed[due.client][0] == due.task:
                     _, reason = self._failed.pop(due.client)
@@ -200,9 +206,20 @@ class WallTimeline(Timeline):
                 self.agenda.enter(Due(move.at_s, LEAVE, client))
 
     def _comes(self, client: int, at_s: float) -> None:
-        if at_s < math.inf:
-            self._coming.add(client)
+        at_s = self._not_before(client, at_s)
+        if at_s < math.inf and self._coming.get(client) != at_s:
+            self._coming[client] = at_s
             self.agenda.enter(Due(at_s, JOIN, client))
+
+    def _joins(self, due: Due) -> bool:
+        """Returns True if the client still joins at that instant."""
+        if self.dynamics is None or due.client not in self.dynamics:
+            return True
+        move = self.dynamics.move(due.client)
+        return move.joins and due.at_s == self._not_before(due.client, move.at_s)
+
+    def _not_before(self, client: int, at_s: float) -> float:
+        return max(at_s, self._returns_s.get(client, at_s))
 
     def _join(self, client: int, at_s: float) -> Iterator[Happening]:
         peer = self.peers.get(control.CLIENT, client)
@@ -225,10 +242,12 @@ class WallTimeline(Timeline):
             self.cancel(client, task)
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
-        """The processes of before are gone, and their tasks with them.
+        """The processes of before are gone, and their tasks with them. Clients return at random instants.
 
         Those without a task go first: nobody is left to be started in the place of one that had a task.
         """
-        core = self.core
+        core, now_s, resumption = self.core, self.clock.now_s(), self.store.seq
+        for client in range(len(core.devices)):
+            self._returns_s[client] = now_s + self.trips.returns_after_s(client, resumption)
         for client in (*sorted(core.idle), *sorted(core.ineligible), *sorted(core.running)):
             yield Left(client, self.clock.now_s(), "interrupted")

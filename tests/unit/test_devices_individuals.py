@@ -120,6 +120,22 @@ def test_phones_wait_for_a_random_part_of_their_own_trip_at_the_start_and_at_no_
     assert made.wait_s(0, CLIENTS, 0) == made.wait_s(0, 0, 1) == 0.0
 
 
+def test_phones_return_to_a_resumed_run_at_a_new_random_part_of_their_own_trip() -> None:
+    made = trips(network="lte")
+    first, second = (
+        np.array(
+            [made.returns_after_s(client, at) / made.plan(client, 0).total_s for client in range(CLIENTS)]
+        )
+        for at in (7, 99)
+    )
+    started = [made.wait_s(client, client, 0) / made.plan(client, 0).total_s for client in range(CLIENTS)]
+    for parts in (first, second):
+        assert 0.0 <= parts.min() < parts.max() < 1.0
+        assert abs(parts.mean() - 0.5) < 4 / np.sqrt(12 * CLIENTS)
+    assert max(abs(np.corrcoef([first, second, started])[np.triu_indices(3, 1)])) < 4 / np.sqrt(CLIENTS)
+    assert trips(devices="paper-half-normal").returns_after_s(0, 7) == 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Few(FedBuff):
     """FedBuff with three clients at once."""

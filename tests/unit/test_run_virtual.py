@@ -39,6 +39,10 @@ class FixedTrips:
         self.examples = [60] * len(seconds)
         self.breaks: dict[int, float] = {}
         self.planned: list[int] = []
+        self.returns: dict[int, float] = {}
+
+    def returns_after_s(self, client: int, resumption: int) -> float:
+        return self.returns.get(client, 0.0)
 
     def plan(self, client: int, *_: object) -> TripPlan:
         self.planned.append(client)

@@ -393,6 +393,30 @@ def test_after_an_interruption_every_client_has_left(world: Wall) -> None:
     assert events == [Left(client, 0.0, "interrupted") for client in range(3)]
 
 
+@pytest.mark.parametrize("changes", [False, True], ids=["", "and change over time"])
+def test_after_an_interruption_clients_return_one_by_one(world: Wall, changes: bool) -> None:
+    """One whose process is there later still waits, and none waits twice."""
+    started(world)
+    world.trips.returns = {0: 2.0, 1: 0.5}
+    take(world.engine, world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
+    for client in range(3):
+        if changes:
+            world.book.set(client, 0.0, "back")
+    world.the(CLIENT, 0).ready = False
+    world.timeline.start()
+    assert world.due() == [Joined(2, 0.0)]
+    world.the(CLIENT, 0).ready = True
+    assert take(world.engine, world.timeline.ready(world.the(CLIENT, 0))) == []
+    world.hand.at += 0.5
+    assert world.due() == [Joined(1, 0.5)]
+    assert world.timeline.expected == 1
+    world.hand.at += 1.5
+    assert world.due() == [Joined(0, 2.0)]
+    assert world.timeline.expected == 0
+    world.hand.at += 9.0
+    assert world.due() == []
+
+
 def test_after_an_interruption_no_client_is_started_in_the_place_of_one_that_has_left(world: Wall) -> None:
     world.core.strategy = FedBuff(buffer_size=2, concurrency=2)
     started(world)
