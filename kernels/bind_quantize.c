@@ -1,4 +1,4 @@
-/* Rounding a float32 vector to an update's type. */
+/* Python binding of the quantisation: rounds a float32 vector to an update's type. */
 #include "binding.h"
 
 /* quantize(out, update, scales, residual, left, weight, threads) -> squared norm, or None: see module.c */
@@ -25,7 +25,7 @@ PyObject *ef_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs
         if (!flat(args[i], &views[i], i != RESIDUAL) || !is_format(&views[i], 'f', 4)) goto done;
         if (views[i].len != (i == SCALES ? (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK : n) * 4) goto done;
     }
-    /* Element by element: an array may be written where it is read, but not somewhere else in it. */
+    /* Elements are processed one by one, so an output may be the same array as an input but not a shifted part. */
     for (int i = OUT; i < VIEWS; i++)
         for (int j = i + 1; j < VIEWS; j++) {
             const int same = views[i].buf == views[j].buf && views[i].len == views[j].len;

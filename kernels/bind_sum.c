@@ -1,4 +1,4 @@
-/* The weighted sum, alone or with a server optimiser's step. */
+/* Python bindings of the weighted sum, alone or fused with a server optimiser's step. */
 #include "binding.h"
 
 #define SMALL 16
@@ -11,7 +11,7 @@ static int is_floats(PyObject *o, Py_buffer *view, int writable, int64_t n)
     return flat(o, view, writable) && is_format(view, 'f', 4) && (n < 0 || view->len == n * 4);
 }
 
-/* kind, constants, old and new of a step; its vectors' views become those from OLD on. */
+/* Read a step's arguments (kind, constants, old, new) and put its vectors into views[OLD] and the following. */
 static int step_of(PyObject *const *args, int64_t n, ef_step *step, Py_buffer *views)
 {
     double c[CONSTANTS];
@@ -36,8 +36,7 @@ static int step_of(PyObject *const *args, int64_t n, ef_step *step, Py_buffer *v
     return ok;
 }
 
-/* Whether a written array shares memory with any other: with a read one (base may be the out of a plain
- * sum) or with another written one. */
+/* Whether an output overlaps an input or another output. In a plain sum base may be out itself. */
 static int collides(const Py_buffer *views, Py_ssize_t count, int step)
 {
     static const int written[] = {OUT, NEW, NEW + 1};

@@ -1,4 +1,4 @@
-/* What the files of the Python bindings share: the limited API, and Python buffers as flat C arrays. */
+/* Common code of the Python bindings: the limited API, and conversion of Python buffers to flat C arrays. */
 #ifndef EDGEFL_BINDING_H
 #define EDGEFL_BINDING_H
 
@@ -9,8 +9,8 @@
 
 #include "edgefl_kernels.h"
 
-#define GIL_BYTES (1 << 18)    /* work smaller than this is over before another thread could start */
-#define THREAD_BYTES (1 << 20) /* least work for a thread, against some 10 us to wake it */
+#define GIL_BYTES (1 << 18)    /* smaller work keeps the GIL: it ends before another thread could start */
+#define THREAD_BYTES (1 << 20) /* minimum work per thread, which takes about 10 us to wake */
 
 static inline int share(int64_t bytes, long threads)
 {
@@ -18,7 +18,7 @@ static inline int share(int64_t bytes, long threads)
     return threads < 1 || useful < 1 ? 1 : useful < threads ? (int)useful : (int)threads;
 }
 
-/* A flat C-contiguous buffer; on failure no error is left set and view->obj is NULL. */
+/* Get a flat C-contiguous buffer. On failure no Python error is set and view->obj is NULL. */
 static inline int flat(PyObject *o, Py_buffer *view, int writable)
 {
     const int flags = PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
@@ -30,7 +30,7 @@ static inline int flat(PyObject *o, Py_buffer *view, int writable)
     return view->ndim == 1;
 }
 
-/* Arrays off their natural alignment are given as "=f", and so are some other native ones. */
+/* NumPy exports unaligned arrays, and some other native ones, with a prefix such as "=f". */
 static inline int is_format(const Py_buffer *view, char code, Py_ssize_t itemsize)
 {
     const char *format = view->format ? view->format : "B";
@@ -56,7 +56,7 @@ static inline int dtype_of(const Py_buffer *view)
     return -1;
 }
 
-/* A tuple (new reference) of any iterable, or NULL with no error set. */
+/* Convert an iterable to a tuple (new reference), or return NULL without a Python error. */
 static inline PyObject *items_of(PyObject *o)
 {
     PyObject *items = PySequence_Tuple(o);
@@ -74,7 +74,7 @@ static inline int number_of(PyObject *o, double *x)
     return 1;
 }
 
-/* The update in `o` and, for int8, its scales; n < 0 takes the update's own length. */
+/* Read the update `o` of n elements (n < 0: any length) and, for int8, its scales. */
 static inline int update_of(PyObject *o, PyObject *scale, int64_t n, ef_update *u, Py_buffer *view, Py_buffer *scales)
 {
     if (!flat(o, view, 0) || (u->dtype = dtype_of(view)) < 0) return 0;

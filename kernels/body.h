@@ -1,9 +1,9 @@
-/* The one body. cpu.c includes it once for each instruction set, after that set's simd_*.h, which names
+/* The CPU kernels. cpu.c includes this file once for each instruction set, after that set's simd_*.h, which defines
  * the vector V of EF_W floats and the norm accumulator N of EF_LANES doubles.
  *
- * Every element type is the same loop with another load. Products and sums are rounded one by one
- * (-ffp-contract=off), updates are taken in ascending order, and a tile's norm is summed in EF_LANES
- * interleaved lanes, so all instruction sets give the same bits. */
+ * All element types share the same loops and differ only in the load. Every product and every sum is rounded
+ * (-ffp-contract=off), updates are added in ascending order, and a tile's norm is summed in EF_LANES interleaved
+ * lanes, so all instruction sets give the same bits. */
 
 EF_PRIM EF(V) EF(load)(const int dtype, const char *p, int64_t i)
 {
@@ -15,7 +15,7 @@ EF_PRIM EF(V) EF(load)(const int dtype, const char *p, int64_t i)
     }
 }
 
-/* The last n < EF_W elements, followed by zeros (which add nothing to a norm). */
+/* Load the last n < EF_W elements, padded with zeros (which add nothing to a norm). */
 EF_PRIM EF(V) EF(load_part)(const int dtype, const char *p, int64_t i, int64_t n)
 {
     char full[4 * EF_W] = {0};
@@ -35,8 +35,8 @@ EF_PRIM double EF(folded)(EF(N) n)
     return EF(fold)(l);
 }
 
-/* The squared norm of a tile of n int8, of the sums of squares of its scale blocks (0 after the last): a lane of the
- * norm is a block, and the square of its scale is exact in a double. */
+/* Squared norm of a tile of n int8, from its scale blocks' sums of squares (0 after the last block). Each block is a
+ * lane of the norm; the square of its scale is exact in a double. */
 EF_PRIM double EF(scaled)(const EF(V) *squares, const ef_loose_float *scales, int64_t n)
 {
     const int64_t blocks = (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK;
@@ -53,7 +53,7 @@ EF_PRIM double EF(scaled)(const EF(V) *squares, const ef_loose_float *scales, in
 #include "body_sum.h"
 
 #ifdef EF_ZEN4
-/* Halves alone: all else is faster in whole vectors there, too. */
+/* Zen 4 uses its own kernels for 16-bit types only; AVX-512's are faster for all else. */
 static const ef_isa EF(isa) = {
     EF_ISA_NAME,
     {group_f32_avx512, EF(group_f16), EF(group_bf16), group_i8_avx512},
@@ -65,7 +65,7 @@ static const ef_isa EF(isa) = {
     delta_avx512,
 };
 #else
-/* The squared norm of n elements: a tile, or less. */
+/* Squared norm of n <= EF_TILE elements. */
 EF_PRIM double EF(norm)(const int dtype, const char *p, const ef_loose_float *scales, int64_t n)
 {
     EF(N) norm = EF(nzero)();
@@ -103,8 +103,8 @@ EF_TARGET static double EF(block_norm)(const ef_update *u, int64_t at, int64_t n
     }
 }
 
-/* Even and odd 32-bit words of every 64-bit lane; `later` sums the running sums, so that the position
- * weights need no multiplication: sum_j j*w_j = rounds*sum - later. */
+/* Sums of the even and odd 32-bit words in 64-bit lanes. `later` sums the running sums, which gives the weighted sum
+ * without multiplications: sum_j j*w_j = rounds*sum - later. */
 typedef struct { EF(U) even, odd, later_even, later_odd; } EF(W);
 enum { EF(WORDS) = sizeof(EF(U)) / 4 };
 
@@ -118,7 +118,7 @@ EF_PRIM void EF(wadd)(EF(W) *w, const void *p)
     w->later_odd += w->odd;
 }
 
-/* Add the two sums of so many rounds to s, the first word being word `at` of s. */
+/* Add both sums of `rounds` rounds of words, the first of which is word `at`, to s. */
 EF_PRIM void EF(wfold)(const EF(W) *w, uint64_t rounds, uint64_t at, uint64_t s[2])
 {
     uint64_t s1 = 0, s2 = 0;

@@ -1,6 +1,6 @@
-/* An update and its checksum in one pass over memory. */
+/* The part of the CPU kernels that computes an update and its checksum in one pass over memory. */
 
-/* Four quarters at once keep enough loads in flight; each has its own running sums. */
+/* Processes four quarters in parallel to keep enough loads in flight; each has its own running sums. */
 EF_TARGET static void EF(delta)(ef_loose_float *__restrict out, const ef_loose_float *trained,
                                 const ef_loose_float *base, int64_t n, int around, uint64_t s[2])
 {

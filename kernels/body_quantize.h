@@ -1,7 +1,7 @@
-/* The part of the body that rounds a float32 vector to an update's type, block by block, so that what is
- * read twice is in the cache. Plain loops: compilers turn them into each instruction set's vectors. */
+/* The part of the CPU kernels that rounds a float32 vector to an update's type, block by block, so that values read
+ * twice are in the cache. Compilers vectorise these plain loops for each instruction set. */
 
-/* Bits of the largest magnitude: for the bits of |y| as integers, NaN > infinity > any finite number. */
+/* Bits of the largest |y[i]|. As integers, the bits of |y| have the order NaN > infinity > finite numbers. */
 EF_PRIM uint32_t EF(largest)(const float *y, int64_t n)
 {
     int32_t most = 0;
@@ -14,7 +14,7 @@ EF_PRIM uint32_t EF(largest)(const float *y, int64_t n)
     return (uint32_t)most;
 }
 
-/* At most 127 steps of a block's scale either way; a block that is not finite has the scale NaN and only zeros. */
+/* Round a block to integers in [-127, 127] times its scale. A non-finite block gets the scale NaN and zeros. */
 EF_PRIM float EF(to_i8)(int8_t *out, const float *y, int64_t n)
 {
     const float to_integer = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, ties to even */
@@ -51,12 +51,12 @@ EF_PRIM void EF(to_f16)(char *out, const float *y, int64_t n)
     for (; i + EF_W <= n; i += EF_W) EF(vstore_f16)(out + 2 * i, EF(vload)(y + i));
     if (i < n) {
         char part[2 * EF_W];
-        EF(vstore_f16)(part, EF(vload)(y + i)); /* y is as long as a block */
+        EF(vstore_f16)(part, EF(vload)(y + i)); /* y has a whole block of elements */
         memcpy(out + 2 * i, part, (size_t)(n - i) * 2);
     }
 }
 
-/* left = y - decoded(out), and 0 where that is not finite: one bad update must not spoil those after it. */
+/* left = y - decoded(out), or 0 where it is not finite, so that a bad update does not corrupt later ones. */
 EF_PRIM void EF(leave)(ef_loose_float *left, const float *y, const int dtype, const char *out, float scale, int64_t n)
 {
     float block[EF_SCALE_BLOCK];

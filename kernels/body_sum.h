@@ -1,24 +1,25 @@
-/* The part of the body that sums: to = from + sum_j weight_j * u_j over a span, for a few updates of one type.
+/* The part of the CPU kernels that computes to = from + sum_j weight_j * u_j over a span, for a group of updates of
+ * one type.
  *
- * `count` and `dtype` are constants wherever these functions are called. All of them are inlined and their
- * loops over members and vectors unrolled, so that each pair has one loop with the members in registers. */
+ * `count` and `dtype` are compile-time constants in every call. All functions are inlined and their loops over
+ * updates and SIMD vectors unrolled, so each (count, dtype) has one loop with the updates' state in registers. */
 
-/* One update of a group, as far as its sum has come. */
+/* State of one update of a group. */
 typedef struct {
-    const char *p; /* its first element in the span, at any byte */
+    const char *p; /* its first element in the span, unaligned */
     EF(V) weight, scale;
-    EF(N) norm;    /* of the tile */
-    EF(V) squares; /* int8: of the scale block */
+    EF(N) norm;    /* lanes of the tile's squared norm */
+    EF(V) squares; /* int8: sums of squares of the scale block */
 } EF(member);
 
-/* Vectors in a step: 64 bytes or more of each update where registers allow it, as one prefetch brings. */
+/* SIMD vectors per iteration: at least one cache line (64 bytes) of each update if there are enough registers. */
 EF_PRIM int EF(vectors)(const int dtype)
 {
     return dtype == EF_F32 ? EF_F32_VECTORS : dtype == EF_I8 ? 4 : EF_HALF_VECTORS;
 }
 
-/* Take a step of one update, which begins at p, into the sum and into the update's norm. */
-EF_PRIM void EF(take)(const int dtype, EF(member) *m, const char *p, EF(V) *sum)
+/* Add one iteration's elements of an update, which start at p, to the sum and to the update's norm. */
+EF_PRIM void EF(accumulate)(const int dtype, EF(member) *m, const char *p, EF(V) *sum)
 {
     EF_UNROLL for (int v = 0; v < EF(vectors)(dtype); v++) {
         EF(V) x = EF(load)(dtype, p, v * EF_W);
@@ -29,19 +30,19 @@ EF_PRIM void EF(take)(const int dtype, EF(member) *m, const char *p, EF(V) *sum)
     }
 }
 
-/* The elements from i to stop, whole steps, of `from` and all members, to `to`. */
+/* Sum elements i to stop, a whole number of iterations, of `from` and all updates into `to`. */
 EF_PRIM void EF(pass)(const int count, const int dtype, EF(member) *m, const float *from, float *to, int64_t i,
                       int64_t stop, int stream, int fresh)
 {
     const int vectors = EF(vectors)(dtype), size = ef_size(dtype), width = vectors * EF_W;
     for (; i < stop; i += width) {
         EF(V) sum[4];
-        /* The base, too: beside 10 updates of int8 it is over a quarter of the bytes that are read. */
+        /* Prefetch the base, too: with 10 int8 updates it is over a quarter of the bytes read. */
         for (int64_t l = i; fresh && l < i + width; l += 16) EF_PREFETCH(from + l + EF_AHEAD / size, EF_F32);
         EF_UNROLL for (int v = 0; v < vectors; v++) sum[v] = EF(vload)(from + i + v * EF_W);
         EF_UNROLL for (int j = 0; j < count; j++) {
             EF_PREFETCH(m[j].p + i * size + EF_AHEAD, dtype);
-            EF(take)(dtype, &m[j], m[j].p + i * size, sum);
+            EF(accumulate)(dtype, &m[j], m[j].p + i * size, sum);
         }
         EF_UNROLL for (int v = 0; v < vectors; v++) {
             if (stream) EF(vstream)(to + i + v * EF_W, sum[v]);
@@ -50,9 +51,9 @@ EF_PRIM void EF(pass)(const int count, const int dtype, EF(member) *m, const flo
     }
 }
 
-/* The span's last elements, fewer than a step, followed by zeros, which add nothing to a norm. */
-EF_PRIM void EF(last)(const int count, const int dtype, EF(member) *m, const float *from, float *to, int64_t i,
-                      int64_t end)
+/* Sum the span's last elements, less than one iteration, padded with zeros, which add nothing to a norm. */
+EF_PRIM void EF(remainder)(const int count, const int dtype, EF(member) *m, const float *from, float *to, int64_t i,
+                           int64_t end)
 {
     const int vectors = EF(vectors)(dtype), size = ef_size(dtype);
     float few[4 * EF_W] = {0};
@@ -62,7 +63,7 @@ EF_PRIM void EF(last)(const int count, const int dtype, EF(member) *m, const flo
     EF_UNROLL for (int j = 0; j < count; j++) {
         char full[16 * EF_W] = {0};
         memcpy(full, m[j].p + i * size, (size_t)((end - i) * size));
-        EF(take)(dtype, &m[j], full, sum);
+        EF(accumulate)(dtype, &m[j], full, sum);
     }
     EF_UNROLL for (int v = 0; v < vectors; v++) EF(vstore)(few + v * EF_W, sum[v]);
     memcpy(to + i, few, (size_t)(end - i) * 4);
@@ -73,7 +74,7 @@ EF_PRIM void EF(group)(const int count, const int dtype, const ef_group *g)
     const int64_t size = ef_size(dtype), width = EF(vectors)(dtype) * EF_W;
     const int64_t part = dtype == EF_I8 ? EF_SCALE_BLOCK : EF_TILE;
     EF(member) m[EF_GROUP];
-    EF(V) squares[EF_GROUP][EF_LANES]; /* int8: of each scale block of the tile */
+    EF(V) squares[EF_GROUP][EF_LANES]; /* int8: sums of squares of each scale block of the tile */
     EF_UNROLL for (int j = 0; j < count; j++) {
         m[j].weight = EF(vset)(g->u[j].weight);
         m[j].p = (const char *)g->u[j].data + g->at * size;
@@ -89,7 +90,7 @@ EF_PRIM void EF(group)(const int count, const int dtype, const ef_group *g)
                 m[j].squares = EF(vset)(0);
             }
             EF(pass)(count, dtype, m, g->from, g->to, run, whole, g->stream, g->fresh);
-            if (whole < stop) EF(last)(count, dtype, m, g->from, g->to, whole, stop);
+            if (whole < stop) EF(remainder)(count, dtype, m, g->from, g->to, whole, stop);
             EF_UNROLL for (int j = 0; dtype == EF_I8 && j < count; j++)
                 squares[j][(run - tile) / EF_SCALE_BLOCK] = m[j].squares;
         }
@@ -100,7 +101,7 @@ EF_PRIM void EF(group)(const int count, const int dtype, const ef_group *g)
     }
 }
 
-/* A loop for each number of updates. */
+/* Select the loop for this number of updates. */
 EF_PRIM void EF(groups)(const int dtype, int count, const ef_group *g)
 {
     switch (count) {

@@ -1,5 +1,5 @@
-/* The CPU back end: the body once for each instruction set, the choice among them, and the split of a
- * flat buffer over threads. */
+/* The CPU back end: compiles body.h for each instruction set, selects one at run time, and splits flat arrays over
+ * threads. */
 #include "edgefl_kernels.h"
 #include "fp_state.h"
 
@@ -15,14 +15,14 @@
 #error "checksums and float16 loads assume a little-endian machine"
 #endif
 
-#define EF_AHEAD 1024 /* bytes: far enough ahead of the loads to hide memory */
-/* float32 into L2: streams at the same place of their pages, and what is ahead of them, share too few lines
- * of L1. Narrow types, which wait for L1 and need fewer lines, into that. */
+#define EF_AHEAD 1024 /* prefetch distance in bytes, enough to hide memory latency */
+/* float32 is prefetched into L2: with streams at the same page offset, their prefetched lines would evict each other
+ * from L1. Narrower types need fewer lines and are bound by L1 latency, so they are prefetched into L1. */
 #define EF_PREFETCH(p, dtype) __builtin_prefetch((p), 0, (dtype) == EF_F32 ? 2 : 3)
 #define EF_PRIM EF_TARGET static inline __attribute__((always_inline))
 
-_Static_assert(EF_GRAIN % EF_SPAN == 0, "a grain is whole spans");
-_Static_assert(EF_TILE == EF_LANES * EF_SCALE_BLOCK, "a lane of an int8 norm is a scale block");
+_Static_assert(EF_GRAIN % EF_SPAN == 0, "a grain must be a whole number of spans");
+_Static_assert(EF_TILE == EF_LANES * EF_SCALE_BLOCK, "a tile must have one scale block per lane of an int8 norm");
 
 #include "simd_generic.h"
 #include "body.h"
@@ -36,12 +36,12 @@ _Static_assert(EF_TILE == EF_LANES * EF_SCALE_BLOCK, "a lane of an int8 norm is 
 #include "body.h"
 #endif
 
-static const ef_isa *usable[5]; /* fastest first, and NULL after the last */
+static const ef_isa *usable[5]; /* fastest first; NULL after the last */
 static const ef_isa *now;
-static pthread_once_t found = PTHREAD_ONCE_INIT;
+static pthread_once_t detected = PTHREAD_ONCE_INIT;
 
 #if defined(__x86_64__)
-/* Zen 4 carries out an operation on 512 bits as two on 256. */
+/* Whether this is Zen 4, which executes a 512-bit operation as two 256-bit ones. */
 static int halves_vectors(void)
 {
     unsigned a, b, c, d;
@@ -50,7 +50,7 @@ static int halves_vectors(void)
 }
 #endif
 
-static void find(void)
+static void detect(void)
 {
     int i = 0;
 #if defined(__x86_64__)
@@ -69,19 +69,19 @@ static void find(void)
 
 const ef_isa *ef_isa_now(void)
 {
-    pthread_once(&found, find);
+    pthread_once(&detected, detect);
     return __atomic_load_n(&now, __ATOMIC_RELAXED);
 }
 
 const char *ef_isa_name(int i)
 {
-    pthread_once(&found, find);
+    pthread_once(&detected, detect);
     return i < 5 && usable[i] ? usable[i]->name : NULL;
 }
 
 int ef_isa_set(const char *name)
 {
-    pthread_once(&found, find);
+    pthread_once(&detected, detect);
     for (int i = 0; i < 5 && usable[i]; i++)
         if (!strcmp(usable[i]->name, name)) {
             __atomic_store_n(&now, usable[i], __ATOMIC_RELAXED);
@@ -90,10 +90,10 @@ int ef_isa_set(const char *name)
     return 0;
 }
 
-/* The checksum from the sums of all whole words: the last bytes, the length, and one value of the two sums.
+/* Combine the sums over all whole words with the remaining bytes and the length into the checksum.
  *
- * Each word's factor 1 + A*(i+1) is odd because A is even, so no change of one word is lost; and A/2 is
- * odd, so neither is a swap of two words less than 2^31 apart. The rest is a bijection. */
+ * Each word's factor 1 + A*(i+1) is odd because A is even, so any change of one word changes the result. A/2 is
+ * odd, so any swap of two words less than 2^31 apart does, too. The remaining operations are bijections. */
 uint64_t ef_folded(const uint64_t s[2], const unsigned char *p, int64_t bytes)
 {
     const int64_t words = bytes / 4;
@@ -117,10 +117,10 @@ typedef struct {
     double *partial; /* tiles x count */
     uint64_t *sums;  /* tiles x count x 2, or NULL */
     const ef_step *step;
-    int stream, span; /* span: tiles at once */
+    int stream, span; /* span: tiles per pass */
 } sum_job;
 
-/* n elements from `at`: group after group of updates of one type, the sum so far in the cache. */
+/* Sum n elements from `at`, one group of updates of the same type after another; the partial sum stays in cache. */
 static void sum_span(const sum_job *job, int64_t at, int64_t n, double *norms, uint64_t *sums)
 {
     float scratch[EF_SPAN * EF_TILE] __attribute__((aligned(64)));
@@ -131,14 +131,14 @@ static void sum_span(const sum_job *job, int64_t at, int64_t n, double *norms, u
         const int dtype = u[j].dtype, most = job->isa->most[dtype];
         int64_t same = j, groups, size;
         while (same < job->count && u[same].dtype == dtype) same++;
-        /* Equal groups: 8 updates are read as 4 and 4, not as 6 and 2. */
+        /* Use groups of equal size: 8 updates are read as 4 + 4, not as 6 + 2. */
         groups = (same - j + most - 1) / most;
         size = (same - j + groups - 1) / groups;
         const int last = j + size == job->count && !job->step;
         float *to = last ? job->out + at : scratch;
         job->isa->group[dtype]((int)size, &(ef_group){u + j, at, n, from, to, norms + j, job->count,
                                                       last && job->stream, !j && job->base});
-        /* While this group's part is still in the cache. */
+        /* Compute checksums now, while the group's elements are still in the cache. */
         for (int64_t g = j; sums && g < j + size; g++)
             job->isa->words((const unsigned char *)u[g].data + at * ef_size(dtype), n * ef_size(dtype) / 4,
                             sums + 2 * g);
@@ -182,7 +182,7 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
     uintptr_t written = (uintptr_t)out;
     if (step) written = (uintptr_t)step->out | (uintptr_t)step->new_a | (uintptr_t)step->new_b;
     job.stream = n * 4 >= EF_STREAM_BYTES && written % 64 == 0 && (step || out != base);
-    /* Memory likes long stretches; int8 waits for the L1 cache more than for memory. */
+    /* Long sequential reads use memory bandwidth better. int8 is bound by the L1 cache and keeps short spans. */
     for (int64_t j = 0; j < count; j++)
         if (u[j].dtype != EF_I8 && n * 4 >= EF_STREAM_BYTES) job.span = EF_SPAN;
     ef_pool_run(sum_grain, &job, grains, threads);
@@ -242,7 +242,7 @@ int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm)
 /* ---- quantisation ---- */
 
 typedef struct {
-    norm_job norm; /* of the update that is being written */
+    norm_job norm; /* norm of the output */
     const ef_quantization *q;
 } quantize_job;
 
@@ -292,7 +292,7 @@ static void checksum_piece(void *context, int64_t piece)
     const int64_t at = piece * PIECE_WORDS, left = job->words - at;
     uint64_t s[2] = {0, 0};
     job->isa->words(job->p + 4 * at, left < PIECE_WORDS ? left : PIECE_WORDS, s);
-    /* Sums modulo 2^64 come out the same in any order. */
+    /* Sums modulo 2^64 do not depend on the order. */
     __atomic_fetch_add(&job->s[0], s[0], __ATOMIC_RELAXED);
     __atomic_fetch_add(&job->s[1], s[1] + (uint64_t)at * s[0], __ATOMIC_RELAXED);
 }

@@ -1,9 +1,8 @@
-/* The CUDA back end: sums and steps over device memory, and over host memory through a pipeline that copies
- * one chunk while it sums another. A shared library of its own behind a plain C interface, so that edgefl
- * builds and runs without CUDA; edgefl/kernels/backend_cuda.py loads it.
+/* The CUDA back end: sums and steps of host memory through a pipeline that copies one chunk while it sums another.
+ * It is a separate shared library with a C interface, loaded by edgefl/kernels/backend_cuda.py, so that edgefl builds
+ * and runs without CUDA.
  *
- * This is the host's side; cuda_kernels.cuh is the device's.
- * edgefl/kernels/cuda_library.py has the command that builds it. */
+ * This file is the host code; cuda_kernels.cuh is the device code. edgefl/kernels/cuda_library.py builds both. */
 #include <cuda_runtime.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +16,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
-constexpr int64_t CHUNK = 64 * TILE;          /* elements copied at once from the host */
+constexpr int64_t CHUNK = 64 * TILE;          /* elements per copy from the host */
 constexpr int STREAMS = 2;
 
 thread_local char message[200];
@@ -33,7 +32,7 @@ thread_local char message[200];
 
 size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/* Device memory that grows and is kept from call to call; one call at a time. */
+/* Growing device memory, reused between calls. Not thread-safe: calls hold `in_use`. */
 struct arena {
     char *memory = nullptr;
     size_t size = 0, used = 0;
@@ -47,7 +46,7 @@ struct arena {
         size = bytes;
         return 0;
     }
-    void *take(size_t bytes)
+    void *allocate(size_t bytes)
     {
         void *p = memory + used;
         used += padded(bytes);
@@ -69,7 +68,7 @@ int64_t size_of(int dtype) { return dtype == EF_F32 ? 4 : dtype == EF_I8 ? 1 : 2
 int64_t tiles_of(int64_t n) { return (n + TILE - 1) / TILE; }
 int64_t blocks_of(int64_t n) { return (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK; }
 
-/* What every call needs on the device besides vectors. */
+/* Device memory for the results of a call other than vectors. */
 struct results {
     double *partial, *norms;
     words *sums;
@@ -92,14 +91,14 @@ size_t results_bytes(int64_t count, int64_t n)
 
 results make_results(int64_t count, int64_t n)
 {
-    return {(double *)device.take(tiles_of(n) * count * WARPS * 8), (double *)device.take(count * 8),
-            (words *)device.take(count * sizeof(words))};
+    return {(double *)device.allocate(tiles_of(n) * count * WARPS * 8), (double *)device.allocate(count * 8),
+            (words *)device.allocate(count * sizeof(words))};
 }
 
 } // namespace
 EXPORT int efc_abi(void) { return EF_ABI; }
 EXPORT const char *efc_error(void) { return message; }
-/* Devices that can be used; -1 with a reason in efc_error. */
+/* Number of usable devices; -1 on failure, with the reason in efc_error. */
 EXPORT int efc_devices(void)
 {
     int count = 0;
@@ -107,7 +106,7 @@ EXPORT int efc_devices(void)
     return count;
 }
 
-/* Page-locks host memory (the parameter buffer, once), so that copies overlap the sum. */
+/* Page-lock host memory (the parameter buffer, once), so that copies overlap the sum. */
 EXPORT int efc_register(void *memory, int64_t bytes)
 {
     TRY(cudaHostRegister(memory, (size_t)bytes, cudaHostRegisterPortable));
@@ -119,7 +118,7 @@ EXPORT int efc_unregister(void *memory)
     return 0;
 }
 
-/* On host memory, at any alignment: chunk by chunk, two streams taking turns. */
+/* Sum host memory of any alignment, chunk by chunk, with two alternating streams. */
 EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64_t count, int64_t n, double *norms,
                         uint64_t *sums, const ef_step *step)
 {
@@ -138,22 +137,22 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
         const int64_t m = n - first < CHUNK ? n - first : CHUNK;
         const cudaStream_t stream = streams[turn % STREAMS];
         ef_update *mine = list.data() + turn % STREAMS * count;
-        TRY(cudaStreamSynchronize(stream)); /* its list and its buffers are about to be used again */
+        TRY(cudaStreamSynchronize(stream)); /* the stream's list and buffers are reused now */
         device.used = shared + turn % STREAMS * lane;
 #define TO(name, source, bytes)                                                                              \
-    void *name = device.take(bytes);                                                                         \
+    void *name = device.allocate(bytes);                                                                         \
     TRY(cudaMemcpyAsync(name, source, bytes, cudaMemcpyHostToDevice, stream))
-        float *total = (float *)device.take(m * 4);
+        float *total = (float *)device.allocate(m * 4);
         const float *model = step ? step->base : base;
         ef_step s = step ? *step : ef_step{};
-        void *from = device.take(m * 4);
+        void *from = device.allocate(m * 4);
         if (model) TRY(cudaMemcpyAsync(from, model + first, m * 4, cudaMemcpyHostToDevice, stream));
         if (step) {
             TO(old_a, step->old_a + first, m * 4);
-            s.base = (float *)from, s.out = total, s.old_a = (float *)old_a, s.new_a = (float *)device.take(m * 4);
+            s.base = (float *)from, s.out = total, s.old_a = (float *)old_a, s.new_a = (float *)device.allocate(m * 4);
             if (state == 2) {
                 TO(old_b, step->old_b + first, m * 4);
-                s.old_b = (float *)old_b, s.new_b = (float *)device.take(m * 4);
+                s.old_b = (float *)old_b, s.new_b = (float *)device.allocate(m * 4);
             }
         }
         for (int64_t k = 0; k < count; k++) {

@@ -1,8 +1,8 @@
-/* What runs on a CUDA device: sums and steps over tiles, and the launch of each.
+/* CUDA kernels for sums and steps over tiles, and their launches.
  *
- * Elements have the reference's bits: __fmul_rn and __fadd_rn round every product and every sum and are never
- * fused, updates are taken in ascending order, denormals count (no -ftz). Norms are summed in double in an
- * order of their own, fixed by the grid: the same bits from run to run, within 1e-12 of the reference's. */
+ * Elements have the same bits as from the reference: __fmul_rn and __fadd_rn round every product and every sum
+ * and are never fused, updates are added in ascending order, denormals are not flushed (no -ftz). Norms are summed
+ * in double in an order fixed by the grid: the same bits in every run, within 1e-12 relative of the reference. */
 #pragma once
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -12,19 +12,19 @@
 
 namespace {
 constexpr int THREADS = 256, WARPS = THREADS / 32, QUAD = 4;
-constexpr int QUADS = 16;                     /* groups of four elements for each thread of a tile */
-constexpr int TILE = THREADS * QUAD * QUADS;  /* elements for a block of threads: more than a tile of the CPU's */
+constexpr int QUADS = 16;                     /* groups of four elements per thread */
+constexpr int TILE = THREADS * QUAD * QUADS;  /* elements per thread block, larger than EF_TILE of the CPU */
 
 struct quad {
-    float x[QUAD], scale; /* the scale and the sum of the integers' squares: int8 only */
-    int squares;
+    float x[QUAD], scale; /* scale: int8 only */
+    int squares;          /* int8 only: sum of the integers' squares */
 };
 struct words {
     uint64_t sum, weighted;
 };
 enum { NO_STEP = EF_OPTIMIZERS };
 
-/* Four elements from i on, as floats; the bytes of those past n are zeros. Adds their words to `w`. */
+/* Load four elements from i on as floats, padded with zeros after n. Adds their words to the sums `w`. */
 template <int DTYPE, bool SUMS>
 __device__ __forceinline__ quad load(const ef_update &u, int64_t i, int64_t n, int64_t first, words *w)
 {
@@ -43,7 +43,7 @@ __device__ __forceinline__ quad load(const ef_update &u, int64_t i, int64_t n, i
             if (b < (int)(n - i) * SIZE) raw[b / 4] |= (uint32_t)(unsigned char)p[b] << (8 * (b % 4));
         }
     }
-    /* Indices that are known when this is compiled keep arrays in registers: hence the unrolling. */
+    /* Loops are unrolled because arrays stay in registers only with compile-time indices. */
     if (SUMS) {
         const uint64_t at = (uint64_t)(first + i) * SIZE / 4 + 1;
 #pragma unroll
@@ -68,10 +68,10 @@ __device__ __forceinline__ quad load(const ef_update &u, int64_t i, int64_t n, i
     return q;
 }
 
-/* sums += weight * update over this block's tile; partial: this warp's share of the squared norm. */
+/* total += weight * update over this block's tile; *partial receives the warp's part of the squared norm. */
 template <int DTYPE, bool SUMS>
-__device__ __forceinline__ void take(quad (&total)[QUADS], const ef_update &u, int64_t start, int64_t n, int64_t first,
-                                     double *partial, words *sums)
+__device__ __forceinline__ void accumulate(quad (&total)[QUADS], const ef_update &u, int64_t start, int64_t n,
+                                           int64_t first, double *partial, words *sums)
 {
     double norm = 0.0;
     words w = {0, 0};
@@ -124,8 +124,8 @@ __device__ __forceinline__ void step(const ef_step &s, int64_t i, float g)
     s.out[i] = __fadd_rn(s.base[i], __fmul_rn(direction, s.lr));
 }
 
-/* One block a tile: its sum stays in registers while the updates pass, each with QUADS wide loads in flight.
- * `first` is the place of this part in the whole; partial is tiles x count x WARPS, sums is count. */
+/* Sum one tile per thread block. The sum stays in registers; each update has QUADS wide loads in flight. `first` is
+ * the index of out[0] in the whole vector; partial has tiles x count x WARPS elements, sums has count. */
 template <int KIND, bool SUMS>
 __global__ void __launch_bounds__(THREADS) sum_tiles(float *out, const float *base, const ef_update *u, int64_t count,
                                                      int64_t n, int64_t first, double *partial, words *sums, ef_step s)
@@ -148,10 +148,10 @@ __global__ void __launch_bounds__(THREADS) sum_tiles(float *out, const float *ba
         double *share = partial + ((int64_t)blockIdx.x * count + k) * WARPS + threadIdx.x / 32;
         words *w = SUMS ? sums + k : nullptr;
         switch (u[k].dtype) {
-        case EF_F16: take<EF_F16, SUMS>(total, u[k], start, n, first, share, w); break;
-        case EF_BF16: take<EF_BF16, SUMS>(total, u[k], start, n, first, share, w); break;
-        case EF_I8: take<EF_I8, SUMS>(total, u[k], start, n, first, share, w); break;
-        default: take<EF_F32, SUMS>(total, u[k], start, n, first, share, w);
+        case EF_F16: accumulate<EF_F16, SUMS>(total, u[k], start, n, first, share, w); break;
+        case EF_BF16: accumulate<EF_BF16, SUMS>(total, u[k], start, n, first, share, w); break;
+        case EF_I8: accumulate<EF_I8, SUMS>(total, u[k], start, n, first, share, w); break;
+        default: accumulate<EF_F32, SUMS>(total, u[k], start, n, first, share, w);
         }
     }
 #pragma unroll
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(THREADS) sum_tiles(float *out, const float *ba
     }
 }
 
-/* norms[k] = the sum of all tiles' warps' shares, in an order that depends on their number alone. */
+/* norms[k] = the sum of all tiles' and warps' partial norms, in an order that depends only on their number. */
 __global__ void __launch_bounds__(THREADS) add_norms(const double *partial, int64_t tiles, int64_t count, double *norms)
 {
     __shared__ double shares[THREADS];

@@ -1,4 +1,4 @@
-/* An update and its checksum in one pass over memory: out = trained - base. */
+/* Computes an update, out = trained - base, and its checksum in one pass over memory. */
 #include "binding.h"
 #include "fp_state.h"
 

@@ -1,4 +1,4 @@
-/* The floating-point state in which every kernel runs. */
+/* The floating-point state for all kernels. */
 #ifndef EDGEFL_FP_STATE_H
 #define EDGEFL_FP_STATE_H
 
@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-/* Denormals count and rounding is to nearest, whatever the caller's thread was set to (torch can flush). */
+/* Round to nearest without flushing denormals, whatever the caller's thread is set to (torch can enable flushing). */
 typedef struct {
     uint64_t saved;
 } fp_state;

@@ -1,7 +1,7 @@
-/* The Python binding, on the limited API (one binary for CPython 3.11 and later).
+/* The Python binding, with the limited API (one binary for CPython 3.11 and later).
  *
- * Functions that take arrays answer None when an argument is not what they need, without saying which:
- * edgefl/kernels/arguments.py is the one place that checks by name and words the errors. */
+ * Functions that take arrays return None if an argument is invalid, without naming it: edgefl/kernels/arguments.py
+ * then checks the arguments by name and raises the error. */
 #include "binding.h"
 
 #ifndef EF_SOURCES
@@ -59,8 +59,8 @@ static PyObject *checksum(PyObject *self, PyObject *const *args, Py_ssize_t narg
     return ok ? PyLong_FromUnsignedLongLong(sum) : Py_NewRef(Py_None);
 }
 
-/* observe(mode, width, decay, count, state, ids, values, means) -> True, or None; with ids an int and values
- * a float: the mean. All ids and values are checked before the first is applied. */
+/* observe(mode, width, decay, count, state, ids, values, means) -> True, or None. If ids is an int and values a
+ * float, it returns the mean. All ids and values are checked before the first is applied. */
 static PyObject *observe(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[5] = {{0}};
@@ -104,7 +104,7 @@ done:
     return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
 
-/* The instruction sets and the pool, for benchmarks and tests. */
+/* Access to the instruction sets and the pool, for benchmarks and tests. */
 static PyObject *isas(PyObject *self, PyObject *unused)
 {
     PyObject *names = PyList_New(0);
@@ -129,7 +129,7 @@ static PyObject *set_isa(PyObject *self, PyObject *name)
     (void)self;
     if (!text) return NULL;
     if (!ef_isa_set(text))
-        return PyErr_Format(PyExc_ValueError, "instruction set '%s' is not there on this machine", text);
+        return PyErr_Format(PyExc_ValueError, "instruction set '%s' is not available on this machine", text);
     return Py_NewRef(Py_None);
 }
 
@@ -156,11 +156,11 @@ static PyMethodDef methods[] = {
     {"checksum", FAST(checksum), "checksum(buffer, threads)"},
     {"delta", FAST(ef_py_delta), "delta(out, trained, base): out = trained - base, and its checksum"},
     {"observe", FAST(observe), "observe(mode, width, decay, count, state, ids, values, means)"},
-    {"isas", isas, METH_NOARGS, "Usable instruction sets, fastest first."},
+    {"isas", isas, METH_NOARGS, "Available instruction sets, fastest first."},
     {"isa", isa, METH_NOARGS, "The instruction set in use."},
     {"set_isa", set_isa, METH_O, "Use this instruction set."},
-    {"pool_size", pool_size, METH_NOARGS, "How many threads of its own the pool has now."},
-    {"close_pool", close_pool, METH_NOARGS, "End and join the pool's threads."},
+    {"pool_size", pool_size, METH_NOARGS, "Number of the pool's threads."},
+    {"close_pool", close_pool, METH_NOARGS, "Stop and join the pool's threads."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,6 +1,6 @@
-/* A few threads of our own: made when first needed, again after a fork (a child has none of them), asleep
- * between calls, and joined by ef_pool_close. One job at a time: a caller that finds the pool at work, or a
- * system that refuses a thread, just does the work itself. */
+/* A thread pool. Threads start when they are first needed, again after a fork (the child has none of them), sleep
+ * between jobs, and are joined by ef_pool_close. The pool runs one job at a time: if it is busy, or if no thread can
+ * be created, the caller does the work itself. */
 #include "edgefl_kernels.h"
 
 #include <pthread.h>
@@ -14,11 +14,11 @@ static struct {
     pthread_mutex_t mutex;
     pthread_cond_t work, idle;
     pthread_t thread[MAX_THREADS];
-    int size;     /* threads that exist */
-    int stopping; /* they are asked to end */
-    int inside;   /* threads that are at work on the job */
-    int wanted;   /* threads that may still join it */
-    uint64_t job; /* number of the job; a thread joins one once */
+    int size;     /* existing threads */
+    int stopping; /* threads must end */
+    int inside;   /* threads working on the job */
+    int wanted;   /* threads that may still join the job */
+    uint64_t job; /* number of the job; a thread joins each job once */
     ef_task task;
     void *context;
     int64_t count, next;
@@ -27,7 +27,7 @@ static struct {
 static pthread_mutex_t in_use = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void in_child(void)
+static void reset_after_fork(void)
 {
     pthread_mutex_init(&pool.mutex, NULL);
     pthread_mutex_init(&in_use, NULL);
@@ -36,9 +36,9 @@ static void in_child(void)
     pool.size = pool.stopping = pool.inside = pool.wanted = 0;
 }
 
-static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+static void register_fork_handler(void) { pthread_atfork(NULL, NULL, reset_after_fork); }
 
-static void take_all(ef_task task, void *context, int64_t count)
+static void run_tasks(ef_task task, void *context, int64_t count)
 {
     for (;;) {
         const int64_t i = __atomic_fetch_add(&pool.next, 1, __ATOMIC_RELAXED);
@@ -47,7 +47,7 @@ static void take_all(ef_task task, void *context, int64_t count)
     }
 }
 
-static void *live(void *unused)
+static void *thread_main(void *unused)
 {
     uint64_t done = 0;
     (void)unused;
@@ -59,7 +59,7 @@ static void *live(void *unused)
         pool.wanted--;
         pool.inside++;
         pthread_mutex_unlock(&pool.mutex);
-        take_all(pool.task, pool.context, pool.count);
+        run_tasks(pool.task, pool.context, pool.count);
         pthread_mutex_lock(&pool.mutex);
         if (--pool.inside == 0) pthread_cond_signal(&pool.idle);
     }
@@ -70,12 +70,12 @@ static void *live(void *unused)
 static void grow(int size)
 {
     sigset_t all, before;
-    pthread_once(&once, watch_forks);
-    /* Signals belong to the interpreter's threads. */
+    pthread_once(&once, register_fork_handler);
+    /* Block all signals in the pool's threads: the interpreter's threads handle them. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (pool.size < size && pool.size < MAX_THREADS &&
-           !pthread_create(&pool.thread[pool.size], NULL, live, NULL))
+           !pthread_create(&pool.thread[pool.size], NULL, thread_main, NULL))
         pool.size++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -97,9 +97,9 @@ void ef_pool_run(ef_task task, void *context, int64_t count, int threads)
     pool.wanted = pool.size < threads - 1 ? pool.size : threads - 1;
     for (int i = 0; i < pool.wanted; i++) pthread_cond_signal(&pool.work);
     pthread_mutex_unlock(&pool.mutex);
-    take_all(task, context, count);
+    run_tasks(task, context, count);
     pthread_mutex_lock(&pool.mutex);
-    pool.wanted = 0; /* nobody waits for a thread that woke too late to help */
+    pool.wanted = 0; /* a thread that wakes now must not join */
     while (pool.inside) pthread_cond_wait(&pool.idle, &pool.mutex);
     pthread_mutex_unlock(&pool.mutex);
     pthread_mutex_unlock(&in_use);

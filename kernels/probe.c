@@ -1,5 +1,5 @@
-/* edgefl.lab._probe: the memory's limits that `edgefl bench` holds the kernels against. Not a part of the kernels,
- * whose pool of threads it has a copy of. */
+/* edgefl.lab._probe: memory bandwidth limits to which `edgefl bench` compares the kernels. It is a separate extension
+ * with its own copy of the thread pool. */
 #include "binding.h"
 
 #define PIECE_BYTES (1 << 18)
@@ -11,8 +11,8 @@ typedef struct {
     uint64_t (*read)(const unsigned char *p, int64_t bytes);
 } move_job;
 
-/* Nothing but reading: the bandwidth limit that the others are measured against. Four streams at once, because one
- * keeps too few loads in flight. Compilers map the vectors to what the target has. */
+/* Read memory, as the bandwidth limit. Four parallel streams, because one keeps too few loads in flight. Compilers map
+ * the 64-byte vectors to the target's instructions. */
 typedef uint64_t line __attribute__((vector_size(64)));
 static inline __attribute__((always_inline)) uint64_t read_lines(const unsigned char *p, int64_t bytes)
 {
@@ -47,7 +47,7 @@ static void read_piece(void *context, int64_t piece)
     __atomic_fetch_xor(&job->all, x, __ATOMIC_RELAXED);
 }
 
-/* read(buffers, threads): read every byte of buffers of one length; returns their exclusive or. */
+/* read(buffers, threads): read every byte of buffers of equal length; returns their exclusive or. */
 static PyObject *read_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_buffer views[64] = {{0}};
@@ -79,11 +79,11 @@ static PyObject *read_all(PyObject *self, PyObject *const *args, Py_ssize_t narg
     }
     release(views, 64);
     Py_DECREF(buffers);
-    if (!ok) return PyErr_Format(PyExc_ValueError, "read needs at most 64 flat buffers of one length");
+    if (!ok) return PyErr_Format(PyExc_ValueError, "read needs at most 64 flat buffers of equal length");
     return PyLong_FromUnsignedLongLong(job.all);
 }
 
-/* STREAM's triad: two vectors read, one written, a product and a sum for each element. */
+/* The STREAM triad: reads two vectors and writes one, with a product and a sum per element. */
 typedef struct {
     ef_loose_float *a;
     const ef_loose_float *b, *c;
@@ -119,7 +119,7 @@ static PyObject *triad(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         Py_END_ALLOW_THREADS
     }
     release(views, 3);
-    return ok ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "triad needs three float32 buffers of one length");
+    return ok ? Py_NewRef(Py_None) : PyErr_Format(PyExc_ValueError, "triad needs three float32 buffers of equal length");
 }
 
 static PyMethodDef methods[] = {
@@ -130,7 +130,7 @@ static PyMethodDef methods[] = {
 
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_probe", "The memory's limits, for benchmarks.", 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_probe", "Memory bandwidth limits for benchmarks.", 0, methods, slots, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__probe(void) { return PyModuleDef_Init(&definition); }

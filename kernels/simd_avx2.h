@@ -1,9 +1,9 @@
-/* Vectors of 8 floats in one AVX2 register. The square of a float32 is exact in a double, so the fused
- * multiply-add of the norms rounds as a product and a sum do; the float32 sum itself is never fused.
+/* Vectors of 8 floats in one AVX2 register. The square of a float32 is exact in a double, so a fused multiply-add of
+ * norms rounds like a product and a sum; the float32 sum itself is never fused.
  *
- * With EF_ZEN4, the same for halves on processors that carry out AVX-512's operations on 512 bits as two on 256:
- * the norm's eight doubles are in one register and made of a whole vector, where AVX-512's own vectors have to be
- * cut in two. */
+ * With EF_ZEN4, variants for 16-bit types on processors that execute 512-bit operations as two 256-bit ones: one
+ * 512-bit register of 8 doubles for the norm is converted from one whole vector of 8 floats, where vectors of 16
+ * floats must be split. */
 #ifdef EF_ZEN4
 #define EF(name) name##_zen4
 #define EF_ISA_NAME "zen4"
@@ -43,7 +43,7 @@ EF_PRIM EF(V) EF(vsign)(EF(V) x)
 }
 EF_PRIM void EF(vstore_f16)(void *p, EF(V) v) { _mm_storeu_si128(p, _mm256_cvtps_ph(v, 0)); }
 EF_PRIM EF(V) EF(vload_f16)(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-/* Loads that fill both halves of a register, and one shuffle within them: widening moves work across them. */
+/* Load both 128-bit halves and shuffle within them; a widening conversion would move data across the halves. */
 #define EF_NONE (char)0x80
 #define EF_HIGH_WORD(i) EF_NONE, EF_NONE, i, i + 1
 EF_PRIM EF(V) EF(vload_bf16)(const void *p)
@@ -88,7 +88,7 @@ EF_PRIM EF(N) EF(nadd)(EF(N) n, EF(V) v)
 {
     return EF(nadd_halves)(n, _mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
 }
-/* Widening from memory spares two shuffles a vector. */
+/* Widening from memory saves two shuffles per vector. */
 EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm_loadu_ps((const float *)p), _mm_loadu_ps((const float *)p + 4));
@@ -101,8 +101,8 @@ EF_PRIM void EF(nstore)(double *p, EF(N) n)
 #endif
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 
-/* sum + x^2 and then the sum of each of eight vectors: exact for a scale block of int8, fused or not, in any order,
- * because it is an integer of less than 2^24. */
+/* sum + x^2, and below the sums of eight vectors. For a scale block of int8 both are exact, fused or not, in any
+ * order, because the sum is an integer below 2^24. */
 EF_PRIM EF(V) EF(vadd_square)(EF(V) sum, EF(V) x) { return _mm256_fmadd_ps(x, x, sum); }
 EF_PRIM void EF(vsums)(float *sums, const EF(V) *v)
 {

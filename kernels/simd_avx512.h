@@ -1,5 +1,5 @@
-/* Vectors of 16 floats in one AVX-512 register; the 8 lanes of the norms take the lower half first, so
- * every lane adds its elements in ascending order as the narrower instruction sets do. */
+/* Vectors of 16 floats in one AVX-512 register. The 8 lanes of norms add the lower half first, so every lane adds its
+ * elements in ascending order, as with narrower instruction sets. */
 #define EF(name) name##_avx512
 #define EF_ISA_NAME "avx512"
 #define EF_TARGET __attribute__((target("avx512f,avx512bw")))
@@ -55,18 +55,18 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p)
 {
     return EF(nadd_halves)(n, _mm256_loadu_ps((const float *)p), _mm256_loadu_ps((const float *)p + 8));
 }
-/* For a vector that was made here, by way of the stack: widening from memory spares three shuffles. */
+/* Add a computed vector to a norm through the stack: widening from memory saves three shuffles. */
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v)
 {
     float x[16] __attribute__((aligned(64)));
     _mm512_store_ps(x, v);
-    __asm__("" : "+m"(x)); /* or the compiler would see through it */
+    __asm__("" : "+m"(x)); /* keeps the compiler from optimising the store and load away */
     return EF(nadd_at)(n, x);
 }
 EF_PRIM void EF(nstore)(double *p, EF(N) n) { _mm512_storeu_pd(p, n.l); }
 
-/* sum + x^2 and then the sum of each of eight vectors: exact for a scale block of int8, fused or not, in any order,
- * because it is an integer of less than 2^24. */
+/* sum + x^2, and below the sums of eight vectors. For a scale block of int8 both are exact, fused or not, in any
+ * order, because the sum is an integer below 2^24. */
 EF_PRIM EF(V) EF(vadd_square)(EF(V) sum, EF(V) x) { return _mm512_fmadd_ps(x, x, sum); }
 EF_PRIM void EF(vsums)(float *sums, const EF(V) *v)
 {

@@ -1,4 +1,4 @@
-/* Vectors of 8 floats by the compiler's own vector types: SSE2 on x86-64, NEON on AArch64. */
+/* Vectors of 8 floats with the compiler's vector extensions: SSE2 on x86-64, NEON on AArch64. */
 #define EF(name) name##_generic
 #define EF_ISA_NAME "generic"
 #define EF_TARGET
@@ -41,7 +41,7 @@ EF_PRIM EF(V) EF(vsqrt)(EF(V) x)
 EF_PRIM void EF(vstream)(float *p, EF(V) v) { _mm_stream_ps(p, (__m128)v.a); _mm_stream_ps(p + 4, (__m128)v.b); }
 EF_PRIM EF(v2d) EF(low)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd((__m128)x); }
 EF_PRIM EF(v2d) EF(high)(EF(v4f) x) { return (EF(v2d))_mm_cvtps_pd(_mm_movehl_ps((__m128)x, (__m128)x)); }
-/* Compilers make single bytes of these where the vector types are converted. */
+/* Widening written by hand: compilers convert these vector types byte by byte. */
 EF_PRIM EF(v4u) EF(widened)(const void *p)
 {
     return (EF(v4u))_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i *)p), _mm_setzero_si128());
@@ -86,8 +86,8 @@ EF_PRIM EF(v4i) EF(low_half)(EF(v8i) x) { return (EF(v4i)){x[0], x[1], x[2], x[3
 EF_PRIM EF(v4i) EF(high_half)(EF(v8i) x) { return (EF(v4i)){x[4], x[5], x[6], x[7]}; }
 #endif
 
-/* Exponent and fraction moved to their float32 places are 2^112 too small, denormals included; an exponent
- * of all ones (infinity, NaN) stays all ones. */
+/* Exponent and fraction, shifted to their float32 positions, give a value 2^112 too small, also for denormals. An
+ * exponent of all ones (infinity, NaN) stays all ones. */
 EF_PRIM EF(v4f) EF(from_f16)(const void *p)
 {
     const EF(v4u) h = EF(widened)(p);
@@ -95,8 +95,8 @@ EF_PRIM EF(v4f) EF(from_f16)(const void *p)
     return (EF(v4f))(scaled | (h & 0x8000) << 16 | ((EF(v4u))((h & 0x7c00) == 0x7c00) & 0x7f800000));
 }
 EF_PRIM EF(V) EF(vload_f16)(const void *p) { return (EF(V)){EF(from_f16)(p), EF(from_f16)((const char *)p + 8)}; }
-/* Rounded to the nearest, ties to even. A normal result keeps 11 bits of the 24; a denormal one is what is
- * left of the fraction after adding 0.5, whose last place is float16's smallest step. */
+/* Round to nearest, ties to even. A normal result keeps 11 of the 24 significand bits. A denormal result is the
+ * fraction after adding 0.5, whose unit in the last place is float16's smallest step. */
 EF_PRIM void EF(vstore_f16)(void *p, EF(V) v)
 {
     uint32_t w[8];
@@ -137,8 +137,8 @@ EF_PRIM EF(N) EF(nadd_at)(EF(N) n, const void *p) { return EF(nadd)(n, EF(vload)
 EF_PRIM EF(N) EF(nadd_half)(EF(N) n, EF(V) v) { return EF(nadd)(n, v); }
 EF_PRIM void EF(nstore)(double *p, EF(N) n) { memcpy(p, &n, 64); }
 
-/* sum + x^2 and then the sum of each of eight vectors: exact for a scale block of int8, in any order, because it is
- * an integer of less than 2^24. */
+/* sum + x^2, and below the sums of eight vectors. For a scale block of int8 both are exact in any order, because the
+ * sum is an integer below 2^24. */
 EF_PRIM EF(V) EF(vadd_square)(EF(V) sum, EF(V) x) { return EF(vadd)(sum, EF(vmul)(x, x)); }
 EF_PRIM void EF(vsums)(float *sums, const EF(V) *v)
 {

@@ -1,4 +1,4 @@
-/* Moving averages over flat arrays indexed by client. `count` is all observations of a client ever. */
+/* Moving averages in flat arrays indexed by client. `count` is the total number of a client's observations. */
 #include "edgefl_kernels.h"
 
 double ef_mean(const ef_means *m, int64_t client)

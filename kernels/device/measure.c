@@ -1,11 +1,11 @@
-/* What a device without Python takes for each class of operation, in plain C: JSON on stdout.
+/* Measures the time per class of operation on a device without Python. Prints JSON to stdout.
  *
- *     make measure-device CC=aarch64-linux-gnu-gcc    a static program, to be copied to the device
- *     measure-device [--quick]                        half a minute, or a few seconds
+ *     make measure-device CC=aarch64-linux-gnu-gcc    builds a static program to copy to the device
+ *     measure-device [--quick]                        takes half a minute, or a few seconds
  *
- * Its classes are those of edgefl.learning.operations.StepWork, and `edgefl profiles fit` reads its result as
- * that of the kit in Python. The rates are of these loops, so their runtime is named c. All cores
- * take part; OMP_NUM_THREADS=1 keeps it to one. Each part's "value" is one number that it computed, which the tests know.
+ * The classes are those of edgefl.learning.operations.StepWork. `edgefl profiles fit` reads the result like that of
+ * the Python kit. The rates are those of the loops in this file, so the result's runtime is "c". All cores are used;
+ * OMP_NUM_THREADS=1 limits it to one. Each part's "value" is one computed number, checked by the tests.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
@@ -32,7 +32,7 @@ static double seconds(clockid_t clock) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* c[m × n] = a[m × k] · b[k × n], in blocks that stay in the caches; four rows share what is read of b. */
+/* c[m × n] = a[m × k] · b[k × n], in blocks that fit the caches; each load of b is used for four rows. */
 static void gemm(int m, int n, int k, const float *a, const float *b, float *c) {
 #pragma omp parallel for schedule(dynamic)
   for (int i = 0; i < m; i += 4) {
@@ -62,7 +62,7 @@ static void gemm(int m, int n, int k, const float *a, const float *b, float *c) 
   }
 }
 
-/* Where a kernel's tap reads: from image coordinate at · stride + tap − kernel / 2. */
+/* Unfold the image (im2col): tap t of output position p reads image coordinate p · stride + t − kernel / 2. */
 static void columns(Shape s) {
   const int side = s.size / s.stride, taps = s.kernel * s.kernel;
 #pragma omp parallel for
@@ -84,7 +84,7 @@ static void convolution(Shape s) {
   gemm(s.outputs, side * side, s.channels * taps, weight, s.kernel > 1 ? scratch : in, out);
 }
 
-/* One plane and one tap: to += w · from, moved by (dy, dx); or the sum of to · from, the tap's gradient. */
+/* One plane and one tap: to += w · from shifted by (dy, dx), or with `gradient` return the sum of to · from. */
 static float tap(int size, int dy, int dx, const float *from, float *to, float w, int gradient) {
   float sum = 0;
   const int x0 = dx < 0 ? -dx : 0, x1 = dx > 0 ? size - dx : size;
@@ -117,10 +117,10 @@ static void depthwise(Shape s, int backward) {
 static void forward(Shape s) { depthwise(s, 0); }
 static void backward(Shape s) { depthwise(s, 1); }
 
-/* outputs rows of channels numbers, times channels × size. */
+/* [outputs × channels] · [channels × size]. */
 static void matmul(Shape s) { gemm(s.outputs, s.size, s.channels, in, weight, out); }
 
-/* One layer of LSTM gates without their sigmoids: size steps of channels inputs and outputs, batch stride. */
+/* An LSTM layer without sigmoids: `size` steps, `channels` inputs, `outputs` units, batch `stride`. */
 static void recurrent(Shape s) {
   const int both = s.channels + s.outputs, gates = 4 * s.outputs;
   for (int step = 0; step < s.size; step++) {
@@ -165,7 +165,7 @@ static void pool(Shape s) {
     }
 }
 
-/* A transposed copy. */
+/* Copy with transposition. */
 static void copy(Shape s) {
 #pragma omp parallel for
   for (int y = 0; y < s.size; y++)
@@ -189,7 +189,7 @@ typedef struct {
   const char *name;
   void (*step)(Shape);
   Shape shape;
-  const char *flop, *bytes; /* classes */
+  const char *flop, *bytes; /* classes of its operations and of its memory traffic */
 } Part;
 
 static const Part PARTS[] = {
@@ -215,7 +215,8 @@ static const Part PARTS[] = {
     {"recurrent/lstm", recurrent, {64, 256, 40, 0, 16}, "recurrent_flop", "elementwise_bytes"},
 };
 
-/* The amounts of the part's work as JSON, hand-counted; tests/unit/test_measure_device.py holds them to torch's. */
+/* Print a part's amounts of work as JSON. They are counted by hand; tests/unit/test_measure_device.py compares them
+ * to torch's. */
 static void print_work(const Part *part) {
   const Shape s = part->shape;
   const double size = s.size, c = s.channels, o = s.outputs, k = s.kernel;
@@ -226,7 +227,7 @@ static void print_work(const Part *part) {
   } else if (part->step == forward) {
     flop = 2 * c * k * k * size * size;
     moved = 2 * c * size * size + c * k * k;
-  } else if (part->step == backward) { /* reads the gradient, the input and the weight, writes two of them */
+  } else if (part->step == backward) { /* reads the gradient, input and weight; writes gradients of the last two */
     flop = 4 * c * k * k * size * size;
     moved = 3 * c * size * size + 2 * c * k * k;
   } else if (part->step == matmul) {
@@ -268,7 +269,7 @@ static void fill(void) {
   }
 }
 
-/* Steps until the budget is spent; prints the medians of both clocks. */
+/* Run at least `least` steps and until budget_s is spent; print the median wall and CPU time. */
 static void measure(const Part *part, int least, double budget_s) {
   static double wall[MOST_STEPS], cpu[MOST_STEPS];
   int steps = 0;
@@ -289,8 +290,8 @@ static void measure(const Part *part, int least, double budget_s) {
   printf("}");
 }
 
-/* The first line that the command prints, without what JSON would have to escape. */
-static int said(const char *command, char *line, int size) {
+/* Read the first line of a command's output, without characters that JSON must escape. */
+static int first_line(const char *command, char *line, int size) {
   FILE *pipe = popen(command, "r");
   if (!pipe) return 0;
   char *got = fgets(line, size, pipe);
@@ -306,8 +307,8 @@ static void print_facts(int threads) {
   struct utsname host;
   char name[128] = "";
   uname(&host);
-  if (!said("cat /proc/device-tree/model 2>/dev/null", name, sizeof name) &&
-      !said("getprop ro.product.model 2>/dev/null", name, sizeof name))
+  if (!first_line("cat /proc/device-tree/model 2>/dev/null", name, sizeof name) &&
+      !first_line("getprop ro.product.model 2>/dev/null", name, sizeof name))
     snprintf(name, sizeof name, "%.100s", host.machine);
   printf("{\"kit\": 1, \"runtime\": \"c\", \"device\": \"%s\", \"cores\": %ld, \"threads\": %d,\n", name,
          sysconf(_SC_NPROCESSORS_ONLN), threads);
