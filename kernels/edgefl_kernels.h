@@ -10,7 +10,7 @@
 #define EF_ABI 7
 
 #define EF_TILE 2048       /* elements per tile, whose partial sum stays in the L1 cache; the block of norms */
-#define EF_STREAM_BYTES (1 << 20) /* minimum output size for non-temporal stores */
+#define EF_STREAM_BYTES (1 << 20) /* minimum output bytes for non-temporal stores */
 #define EF_SPAN 8          /* maximum tiles per pass over a group of updates */
 #define EF_LANES 8         /* interleaved double accumulators per tile */
 #define EF_SCALE_BLOCK 256 /* int8 elements per float32 scale */

@@ -1,9 +1,9 @@
 /* Vectors of 8 floats in one AVX2 register. The square of a float32 is exact in a double, so a fused multiply-add of
  * norms rounds like a product and a sum; the float32 sum itself is never fused.
  *
- * With EF_ZEN4, variants for 16-bit types on processors that execute 512-bit operations as two 256-bit ones: one
- * 512-bit register of 8 doubles for the norm is converted from one whole vector of 8 floats, where vectors of 16
- * floats must be split. */
+ * With EF_ZEN4, this file also has variants for 16-bit types on processors that execute 512-bit operations as two
+ * 256-bit ones. They add norms in one 512-bit register of 8 doubles, converted from a whole vector of 8 floats. The
+ * 16-float vectors of simd_avx512.h would have to be split first. */
 #ifdef EF_ZEN4
 #define EF(name) name##_zen4
 #define EF_ISA_NAME "zen4"

@@ -61,7 +61,7 @@ def build(target: Path, arch: str = "native") -> None:
     """
     folder, nvcc = sources(), shutil.which("nvcc")
     if folder is None or nvcc is None:
-        raise ConfigError(f"the CUDA kernels cannot be built: {'no nvcc' if folder else 'no cuda.cu'} here")
+        raise ConfigError(f"the CUDA kernels cannot be built: {'nvcc' if folder else 'cuda.cu'} not found")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / "made.so"

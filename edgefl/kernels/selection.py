@@ -21,7 +21,7 @@ ABI = 7
 
 
 class Backend(Protocol):
-    """The functions of a back end. All check their arguments except ``observe``, whose callers do."""
+    """The functions of a back end. All check their arguments, except ``observe``, which gets checked ones."""
 
     __name__: str
 

@@ -67,7 +67,7 @@ class VectorSum(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTerms:
-    """Terms added to a client's SGD gradient: the proximal term μ (y − w_k), and vectors given by name.
+    """Terms added to a client's SGD gradient: the proximal term μ (y − w_k) and the strategy's vectors.
 
     A user's training function must apply them itself.
     """
