@@ -54,7 +54,7 @@ class Ascending(Sequence[int]):
             raise ValueError(f"{number} is not in the set")
 
     def rank(self, number: int) -> int:
-        """How many numbers of the set are below ``number``."""
+        """Count the elements below ``number``."""
         at = number // BLOCK
         return bisect_left(self._blocks[at], number) + (self._block_ends()[at - 1] if at else 0)
 
@@ -95,7 +95,7 @@ class Ascending(Sequence[int]):
 
 
 def rank(ascending: Sequence[int], number: int) -> int:
-    """How many numbers of a sorted sequence are below ``number``."""
+    """Count the elements of a sorted sequence below ``number``."""
     return ascending.rank(number) if isinstance(ascending, Ascending) else bisect_left(ascending, number)
 
 

@@ -174,7 +174,7 @@ _KINDS: dict[type[inspect.Type], tuple[Any, str]] = {
     inspect.VarTupleType: ((list, tuple), "an array"),
     inspect.TupleType: ((list, tuple), "an array"),
 }
-"""What a value of each type is in Python, and in words."""
+"""Python types of each kind of field, and its name in messages."""
 
 
 def _is_a(value: Any, kind: inspect.Type) -> bool:

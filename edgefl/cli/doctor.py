@@ -21,7 +21,7 @@ MIB = 1 << 20
 CLIENT_MIB = 13
 """Measured: what one forked client adds in memory, with its socket and one training step done."""
 CLIENT_THREADS = 3
-"""Of one client, which the limit of processes counts: its own and ZeroMQ's two."""
+"""Threads per client, which count towards the process limit: its own and two of ZeroMQ."""
 CLIENT_FDS = 8
 """Descriptors that the server's side and the supervisor hold for one client, rounded up."""
 

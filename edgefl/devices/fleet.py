@@ -262,7 +262,7 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
 
 
 class _Facts(NamedTuple):
-    """What the trips of one client have in common."""
+    """Facts that all trips of one client share."""
 
     info: ClientInfo
     device: Device

@@ -124,7 +124,7 @@ Interval = tuple[NotNegative, NotNegative]
 
 
 class Availability(_Table, frozen=True, kw_only=True):
-    """When the device can work: ascending, disjoint intervals of each ``period_s``."""
+    """Times at which the device can work: ascending, disjoint intervals of each ``period_s``."""
 
     intervals_s: Annotated[tuple[Interval, ...], msgspec.Meta(min_length=1)]
     period_s: Positive

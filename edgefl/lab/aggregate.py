@@ -188,7 +188,7 @@ NEEDS_STACK = ("BLAS gemv", "torch addmv")
 SPIN = ("BLAS gemv", "torch addmv", "torch _foreach")
 """Their threads wait for more work without sleeping."""
 ONE_THREAD = ("edgefl c", "edgefl numba", RAW, "read loop")
-"""Those that are measured on one thread, too."""
+"""Methods that are also measured on one thread."""
 LIMITS = ("read loop", "STREAM triad")
 
 
@@ -294,7 +294,7 @@ def _usual(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 
 
 def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """As many bytes: only read; two read for one written. None without the C extension."""
+    """Limits for the same number of bytes: reads only; two reads per write. Empty without the C extension."""
     try:
         from edgefl.lab import _probe
     except ImportError:

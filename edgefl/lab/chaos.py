@@ -34,9 +34,9 @@ from edgefl.run.process import adopt_orphans
 from edgefl.seeds import stream
 
 PEERS = {"client", "worker", "evaluator", "die"}
-"""Those whose death ends no command."""
+"""Kinds of processes whose death does not end the command."""
 KEEPERS = {"supervisor", "zygote", "server"}
-"""Those of which any one may die under the wall clock with nothing lost; two at once, only in "disk"."""
+"""Kinds of processes of which any one may be killed, under the wall clock too, without losing an update."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
 """Share of the kills that do not wait until the run has recovered from the one before; and their mean seconds
@@ -44,7 +44,7 @@ while it starts or a keeper is being replaced, which takes that long."""
 MOST_SERVERS = 2
 """Servers and zygotes killed without a new version: one more ends the run, resumable from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
-"""Those without which a run ends, with a last checkpoint."""
+"""Kinds of processes whose death ends the run, with a last checkpoint."""
 COMMITTED_S, DELIVERED_S = 0.15, 1.0
 """Seconds after a kill in which versions from before it may still come onto the record; and after a zygote's,
 in which the server makes some of what its clients had sent."""
@@ -256,13 +256,13 @@ class _AtPlaces:
         self._left = dict.fromkeys(sorted(plan.only - (set() if clients else {"die"})), plan.failpoints)
         self._fruitless: Counter[str] = Counter()
         self._places: list[str] = []
-        """Of the server of now, and of those that will be started in its place."""
+        """Failpoints of the present server and of its successors."""
         self._armed = Path()
         """A file that is there while a pass counts."""
         self._early = False
         self._seen = 0
         self._since_s = 0.0
-        """When it was last seen not to have recovered."""
+        """Time at which the run was last seen not to have recovered."""
 
     @property
     def more(self) -> bool:

@@ -98,7 +98,7 @@ class QuadraticRun(NamedTuple):
 
 
 WITHIN = 0.1
-"""What a step times its staleness may change, and chance."""
+"""Tolerance for the effect of step size times staleness, and for chance."""
 
 
 def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) -> Ratio:

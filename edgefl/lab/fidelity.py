@@ -41,7 +41,7 @@ What = tuple[str, str, str]
 """Quantity, mechanism and the declared value, for people."""
 Throttle = Literal["paced", "cgroup", "sigstop"]
 Link = Mapping[str, Mapping[str, float | str]]
-"""What a network's profile says of ``down`` and ``up``."""
+"""The ``down`` and ``up`` tables of a network profile."""
 
 
 DEVICES = ("watch-a7", "moto-g4", "pi-4", "pixel-3a", "pixel-2", "pixel-3", "pixel-4", "flagship-sd8g2")

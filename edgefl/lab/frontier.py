@@ -31,7 +31,7 @@ class Short(NamedTuple):
     """One cap in one fleet, one value a seed; the slow clients' weight, over what it is without a cap."""
 
     most: list[float]
-    """As the cap allows: c·φ of weight a version, or 1 if that is less."""
+    """Upper bound by the cap: weight c·φ per version, at most 1."""
     running: list[float]
     credit: list[float]
     owed: list[float]

@@ -22,7 +22,7 @@ class Mutant(NamedTuple):
 
     label: str
     changes: tuple[str, ...]
-    """As ``edgefl run --set`` takes them."""
+    """Assignments in the form of ``edgefl run --set``."""
 
 
 def _one(weights: Sequence[float], kept: int) -> list[float]:

@@ -174,16 +174,16 @@ class Expected(NamedTuple):
         return (1.0 - left**self.versions) / ((1.0 - left) * self.versions)
 
     def descent(self) -> float:
-        """Of the descent's block: L²‖w_0 − w*‖² times the mean of ρ^{2t}."""
+        """Return the descent term: L²‖w_0 − w*‖² times the mean of ρ^{2t}."""
         return self._after() * (self.problem.smoothness * self.problem.distance) ** 2
 
     def floor(self) -> float:
-        """Of the noise's block: what every version adds, over 1 − ρ², from none at the start on."""
+        """Return the noise term: each version's noise ÷ (1 − ρ²), starting from zero."""
         one = (1.0 - self._kept**2) / (1.0 - (1.0 - self.rate * self.problem.smoothness) ** 2)
         return self._risen(self.rate**2 * self.problem.variance * one)
 
     def sampling(self) -> float:
-        """Of the shares' block, where a version's clients are drawn uniformly and independently."""
+        """Return the client sampling term, for clients drawn uniformly and independently per version."""
         pull = (1.0 - self._kept) ** 2 * self.problem.diversity / self.problem.smoothness**2
         return self._risen(pull)
 

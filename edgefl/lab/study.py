@@ -184,7 +184,7 @@ class Arm:
 
     label: str
     changes: tuple[str, ...]
-    """As ``edgefl run --set`` takes them."""
+    """Assignments in the form of ``edgefl run --set``."""
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further changes by settings ("" are those of the study's name), such as the steps that its paper gives;
     where an arm's steps were tuned (`edgefl.lab.tuning`) those stand instead."""
@@ -230,7 +230,7 @@ class Study:
     """Further ones by settings."""
     seeds: tuple[int, ...] = SEEDS
     small_seeds: tuple[int, ...] = SEEDS
-    """Those in small, where runs are short: more of them."""
+    """Seeds of ``--quick``, whose runs are shorter and more."""
     changes: tuple[str, ...] = ()
     """A user's changes of the settings of every arm, as ``edgefl run --set`` takes them."""
     tuning: Tuning | None = None

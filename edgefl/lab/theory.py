@@ -174,7 +174,7 @@ def normalized_influence(quick: bool = False) -> Finding:
 def _groups(
     name: str, strategy: Strategy, ratio: Callable[[Outcome], Shares], within: float, quick: bool
 ) -> Ratio:
-    """Of the fast and the slow clients' mean ratios, the one that is further from 1."""
+    """Return the mean ratio of the fast or of the slow clients, whichever is further from 1."""
     rows = []
     for seed in range(1, 3 if quick else 6):
         found = ratio(simulate(strategy, 2_000 if quick else 10_000, seed, skip=SKIP))

@@ -31,7 +31,7 @@ from edgefl.results.tables import many, percent
 Say = Callable[[str], None]
 
 LAYERS = ("lstm", "softmax output")
-"""What names of measured single layers start with."""
+"""Prefixes of the names of measured single layers."""
 
 
 def run(

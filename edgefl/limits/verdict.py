@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Outcome = Literal["PASS", "FAIL", "INVALID"]
-"""Of a figure with a bar: held, missed, or measured under conditions that decide nothing."""
+"""Outcome of a comparison with a bound; INVALID if the host's conditions do not allow one."""
 
 MEDIAN_MAX = 0.05
 P95_MAX = 0.20

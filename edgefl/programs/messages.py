@@ -40,7 +40,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     memory: MemoryKept
     stdio: tuple[int, int, int]
     ignored: tuple[int, ...] = ()
-    """Of the signals that stop a command those that are ignored, as under ``nohup``."""
+    """Stop signals that the command ignores, such as SIGHUP under ``nohup``."""
     open_files: int | None = None
     """The limit; None: the keeper's own."""
 
@@ -92,7 +92,7 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     """Since its command was started, without times of absence."""
     cpu_s: float
     wanting_s: float
-    """Of ``wall_s``, without the time in which it waited for something else than a core."""
+    """Part of ``wall_s`` in which it ran or waited for a core, seconds."""
     rss_mib: float
     peak_mib: float
     stops: int

@@ -42,7 +42,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     network: str | None = None
     """A network profile's name or path; None: the one that suits the device, else none at all."""
     environment: dict[str, str] = {}
-    """Beside this process's own."""
+    """Variables added to this process's environment."""
     connects: dict[int, str] = {}
     """Local port to the ``host:port`` that what connects there is carried to, over the phone's link."""
     share: float | None = None

@@ -22,12 +22,12 @@ class WayResult(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes: int
     transmissions: int
-    """Those that were measured: not those that the receiver held up."""
+    """Measured transmissions; those delayed by the receiver are left out."""
     declared_s: float
     achieved_s: float
     """Sums over them, from the first byte's entry to the last byte's arrival."""
     median_error: float | None
-    """Of achieved over declared, less 1."""
+    """Median of achieved ÷ declared − 1."""
 
 
 class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +38,14 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     network: str
     command: tuple[str, ...]
     exit_code: int
-    """As a shell says it: 128 + n for the end by signal n."""
+    """Exit code as in a shell: 128 + n if signal n ended it."""
     why: str
     """Set where the emulation ended it."""
     wall_s: float
     """Without absences."""
     cpu_s: float
     wanting_s: float
-    """Of ``wall_s``, without the time in which it waited for something else than a core."""
+    """Part of ``wall_s`` in which it ran or waited for a core, seconds."""
     declared_share: float
     """Cores of this host, at the time scale."""
     achieved_share: float | None

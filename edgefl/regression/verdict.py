@@ -59,7 +59,7 @@ class Family(NamedTuple):
 
     devices: int = 1
     known: Sequence[Compared] = ()
-    """Of the devices before this one."""
+    """Comparisons of the devices before this one."""
 
 
 ONE_DEVICE = Family()

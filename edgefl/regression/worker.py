@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _ADDR_NO_RANDOMIZE = 0x0040000
 _STOPS = {number: signal.getsignal(number) for number in STOPS}
-"""What stops the function and all that it starts, as where the tests run: under ``nohup`` no SIGHUP."""
+"""Handlers of the stop signals as the tests have them, e.g. SIGHUP ignored under ``nohup``."""
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[process.Answer] = msgspec.msgpack.Decoder(process.Answer)
 

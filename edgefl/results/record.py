@@ -196,7 +196,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     cpu: str
     cores: float
-    """Those that it had for itself: nodes on one machine share its."""
+    """Cores for this node alone: nodes on one machine share its cores."""
     system: str
     machine: str
     host_step_s: float

@@ -18,7 +18,7 @@ from edgefl.errors import ConfigError
 from edgefl.files import flush_folder, replace
 
 ENDING = "-seal"
-"""Of the file beside the record that holds the seal: 8 bytes a page, and as many over these."""
+"""Suffix of the seal's file: 8 bytes per page of the record, and 8 bytes over all of these."""
 PAGE = 4096
 AT_ONCE = 256 * PAGE
 """Bytes that are looked at together: a record of a long run is larger than what its server holds."""

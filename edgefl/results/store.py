@@ -56,7 +56,7 @@ class _End(msgspec.Struct):
     reason: str = ""
     version: int | None = None
     weights: list[float] = []
-    """Of each version that its update was summed into."""
+    """Weight of the update in each version that it was summed into."""
     seq: int = 0
     checksum_seen: int | None = None
 

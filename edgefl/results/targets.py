@@ -124,7 +124,7 @@ def settings_of(record: Record) -> tuple[Evaluation, Stop]:
 
 
 _known: WeakKeyDictionary[Record, tuple[Evaluation, Stop]] = WeakKeyDictionary()
-"""What `settings_of` has read."""
+"""Cache of `settings_of`."""
 
 
 class ToTarget(NamedTuple):

@@ -182,7 +182,7 @@ class Connection:
         self.task: int | None = None
         self._later: deque[Message] = deque()
         self._unanswered: Sequence[Frame] | None = None
-        """What ended the last task, or said that this process is ready, until there is another."""
+        """The last result or Ready message, until the server sends the next task."""
         self._latest = -1
 
     def send(self, frames: Sequence[Frame]) -> None:

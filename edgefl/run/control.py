@@ -25,7 +25,7 @@ EVALUATOR: Role = "evaluator"
 ABSENT, IDLE = range(2)
 """States of a client; on a trip it is IDLE and the trip's phase more."""
 Figure = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
-"""What a node says that it has; it may be a stranger."""
+"""A figure that a node reports; bounded, since the node may be untrusted."""
 OUT_OF_MEMORY = "device out of memory"
 """Start of the reason why a process ended that was killed at its memory limit."""
 
@@ -160,9 +160,9 @@ class Fingerprint(msgspec.Struct, frozen=True):
     """Digests of what must be the same wherever a run computes."""
 
     data: str
-    """Of the examples, who holds which, and the first model."""
+    """Digest of the examples, their partition and the first model."""
     training: str
-    """Of the model that a trip's training makes, bit by bit."""
+    """Digest of the model that a trip's training makes."""
 
 
 class FirstTrip(NamedTuple):
@@ -192,7 +192,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     first_trips: list[FirstTrip]
     """By client, for the time scale of the wall clock; none under the virtual one."""
     work: BatchWork
-    """Of a training step, by the size of its batch."""
+    """Work of a training step, by batch size."""
     host_step_s: float
     test_examples: int
     dataset: str
@@ -235,7 +235,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     machine: str
     """The running system that it is on: nodes on one share its cores."""
     cores: Figure
-    """Those that it may use, by affinity and quota."""
+    """Cores that it may use, by affinity and quota."""
     software: dict[str, str]
     """Versions of what the bits depend on, by name."""
     workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
@@ -267,7 +267,7 @@ class NodeEnded(msgspec.Struct, frozen=True, tag="node-ended"):
     """Everything has ended there, as the run is over: node → supervisor."""
 
     usage: dict[str, float | None]
-    """As `edgefl.limits.capacity.UsageMeter` has it."""
+    """Figures of `edgefl.limits.capacity.UsageMeter`."""
 
 
 ToNode = ToZygote | Alive | Over | Refused
@@ -305,7 +305,7 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     recover: bool = False
     """Their buffer belongs to their record: go on from both, and not from a checkpoint."""
     door: str = ""
-    """Where those come to that are on other hosts, ``tcp://HOST:PORT``; the port may be ``*``."""
+    """Address for peers on other hosts, ``tcp://HOST:PORT``; the port may be ``*``."""
     states: bool = False
     """Tell each client's state, for somebody who looks: `Progress.states`."""
 
@@ -374,7 +374,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     reason: str
     interrupted: bool
     no_progress: str = ""
-    """As `edgefl.results.record.Meta` has it."""
+    """`edgefl.results.record.Meta.no_progress`."""
 
 
 ToWeb = Shown | Said | Described | Progress | Ended

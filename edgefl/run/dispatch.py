@@ -30,7 +30,7 @@ class Died(msgspec.Struct, frozen=True, array_like=True, tag=41):
 
 
 _Entry = tuple[float, int, int, messages.Task]
-"""When a task is due, its client, its number, and itself."""
+"""Time at which a task is due, client, task number, task."""
 
 
 class Dispatch:
@@ -44,7 +44,7 @@ class Dispatch:
         self._send = send
         self.oldest_first = False
         self.results: dict[int, messages.TaskResult | messages.Gone | Died] = {}
-        """What was computed, until its arrival is due, by task."""
+        """Results whose arrival is not due yet, by task."""
         self._waiting: dict[int, _Entry] = {}
         """By task; those given out first come first."""
         self._by_due: list[_Entry] = []

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, NoReturn, Self
 
@@ -183,15 +184,27 @@ def _fork(channel: Channel[Fork], request: Fork) -> int:
     if (pid := os.fork()) != 0:
         os.close(fd)
         return pid
+    channel.close()
+    run_forked(
+        request.environment,
+        request.folder,
+        lambda: child.main(fd, parent, request.module, *request.arguments),
+    )
+
+
+def run_forked(environment: Mapping[str, str], folder: str, main: Callable[[], int]) -> NoReturn:
+    """Run ``main`` in this forked process, and exit with its result; with 1 and a traceback if it raises.
+
+    The process gets its own environment and current folder. It never returns into its parent's code.
+    """
     code = 1
     try:
-        channel.close()
         os.environ.clear()
-        os.environ.update(request.environment)
-        os.chdir(request.folder)
+        os.environ.update(environment)
+        os.chdir(folder)
         failpoints.arm()
-        code = child.main(fd, parent, request.module, *request.arguments)
-    except BaseException:  # the child must never return into the loop
+        code = main()
+    except BaseException:
         with contextlib.suppress(Exception):
             traceback.print_exc()
     finally:

@@ -37,9 +37,9 @@ ALIVE_MS = 1000
 GRACE_S = 15.0
 """Time that the nodes are given to end what they host: more than each gives its zygote."""
 MOST_BYTES = 4 * 2**20
-"""Of what a node says at once."""
+"""Maximum message size from a node, bytes."""
 BITS = ("python", "torch", "numpy")
-"""What the bits of a training depend on besides edgefl itself."""
+"""Software that the bits of a training depend on, besides edgefl."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _decoder = msgspec.msgpack.Decoder(list[control.FromNode])
 encode = msgspec.msgpack.encode
@@ -110,7 +110,7 @@ class Node:
     host_step_s: float = 0.0
     """CPU seconds of a training step there; 0 until it has agreed."""
     cores: float = 0.0
-    """Those that it has for itself."""
+    """Cores for this node alone."""
     peers: dict[tuple[control.Role, int], int] = field(default_factory=dict)
     """The peers that it hosts, with their epochs."""
     hosted: set[int] = field(default_factory=set)
@@ -188,7 +188,7 @@ class Nodes:
         self._look_s = 0.0
         self._closed = False
         self.rows: list[NodeRow] = []
-        """Those that have hosted peers and are gone, or were when the run ended."""
+        """Nodes that hosted peers and have left, or were connected when the run ended."""
 
     @property
     def address(self) -> str:

@@ -43,7 +43,7 @@ class Gauge:
         self._load = plan.load
         self._steal, self._throttle = StealMeter(), ThrottleMeter()
         self._declared_s = self._achieved_s = 0.0
-        """Of all trips."""
+        """Sums over all trips, seconds."""
         self.accuracy: float | None = None
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
@@ -125,7 +125,7 @@ class Stopwatch:
         self._clock_ns = clock_ns
         self._stage = stage
         self.since_ns = clock_ns()
-        """When the stage that is on began."""
+        """Time at which the present stage began."""
 
     def to(self, stage: str) -> str:
         """Start charging ``stage``; returns the stage that was on."""

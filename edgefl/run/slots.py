@@ -60,7 +60,7 @@ class SumResult(msgspec.Struct):
     clip_norm: float | None = None
     salt: str = ""
     zero: tuple[int, ...] = ()
-    """Of a private step: see `edgefl.core.events.Summed`."""
+    """Tasks summed as zero in a private step: see `edgefl.core.events.Summed`."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Aggregator:
     measures: bool = False
     """Ring entries stay, besides, until the updates of the tasks that start from them are measured."""
     recoverable: bool = False
-    """What the committed record needs stays until `settle`: slots of released tasks, and its last version."""
+    """Slots of released tasks and the last version on record are kept until `settle`."""
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
     """A sum that waits for a ring entry that nobody reads."""

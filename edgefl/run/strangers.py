@@ -1,6 +1,6 @@
-"""Connections to a door that have said nothing yet: a thread keeps them, and the bytes that they send, few.
+"""Limits on unauthenticated connections to a door: their number, and the bytes that each may send.
 
-They would cost descriptors, and memory for what ZeroMQ keeps of a handshake, before a key is asked for.
+Without them, connections cost descriptors, and memory for ZeroMQ's handshakes, before a key is checked.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Socket = zmq.Socket[bytes]
 Context = zmq.Context[zmq.Socket[bytes]]
 
 LOOK_S = 0.02
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 MOST_SHARE = 0.1
-"""Largest share of a core for looking: with many connections one look takes milliseconds."""
+"""Largest share of a core for the checks: with many connections one check takes milliseconds."""
 MOST_STRANGERS = 256
-"""Most connections that have said nothing, beside those that are waited for."""
+"""Most unauthenticated connections beyond the number of expected peers."""
 STRANGER_BYTES, ALL_BYTES = 4 * 2**20, 32 * 2**20
-"""Bytes that may come from a stranger, and from all of them. Linux; elsewhere they are not counted."""
+"""Most bytes received from one stranger, and from all together. Enforced on Linux only."""
 SPARE_DESCRIPTORS = 512
-"""Where fewer descriptors than these are left nobody may be silent: a record has to be written, too."""
+"""All strangers are disconnected while fewer descriptors than these are free: the record needs some."""
 
 
 class Strangers:
-    """Connections that others made to this socket, of which nothing whole has been heard yet.
+    """Connections to this socket that have not yet sent a complete message.
 
-    An honest one needs a few round trips and speaks at once; so where there are many the oldest are shut,
-    and an honest one among them comes again. ``admitted`` are all that may come; ``called`` has the far ends
-    of those that have spoken.
+    A peer with a key needs a few round trips and sends its first message at once. If there are too many
+    strangers, the oldest are disconnected; a peer with a key reconnects. ``admitted`` are the expected peers;
+    ``called`` maps peers that have sent a message to their addresses.
     """
 
     def __init__(
@@ -51,35 +51,35 @@ class Strangers:
         self._events.rcvhwm = 0  # at a mark ZeroMQ's own thread would wait
         self._events.connect("inproc://connections")
         self._open: dict[int, str] = {}
-        """Far ends by descriptor, the oldest first."""
+        """Remote addresses by descriptor, the oldest first."""
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="edgefl-strangers", daemon=True)
         self._watcher.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._over.set()
         self._watcher.join()
         self._router.disable_monitor()
         self._events.close(linger=0)
 
     def _watch(self) -> None:
-        set_time_slice()  # soon, also where the host is busy: ZeroMQ's thread reads on meanwhile
+        set_time_slice()  # run soon on a busy host, too: ZeroMQ's thread keeps reading meanwhile
         pause_s = LOOK_S
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
-            with suppress(OSError, MemoryError):  # no descriptor, or no memory, is left to look with
+            with suppress(OSError, MemoryError):  # no free descriptor or memory for this check
                 self._look()
             pause_s = max(LOOK_S, (time.thread_time() - began_s) / MOST_SHARE)
 
     def _look(self) -> None:
-        """Learn who came and went since the last look; shut strangers that are too many or send too much."""
+        """Process connects and disconnects; shut strangers beyond the limits."""
         while self._events.poll(0):
             event = self._events.recv_multipart()[0]
             number = int.from_bytes(event[2:6], sys.byteorder)
             self._open.pop(number, None)
             if int.from_bytes(event[:2], sys.byteorder) == zmq.EVENT_ACCEPTED:
-                with suppress(OSError):  # it is gone again
+                with suppress(OSError):  # already closed
                     self._open[number] = far_end(number)
         known = set(self._called.values())
         strangers = [(number, far) for number, far in self._open.items() if far not in known]
@@ -96,7 +96,7 @@ class Strangers:
 
 
 def _received_bytes(number: int) -> int:
-    """Bytes that have come by this TCP connection; 0 if it is gone, and where the system does not count."""
+    """Bytes received on this TCP connection; 0 if it is closed or the system does not count them."""
     with suppress(OSError, AttributeError, struct.error):
         end = socket.socket(fileno=number)
         try:
@@ -108,7 +108,7 @@ def _received_bytes(number: int) -> int:
 
 
 def _short_of_descriptors() -> bool:
-    """Returns True if this process may not open many more: it is always given the lowest that is free."""
+    """Returns True if few descriptors are free. A new descriptor gets the lowest free number."""
     try:
         lowest = os.dup(0)
     except OSError:
@@ -119,7 +119,7 @@ def _short_of_descriptors() -> bool:
 
 
 def far_end(number: int) -> str:
-    """The far end's address of a connection. OSError if this descriptor is none."""
+    """Remote address of a connection. Raises OSError if the descriptor is not a connection."""
     end = socket.socket(fileno=number)
     try:
         far = end.getpeername()
@@ -129,8 +129,8 @@ def far_end(number: int) -> str:
 
 
 def shut(number: int, far: str) -> None:
-    """Shut the connection to this far end, if the descriptor still is that: ZeroMQ closes it then."""
-    with suppress(OSError):  # the other was quicker
+    """Shut the connection if the descriptor still has this remote address; ZeroMQ then closes it."""
+    with suppress(OSError):  # already closed
         if far_end(number) == far:
             end = socket.socket(fileno=number)
             try:

@@ -214,7 +214,7 @@ class _Supervisor:
         """The end of a process that the run cannot go on without, while the server leaves a checkpoint."""
         self._wakeup = os.pipe()
         self._uncleared: set[str] = set()
-        """Of zygote and nodes, who may still host peers of a server that was killed."""
+        """Zygote and nodes that may still host peers of a killed server."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup[0], selectors.EVENT_READ)
         self._end: control.Finished | None = None

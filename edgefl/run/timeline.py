@@ -27,7 +27,7 @@ from edgefl.run.peers import Peer, Peers
 from edgefl.run.slots import Aggregator, Lease
 
 Answer = messages.TaskResult | messages.Gone | Died
-"""What a worker said of a task, or that it is what workers die of."""
+"""A worker's answer to a task, or the finding that the task kills workers."""
 OF_TRAINING = "its training ended its process"
 """The beginning of a `Left`'s reason, where no process was the client's own (virtual clock)."""
 Order = Callable[[Train, Lease, float, float], messages.Task]
@@ -51,7 +51,7 @@ class Ahead:
     answers: list[Answer] = field(default_factory=list)
     """Workers' answers to tasks whose arrival is not due yet."""
     tasks: list[int] = field(default_factory=list)
-    """Those of these tasks whose update lies in its slot."""
+    """Those of the answered tasks whose update is in its slot."""
     entries: dict[int, int] = field(default_factory=dict)
     """Versions that are still to be read, by a task or the evaluator, and their ring entries."""
 

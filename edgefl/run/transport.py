@@ -23,7 +23,7 @@ PART_BYTES = 256 * 1024
 and ZeroMQ uses the same memory for the next."""
 
 REPEATED, SOME_PARTS = 4, 1000
-"""How often the parts of an update, of the least size each, may come, and a few besides: more are a flood."""
+"""Times that each smallest part of an update may be sent, and extra parts; more count as a flood."""
 
 
 class ShmServer:

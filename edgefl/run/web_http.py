@@ -19,7 +19,7 @@ MOST_HEAD_BYTES = 8192
 PATIENCE_S = 10.0
 """Time that a client is given to send its request, and to read what it was sent."""
 NAMES = ("127.0.0.1", "localhost")
-"""What a request may call this machine, whatever the port: a tunnel's may be another."""
+"""Host names that a request may use, with any port: a tunnel may change it."""
 HEADERS = (
     "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
     "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"

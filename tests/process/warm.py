@@ -14,7 +14,6 @@ import select
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -22,7 +21,6 @@ from unittest import mock
 
 import msgspec
 
-from edgefl import failpoints
 from edgefl.run import fork_server, supervisor
 from edgefl.run.channel import Channel, Closed, pair
 from edgefl.run.process import become_child
@@ -35,13 +33,13 @@ MODULES = (
     "edgefl.results.report",
 )
 RUNS = {"run", "resume", "sweep"}
-"""Commands that start a run's processes."""
+"""Commands that fork the processes of a run."""
 READ_WHEN_IMPORTED = ("OMP_", "MKL_", "PYTHON", "LANG", "LC_", "PATH", "LD_", "HOME", "XDG_")
-"""Variables whose value only a new interpreter sees begin like these."""
+"""Prefixes of environment variables that are read only when an interpreter or a library starts."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Start this command; input, output and error output come with the message."""
+    """Request to start a command; descriptors for stdin, stdout and stderr are sent with it."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
@@ -49,7 +47,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Commands:
-    """Starts commands warm. A context manager."""
+    """Client of the process that forks commands. A context manager."""
 
     def __init__(self, server: fork_server.ForkServer) -> None:
         self.first = dict(os.environ)
@@ -62,17 +60,17 @@ class Commands:
         self.channel.close()
 
     def fit(self, environment: Mapping[str, str]) -> bool:
-        """Returns True if an interpreter that began in the first environment is as good as a new one."""
+        """Returns True if a command in this environment may be forked instead of started."""
         changed = {name for name, _ in environment.items() ^ self.first.items()}
         return not any(name.startswith(READ_WHEN_IMPORTED) for name in changed)
 
 
 commands: Commands | None = None
-"""Those of this session, once a process test has begun."""
+"""The client of this test session; None before its first process test."""
 
 
 class WarmCommand(subprocess.Popen[str]):
-    """A command that `Commands` has started; its parent is this process, which must be a child subreaper."""
+    """A command forked by `Commands`. Its parent is this process, which must be a child subreaper."""
 
     def __init__(self, commands: Commands, wanted: Wanted) -> None:
         self._commands, self._wanted = commands, wanted
@@ -91,7 +89,7 @@ class WarmCommand(subprocess.Popen[str]):
 
 
 class _Forked:
-    """The fork server of one command, as `edgefl.run.process.Child`."""
+    """The fork server of one command; implements `edgefl.run.process.Child`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -110,12 +108,12 @@ class _Forked:
 
 
 def serve(channel: Channel[Wanted]) -> NoReturn:
-    """Fork each command that is wanted. Raises `Closed` when nobody wants any more."""
+    """Fork a command for each request. Raises `Closed` when the client is gone."""
     while True:
         wanted = channel.receive()
         fds = [channel.descriptor() for _ in range(3)]
         told, tells = os.pipe()
-        if (between := os.fork()) == 0:  # it ends at once, so that the command is its subreaper's child
+        if (between := os.fork()) == 0:  # exits at once: the command becomes a child of the subreaper
             if (pid := os.fork()) == 0:
                 os.close(told)
                 os.close(tells)
@@ -129,35 +127,26 @@ def serve(channel: Channel[Wanted]) -> NoReturn:
 
 
 def _command(channel: Channel[Wanted], wanted: Wanted, fds: Sequence[int]) -> NoReturn:
-    """Be the command."""
-    code = 1
-    try:
-        os.setsid()
-        for number, fd in enumerate(fds):
-            os.dup2(fd, number)
-            os.close(fd)
-        channel.close()
-        os.environ.clear()
-        os.environ.update(wanted.environment)
-        os.chdir(wanted.folder)
-        failpoints.arm()
-        sys.argv = ["edgefl", *wanted.arguments]
-        sys.path[0] = wanted.folder
-        for stop, handler in _HANDLERS.items():
-            signal.signal(stop, handler)
-        with contextlib.ExitStack() as stack:
-            if wanted.arguments[0] in RUNS:
-                _run_warm(stack)
-            code = import_module("edgefl.__main__").main()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+    """Run the command in this process, which was forked for it."""
+    os.setsid()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    channel.close()
+    fork_server.run_forked(wanted.environment, wanted.folder, lambda: _main(wanted))
+
+
+def _main(wanted: Wanted) -> int:
+    """Do what ``python -m edgefl ARGUMENTS`` does after its imports."""
+    sys.argv = ["edgefl", *wanted.arguments]
+    sys.path[0] = wanted.folder
+    for number, handler in _HANDLERS.items():
+        signal.signal(number, handler)
+    with contextlib.ExitStack() as stack:
+        if wanted.arguments[0] in RUNS:
+            _run_warm(stack)
+        code: int = import_module("edgefl.__main__").main()
+    return code
 
 
 _HANDLERS = {
@@ -169,7 +158,7 @@ _HANDLERS = {
 
 
 def _run_warm(stack: contextlib.ExitStack) -> None:
-    """Fork the command's fork server while there is one thread and nothing is open, for whoever makes one."""
+    """Fork the command's fork server now, while this process has one thread and no open files."""
     ours, theirs = pair()
     me = os.getpid()
     if (pid := os.fork()) == 0:
