@@ -142,13 +142,6 @@ def resumable(folder: Path) -> bool:
     return any((folder / CHECKPOINTS).glob("journal-*.safetensors"))
 
 
-def last_version(folder: Path) -> int:
-    """The last version that is committed; 0 without any."""
-    with contextlib.suppress(ConfigError), Record(folder) as record:
-        return int(record.select("SELECT COALESCE(MAX(version), 0) FROM versions")[0][0])
-    return 0
-
-
 def way_on(folder: Path) -> str:
     """The end of the message of a run that failed: how to carry on with it, where that can be done."""
     return f"; carry on with: edgefl resume {folder}" if resumable(folder) else ""

@@ -340,7 +340,8 @@ class _Supervisor:
         if name == "zygote":
             self._children["server"].kill()
             self._children["server"].wait()
-        version, under_way = run_folder.last_version(self._folder), run_folder.resumable(self._folder)
+        assert self._buffer is not None
+        version, under_way = self._buffer.latest[0], run_folder.resumable(self._folder)
         self._deaths = 1 if version > self._died_at else self._deaths + 1
         self._died_at = max(version, self._died_at)
         if self._deaths == MOST_DEATHS:
@@ -365,7 +366,6 @@ class _Supervisor:
             workers=self._workers,
         )
         if name == "zygote":
-            assert self._buffer is not None
             self._prepare()
             self._zygote.tell(control.Adopt(initialise=False), self._buffer.fd)
         self._uncleared = {"zygote"}

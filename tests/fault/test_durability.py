@@ -12,7 +12,7 @@ from edgefl.results.record import Record
 from edgefl.run import witness
 from edgefl.run.verify import verify
 from tests.process.disturbed import killed
-from tests.process.runs import PATIENCE_S, Command, experiment
+from tests.process.runs import PATIENCE_S, Command, experiment, incidents
 
 pytestmark = pytest.mark.timeout(300)
 PLACES = ("commit", "committed", "sum", "summed", "published")
@@ -47,6 +47,15 @@ def test_a_server_killed_at_each_place_loses_nothing_and_repeats_nothing(
     assert len(witness.read(account)) > 40
     with Record(folder) as record:
         assert (record.trips["fate"] == "applied").sum() == 75
+    assert verify(folder).versions == 25
+
+
+def test_a_version_that_no_commit_has_written_yet_counts_as_progress(tmp_path: Path) -> None:
+    # The third server makes two versions and is killed within the time that rows wait for a commit.
+    folder = tmp_path / "run"
+    deaths = {"EDGEFL_FAILPOINTS": "commit:0:0,committed:1:0,published:2:1"}
+    Command.run(wanted(), folder, environment=deaths).ends()
+    assert len(incidents(folder, "restart")) == 3
     assert verify(folder).versions == 25
 
 
