@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the tests' parts
 
 from edgefl import Checkpoint, Experiment, Server, Stop, seeds
-from edgefl.run.fork_server import ForkServer
+from edgefl.host.fork_server import ForkServer
 from tests.fault import bit_flips as flipped
 from tests.fault import disk, injected, power_cut, shim
 from tests.process import runs

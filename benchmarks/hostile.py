@@ -32,15 +32,16 @@ from typing import Any, NamedTuple
 import psutil
 
 from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
+from edgefl.host.process import start_process
 from edgefl.regression.memory import kib, own_kib
 from edgefl.results.record import Record
-from edgefl.run import control, keys, messages, node, supervisor
+from edgefl.run import control, messages, node, supervisor
 from edgefl.run.connection import ServerSocket
-from edgefl.run.door import CallerSocket
 from edgefl.run.gate import Refusal
 from edgefl.run.nodes import opened
-from edgefl.run.process import start_process
-from edgefl.run.sockets import Frame, Full
+from edgefl.zeromq import keys
+from edgefl.zeromq.door import CallerSocket
+from edgefl.zeromq.sockets import Frame, Full
 from tests.fuzz.test_wire_fuzz import WAYS
 from tests.raw_caller import GREETING as CURVE
 from tests.raw_caller import RawCaller

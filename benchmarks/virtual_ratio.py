@@ -24,9 +24,9 @@ import time
 from pathlib import Path
 
 import edgefl
+from edgefl.host.process import keep_freed_memory
 from edgefl.processes import child_environment, usable_cores
 from edgefl.results.record import Record
-from edgefl.run.process import keep_freed_memory
 
 
 def experiment(trips: int, workers: int) -> edgefl.Experiment:

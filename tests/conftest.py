@@ -24,9 +24,9 @@ import pytest
 import pytest_timeout
 
 from edgefl import kernels
-from edgefl.limits import groups as hierarchy
+from edgefl.host import groups as hierarchy
+from edgefl.host.fork_server import ForkServer
 from edgefl.run import supervisor
-from edgefl.run.fork_server import ForkServer
 from tests.patience import Patience
 from tests.process import warm
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import zmq
 
-from edgefl.run import keys
+from edgefl.zeromq import keys
 from tests.raw_peer import COMMAND, Raw, frame
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)

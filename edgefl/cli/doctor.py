@@ -70,7 +70,7 @@ def _python() -> Iterator[Check]:
 
 
 def _cores() -> Iterator[Check]:
-    from edgefl.limits.capacity import cpu_quota
+    from edgefl.host.capacity import cpu_quota
     from edgefl.processes import usable_cores
 
     usable = usable_cores()
@@ -84,7 +84,7 @@ def _cores() -> Iterator[Check]:
 def _memory() -> Iterator[Check]:
     import psutil
 
-    from edgefl.limits.capacity import memory_limit_bytes
+    from edgefl.host.capacity import memory_limit_bytes
 
     memory, limit = psutil.virtual_memory(), memory_limit_bytes()
     free = min(memory.available, limit or memory.available)
@@ -117,7 +117,7 @@ def _kernels() -> Iterator[Check]:
 
 
 def _calibration() -> Iterator[Check]:
-    from edgefl.limits.calibration import stored_calibration
+    from edgefl.host.calibration import stored_calibration
 
     if (stored := stored_calibration()) is None:
         yield Check("calibration", "none that holds", "made when first needed; or now: edgefl calibrate")
@@ -141,7 +141,7 @@ def _processes() -> Iterator[Check]:
 
 
 def _throttles() -> Iterator[Check]:
-    from edgefl.limits import probe
+    from edgefl.host import probe
 
     yield Check("throttle paced", "works: needs no privileges; the default")
     probed = {f"throttle {kind}": probe.throttle(kind) for kind in ("sigstop", "cgroup")}
@@ -153,7 +153,7 @@ def _throttles() -> Iterator[Check]:
 
 
 def _limits() -> Iterator[Check]:
-    from edgefl.limits.capacity import thread_limit
+    from edgefl.host.capacity import thread_limit
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = f"raise it for large fleets: ulimit -n {hard}" if soft < 1024 * CLIENT_FDS and hard > soft else ""

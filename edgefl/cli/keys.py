@@ -38,7 +38,7 @@ def keygen(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Hosts that may join.")] = None,
 ) -> None:
     """Make the key pairs by which hosts join a run: the server's, and one for each name."""
-    from edgefl.run.keys import make
+    from edgefl.zeromq.keys import make
 
     for path in make(folder, names or []):
         say(str(path))

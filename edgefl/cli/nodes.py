@@ -79,7 +79,7 @@ def _invitation(door: Nodes) -> str:
 
 def _require_host(address: str) -> None:
     """`ConfigError` for an address that is none, or of a host that nobody knows."""
-    from edgefl.run.door import endpoint
+    from edgefl.zeromq.door import endpoint
 
     host, port = endpoint(address, "ADDRESS")
     try:
@@ -111,7 +111,8 @@ def join(
     It ends when the run is over.
     """
     from edgefl.devices.profiles import is_path, load_device
-    from edgefl.run import keys, node
+    from edgefl.run import node
+    from edgefl.zeromq import keys
 
     run.require_torch()
     _require_host(address)

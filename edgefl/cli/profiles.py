@@ -320,8 +320,8 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Measure what this machine computes a second."""
-    from edgefl.limits.calibration import EXPIRES_S
-    from edgefl.limits.calibration import calibrate as measure
+    from edgefl.host.calibration import EXPIRES_S
+    from edgefl.host.calibration import calibrate as measure
 
     found = measure(force=fresh)
     if as_json:

@@ -259,7 +259,7 @@ def _cluster(
     """The nodes of a Ray cluster, if one is given."""
     if ray is None:
         return nullcontext()
-    from edgefl.cluster.ray import nodes_of
+    from edgefl.hosts.ray import nodes_of
 
     return nodes_of(ray, experiment, base, quiet=quiet)
 

@@ -19,7 +19,7 @@ import numpy as np
 from edgefl.devices.schema import Direction, Network
 from edgefl.errors import EdgeflError, ProfileError
 from edgefl.files import read as read_file
-from edgefl.limits.pacing import Pacer, PhaseTime
+from edgefl.host.pacing import Pacer, PhaseTime
 
 CHUNK_BYTES = 65536  # bytes between two waits: with 16 KiB a 400 Mbps link ran 3.7% slow, with 64 KiB 0.01%
 LOOK_WALL_S = 0.02  # wall time between updates of a transfer's rate on a shared link

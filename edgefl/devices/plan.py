@@ -11,7 +11,7 @@ import numpy as np
 from edgefl.devices.link import Link, Transfer
 from edgefl.devices.schema import Device
 from edgefl.devices.thermal import Computation, ThermalModel
-from edgefl.limits.pacing import Pacer, Phase
+from edgefl.host.pacing import Pacer, Phase
 
 
 class End(NamedTuple):

@@ -23,9 +23,9 @@ import numpy.typing as npt
 import psutil
 
 from edgefl import kernels
+from edgefl.host.capacity import UsageMeter, host
+from edgefl.host.verdict import STEAL_MAX, STOLEN, THROTTLED, THROTTLED_MAX, exceeded
 from edgefl.kernels.arguments import Floats
-from edgefl.limits.capacity import UsageMeter, host
-from edgefl.limits.verdict import STEAL_MAX, STOLEN, THROTTLED, THROTTLED_MAX, exceeded
 from edgefl.results import tables
 
 PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)

@@ -31,8 +31,8 @@ import zmq
 
 from edgefl import kernels
 from edgefl.errors import RunError
+from edgefl.host.process import take_forks_along
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
-from edgefl.run.process import take_forks_along
 from edgefl.run.transport import PART_BYTES
 
 Transport = Literal["shm", "wire"]

@@ -25,12 +25,12 @@ import psutil
 from edgefl import config, failpoints
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
+from edgefl.host.process import adopt_orphans
 from edgefl.lab import outcome
 from edgefl.lab.chaos_findings import KINDS, PLACES, DisturbedRun, Findings, Kill
 from edgefl.results.record import FILE_NAME, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.run import witness
-from edgefl.run.process import adopt_orphans
 from edgefl.seeds import stream
 
 PEERS = {"client", "worker", "evaluator", "die"}

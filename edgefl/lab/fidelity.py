@@ -20,17 +20,18 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from edgefl import limits, toml
+from edgefl import toml
 from edgefl.devices import device_names, load_device
 from edgefl.devices.schema import Device
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop, Training
+from edgefl.host import open as throttle
+from edgefl.host import probe
+from edgefl.host.capacity import UsageMeter, host
+from edgefl.host.verdict import Conditions, Outcome, outcome, unfit
 from edgefl.kernels.arguments import Doubles
 from edgefl.lab.workloads import EXERCISE, PRODUCT_FLOP, ExerciseArgs
 from edgefl.learning.operations import StepWork
-from edgefl.limits import probe
-from edgefl.limits.capacity import UsageMeter, host
-from edgefl.limits.verdict import Conditions, Outcome, outcome, unfit
 from edgefl.processes import usable_cores
 from edgefl.results import tables
 from edgefl.results.summary import fidelity_of
@@ -359,7 +360,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(probe.loaded()) for _ in shares]
         throttles = [
-            stack.enter_context(limits.open(mechanism, child.pid, share))
+            stack.enter_context(throttle(mechanism, child.pid, share))
             for child, share in zip(children, shares.tolist(), strict=True)
         ]
         time.sleep(seconds)

@@ -30,10 +30,10 @@ import psutil
 from edgefl import kernels
 from edgefl.errors import RunError
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop
+from edgefl.host.capacity import host
 from edgefl.lab.aggregate import short
 from edgefl.lab.bare import Limit, LimitCase, Transport
 from edgefl.lab.workloads import IDLE
-from edgefl.limits.capacity import host
 from edgefl.parameters.buffer import ring_entries
 from edgefl.results import tables
 from edgefl.results.record import Record

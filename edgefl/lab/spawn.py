@@ -23,8 +23,8 @@ import psutil
 from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import RunError
 from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
+from edgefl.host.capacity import host
 from edgefl.learning.train import TrainResult
-from edgefl.limits.capacity import host
 from edgefl.results import tables
 from edgefl.results.tables import many
 from edgefl.run import supervisor

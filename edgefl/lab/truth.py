@@ -22,9 +22,9 @@ from edgefl.devices.measurements import MeasuredStep
 from edgefl.devices.prediction import time_model
 from edgefl.devices.profiles import bundled_folder, load_device
 from edgefl.errors import ConfigError
+from edgefl.host.capacity import host
 from edgefl.lab import bars
 from edgefl.lab.bars import ComparedStep
-from edgefl.limits.capacity import host
 from edgefl.results import tables
 from edgefl.results.tables import many, percent
 

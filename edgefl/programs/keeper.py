@@ -20,14 +20,11 @@ from typing import NoReturn
 
 from edgefl.devices.presence import AlternatingRenewal
 from edgefl.errors import ConfigError, EdgeflError, RunError
-from edgefl.limits.groups import ACCOUNTING, ControlGroup, Groups, NoGroup, used_ns
-from edgefl.limits.memory import GroupMemory
-from edgefl.limits.pacing import set_time_slice, set_timer_slack
-from edgefl.limits.throttle import Account, DutyCycle, Quota, Throttled, TurnQueue, reduce_wakeup_latency
-from edgefl.programs import messages
-from edgefl.programs.tree import ProcessTree, children_of, phone_of
-from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import (
+from edgefl.host.channel import Channel, Closed
+from edgefl.host.groups import ACCOUNTING, ControlGroup, Groups, NoGroup, used_ns
+from edgefl.host.memory import GroupMemory
+from edgefl.host.pacing import set_time_slice, set_timer_slack
+from edgefl.host.process import (
     STOPS,
     adopt_orphans,
     allow_open_files,
@@ -36,6 +33,9 @@ from edgefl.run.process import (
     hear_no_stops_of_children,
     outlive_parent,
 )
+from edgefl.host.throttle import Account, DutyCycle, Quota, Throttled, TurnQueue, reduce_wakeup_latency
+from edgefl.programs import messages
+from edgefl.programs.tree import ProcessTree, children_of, phone_of
 from edgefl.seeds import stream
 
 LOOK_NS = 100_000_000

@@ -17,7 +17,7 @@ from edgefl.devices import Device, Network, load_device, load_network
 from edgefl.devices.condition import Power, power_of
 from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError, ProfileError
-from edgefl.limits.calibration import Calibration
+from edgefl.host.calibration import Calibration
 
 MOST_PHONES = 10_000
 _PLACEHOLDER = re.compile(r"\{(i|device|connect:(\d+))\}")
@@ -82,7 +82,7 @@ def cpu_share(device: Device, host: Calibration) -> float:
     model = device.time_model()
     if model is None:
         raise ConfigError(f"device {device.id!r}: says nothing of computing, so no program can be held to it")
-    from edgefl.limits.host_operations import FEMNIST_FLOP
+    from edgefl.host.host_operations import FEMNIST_FLOP
 
     host_s = FEMNIST_FLOP / (host.measured.train_gflops.median * 1e9)
     return host_s / model.predict(FEMNIST_STEP).seconds
@@ -101,7 +101,7 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
         _check_command(phone, where)
         if share is None:
             if host is None and device.time_model() is not None:
-                from edgefl.limits.calibration import calibrate
+                from edgefl.host.calibration import calibrate
 
                 host = calibrate()
             assert host is not None or device.time_model() is None

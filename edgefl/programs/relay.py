@@ -25,12 +25,12 @@ from edgefl.devices import load_network
 from edgefl.devices.link import Disconnected
 from edgefl.devices.presence import AlternatingRenewal
 from edgefl.devices.schema import Network
-from edgefl.limits.throttle import reduce_wakeup_latency
+from edgefl.host.channel import Channel, Closed
+from edgefl.host.process import allow_open_files, become_child, outlive_parent
+from edgefl.host.throttle import reduce_wakeup_latency
 from edgefl.programs import messages
 from edgefl.programs.tree import end_marked
 from edgefl.programs.way import LinkWay, Transmission
-from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import allow_open_files, become_child, outlive_parent
 from edgefl.seeds import stream
 
 AHEAD_S = 0.02

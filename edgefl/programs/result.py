@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from edgefl.limits import verdict
-from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S
-from edgefl.limits.verdict import MEAN_MAX, Conditions, HeldVerdict
+from edgefl.host import verdict
+from edgefl.host.fidelity import MINOR_PART, RESOLUTION_WALL_S
+from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
 
 LEAST_CPU_S = 0.05
 """CPU seconds of this host below which a phone's rate is not judged: a slice is some per cent of less."""

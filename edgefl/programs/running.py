@@ -16,9 +16,11 @@ from typing import IO, Any, Literal, NamedTuple, NoReturn, Self
 
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.files import make_folder, write_json, write_text
-from edgefl.limits.capacity import Demand, TimeScale, UsageMeter, capacity_cores, choose_time_scale
-from edgefl.limits.groups import Groups, NoGroup
-from edgefl.limits.verdict import Conditions
+from edgefl.host.capacity import Demand, TimeScale, UsageMeter, capacity_cores, choose_time_scale
+from edgefl.host.channel import Channel, Closed
+from edgefl.host.groups import Groups, NoGroup
+from edgefl.host.process import STOPS, allow_open_files, end_child, start_process
+from edgefl.host.verdict import Conditions
 from edgefl.programs import messages
 from edgefl.programs.phone import (
     HeldPhone,
@@ -33,8 +35,6 @@ from edgefl.programs.result import PhoneResult, ProgramsResult, judge, way_resul
 from edgefl.programs.tree import RUN_VARIABLE, end_marked
 from edgefl.programs.view import PhonesView
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
-from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import STOPS, allow_open_files, end_child, start_process
 
 THROTTLES = ("sigstop", "cgroup", "off")
 MEMORIES = ("auto", "cgroup", "watch", "off")

@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 
 from edgefl.errors import ConfigError
-from edgefl.limits import groups
-from edgefl.limits.groups import NoGroup, Place, find, process_stat, remove_orphans, throttled_ns
-from edgefl.limits.throttle import Target, cpu_ns
+from edgefl.host import groups
+from edgefl.host.groups import NoGroup, Place, find, process_stat, remove_orphans, throttled_ns
+from edgefl.host.throttle import Target, cpu_ns
 from edgefl.programs.phone import INDEX_VARIABLE
 
 _PROC = Path("/proc")
@@ -33,7 +33,7 @@ CERTAIN = 0.05
 
 
 class ProcessTree:
-    """The processes that ``root`` is the first of, as a `edgefl.limits.throttle.ThrottleTarget`."""
+    """The processes that ``root`` is the first of, as a `edgefl.host.throttle.ThrottleTarget`."""
 
     def __init__(
         self, root: int, place: Place | None = None, accounting: Place | None = None, before_ns: int = 0

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from edgefl.limits.capacity import TimeScale
+from edgefl.host.capacity import TimeScale
 from edgefl.programs import messages
 from edgefl.programs.phone import HeldPhone
 from edgefl.programs.result import LEAST_CPU_S

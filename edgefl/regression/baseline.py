@@ -17,8 +17,8 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.files import make_folder, replace
 from edgefl.files import read as read_file
-from edgefl.limits.calibration import fingerprint, library
-from edgefl.limits.capacity import host
+from edgefl.host.calibration import fingerprint, library
+from edgefl.host.capacity import host
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, profile_sha256
 from edgefl.regression.process import ShotSizes
 from edgefl.regression.repetition import REFERENCE_VERSION

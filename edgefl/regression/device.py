@@ -18,7 +18,7 @@ from edgefl.devices import load_device, load_network
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError, Invalid, NotMet, ProfileError
 from edgefl.experiment import NonNegative
-from edgefl.limits.verdict import Outcome
+from edgefl.host.verdict import Outcome
 from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry, Samples
 from edgefl.regression.measure import TimeLimit, judged, measure

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from edgefl.errors import Invalid, NotMet, OutOfDeviceMemory
-from edgefl.limits.capacity import StealMeter
+from edgefl.host.capacity import StealMeter
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan
 from edgefl.regression.process import (
     Failure,

@@ -19,7 +19,7 @@ import numpy as np
 
 from edgefl.devices.condition import energy_j
 from edgefl.devices.schema import Device, Network, to_json
-from edgefl.limits.verdict import STEAL_MAX, STOLEN, exceeded
+from edgefl.host.verdict import STEAL_MAX, STOLEN, exceeded
 from edgefl.regression.process import PrepareRequest, Repetition, TrialRun
 from edgefl.seeds import stream
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgefl.limits.groups import process_stat
+from edgefl.host.groups import process_stat
 from edgefl.programs.tree import children_of
 
 LOOK_S = 0.005

@@ -28,8 +28,8 @@ import msgspec
 import psutil
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import start_process
+from edgefl.host.channel import Channel, Closed
+from edgefl.host.process import start_process
 
 _ENDING_S = 1.0
 """Time for the measuring process to end by itself once its channel is closed."""

@@ -26,12 +26,13 @@ from torch import nn
 from edgefl.devices.link import Disconnected, Link
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError
+from edgefl.host.host_operations import sgd_step
+from edgefl.host.memory import MemoryLimit
+from edgefl.host.pacing import wait_until
+from edgefl.host.process import keep_freed_memory
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
-from edgefl.limits.host_operations import sgd_step
-from edgefl.limits.memory import MemoryLimit
-from edgefl.limits.pacing import wait_until
 from edgefl.regression.memory import Peak, TreeWatch
 from edgefl.regression.process import (
     MOST_AT_A_TIME,
@@ -41,7 +42,6 @@ from edgefl.regression.process import (
     ShotSizes,
     TrialRun,
 )
-from edgefl.run.process import keep_freed_memory
 from edgefl.seeds import stream
 
 REFERENCE_VERSION = 1

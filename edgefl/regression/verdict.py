@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from edgefl.errors import ConfigError, ProfileError, unknown
-from edgefl.limits.verdict import Outcome
+from edgefl.host.verdict import Outcome
 from edgefl.regression.baseline import Samples, samples
 from edgefl.regression.measurement import Measurement, median_interval
 

@@ -26,9 +26,8 @@ import psutil
 
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.regression import process
-from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import (
+from edgefl.host.channel import Channel, Closed
+from edgefl.host.process import (
     STOPS,
     adopt_orphans,
     become_child,
@@ -36,6 +35,7 @@ from edgefl.run.process import (
     has_children,
     outlive_parent,
 )
+from edgefl.regression import process
 
 if TYPE_CHECKING:
     from edgefl.regression.memory import TreeWatch

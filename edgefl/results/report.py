@@ -12,7 +12,7 @@ import numpy as np
 
 from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_text
-from edgefl.limits.fidelity import PHASES, RESOLUTION_WALL_S
+from edgefl.host.fidelity import PHASES, RESOLUTION_WALL_S
 from edgefl.results import page
 from edgefl.results.page import Picture
 from edgefl.results.pictures import (

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from edgefl.core.events import Joined
 from edgefl.files import json_text, write_text
-from edgefl.limits.fidelity import Seconds, assess
-from edgefl.limits.verdict import Conditions
+from edgefl.host.fidelity import Seconds, assess
+from edgefl.host.verdict import Conditions
 from edgefl.results.phase import phase_of
 from edgefl.results.record import FATES, EvaluationRow, Record
 from edgefl.results.run_folder import SUMMARY_FILE

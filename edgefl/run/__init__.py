@@ -15,13 +15,10 @@ client, worker  the processes that train, at the device's pace or the host's; wo
 update          train → amplify → write → checksum, for all of them
 durability      what is done before a client is told that its update was taken in; witness: the clients' own
                 account of that
-connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers,
-                sockets has what all of them share
-door            the way in from other hosts, by TCP, and their keys; strangers are few there
+connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers
 nodes           other processes, which join by the door and host the peers (node: one of them)
 demands         an experiment's: whether it can be done, and the shape of its memory
-channel         pipes between supervisor, zygote and server; control is their language
-process         the start of a child process; child: its first module
+control         messages between the supervisor and the processes that it starts
 web             the live page: what the supervisor tells web_process, which serves web_page by web_http
 verify          a finished run, made again from its journal
 """

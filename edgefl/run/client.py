@@ -17,19 +17,19 @@ import numpy as np
 from edgefl import failpoints
 from edgefl.devices.link import move
 from edgefl.errors import SlotError
+from edgefl.host.confinement import ClientLimits
+from edgefl.host.held import Cost, HeldPhase
+from edgefl.host.memory import Growth
+from edgefl.host.pacing import Pacer, Phase
 from edgefl.kernels.arguments import Floats
-from edgefl.limits.confinement import ClientLimits
-from edgefl.limits.held import Cost, HeldPhase
-from edgefl.limits.memory import Growth
-from edgefl.limits.pacing import Pacer, Phase
 from edgefl.parameters.buffer import ParameterBuffer, TripPhase
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Connection
-from edgefl.run.sockets import Frame
 from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker, loss_of
 from edgefl.run.witness import Witness
+from edgefl.zeromq.sockets import Frame
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload

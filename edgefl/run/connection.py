@@ -6,7 +6,7 @@ its own that only the run can know. On Linux that is in the abstract namespace, 
 connects lets the server's process in and no other, of this user or another; elsewhere it is a socket in a
 fresh 0700 folder. Who answers must know the password of its name (ZeroMQ's PLAIN) before a message of it is
 taken in, and has the name that the server called. Peers on other hosts come to the server's door
-(`edgefl.run.door`). Neither end trusts what comes in: `edgefl.run.messages` reads the bytes.
+(`edgefl.zeromq.door`). Neither end trusts what comes in: `edgefl.run.messages` reads the bytes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import zmq
 
 from edgefl.devices.link import Disconnected
 from edgefl.errors import SlotError, WireError
-from edgefl.run import control, keys, messages
-from edgefl.run.door import CallerSocket, DoorSocket
-from edgefl.run.sockets import AT_ONCE, Dealer, Frame, Full, Router, Unreachable
+from edgefl.run import control, messages
 from edgefl.terminal import printable
+from edgefl.zeromq import keys
+from edgefl.zeromq.door import CallerSocket, DoorSocket
+from edgefl.zeromq.sockets import AT_ONCE, Dealer, Frame, Full, Router, Unreachable
 
 ABSTRACT = "ipc://@edgefl-"
 Message = tuple[messages.FromServer, Sequence[Frame]]

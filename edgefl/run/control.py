@@ -12,9 +12,10 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from edgefl.experiment import MOST_PROCESSES, Experiment
+from edgefl.host.capacity import TimeScale
+from edgefl.host.channel import Refused
+from edgefl.host.confinement import Enforcement
 from edgefl.learning.operations import BatchWork
-from edgefl.limits.capacity import TimeScale
-from edgefl.limits.confinement import Enforcement
 from edgefl.parameters.buffer import Shape
 
 Role = Literal["client", "worker", "evaluator"]
@@ -66,14 +67,6 @@ class Departed(_OfPeer, frozen=True, tag="departed"):
 
 class Expel(_OfPeer, frozen=True, tag="expel"):
     """The process hangs or sends rubbish and is to be ended: server → supervisor → zygote."""
-
-
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The run cannot begin or go on; the message is the user's one line. From zygote or server."""
-
-    message: str
-    config: bool
-    """True if the experiment is at fault (exit code 2), False if the run is (exit code 1)."""
 
 
 # ---- supervisor → web process ------------------------------------------------------------------
@@ -231,7 +224,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     """A process offers to host peers of the run: node → supervisor."""
 
     host: tuple[str, int, str]
-    """CPU, usable cores and system, as `edgefl.limits.capacity.Host`."""
+    """CPU, usable cores and system, as `edgefl.host.capacity.Host`."""
     machine: str
     """The running system that it is on: nodes on one share its cores."""
     cores: Figure
@@ -267,7 +260,7 @@ class NodeEnded(msgspec.Struct, frozen=True, tag="node-ended"):
     """Everything has ended there, as the run is over: node → supervisor."""
 
     usage: dict[str, float | None]
-    """Figures of `edgefl.limits.capacity.UsageMeter`."""
+    """Figures of `edgefl.host.capacity.UsageMeter`."""
 
 
 ToNode = ToZygote | Alive | Over | Refused

@@ -19,8 +19,8 @@ from edgefl.run.connection import ServerSocket
 from edgefl.run.peers import MOST_DETAIL, Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.slots import Aggregator, Lease
-from edgefl.run.sockets import Frame, Full, Unreachable
 from edgefl.run.transport import ShmServer
+from edgefl.zeromq.sockets import Frame, Full, Unreachable
 
 
 class GivenBack(NamedTuple):

@@ -17,16 +17,17 @@ import msgspec
 import zmq
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.limits.capacity import UsageMeter, capacity_cores, host, machine
-from edgefl.limits.confinement import enforced
+from edgefl.host.capacity import UsageMeter, capacity_cores, host, machine
+from edgefl.host.channel import Channel, Closed, Refused
+from edgefl.host.confinement import enforced
+from edgefl.host.process import end_child, start_process
 from edgefl.processes import usable_cores
-from edgefl.run import control, keys
-from edgefl.run.channel import Channel, Closed
-from edgefl.run.door import CallerSocket, endpoint
+from edgefl.run import control
 from edgefl.run.nodes import LOOPBACK, encode, software
-from edgefl.run.process import end_child, start_process
-from edgefl.run.sockets import Full
 from edgefl.terminal import say
+from edgefl.zeromq import keys
+from edgefl.zeromq.door import CallerSocket, endpoint
+from edgefl.zeromq.sockets import Full
 
 REACH_S = 60.0
 """Seconds that a node tries to get in."""
@@ -157,7 +158,7 @@ class _Node:
 
     def _carry_out(self, message: control.ToNode) -> None:
         match message:
-            case control.Refused():
+            case Refused():
                 raise ConfigError(f"the run does not take this node: {message.message}")
             case control.Prepare():
                 say(f"edgefl: joined {self._address}: loading data and model", err=True)
@@ -175,7 +176,9 @@ class _Node:
 
     def _start_zygote(self) -> None:
         environment, module = dict(os.environ), "edgefl.run.zygote"
-        self._child, self._zygote = start_process("edgefl.run.child", control.FromZygote, environment, module)
+        self._child, self._zygote = start_process(
+            "edgefl.host.child", control.FromZygote, environment, module
+        )
         self._line.watch(self._zygote.fileno())
 
     def _pass_on(self) -> None:
@@ -184,7 +187,7 @@ class _Node:
             return
         try:
             for message in self._zygote.receive_ready():
-                if isinstance(message, control.Refused):
+                if isinstance(message, Refused):
                     raise (ConfigError if message.config else RunError)(message.message)
                 if isinstance(message, control.Prepared):
                     assert message.fingerprint is not None
@@ -205,7 +208,7 @@ class _Node:
     def _say_farewell(self, why: str) -> None:
         """Tell the supervisor that this node is gone, if it hears."""
         with contextlib.suppress(Full):
-            self._line.send([encode([control.Refused(why, config=False)])])
+            self._line.send([encode([Refused(why, config=False)])])
 
     def _end_zygote(self) -> None:
         """Wait for the zygote to leave, and with it all that it has forked."""

@@ -21,16 +21,18 @@ import msgspec
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
-from edgefl.limits.capacity import machine
+from edgefl.host.capacity import machine
+from edgefl.host.channel import Refused
 from edgefl.parameters.buffer import Shape
 from edgefl.results.record import NodeRow
 from edgefl.results.tables import many
-from edgefl.run import control, keys
+from edgefl.run import control
 from edgefl.run.demands import shape_of
-from edgefl.run.door import DoorSocket, endpoint
-from edgefl.run.sockets import Full, Unreachable
 from edgefl.strategies import resolve
 from edgefl.terminal import say
+from edgefl.zeromq import keys
+from edgefl.zeromq.door import DoorSocket, endpoint
+from edgefl.zeromq.sockets import Full, Unreachable
 
 ALIVE_MS = 1000
 """Milliseconds between two looks whether the nodes are there."""
@@ -243,7 +245,7 @@ class Nodes:
                 self.wanted = most
                 yield control.Gathered(len(self.agreed))
         except EdgeflError as error:
-            yield control.Refused(str(error), config=isinstance(error, ConfigError))
+            yield Refused(str(error), config=isinstance(error, ConfigError))
 
     def _is_there(self, node: Node) -> bool:
         try:
@@ -286,7 +288,7 @@ class Nodes:
             case control.Cleared(restarts=restarts):
                 node.cleared = restarts
                 yield from self._all_clear()
-            case control.Refused():
+            case Refused():
                 yield from self._lose(name, message.message)
             case control.NodeEnded(usage=usage):
                 self.rows.append(node.row(usage=usage))
@@ -316,7 +318,7 @@ class Nodes:
 
     def _answer(self, name: str, why: str) -> None:
         with contextlib.suppress(Full, Unreachable):
-            self._door.send(name.encode(), [encode([control.Refused(why, config=True)])])
+            self._door.send(name.encode(), [encode([Refused(why, config=True)])])
 
     def _compare(self) -> Iterator[control.FromNodes]:
         """Take the nodes that hold what this host holds, as soon as that is known."""

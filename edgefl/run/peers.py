@@ -10,10 +10,10 @@ from typing import Any
 
 from edgefl.errors import RunError
 from edgefl.experiment import Experiment
+from edgefl.host.channel import Channel
 from edgefl.processes import usable_cores
 from edgefl.results.store import Store
 from edgefl.run import control, messages
-from edgefl.run.channel import Channel
 from edgefl.run.clock import Alarms, WallClock
 from edgefl.run.connection import ServerSocket
 

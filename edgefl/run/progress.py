@@ -17,10 +17,10 @@ import numpy as np
 
 from edgefl.core import Core
 from edgefl.devices.fleet import fleet_of
-from edgefl.limits import verdict
-from edgefl.limits.capacity import StealMeter, ThrottleMeter
-from edgefl.limits.fidelity import MINOR_PART, RESOLUTION_WALL_S
-from edgefl.limits.verdict import Conditions
+from edgefl.host import verdict
+from edgefl.host.capacity import StealMeter, ThrottleMeter
+from edgefl.host.fidelity import MINOR_PART, RESOLUTION_WALL_S
+from edgefl.host.verdict import Conditions
 from edgefl.run import control, messages
 from edgefl.run.clock import WallClock
 

@@ -16,8 +16,8 @@ import msgspec
 from edgefl.core.events import Halted
 from edgefl.errors import RunError
 from edgefl.experiment import NO_PROGRESS
+from edgefl.host.channel import Channel, Closed
 from edgefl.run import control, messages, resume
-from edgefl.run.channel import Channel, Closed
 from edgefl.run.clock import Alarms
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue

@@ -37,20 +37,21 @@ from edgefl.devices.fleet import (
 from edgefl.devices.link import mean_mbps
 from edgefl.errors import ConfigError, EdgeflError, RunError, damaged, of_system
 from edgefl.experiment import Experiment
+from edgefl.host.capacity import host
+from edgefl.host.channel import Channel, Closed, Refused
+from edgefl.host.confinement import memory_mechanism
+from edgefl.host.pacing import set_time_slice
+from edgefl.host.process import allow_open_files, become_child, die_soon_after_parent
 from edgefl.lazy import LazySequence
 from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
-from edgefl.limits.capacity import host
-from edgefl.limits.confinement import memory_mechanism
-from edgefl.limits.pacing import set_time_slice
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Source, source_of
 from edgefl.results.record import ClientRow
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail
-from edgefl.run import control, messages, resume, strangers
-from edgefl.run.channel import Channel, Closed
+from edgefl.run import control, messages, resume
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
 from edgefl.run.durability import WriteAhead
@@ -58,7 +59,6 @@ from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate
 from edgefl.run.peers import Peers, Roster
-from edgefl.run.process import allow_open_files, become_child, die_soon_after_parent
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.server import ServerLoop
 from edgefl.run.slots import Aggregator
@@ -69,6 +69,7 @@ from edgefl.run.wall import WallTimeline
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Client, Strategy
 from edgefl.terminal import printable
+from edgefl.zeromq import strangers
 
 SPARE_DESCRIPTORS = 32
 """For what the server opens besides: the record, checkpoints, ZeroMQ's own."""
@@ -327,7 +328,7 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
             if isinstance(error, EdgeflError)
             else f"the run's folder cannot be written: {of_system(error)}"
         )
-        channel.send(control.Refused(printable(what), config=isinstance(error, ConfigError)))
+        channel.send(Refused(printable(what), config=isinstance(error, ConfigError)))
         return 1
     return 0
 

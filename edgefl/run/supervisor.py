@@ -30,7 +30,7 @@ from edgefl import config
 from edgefl.devices.fleet import any_exact, first_tasks, fleet_of, mixed_runtimes
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
-from edgefl.limits.capacity import (
+from edgefl.host.capacity import (
     TRIP_OVERHEAD_S,
     Burst,
     Demand,
@@ -39,8 +39,11 @@ from edgefl.limits.capacity import (
     choose_time_scale,
     memory_limit_bytes,
 )
-from edgefl.limits.confinement import Enforcement, enforced
-from edgefl.limits.memory import proportional_mib
+from edgefl.host.channel import Channel, Closed, Refused
+from edgefl.host.confinement import Enforcement, enforced
+from edgefl.host.fork_server import ForkServer
+from edgefl.host.memory import proportional_mib
+from edgefl.host.process import Child, end_child, start_process, stops
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.processes import stopped_by, usable_cores
@@ -50,11 +53,8 @@ from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.run import control
-from edgefl.run.channel import Channel, Closed
 from edgefl.run.demands import checked, shape_of
-from edgefl.run.fork_server import ForkServer
 from edgefl.run.nodes import Nodes, on_nodes
-from edgefl.run.process import Child, end_child, start_process, stops
 from edgefl.run.view import RunView, make_view
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve
@@ -437,7 +437,7 @@ class _Supervisor:
                 self._usage.end()
                 self._view.no_progress = message.no_progress
                 self._end = message
-            case control.Refused():
+            case Refused():
                 if message.config:
                     raise ConfigError(message.message)
                 raise RunError(f"{message.message}{run_folder.way_on(self._folder)}")
@@ -555,7 +555,7 @@ class _Supervisor:
         if self.fork_server is not None:
             child, channel = self.fork_server.start(whole, incoming, environment, *arguments)
         else:
-            child, channel = start_process("edgefl.run.child", incoming, environment, whole, *arguments)
+            child, channel = start_process("edgefl.host.child", incoming, environment, whole, *arguments)
         self._children[name] = child
         self._selector.register(channel, selectors.EVENT_READ)
         return channel

@@ -18,7 +18,10 @@ from rich.console import RenderableType
 from edgefl import config, toml
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import NO_PROGRESS, Experiment
-from edgefl.limits.confinement import Enforcement
+from edgefl.host.channel import Closed, Refused
+from edgefl.host.confinement import Enforcement
+from edgefl.host.fork_server import ForkServer
+from edgefl.host.process import allow_open_files, end_child
 from edgefl.results import compare
 from edgefl.results.figure import plot
 from edgefl.results.record import Record
@@ -27,9 +30,6 @@ from edgefl.results.run_folder import EXPERIMENT_FILE, require_free
 from edgefl.results.sweep import RUNS, Sweep
 from edgefl.results.targets import check_target
 from edgefl.run import control, demands, supervisor
-from edgefl.run.channel import Closed
-from edgefl.run.fork_server import ForkServer
-from edgefl.run.process import allow_open_files, end_child
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
@@ -135,7 +135,7 @@ def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[
         finally:
             channel.close()
             end_child(child, supervisor.GRACE_S)
-        if isinstance(answer, control.Refused):
+        if isinstance(answer, Refused):
             kind = ConfigError if answer.config else RunError
             raise kind(f"{label}: {answer.message}")
 

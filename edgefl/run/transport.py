@@ -16,7 +16,7 @@ from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, SlotState
 from edgefl.parameters.update_format import Raw
 from edgefl.run.messages import Chunk, Task, encode
-from edgefl.run.sockets import Frame
+from edgefl.zeromq.sockets import Frame
 
 PART_BYTES = 256 * 1024
 """Most of an update in a message: so little is still in the cache when the server copies it into its slot,

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from edgefl.devices.fleet import ClientInfos
 from edgefl.experiment import NO_PROGRESS, Experiment, Stop
-from edgefl.limits.capacity import TimeScale
-from edgefl.limits.verdict import Conditions, unfit
+from edgefl.host.capacity import TimeScale
+from edgefl.host.verdict import Conditions, unfit
 from edgefl.results.tables import FittedTable, PlainConsole, many, number, percent, seconds, table
 from edgefl.run import control
 from edgefl.terminal import can_redraw, printable, say

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 from edgefl.devices.fleet import ClientInfos
 from edgefl.errors import ConfigError
-from edgefl.limits.capacity import TimeScale
+from edgefl.host.capacity import TimeScale
+from edgefl.host.channel import Channel
+from edgefl.host.process import end_child, start_process
 from edgefl.run import control
-from edgefl.run.channel import Channel
-from edgefl.run.process import end_child, start_process
 from edgefl.run.view import RunView
 from edgefl.terminal import say
 

@@ -29,12 +29,12 @@ import numpy as np
 from edgefl.devices.fleet import device_of
 from edgefl.errors import EdgeflError
 from edgefl.experiment import Experiment
+from edgefl.host.channel import Channel, Closed
+from edgefl.host.process import become_child
 from edgefl.results import page
 from edgefl.results.record import ClientRow, IncidentRow, Record, TripRow
 from edgefl.results.tables import html_table, many, number, percent, seconds
 from edgefl.run import control
-from edgefl.run.channel import Channel, Closed
-from edgefl.run.process import become_child
 from edgefl.run.view import PACE_S, RunView
 from edgefl.run.web_http import WebReply, WebServer
 

@@ -16,9 +16,9 @@ from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Cancelled, Connection, Leave
-from edgefl.run.sockets import Frame
 from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker, loss_of
+from edgefl.zeromq.sockets import Frame
 
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload

@@ -24,19 +24,19 @@ import msgspec
 from edgefl import kernels
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, EdgeflError, RunError
-from edgefl.limits.confinement import ClientLimits, Enforcement
-from edgefl.limits.held import govern
-from edgefl.limits.pacing import set_time_slice, set_timer_slack
-from edgefl.parameters.buffer import ParameterBuffer
-from edgefl.run import control
-from edgefl.run.channel import Channel, Closed
-from edgefl.run.client import ClientProcess
-from edgefl.run.process import (
+from edgefl.host.channel import Channel, Closed, Refused
+from edgefl.host.confinement import ClientLimits, Enforcement
+from edgefl.host.held import govern
+from edgefl.host.pacing import set_time_slice, set_timer_slack
+from edgefl.host.process import (
     become_child,
     hear_no_stops_of_children,
     keep_freed_memory,
     take_forks_along,
 )
+from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.run import control
+from edgefl.run.client import ClientProcess
 from edgefl.run.worker import VirtualWorker, run_evaluator
 from edgefl.terminal import printable
 
@@ -107,7 +107,7 @@ class Zygote:
                     self._channel.send(prepared)
                 except EdgeflError as error:
                     what = printable(str(error))
-                    self._channel.send(control.Refused(what, config=isinstance(error, ConfigError)))
+                    self._channel.send(Refused(what, config=isinstance(error, ConfigError)))
             case control.Adopt(initialise=initialise, shape=shape):
                 assert self._workload is not None
                 if shape is None:
@@ -206,7 +206,7 @@ class Zygote:
             if pid == self._governor:
                 self._governor = 0
                 how = f"the governor of fleet.throttle = {self._enforcement.throttle!r} ended early"
-                self._channel.send(control.Refused(f"{how} ({_reason(status)})", config=False))
+                self._channel.send(Refused(f"{how} ({_reason(status)})", config=False))
                 continue
             if pid not in self._children:
                 continue  # a function of the user's forked it, when it was watched

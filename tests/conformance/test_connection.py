@@ -18,8 +18,8 @@ import zmq
 
 from edgefl.run import connection, control, messages
 from edgefl.run.connection import Connection, PeerSocket, ServerSocket
-from edgefl.run.door import CallerSocket, DoorSocket
-from edgefl.run.sockets import LENT_BYTES, Dealer, Frame, Full, Unreachable
+from edgefl.zeromq.door import CallerSocket, DoorSocket
+from edgefl.zeromq.sockets import LENT_BYTES, Dealer, Frame, Full, Unreachable
 
 BOUND_MS = 20_000
 SOME = 5

@@ -17,9 +17,9 @@ from test_connection import heard
 
 from edgefl.errors import RunError
 from edgefl.regression.memory import kib, own_kib
-from edgefl.run import keys, strangers
-from edgefl.run.door import CallerSocket, DoorSocket
-from edgefl.run.sockets import Full, Unreachable
+from edgefl.zeromq import keys, strangers
+from edgefl.zeromq.door import CallerSocket, DoorSocket
+from edgefl.zeromq.sockets import Full, Unreachable
 from tests.raw_caller import GREETING, RawCaller, named, sodium
 from tests.raw_peer import COMMAND, frame
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from edgefl.errors import SlotError, WireError
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.run import messages
-from edgefl.run.sockets import Frame
 from edgefl.run.transport import (
     CLIENT_ENDS,
     PART_BYTES,
@@ -26,6 +25,7 @@ from edgefl.run.transport import (
     ShmServer,
     WireClient,
 )
+from edgefl.zeromq.sockets import Frame
 
 KINDS = ("shm", "wire")
 

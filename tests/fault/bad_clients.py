@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from edgefl.run import client, messages
-from edgefl.run.sockets import Frame
 from edgefl.run.workload import Workload
+from edgefl.zeromq.sockets import Frame
 from tests.wire_samples import DONE
 
 __all__ = ["Workload"]

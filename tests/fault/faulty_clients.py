@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from edgefl.run import connection
 from edgefl.run.connection import PeerSocket
-from edgefl.run.sockets import Frame
 from edgefl.run.workload import Workload
+from edgefl.zeromq.sockets import Frame
 
 __all__ = ["Workload"]
 

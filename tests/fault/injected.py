@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from edgefl import Experiment, config, seeds
 from edgefl.errors import EdgeflError
+from edgefl.host.fork_server import ForkServer
 from edgefl.run import supervisor
-from edgefl.run.fork_server import ForkServer
 from tests.fault import shim
 from tests.patience import Patience
 from tests.process.test_virtual_resume import outcome

@@ -80,7 +80,7 @@ def programs_verdict(
     conditions: Mapping[str, Any],
 ) -> tuple[list[str], float | None, float | None]:
     """The verdict of ``edgefl exec``: reasons, and the errors' median and 95th percentile."""
-    from edgefl.limits.verdict import Conditions
+    from edgefl.host.verdict import Conditions
     from edgefl.programs.result import PhoneResult, judge
 
     found = [msgspec.convert(one, PhoneResult) for one in phones]
@@ -90,8 +90,8 @@ def programs_verdict(
 
 def fidelity(profiles: Sequence[str], declared_s: Any, achieved_s: Any, **more: Any) -> Any:
     """A run's verdict, as plain data."""
-    from edgefl.limits.fidelity import assess
-    from edgefl.limits.verdict import Conditions
+    from edgefl.host.fidelity import assess
+    from edgefl.host.verdict import Conditions
 
     conditions = Conditions(**more.pop("conditions", {}))
     return msgspec.to_builtins(assess(profiles, declared_s, achieved_s, conditions=conditions, **more))

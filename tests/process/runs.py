@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training, config, errors
-from edgefl.limits.groups import Groups, NoGroup
+from edgefl.host.groups import Groups, NoGroup
 from edgefl.results.record import IncidentRow, Record
 from tests.process import warm
 

@@ -17,10 +17,10 @@ import numpy as np
 import psutil
 import pytest
 
-from edgefl import ConfigError, Fleet, Stop, limits
-from edgefl.limits import groups, probe
-from edgefl.limits.groups import Groups, find, read_words
-from edgefl.limits.throttle import cpu_ns
+from edgefl import ConfigError, Fleet, Stop, host
+from edgefl.host import groups, probe
+from edgefl.host.groups import Groups, find, read_words
+from edgefl.host.throttle import cpu_ns
 from edgefl.results.record import Record
 from tests.process import runs
 from tests.process.runs import (
@@ -69,7 +69,7 @@ def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subpr
     def within_its_share() -> bool:
         return cpu_ns(busy.pid) - before <= SHARE * (time.monotonic_ns() - began)
 
-    throttle = limits.open(kind, busy.pid, SHARE)
+    throttle = host.open(kind, busy.pid, SHARE)
     until(lambda: throttle.achieved().cpu_s > 0.2)
     until(within_its_share)  # what it got while its governor had to wait for a core is taken back
     found = throttle.achieved()
@@ -90,7 +90,7 @@ def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subpr
 
 
 def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: subprocess.Popen[bytes]) -> None:
-    throttle = limits.open(kind, busy.pid, SHARE)
+    throttle = host.open(kind, busy.pid, SHARE)
     os.kill(busy.pid, signal.SIGKILL)  # also a stopped one
     assert busy.wait(BOUND_S) == -signal.SIGKILL
     throttle.close()
@@ -99,8 +99,8 @@ def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: sub
 
 def test_many_at_once(kind: str) -> None:
     with probe.loaded() as one, probe.loaded() as other:
-        first = limits.open(kind, one.pid, 0.05)
-        second = limits.open(kind, other.pid, 0.1)
+        first = host.open(kind, one.pid, 0.05)
+        second = host.open(kind, other.pid, 0.1)
         until(lambda: second.achieved().cpu_s > 0.05 and first.achieved().cpu_s > 0.025)
         first.close()
         was = second.achieved().cpu_s
@@ -115,7 +115,7 @@ def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
     held = subprocess.Popen([sys.executable, "-ISc", f"input(); {code}"], stdin=subprocess.PIPE)
     assert held.stdin is not None
     try:
-        with limits.open("cgroup", held.pid, 0.05):
+        with host.open("cgroup", held.pid, 0.05):
             held.stdin.write(b"\n")
             held.stdin.flush()
             until(lambda: bool(psutil.Process(held.pid).children()))
@@ -131,7 +131,7 @@ def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
 @pytest.mark.parametrize(("mib", "code", "peak"), [(128, -signal.SIGKILL, (60, 64)), (32, 0, (32, 48))])
 def test_a_process_over_its_groups_memory_is_killed(mib: int, code: int, peak: tuple[int, int]) -> None:
     needs_groups("memory")
-    with probe.loaded(mib) as child, limits.open_memory(child.pid, 64) as held:
+    with probe.loaded(mib) as child, host.open_memory(child.pid, 64) as held:
         assert child.stdin is not None
         child.stdin.close()
         assert child.wait(BOUND_S) == code
@@ -144,7 +144,7 @@ def test_groups_of_a_killed_owner_are_swept_away_and_those_of_a_living_one_are_n
     needs_groups("cpu")
     outer = find("cpu").folder
     code = (
-        "from edgefl.limits.groups import Groups\n"
+        "from edgefl.host.groups import Groups\n"
         "groups = Groups(['cpu']); groups.group('x'); print('made', flush=True); input()"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -199,7 +199,7 @@ def test_the_probe_says_what_it_saw(what: str) -> None:
 )
 def test_misuse_is_said(arguments: tuple[str, int, float], error: type[Exception], message: str) -> None:
     with pytest.raises(error) as raised:
-        limits.open(*arguments)
+        host.open(*arguments)
     assert message in str(raised.value)
 
 
@@ -207,7 +207,7 @@ def test_a_process_that_is_gone_cannot_be_held(kind: str) -> None:
     child = subprocess.Popen([sys.executable, "-ISc", "pass"])
     child.wait()
     with pytest.raises(ProcessLookupError):
-        limits.open(kind, child.pid, SHARE)
+        host.open(kind, child.pid, SHARE)
 
 
 def unprivileged(code: str) -> str:
@@ -233,9 +233,9 @@ def test_without_the_right_a_mechanism_is_refused_in_one_line(call: str, message
     said = unprivileged(
         "import os, subprocess\n"
         "from edgefl import ConfigError\n"
-        "from edgefl import limits\n"
+        "from edgefl import host\n"
         "own = subprocess.Popen(['cat'], stdin=subprocess.PIPE)  # ends with this process\n"
-        f"try: limits.{call}\n"
+        f"try: host.{call}\n"
         "except ConfigError as error: print(error)\n"
     )
     assert message in said

@@ -32,12 +32,12 @@ from edgefl import (
     kernels,
 )
 from edgefl.experiment import Cells
+from edgefl.host.process import start_process
 from edgefl.results import run_folder
 from edgefl.results.record import Record, TripRow
 from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.run import control, supervisor
-from edgefl.run.process import start_process
 from edgefl.strategies import resolve
 from tests import reports
 

@@ -20,10 +20,11 @@ from edgefl import Stop, config
 from edgefl.cli import main
 from edgefl.core.events import Arrived
 from edgefl.errors import ConfigError, RunError
+from edgefl.host.channel import Refused
+from edgefl.host.fork_server import ForkServer
 from edgefl.results.record import Record
 from edgefl.results.sweep import Sweep
 from edgefl.run import control, supervisor
-from edgefl.run.fork_server import ForkServer
 from edgefl.run.sweep import sweep
 from tests.reports import Page
 
@@ -159,7 +160,7 @@ def test_what_the_machine_refuses_a_forked_process_is_one_line_too(
         said = channel.receive()
         channel.close()
         assert child.wait() == 1
-    assert isinstance(said, control.Refused)
+    assert isinstance(said, Refused)
     assert said.message.startswith("poor: BlockingIOError: [Errno 11] no process left")
     assert capfd.readouterr().err == ""
 

@@ -170,7 +170,7 @@ FORKED_WHILE_KILLED = """
 import os
 import signal
 import time
-from edgefl.run.process import take_forks_along
+from edgefl.host.process import take_forks_along
 
 take_forks_along()
 for kill in range(200):

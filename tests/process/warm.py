@@ -2,7 +2,7 @@
 
 Importing torch takes more time than all else that a short command does, so a suite of hundreds of commands is
 mostly imports. A command that is started here is a process of its own, in the state of ``python -m edgefl``
-after its imports. Its run's processes are forked as those of a sweep are (`edgefl.run.fork_server`).
+after its imports. Its run's processes are forked as those of a sweep are (`edgefl.host.fork_server`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from unittest import mock
 
 import msgspec
 
-from edgefl.run import fork_server, supervisor
-from edgefl.run.channel import Channel, Closed, pair
-from edgefl.run.process import become_child
+from edgefl.host import fork_server
+from edgefl.host.channel import Channel, Closed, pair
+from edgefl.host.process import become_child
+from edgefl.run import supervisor
 
 MODULES = (
     *fork_server.IMPORTED,
@@ -89,7 +90,7 @@ class WarmCommand(subprocess.Popen[str]):
 
 
 class _Forked:
-    """The fork server of one command; implements `edgefl.run.process.Child`."""
+    """The fork server of one command; implements `edgefl.host.process.Child`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -42,9 +42,9 @@ from edgefl.run.engine import Engine
 from edgefl.run.gate import Refusal, Unheard
 from edgefl.run.peers import Roster
 from edgefl.run.slots import Lease
-from edgefl.run.sockets import Frame
 from edgefl.run.timeline import Happening, Timeline
 from edgefl.run.wall import WallTimeline
+from edgefl.zeromq.sockets import Frame
 
 CLIENTS = 12
 HEARTBEAT_S = 6.0

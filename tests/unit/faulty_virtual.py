@@ -30,11 +30,11 @@ from edgefl.run import control, messages
 from edgefl.run.clock import VirtualClock
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
-from edgefl.run.sockets import Frame
 from edgefl.run.timeline import Timeline
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.worker import VirtualWorker, run_evaluator
 from edgefl.strategies.base import TripInputs
+from edgefl.zeromq.sockets import Frame
 
 WORKERS, EVERY, MOST_STEPS = 3, 5, 4
 

@@ -25,11 +25,11 @@ from edgefl.run.gate import Checked, Gate
 from edgefl.run.peers import Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.slots import Aggregator, Lease
-from edgefl.run.sockets import Frame, Full, Unreachable
 from edgefl.run.timeline import Happening
 from edgefl.run.transport import SERVER_ENDS
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet
+from edgefl.zeromq.sockets import Frame, Full, Unreachable
 from tests.wire_samples import DONE
 
 SIZE = 8

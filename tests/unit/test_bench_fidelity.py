@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from edgefl.devices.thermal import ThermalModel
+from edgefl.host.verdict import Conditions
 from edgefl.lab import fidelity
 from edgefl.lab.fidelity import JITTER, TIMES, TripTimes, stepped
-from edgefl.limits.verdict import Conditions
 
 
 def played(factors: list[float], **conditions: float) -> TripTimes:

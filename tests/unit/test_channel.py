@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from edgefl.errors import RunError
+from edgefl.host.channel import Channel, Closed, pair
 from edgefl.run import control, server_process
-from edgefl.run.channel import Channel, Closed, pair
 from tests.patience import Patience
 
 BOUND_S = 20.0
@@ -287,7 +287,7 @@ def test_an_inherited_end_is_a_channel() -> None:
 
 _FAULTS = """
 import resource
-from edgefl.run.process import keep_freed_memory
+from edgefl.host.process import keep_freed_memory
 
 if {keep}:
     keep_freed_memory()

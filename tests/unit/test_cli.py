@@ -24,7 +24,7 @@ from edgefl import devices
 from edgefl.cli import app, main
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, FolderTaken, RunError
-from edgefl.limits.verdict import Conditions, HeldVerdict
+from edgefl.host.verdict import Conditions, HeldVerdict
 from edgefl.results.tables import PlainConsole, table
 
 PROFILES = bundled_folder()
@@ -495,8 +495,8 @@ def test_an_import_that_cannot_be_written_whole_leaves_nothing(
 
 
 def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
-    from edgefl.limits import calibration
-    from edgefl.limits.calibration import Measured, Rate
+    from edgefl.host import calibration
+    from edgefl.host.calibration import Measured, Rate
 
     rate = Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
     rates = dict.fromkeys(("depthwise_gflops", "train_gflops", "triad_gbytes_per_s"), rate)
@@ -544,7 +544,7 @@ def test_doctor_says_how_many_clients_a_containers_limit_has_room_for(
     from edgefl.cli import doctor
 
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr("edgefl.limits.capacity.thread_limit", lambda: limit)
+    monkeypatch.setattr("edgefl.host.capacity.thread_limit", lambda: limit)
     monkeypatch.setattr(resource, "getrlimit", lambda which: unlimited)
     (processes,) = [found for found in doctor.examine() if found.what == "processes"]
     assert processes.problem == says

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgefl.cluster.ray import _opened
-from edgefl.cluster.ray_driver import ActorEnded, FromDriver, Opened, Placed
 from edgefl.errors import ConfigError, RunError
-from edgefl.run.channel import Channel, pair
-from edgefl.run.control import Refused
-from edgefl.run.keys import public
+from edgefl.host.channel import Channel, Refused, pair
+from edgefl.hosts.ray import _opened
+from edgefl.hosts.ray_driver import ActorEnded, FromDriver, Opened, Placed
+from edgefl.zeromq.keys import public
 
 
 @pytest.fixture

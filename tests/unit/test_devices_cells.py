@@ -13,7 +13,7 @@ from trip_parts import network, rng
 from edgefl.devices.cells import Cell, CellMeter, FinishedTrip, SharedCells, fair_level
 from edgefl.devices.link import Link, move
 from edgefl.devices.plan import TripPlan
-from edgefl.limits.pacing import Pacer
+from edgefl.host.pacing import Pacer
 
 
 def plan(down_bytes: int, compute_s: float, up_bytes: int, **way: Any) -> TripPlan:

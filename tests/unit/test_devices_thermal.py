@@ -17,7 +17,7 @@ from edgefl.devices.profiles import load_device, load_network
 from edgefl.devices.schema import NOMINAL_V, Battery, Device, Direction, Network, Thermal, ThrottlingStep
 from edgefl.devices.thermal import POWER_EXPONENT, Computation, ThermalModel, thermal_model
 from edgefl.errors import ProfileError
-from edgefl.limits.pacing import Pacer
+from edgefl.host.pacing import Pacer
 
 STEPS_C, SPEEDS = (43.0, 45.0, 47.0, 49.0, 51.0), (1.0, 0.75, 0.635, 0.493, 0.372, 0.291)
 PIXEL_4 = ThermalModel(25.0, 8.0, 100.0, 5.0, step_c=STEPS_C, speeds=SPEEDS)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.files import cache_folder
+from edgefl.host import calibration, capacity, host_operations
+from edgefl.host.calibration import Calibration, Measured, Rate, calibrate, stored_calibration
+from edgefl.host.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale
 from edgefl.kernels import cuda_library
-from edgefl.limits import calibration, capacity, host_operations
-from edgefl.limits.calibration import Calibration, Measured, Rate, calibrate, stored_calibration
-from edgefl.limits.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale
 from edgefl.processes import usable_cores
 
 

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.limits.fidelity import QUANTITIES, Fidelity, assess
-from edgefl.limits.verdict import Conditions
+from edgefl.host.fidelity import QUANTITIES, Fidelity, assess
+from edgefl.host.verdict import Conditions
 
 
 def trips(factors: list[float], seconds: float = 1.0, **given: Any) -> Fidelity:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.limits import capacity, groups, memory
-from edgefl.limits.capacity import ThrottleMeter
-from edgefl.limits.groups import NoGroup, Place, find, read_counters, read_words, write
-from edgefl.limits.memory import GroupMemory, MemoryLimit
+from edgefl.host import capacity, groups, memory
+from edgefl.host.capacity import ThrottleMeter
+from edgefl.host.groups import NoGroup, Place, find, read_counters, read_words, write
+from edgefl.host.memory import GroupMemory, MemoryLimit
 
 
 class Machine:

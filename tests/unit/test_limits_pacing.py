@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.limits.pacing import Pacer, Phase, set_timer_slack, wait_until
+from edgefl.host.pacing import Pacer, Phase, set_timer_slack, wait_until
 
 S = 1_000_000_000
 BAD = (0.0, -1.0, math.nan, math.inf)
@@ -187,6 +187,6 @@ def test_a_paced_trip_is_never_early_on_the_real_clock() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process has no niceness there")
 def test_a_time_slice_leaves_the_niceness_that_the_user_gave() -> None:
-    words = "import os; from edgefl.limits.pacing import *; os.nice(7); set_time_slice(); print(os.nice(0))"
+    words = "import os; from edgefl.host.pacing import *; os.nice(7); set_time_slice(); print(os.nice(0))"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert int(done.stdout) == min(19, os.nice(0) + 7)

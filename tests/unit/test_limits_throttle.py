@@ -16,11 +16,11 @@ import pytest
 from trip_parts import device, network, paced, plan, rng
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.limits import held, throttle
-from edgefl.limits.groups import Place
-from edgefl.limits.held import EARLY, MESSAGE_BYTES, MOST_SHARE, Cost, Governor, HeldPhase, HoldRequest
-from edgefl.limits.pacing import Pacer
-from edgefl.limits.throttle import SLICE_NS, Account, DutyCycle, Quota, ThrottleThread, TurnQueue, period
+from edgefl.host import held, throttle
+from edgefl.host.groups import Place
+from edgefl.host.held import EARLY, MESSAGE_BYTES, MOST_SHARE, Cost, Governor, HeldPhase, HoldRequest
+from edgefl.host.pacing import Pacer
+from edgefl.host.throttle import SLICE_NS, Account, DutyCycle, Quota, ThrottleThread, TurnQueue, period
 from edgefl.run import messages
 from edgefl.run.client import ClientProcess
 from edgefl.run.connection import Cancelled
@@ -434,7 +434,7 @@ def test_a_process_that_cannot_be_held_leaves_no_descriptor(
 
 
 def test_a_process_cannot_stop_itself() -> None:
-    code = "import os; from edgefl import limits; limits.open('sigstop', os.getpid(), 0.2)\nwhile True: pass"
+    code = "import os; from edgefl import host; host.open('sigstop', os.getpid(), 0.2)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as child:
         _, status = os.waitpid(child.pid, os.WUNTRACED)
         child.kill()

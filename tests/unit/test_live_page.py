@@ -18,7 +18,7 @@ import pytest
 from test_view import progress
 
 from edgefl.experiment import Clock, Experiment, Fleet, Stop
-from edgefl.limits.capacity import TimeScale
+from edgefl.host.capacity import TimeScale
 from edgefl.results.record import ClientRow, EvaluationRow, TripRow
 from edgefl.results.store import Store
 from edgefl.run import control, web_process

@@ -215,7 +215,7 @@ def test_each_built_in_is_in_the_table(name: str) -> None:
 
 def test_only_the_door_prints_to_the_terminal() -> None:
     """Others are programs of their own, or the lab's, which print what they measured."""
-    programs, printers = {"measure/kit.py", "limits/probe.py"}, ("print", "typer.echo", "click.echo")
+    programs, printers = {"measure/kit.py", "host/probe.py"}, ("print", "typer.echo", "click.echo")
     found = set()
     for path in SOURCES:
         file = path.relative_to(ROOT / "edgefl")

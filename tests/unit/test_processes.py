@@ -13,8 +13,8 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
+from edgefl.host import child, process
 from edgefl.processes import child_environment
-from edgefl.run import child, process
 from edgefl.run.zygote import Zygote
 
 ROOT = str(Path(__file__).parents[2])
@@ -52,7 +52,7 @@ def test_a_child_shows_no_warning_of_edgefls_own_arithmetic_and_those_of_the_use
     body = (
         "import os\n"
         "import numpy as np\n"
-        "from edgefl.run.process import become_child\n"
+        "from edgefl.host.process import become_child\n"
         "from edgefl.run.update import amplify\n"
         "become_child(os.getppid(), 'edgefl-test')\n"
         "large = np.full(1, 3e38, np.float32)\n"

@@ -24,9 +24,9 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
 from edgefl.devices.schema import Network
 from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
-from edgefl.limits.calibration import Calibration, Measured, Rate
-from edgefl.limits.host_operations import FEMNIST_FLOP
-from edgefl.limits.verdict import Conditions, HeldVerdict
+from edgefl.host.calibration import Calibration, Measured, Rate
+from edgefl.host.host_operations import FEMNIST_FLOP
+from edgefl.host.verdict import Conditions, HeldVerdict
 from edgefl.programs import Phone, cpu_share, keeper, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_doors
@@ -409,7 +409,7 @@ def test_a_page_says_all_of_it() -> None:
 def test_the_live_table_says_what_each_phone_does() -> None:
     from rich.console import Console
 
-    from edgefl.limits.capacity import choose_time_scale
+    from edgefl.host.capacity import choose_time_scale
     from edgefl.programs.messages import PhoneState, TrafficState
     from edgefl.programs.view import PhonesTable
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgefl.cli import main
 from edgefl.errors import ConfigError
-from edgefl.run import keys
+from edgefl.zeromq import keys
 
 
 @pytest.fixture

@@ -13,10 +13,12 @@ import pytest
 from edgefl.cli import main
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop
-from edgefl.limits.capacity import machine
+from edgefl.host.capacity import machine
+from edgefl.host.channel import Refused
 from edgefl.parameters.buffer import Shape
-from edgefl.run import control, keys, node
+from edgefl.run import control, node
 from edgefl.run.nodes import Nodes, on_nodes, opened, software
+from edgefl.zeromq import keys
 
 OTHER = keys.Key("other", bytes(32), keys.public(bytes(32)))
 SAME = control.Fingerprint("data", "training")
@@ -82,7 +84,7 @@ def test_peers_go_where_there_is_most_room_and_a_lost_nodes_have_departed(world:
     assert world.hear("a", control.Departed("worker", 1, 7, "an older one's")) == []
     ended = control.Departed("worker", 1, 0, "signal 9")
     assert world.hear("a", ended) == [ended]
-    (gone,) = world.hear("a", control.Refused("interrupted", config=False))
+    (gone,) = world.hear("a", Refused("interrupted", config=False))
     assert gone == control.Departed("worker", 0, 0, "node a is lost: interrupted")
     assert world.lines[-1] == "node a is lost: interrupted"
     (row,) = world.rows
@@ -92,7 +94,7 @@ def test_peers_go_where_there_is_most_room_and_a_lost_nodes_have_departed(world:
 def test_peers_without_a_node_wait_for_one(world: World) -> None:
     world.ready("a", joining())
     world.adopt(Shape(8, 5, 3))
-    world.hear("a", control.Refused("gone", config=False))
+    world.hear("a", Refused("gone", config=False))
     world.spawn(spawn(0))
     world.spawn(spawn(1))
     assert world.expel(control.Expel("worker", 1, 0)) == control.Departed(
@@ -108,7 +110,7 @@ def test_a_node_that_comes_late_is_given_the_workers_that_others_have_no_room_fo
     world.adopt(Shape(8, 5, 3))
     for number in range(4):
         world.spawn(spawn(number))
-    for gone in world.hear("b", control.Refused("gone", config=False)):
+    for gone in world.hear("b", Refused("gone", config=False)):
         assert isinstance(gone, control.Departed)
         world.spawn(msgspec.structs.replace(spawn(gone.peer), epoch=1))
     world.told("a")
@@ -133,7 +135,7 @@ def test_a_server_that_is_replaced_waits_for_those_nodes_that_are_there(world: W
     assert list(world.clear(1)) == []
     assert world.ready("late", joining()) == [control.Gathered(3)]
     assert world.hear("a", control.Cleared(1)) == []
-    assert world.hear("b", control.Refused("gone", config=False)) == [control.Cleared(1)]
+    assert world.hear("b", Refused("gone", config=False)) == [control.Cleared(1)]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_a_node_of_another_edgefl_is_told_so(world: World, monkeypatch: pytest.M
     ((name, answer),) = answers
     (refused,) = msgspec.msgpack.decode(answer, type=list[control.ToNode])
     why = f"what it says is no message of edgefl {software()['edgefl']}"
-    assert (name, refused) == (b"a", control.Refused(why, config=True))
+    assert (name, refused) == (b"a", Refused(why, config=True))
     assert world.lines == []  # it may say so as often as it likes
 
 
@@ -177,7 +179,7 @@ def test_clients_are_placed_by_what_each_node_carries() -> None:
     world.ready("c", joining(4.0, where="two"), step_s=0.002)
     assert [node.cores for node in world.agreed] == [2.0, 2.0, 4.0]
     assert [len(its) for _, its in world.shares(60)] == [20, 20, 20]
-    world.hear("b", control.Refused("gone", config=False))
+    world.hear("b", Refused("gone", config=False))
     assert [node.cores for node in world.agreed] == [4.0, 4.0]
     world._nodes.clear()
     world.close()
@@ -198,8 +200,8 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile() -> None:
     world.adopt(Shape(8, 5, 3))
     world.ready("another", joining(device="pi-4"))  # the run has begun, and all have a host
     assert "no client of this run is a pi-4 that has no host" in world.lines[-1]
-    world.hear("pi", control.Refused("gone", config=False))
-    world.hear("host", control.Refused("gone", config=False))
+    world.hear("pi", Refused("gone", config=False))
+    world.hear("host", Refused("gone", config=False))
     world.spawn(control.Spawn("client", 1, 1, "", "", 0, 1.0))
     world.ready("again", joining(device="pi-4"))
     assert [type(one) for one in world.told("again")] == [control.Prepare, control.Adopt, control.Spawn]
@@ -324,7 +326,7 @@ def test_on_nodes_numbers_go_over_the_wire() -> None:
     assert on_nodes(given, Path()).server.transport == "wire"
 
 
-NOTHING = control.Refused("", config=False)
+NOTHING = Refused("", config=False)
 WORDS = msgspec.to_builtins([joining(), control.Agreed(SAME, 0.001)])
 
 

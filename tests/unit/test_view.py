@@ -21,8 +21,8 @@ from run_parts import Hand
 
 from edgefl.devices.fleet import ClientInfos
 from edgefl.experiment import Clock, Experiment, Fleet, MetricGoal, Stop
-from edgefl.limits.capacity import Demand, TimeScale, choose_time_scale
-from edgefl.limits.verdict import MEDIAN_MAX, P95_MAX, Conditions, exceeded, unfit
+from edgefl.host.capacity import Demand, TimeScale, choose_time_scale
+from edgefl.host.verdict import MEDIAN_MAX, P95_MAX, Conditions, exceeded, unfit
 from edgefl.run import control
 from edgefl.run.view import LINE_S, REDRAW_S, LineView, RunView, TerminalView, make_view, nearest_goal
 

@@ -11,7 +11,7 @@ from edgefl.devices import load_device
 from edgefl.devices.link import Link
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.schema import Device, Direction, Network
-from edgefl.limits.pacing import Pacer
+from edgefl.host.pacing import Pacer
 
 SOURCES = {"all": "a test"}
 

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.cluster.ray_driver import CONNECT_S, ActorEnded, FromDriver, Opened, Placed, bracketed
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
+from edgefl.host.channel import Channel, Closed, Refused
+from edgefl.host.process import end_child, start_process
+from edgefl.hosts.ray_driver import CONNECT_S, ActorEnded, FromDriver, Opened, Placed, bracketed
 from edgefl.loading import own_code
-from edgefl.run.channel import Channel, Closed
-from edgefl.run.control import Refused
-from edgefl.run.keys import public
 from edgefl.run.nodes import LOOPBACK, Nodes
-from edgefl.run.process import end_child, start_process
 from edgefl.terminal import say
+from edgefl.zeromq.keys import public
 
 AUTO = "auto"
 """Connect to the cluster this host belongs to."""
@@ -45,10 +44,10 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
     if not quiet:
         say(f"edgefl: placing a process on each node of the Ray cluster {address}", err=True)
     child, channel = start_process(
-        "edgefl.run.child",
+        "edgefl.host.child",
         FromDriver,
         dict(os.environ),
-        "edgefl.cluster.ray_driver",
+        "edgefl.hosts.ray_driver",
         address,
         str(base) if own_code(msgspec.to_builtins(experiment)) else "",
     )

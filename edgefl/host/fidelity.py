@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.limits import verdict
-from edgefl.limits.verdict import MEAN_MAX, MEDIAN_MAX, P95_MAX, Conditions
+from edgefl.host import verdict
+from edgefl.host.verdict import MEAN_MAX, MEDIAN_MAX, P95_MAX, Conditions
 
 QUANTITIES = ("compute", "down", "up", "delay", "trip", "round")
 MAY_LACK = ("delay", "round")

@@ -18,8 +18,8 @@ import time
 from typing import NamedTuple, Protocol
 
 from edgefl.errors import ConfigError, unknown
-from edgefl.limits.groups import Groups, NoGroup, Place, process_stat, write
-from edgefl.limits.pacing import set_time_slice, set_timer_slack
+from edgefl.host.groups import Groups, NoGroup, Place, process_stat, write
+from edgefl.host.pacing import set_time_slice, set_timer_slack
 
 
 class Achieved(NamedTuple):

@@ -8,7 +8,7 @@ import resource
 import psutil
 
 from edgefl.errors import ConfigError
-from edgefl.limits.groups import Groups, NoGroup, Place, read_counters, read_words, write
+from edgefl.host.groups import Groups, NoGroup, Place, read_counters, read_words, write
 
 _MIB = 1 << 20
 

@@ -23,10 +23,10 @@ import msgspec
 
 from edgefl import failpoints
 from edgefl.errors import RunError
+from edgefl.host import child
+from edgefl.host.channel import Channel, Closed, pair
+from edgefl.host.process import become_child, end_child, start_process
 from edgefl.processes import child_environment
-from edgefl.run import child
-from edgefl.run.channel import Channel, Closed, pair
-from edgefl.run.process import become_child, end_child, start_process
 
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload")
 """Modules that a run's processes need."""
@@ -179,7 +179,7 @@ def serve(channel: Channel[Fork]) -> NoReturn:
 
 
 def _fork(channel: Channel[Fork], request: Fork) -> int:
-    """Fork what would be ``python -m edgefl.run.child FD PID MODULE ARGUMENTS``; returns its process id."""
+    """Fork what would be ``python -m edgefl.host.child FD PID MODULE ARGUMENTS``; returns its process id."""
     fd, parent = channel.descriptor(), os.getpid()
     if (pid := os.fork()) != 0:
         os.close(fd)

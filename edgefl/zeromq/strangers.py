@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import zmq
 
-from edgefl.limits.pacing import set_time_slice
+from edgefl.host.pacing import set_time_slice
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[zmq.Socket[bytes]]

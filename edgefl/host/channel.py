@@ -29,6 +29,14 @@ class Closed(Exception):
     """The other end is gone."""
 
 
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """What a process sends when it cannot begin or go on. The message is one line, shown to the user."""
+
+    message: str
+    config: bool
+    """True if the user's experiment or arguments are at fault (exit code 2), else false (exit code 1)."""
+
+
 class Channel(Generic[R]):
     """One end of the pipe, which receives messages of ``incoming``'s type and sends any msgspec struct.
 
@@ -39,7 +47,7 @@ class Channel(Generic[R]):
     >>> left.close(); right.receive()
     Traceback (most recent call last):
         ...
-    edgefl.run.channel.Closed
+    edgefl.host.channel.Closed
     >>> right.close()
     """
 

@@ -2,8 +2,8 @@
 
 Who comes is known by its key: the name of a message's sender is what ZeroMQ's own question about the key was
 answered with, never what the sender says. Where a key comes a second time the later connection holds, so that
-a peer whose link broke is back at once. Connections that have said nothing are few: `edgefl.run.strangers`. A
-host that vanished is found by TCP itself, in the kernel, which a process that is stopped does not disturb.
+a peer whose link broke is back at once. Few connections may have said nothing yet: `edgefl.zeromq.strangers`.
+A host that vanished is found by TCP itself, in the kernel, which a process that is stopped does not disturb.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import zmq
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.run import keys
-from edgefl.run.sockets import AT_ONCE, HANDSHAKE_MS, NOBLOCK, Dealer, Frame, Router, Unreachable
-from edgefl.run.strangers import Strangers, far_end, shut
+from edgefl.zeromq import keys
+from edgefl.zeromq.sockets import AT_ONCE, HANDSHAKE_MS, NOBLOCK, Dealer, Frame, Router, Unreachable
+from edgefl.zeromq.strangers import Strangers, far_end, shut
 
 VANISHED_S = 40
 """Seconds after which a host that acknowledges nothing is gone."""

@@ -36,8 +36,7 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
 
 
 def _tell(channel_fd: int, what: str) -> None:
-    from edgefl.run.channel import Channel
-    from edgefl.run.control import Refused
+    from edgefl.host.channel import Channel, Refused
     from edgefl.terminal import printable
 
     channel: Channel[Any] = Channel.inherit(channel_fd, Any)

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 import psutil
 
 from edgefl.errors import ConfigError
-from edgefl.limits.fidelity import MINOR_PART
-from edgefl.limits.groups import NoGroup, Place, find, read_words, throttled_ns
-from edgefl.limits.verdict import LOAD_MAX, MEAN_MAX
+from edgefl.host.fidelity import MINOR_PART
+from edgefl.host.groups import NoGroup, Place, find, read_words, throttled_ns
+from edgefl.host.verdict import LOAD_MAX, MEAN_MAX
 from edgefl.processes import usable_cores
 
 TRIP_OVERHEAD_S = 0.002

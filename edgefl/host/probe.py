@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from edgefl.errors import ConfigError
-from edgefl.limits.groups import find
-from edgefl.limits.memory import open_memory
-from edgefl.limits.throttle import open as open_throttle
+from edgefl.host.groups import find
+from edgefl.host.memory import open_memory
+from edgefl.host.throttle import open as open_throttle
 
 SHARE = 0.25
 PROBE_S = 0.4

@@ -17,7 +17,7 @@ import msgspec
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.files import cache_folder, make_folder, replace
-from edgefl.limits.capacity import host
+from edgefl.host.capacity import host
 from edgefl.processes import child_environment
 
 MAX_CV = 0.10  # coefficient of variation of a rate's repetitions above which a calibration is refused
@@ -133,7 +133,7 @@ def library() -> str:
 
 def _measure_apart() -> Measured:
     env = child_environment(os.environ)
-    command = [sys.executable, "-m", "edgefl.limits.host_operations"]
+    command = [sys.executable, "-m", "edgefl.host.host_operations"]
     try:
         done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:

@@ -1,5 +1,8 @@
-"""Limits that hold a process to a device's speed and memory, and measurements of how well they did.
+"""This machine: processes that are started, held to a device's speed and memory, and measured.
 
+process          starts, reaps and kills processes; a started one begins in `child`
+fork_server      starts processes of edgefl's by forking one that has imported everything
+channel          messages between two processes of one machine, with descriptors
 pacing           wait against absolute deadlines after doing real work: exact, needs no privileges
 held             a compute phase slowed by a governor process, and that governor
 memory           a client's memory limit, with and without privileges
@@ -15,7 +18,7 @@ probe            tests which of these mechanisms work here, and why others do no
 
 from __future__ import annotations
 
-from edgefl.limits.memory import MemoryHold, open_memory
-from edgefl.limits.throttle import Achieved, Throttle, open
+from edgefl.host.memory import MemoryHold, open_memory
+from edgefl.host.throttle import Achieved, Throttle, open
 
 __all__ = ["Achieved", "MemoryHold", "Throttle", "open", "open_memory"]

@@ -17,9 +17,9 @@ from functools import partial
 from typing import NamedTuple
 
 from edgefl.errors import RunError
-from edgefl.limits.groups import find, process_stat
-from edgefl.limits.pacing import Phase, PhaseTime
-from edgefl.limits.throttle import (
+from edgefl.host.groups import find, process_stat
+from edgefl.host.pacing import Phase, PhaseTime
+from edgefl.host.throttle import (
     SLICE_NS,
     Account,
     DutyCycle,

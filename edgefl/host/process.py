@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import psutil
 
+from edgefl.host.channel import Channel, pair
 from edgefl.processes import child_environment
-from edgefl.run.channel import Channel, pair
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1

@@ -14,8 +14,8 @@ import msgspec
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
-from edgefl.limits.groups import ControlGroup, Groups, NoGroup
-from edgefl.limits.memory import GroupMemory, MemoryLimit
+from edgefl.host.groups import ControlGroup, Groups, NoGroup
+from edgefl.host.memory import GroupMemory, MemoryLimit
 
 MemoryBy = Literal["cgroup", "rlimit", "off"]
 

@@ -1,6 +1,6 @@
 """The operations that a calibration times on one thread, and their timing.
 
-``python -m edgefl.limits.host_operations`` measures this host and prints JSON. `calibrate` runs it in a
+``python -m edgefl.host.host_operations`` measures this host and prints JSON. `calibrate` runs it in a
 separate process because a BLAS library fixes its number of threads when it is loaded.
 """
 
@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 
+from edgefl.host.calibration import MAX_CV, Measured, Rate
 from edgefl.learning.networks import cnn_femnist
-from edgefl.limits.calibration import MAX_CV, Measured, Rate
 
 REPETITIONS = 9
 ROUNDS = 5  # at most; a noisy rate is measured again, and the least noisy round counts

@@ -15,11 +15,10 @@ from typing import Any
 import msgspec
 
 from edgefl.errors import ConfigError
-from edgefl.run.channel import Channel
-from edgefl.run.control import Refused
-from edgefl.run.keys import Key, public
+from edgefl.host.channel import Channel, Refused
+from edgefl.host.process import STOPS, become_child
 from edgefl.run.node import join
-from edgefl.run.process import STOPS, become_child
+from edgefl.zeromq.keys import Key, public
 
 CONNECT_S = 60
 """Seconds that Ray may take to connect; Ray's own limit is ten minutes."""
