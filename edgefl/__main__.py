@@ -11,10 +11,10 @@ from edgefl.processes import stopped_by
 
 
 def main() -> int:
-    """Run the command and return its exit code; Ctrl-C is one line from the first of its imports on."""
+    """Run the command and return its exit code. Ctrl-C prints one line, even during imports."""
     _open_what_is_closed()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # set by nohup
             signal.signal(number, _stop)
     try:
         from edgefl.cli import main as command
@@ -28,11 +28,14 @@ def main() -> int:
     try:
         return 128 + stopped_by[0] if code == 130 and stopped_by else code
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said; Python's own end takes a while
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # ignore Ctrl-C during exit
 
 
 def _stop(number: int, _: object) -> None:
-    """End a command as Ctrl-C does, outside a run; a closed terminal, which signals twice, only once."""
+    """Handle a signal like Ctrl-C, outside a run. A closing terminal sends SIGHUP twice; ignore the
+    second."""
     if number == signal.SIGHUP and stopped_by:
         return
     stopped_by.append(number)
@@ -40,7 +43,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Have input, output and error output that are closed lead nowhere, before others get their numbers."""
+    """Open closed standard streams to the null device, so that no other file gets their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             fd = os.open(os.devnull, os.O_RDWR)

@@ -1,19 +1,19 @@
-"""Every error edgefl raises on purpose.
+"""All exceptions that edgefl defines.
 
     EdgeflError
-    ├── ConfigError      what the user asked for cannot be done; the command line exits with 2
-    │   ├── FolderTaken      a new run's folder holds something already
-    │   └── ProfileError     a device or network profile is missing or wrong
-    ├── WireError        a peer sent bytes that are not a message; the peer is dropped and counted
-    ├── SlotError        the parameter buffer was used against its rules
-    ├── RunError         a run that started could not go on; the command line exits with 1
-    │   └── FolderError      its folder cannot be written: the disk is full, or gone
-    ├── TrainingError    a client's own training function raised, or made steps that it does not have
-    ├── NotMet           a device test's budget or baseline is not met
+    ├── ConfigError      invalid settings, file or argument; the command exits with 2
+    │   ├── FolderTaken      the folder for a new run is not empty
+    │   └── ProfileError     a device or network profile is missing or invalid
+    ├── WireError        a peer sent an invalid message; the peer is disconnected and counted
+    ├── SlotError        invalid use of the parameter buffer
+    ├── RunError         a run failed after it had started; the command exits with 1
+    │   └── FolderError      the run's folder cannot be written, for example because the disk is full
+    ├── TrainingError    the user's training function raised, or made more steps than it was given
+    ├── NotMet           a device test exceeds its budget or its baseline
     │   └── OutOfDeviceMemory    the function needs more memory than the device gives an app
-    └── Invalid          a device test's figures cannot be believed, so they pass nothing
+    └── Invalid          a device test's measurement is not reliable, so the test cannot pass
 
-A message says what is wrong, what was got and what is allowed, in one line.
+Each message is one line: what is wrong, the value received, and what is allowed.
 """
 
 from __future__ import annotations
@@ -25,59 +25,59 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 LONGEST_NAME, LONGEST_LIST = 60, 120
-"""Characters of a name and of a list of names in a message, which has 300 at most."""
+"""Maximum length of a name and of a list of names in a message, in characters."""
 
 
 class EdgeflError(Exception):
-    """Base of every error that edgefl raises on purpose."""
+    """Base class of all exceptions that edgefl defines."""
 
 
 class ConfigError(EdgeflError):
-    """The experiment, a file or an argument asks for something that cannot be done."""
+    """An experiment, a file or an argument is invalid."""
 
 
 class FolderTaken(ConfigError):
-    """The folder for a new run holds something, or another process was faster."""
+    """The folder for a new run is not empty, or another process has just taken it."""
 
 
 class ProfileError(ConfigError):
-    """A device, network or fleet profile is missing, or a figure in it is wrong."""
+    """A device, network or fleet profile is missing or invalid."""
 
 
 class WireError(EdgeflError):
-    """Bytes from a peer are not a message of the protocol."""
+    """A peer sent bytes that are not a valid message."""
 
 
 class SlotError(EdgeflError):
-    """The parameter buffer was used against its rules."""
+    """Invalid use of the parameter buffer."""
 
 
 class RunError(EdgeflError):
-    """A run that had started could not go on."""
+    """A run failed after it had started."""
 
 
 class FolderError(RunError):
-    """A run's folder cannot be written; once it can be, the run goes on from its last checkpoint."""
+    """The run's folder cannot be written. The run can be resumed from its last checkpoint later."""
 
 
 class TrainingError(EdgeflError):
-    """A client's training by the user's own function failed: it costs the task, not the run."""
+    """The user's training function failed on a client. The task is lost; the run continues."""
 
 
 class NotMet(EdgeflError, AssertionError):
-    """A budget or baseline of a device test does not hold."""
+    """A device test exceeds its budget or its baseline."""
 
 
 class OutOfDeviceMemory(NotMet):
-    """The function needs more memory than the device gives an app; its process was ended."""
+    """The function exceeded the device's memory limit for apps, so its process was killed."""
 
 
 class Invalid(EdgeflError):
-    """A measurement on an emulated device cannot be believed."""
+    """A measurement on an emulated device is not reliable."""
 
 
 def of_system(error: OSError) -> str:
-    """One line for an error of the operating system, with the limit or the place that it is about.
+    """Describe an operating system error in one line, with the limit or path that it concerns.
 
     >>> of_system(OSError(28, "No space left on device", "runs/a"))
     "no space left on the device of 'runs/a'"
@@ -95,7 +95,7 @@ def of_system(error: OSError) -> str:
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
-    """One line for a name that does not exist, with the nearest that does.
+    """Describe an unknown name in one line, with the nearest known name.
 
     >>> unknown("profile", "pixel3a", ["pixel-3a", "pi-4"])
     "profile 'pixel3a' not found; did you mean 'pixel-3a'? have: pi-4, pixel-3a"
@@ -105,7 +105,7 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The names that fit into `LONGEST_LIST` characters, sorted, and the number of the others.
+    """List sorted names up to `LONGEST_LIST` characters, and count the rest.
 
     >>> listed(["b", "a"]), listed(["a" * 100, "b" * 100, "c"]).replace("a" * 100, "a…a")
     ('a, b', 'a…a and 2 more')
@@ -119,7 +119,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def shortened(name: str) -> str:
-    """A name of at most 60 characters.
+    """Shorten a name to at most 60 characters.
 
     >>> shortened("pixel-4"), len(shortened("k" * 4000))
     ('pixel-4', 60)
@@ -128,7 +128,7 @@ def shortened(name: str) -> str:
 
 
 def near(got: str, allowed: Iterable[str]) -> str:
-    """A question for the allowed name that is nearest to ``got``; empty if none is near.
+    """Suggest the allowed name that is nearest to ``got``; empty if none is similar.
 
     >>> near("versoins", ["trips", "versions"])
     " did you mean 'versions'?"
@@ -139,7 +139,7 @@ def near(got: str, allowed: Iterable[str]) -> str:
 
 @contextmanager
 def damaged(what: str) -> Iterator[None]:
-    """Say in one line that ``what`` is damaged, whatever Python says of the values that it then holds.
+    """Re-raise errors caused by corrupt data in ``what`` as a one-line `ConfigError`.
 
     >>> with damaged("runs/a"):
     ...     int("x")

@@ -1,36 +1,36 @@
-"""Named places where a test can make a process fail, as real ones do, in a real run.
+"""Failpoints: named places in the code where a test can make a process of a real run fail.
 
-``EDGEFL_FAILPOINTS="die:3:0,nan:1:2"`` makes client 3 die during its first trip and client 1 send NaN on its
-third. Off unless the variable is set, and read once, so that a run does not pay for them.
+``EDGEFL_FAILPOINTS="die:3:0,nan:1:2"`` kills client 3 during its first trip and makes client 1 send NaN in
+its third. The variable is read once, at the start of a process; without it failpoints cost nothing.
 
 | name      | the client                                                              |
 |-----------|-------------------------------------------------------------------------|
-| `die`     | is killed when its training is done, with its update half uploaded      |
-| `hang`    | stops for good, as a frozen device does                                 |
-| `rubbish` | sends bytes that are no message                                         |
-| `nan`     | sends an update with a NaN in it                                        |
-| `alter`   | changes its update after it said what its checksum is                   |
-| `stale`   | says that it trained another version than it was given                  |
-| `memory`  | allocates more than its device has                                      |
-| `leave`   | gives the task back                                                     |
+| `die`     | is killed after its training, with half of its update uploaded          |
+| `hang`    | stops responding                                                        |
+| `rubbish` | sends bytes that are not a message                                      |
+| `nan`     | sends an update that contains NaN                                       |
+| `alter`   | changes its update after sending its checksum                           |
+| `stale`   | reports another base version than its task's                            |
+| `memory`  | allocates more memory than its device has                               |
+| `leave`   | returns its task untrained                                              |
 
-``"torn:0:7"`` kills the server when it passes the named place for the eighth time, ``"torn:1:7"`` the one
-that was started in its place. With ``EDGEFL_FAILPOINTS_WHILE=FILE`` it passes only while that file is there:
+``"torn:0:7"`` kills the run's first server when it reaches the place ``torn`` for the eighth time, and
+``"torn:1:7"`` kills its successor. With ``EDGEFL_FAILPOINTS_WHILE=FILE`` places count only while FILE exists:
 
 | name      | the server is killed                                                    |
 |-----------|-------------------------------------------------------------------------|
-| `commit`  | before events and rows are committed                                    |
-| `committed` | when they are, before anyone is told                                    |
+| `commit`  | before it commits events and rows                                       |
+| `committed` | after a commit, before it sends messages about it                     |
 | `sum`     | before a sum                                                            |
-| `summed`  | when a version is made, before it is published                          |
-| `published` | when it is published, before that is journaled                        |
+| `summed`  | after a sum, before it publishes the version                            |
+| `published` | after it publishes a version, before it records that                  |
 | `event`   | after an event of the virtual clock's agenda                            |
-| `torn`    | when it has written a part of a checkpoint                              |
-| `unnamed` | when a checkpoint is whole, before it has its name                      |
-| `renamed` | when it has its name, before the folder is flushed                      |
-| `named`   | before older checkpoints are removed                                    |
+| `torn`    | after it has written a part of a checkpoint                             |
+| `unnamed` | after it has written a checkpoint, before the rename                    |
+| `renamed` | after the rename, before the folder is flushed                          |
+| `named`   | before it removes older checkpoints                                     |
 
-The clients' own account of what was acknowledged, to hold against the record: `edgefl.run.witness`.
+`edgefl.run.witness` records which updates were acknowledged, to compare with the run's record.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ OF_SERVER = (
     "commit", "committed", "sum", "summed", "published", "event", "torn", "unnamed", "renamed", "named",
 )  # fmt: skip
 SAYS = "edgefl: killed at failpoint "
-"""The beginning of the line on standard error that a process leaves then; the place's name is the rest."""
+"""Start of the line that a process prints to standard error before it kills itself; the name follows."""
 NAMES = ("die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave", *OF_SERVER)
 
 
 def parse(text: str) -> frozenset[tuple[str, int, int]]:
-    """The failpoints in ``text``: name, client, trip.
+    """Parse failpoints: tuples of name, client and trip.
 
     >>> sorted(parse("die:3:0,nan:1:2"))
     [('die', 3, 0), ('nan', 1, 2)]
@@ -74,29 +74,29 @@ _while: str
 
 
 def arm() -> None:
-    """Read the environment again, as a process that was forked for another run does."""
+    """Read the environment again, in a process that was forked for another run."""
     global _points, _while
     _points = parse(os.environ.get("EDGEFL_FAILPOINTS", ""))
     _while = os.environ.get(WHILE, "/")
 
 
 def armed() -> bool:
-    """Returns True if any client is to fail at all."""
+    """Return True if any failpoint is set."""
     return bool(_points)
 
 
 def hit(name: str, client: int, trip: int) -> bool:
-    """Returns True if this client is to fail in this way on this trip."""
+    """Return True if a failpoint is set for this client and trip."""
     return (name, client, trip) in _points
 
 
 _passed: Counter[str] = Counter()
 restarts = 0
-"""The servers of this run before this process."""
+"""Number of servers that this run had before this process."""
 
 
 def pass_by(name: str) -> None:
-    """A place without a client: the process ends here if a test asked for that."""
+    """Kill this process if a failpoint is set for this visit of the place ``name``."""
     if _points and os.path.exists(_while):
         if (name, restarts, _passed[name]) in _points:
             die(name)
@@ -104,7 +104,7 @@ def pass_by(name: str) -> None:
 
 
 def die(name: str) -> None:
-    """Say which place this is, and end this process."""
+    """Print the place's name to standard error and kill this process."""
     os.write(2, f"{SAYS}{name}\n".encode())
     os.kill(os.getpid(), signal.SIGKILL)
 

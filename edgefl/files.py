@@ -1,8 +1,8 @@
-"""Files: what is read is regular and of a bounded length; what is written is whole or as it was.
+"""Read files with a size limit; write files atomically.
 
-The latter holds after a kill and after a power cut. A file is written beside its place, flushed to the disk
-and renamed, and then its folder is flushed: a name that is not on the disk is lost with the power, whatever
-its file holds.
+A written file is either complete or unchanged, also after a kill or a power cut: the new content goes to a
+temporary file in the same folder, which is flushed to disk and renamed; then the folder itself is flushed, so
+that the new name survives a power cut too.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from edgefl import failpoints
 from edgefl.errors import ConfigError, RunError
 
 PARTIAL = ".partial"
-"""Ending of a file that is being written."""
+"""Suffix of temporary files."""
 
 
 def read(path: str | Path, most_bytes: int) -> bytes:
-    """The content of a regular file. Raises OSError, also for any other kind of file and a longer one.
+    """Return the content of a regular file. Raises OSError for longer files and other kinds of files too.
 
     >>> read("/dev/zero", 10)
     Traceback (most recent call last):
     OSError: [Errno 22] not a regular file: '/dev/zero'
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # which does not wait for a pipe's other end
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not block on a named pipe
     with open(number, "rb") as file:
         status = os.fstat(number)
         if stat.S_ISDIR(status.st_mode):
@@ -42,7 +42,7 @@ def read(path: str | Path, most_bytes: int) -> bytes:
 
 
 def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
-    """Write ``pieces`` to ``path``, in place of what is there. Raises OSError; then nothing has changed.
+    """Replace the file at ``path`` by one that holds ``pieces``. If this raises OSError, nothing has changed.
 
     >>> import tempfile; folder = Path(tempfile.mkdtemp())
     >>> replace(folder / "a.txt", [b"one ", b"two"]).read_text(), [path.name for path in folder.iterdir()]
@@ -69,22 +69,22 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """`write_bytes` in UTF-8."""
+    """Write ``text`` in UTF-8, like `write_bytes`."""
     return write_bytes(path, text.encode())
 
 
 def json_text(document: object) -> str:
-    """A document as the text of a JSON file. Raises ValueError for a number that is not finite."""
+    """Format a document as JSON. Raises ValueError for infinite numbers and NaN."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_json(path: Path, document: object) -> Path:
-    """Write `json_text` in UTF-8; bytes of an argument that are no text are escaped, as ``\\udcff``."""
+    """Write a document as JSON in UTF-8. Undecodable bytes of arguments are escaped, as ``\\udcff``."""
     return write_bytes(path, json_text(document).encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """`replace` in one piece, making the folder too. Raises `RunError` if that cannot be done."""
+    """Replace the file at ``path``, creating its folder if needed. Raises `RunError` on failure."""
     try:
         make_folder(path.parent)
         return replace(path, [content])
@@ -93,7 +93,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` and those around it, as far as they are not there, with their names on the disk."""
+    """Create ``folder`` and its missing parents, and flush their names to disk."""
     missing = [folder, *folder.parents]
     missing = missing[: next(place for place, each in enumerate(missing) if each.exists())]
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def make_folder(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """edgefl's folder among this user's caches. `ConfigError` for a user without a home folder."""
+    """Return edgefl's cache folder of this user. Raises `ConfigError` for a user without a home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "edgefl"
@@ -111,7 +111,7 @@ def cache_folder() -> Path:
 
 
 def flush_folder(folder: Path) -> None:
-    """Have the disk confirm the names in ``folder``."""
+    """Flush the directory entries of ``folder`` to disk."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -1,4 +1,4 @@
-"""Sequences whose items are made when they are asked for: a million of them cost what tells them apart."""
+"""Sequences that create their items on access, to save memory for fleets of a million clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """A sequence that a subclass gives a length and `make`. A slice is a list.
+    """Base class; a subclass defines ``__len__`` and `make`. Slices are lists.
 
     >>> class Squares(LazySequence[int]):
     ...     def __len__(self): return 4
@@ -19,7 +19,7 @@ class LazySequence(Sequence[T]):
     """
 
     def make(self, index: int) -> T:
-        """The item at ``index``, from 0 to the length less one."""
+        """Create the item at ``index``, which is from 0 to the length minus 1."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T]:

@@ -1,8 +1,9 @@
-"""A user's own strategy, model or data, named ``"my_module:name"`` in the experiment.
+"""Load a user's own strategy, model or data, named ``"my_module:name"`` in the experiment.
 
-The module is a file in the experiment file's folder or in the current one. An installed module is code that
-the experiment's author chose and its reader did not see (``torch.hub`` fetches strangers'), so each must be
-named in ``EDGEFL_MODULES``. Experiments in different folders may have modules of the same name.
+The module is a file in the experiment file's folder or in the current folder. Installed modules are allowed
+only if ``EDGEFL_MODULES`` lists them, because an experiment from somebody else could otherwise run code that
+its user has never seen (``torch.hub``, for example, downloads code). Experiments in different folders may
+have modules of the same name.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ KEYS = (
     "training.loss",
     "evaluation.function",
 )
-"""Keys of an experiment that may name code."""
+"""Keys of an experiment whose values may name code."""
 
 
 importing: list[str] = []
-"""Modules of the user's whose import is under way in this process."""
+"""The user's modules that this process is currently importing."""
 
 
 def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) -> Any:
-    """Returns what ``"module:attribute"`` names; ``search_path`` holds the experiment file's folder.
+    """Import ``"module:attribute"``, searching ``search_path`` (the experiment file's folder) first.
 
-    Raises `ConfigError`, which names ``key``, if the module is not found, may not be used or does not import,
-    or has no such attribute.
+    Raises `ConfigError`, which names ``key``, if the module is missing, not allowed or fails to import, or
+    has no such attribute.
 
     >>> os.environ["EDGEFL_MODULES"] = "math"
     >>> load_attribute("math:sqrt", "model.name")(9.0)
@@ -74,7 +75,7 @@ def load_attribute(name: str, key: str, search_path: Iterable[str | Path] = ()) 
 
 
 def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
-    """Call a user's function; what it raises becomes one `ConfigError` line naming its type.
+    """Call a user's function; re-raise its exceptions as a one-line `ConfigError` with their type.
 
     >>> call(int, "my_module:make", "model.name", x=1)
     Traceback (most recent call last):
@@ -91,7 +92,7 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
 
 
 def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The keys of an experiment, as plain tables, whose values name modules.
+    """List the keys of an experiment (as plain tables) whose values name modules.
 
     >>> own_code({"seed": 1, "strategy": {"name": "mine:Mine"}, "model": {"name": "timm:vit", "args": {}}})
     ['strategy.name']
@@ -118,7 +119,7 @@ def _require_allowed(module: str, key: str, folders: Sequence[str]) -> None:
 
 
 def _import(name: str, key: str, folders: Sequence[str]) -> Any:
-    _forget_stranger(name.partition(".")[0])
+    _forget_other_folder(name.partition(".")[0])
     module = f"{key}: module {name!r}"
     importing.append(name)
     try:
@@ -134,8 +135,8 @@ def _import(name: str, key: str, folders: Sequence[str]) -> Any:
         importing.pop()
 
 
-def _forget_stranger(top: str) -> None:
-    """Drop a module of the same name that an earlier experiment loaded from another folder."""
+def _forget_other_folder(top: str) -> None:
+    """Remove a module of the same name that an earlier experiment imported from another folder."""
     origin = getattr(sys.modules.get(top), "__file__", None)
     if origin is None or top == __package__:
         return

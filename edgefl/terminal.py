@@ -1,4 +1,4 @@
-"""The door to the terminal: names and errors of others are shown there, never obeyed."""
+"""Print to the terminal, with control characters in names and errors replaced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""``text`` with ``?`` for each character that a terminal could take for a command.
+    r"""Replace control characters, which a terminal could interpret, by ``?``.
 
     >>> printable("pixel\x1b[2J-4\n"), printable("a\n\tb", keep="\n\t")
     ('pixel?[2J-4?', 'a\n\tb')
@@ -16,10 +16,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def say(text: object, *, err: bool = False, end: str = "\n") -> None:
-    """Print to standard output, or to standard error."""
+    """Print to standard output or standard error."""
     print(printable(str(text), "\n\t"), end=end, file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def can_redraw() -> bool:
-    """True if standard error is a terminal on which lines can be drawn over."""
+    """Return True if standard error is a terminal that can redraw lines."""
     return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
