@@ -28,9 +28,7 @@ def main() -> int:
     try:
         return 128 + stopped_by[0] if code == 130 and stopped_by else code
     finally:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # ignore Ctrl-C during exit
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C during exit
 
 
 def _stop(number: int, _: object) -> None:

@@ -42,13 +42,18 @@ class FedAvg(Rounds):
             )
 
         if self.cohorts == "poisson":
-            plain = (self.weighting, self.over_selection, self.replacement) == ("uniform", 1.0, False)
-            if not plain or self.vectors or self.server_vectors or self.size(clients) < MIN_POISSON_COHORT:
-                raise ConfigError(
-                    "strategy.cohorts = 'poisson' requires weighting = 'uniform', no over_selection, no "
-                    f"replacement, no vectors and a cohort of at least {MIN_POISSON_COHORT}, "
-                    f"got a cohort of {self.size(clients)}"
-                )
+            unmet = {
+                "weighting = 'uniform'": self.weighting != "uniform",
+                "over_selection = 1": self.over_selection != 1.0,
+                "replacement = false": self.replacement,
+                "a strategy without vectors": bool(self.vectors or self.server_vectors),
+                f"a cohort of at least {MIN_POISSON_COHORT} clients (got {self.size(clients)})": (
+                    self.size(clients) < MIN_POISSON_COHORT
+                ),
+            }
+            if any(unmet.values()):
+                needs = ", ".join(need for need, missing in unmet.items() if missing)
+                raise ConfigError(f"strategy.cohorts = 'poisson' also requires {needs}")
 
     def _max_cohort(self, clients: int) -> int:
         """Maximum size of a round; for Poisson cohorts the mean plus 9 standard deviations."""

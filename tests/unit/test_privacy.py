@@ -398,7 +398,7 @@ def test_poissons_cohorts_vary_in_size_and_each_update_weighs_the_same() -> None
     assert all(set(action.weights) == {1 / 40} for action, _ in result.sums)
     assert (strategy.sampling(120), strategy.max_weight(120)) == ((1 / 3, True), 1 / 40)
     assert max(sizes) <= strategy.max_held(120) == 97
-    with pytest.raises(ConfigError, match=r"strategy\.cohorts = 'poisson' requires weighting"):
+    with pytest.raises(ConfigError, match=r"strategy\.cohorts = 'poisson' also requires"):
         FedAvg(cohort=10, weighting="uniform", cohorts="poisson").check(120)
 
 
