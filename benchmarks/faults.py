@@ -2,7 +2,6 @@
 
     python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall]
     python benchmarks/faults.py bit-flips [--flips 20000] [--commands 50]
-    python benchmarks/faults.py errors [--calls 2] [--skip 100] [--most-s 600]
 
 Exit code 1 if any of them cost something that it must not.
 """
@@ -10,7 +9,6 @@ Exit code 1 if any of them cost something that it must not.
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 import sys
 import tempfile
@@ -21,9 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for the tests' parts
 
 from edgefl import Checkpoint, Experiment, Server, Stop, seeds
-from edgefl.host.fork_server import ForkServer
 from tests.fault import bit_flips as flipped
-from tests.fault import disk, injected, power_cut, shim
+from tests.fault import disk, power_cut, shim
 from tests.process import runs
 from tests.process.test_virtual_resume import outcome
 
@@ -69,26 +66,7 @@ def bit_flips(asked: argparse.Namespace, place: Path) -> Counter[str]:
     return said
 
 
-def errors(asked: argparse.Namespace, place: Path) -> Counter[str]:
-    """Calls of supervisor, server and zygote that fail, each in a run of its own, which is then resumed."""
-    said: Counter[str] = Counter()
-    with ForkServer() as warm:
-        made = injected.Runs(small_run("virtual", 12), place / "runs", shim.build(place), warm)
-        faults = made.faults(asked.calls, asked.seed)[asked.skip :]
-        print(f"{sum(made.calls.values()):,} calls, {len(faults)} to fail", flush=True)
-        for fault in faults:
-            if time.monotonic() - asked.began_s > asked.most_s:
-                print(f"{said.total()} made; the next ones: --skip {asked.skip + said.total()}")
-                break
-            if (found := made(fault)) not in injected.GOOD:
-                found = f"{fault} -> {found}"
-                print(found, flush=True)
-            said[found] += 1
-    return said
-
-
 GOOD = (
-    *injected.GOOD,
     "as it should be", "resumed by the command, the same outcome",
     *(f"{kind}: {words}" for kind in ("finished", "killed") for words in flipped.GOOD),
     *(f"{kind}: {words}" for kind in ("verify", "resume") for words in ("exit code 0", "one line")),
@@ -99,23 +77,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("fault", choices=["power-cuts", "bit-flips", "errors"])
+    parser.add_argument("fault", choices=["power-cuts", "bit-flips"])
     parser.add_argument("--states", type=int, default=4, help="states after each change")
     parser.add_argument("--resumes", type=int, default=30, help="states resumed by the command itself")
     parser.add_argument("--flips", type=int, default=20_000, help="bits flipped and read")
     parser.add_argument("--commands", type=int, default=50, help="bits flipped and read by a command")
-    parser.add_argument("--calls", type=int, default=2, help="calls of a process, kind and error that fail")
-    parser.add_argument("--skip", type=int, default=0, help="calls that were made to fail before")
-    parser.add_argument(
-        "--most-s", type=float, default=math.inf, help="seconds after which no more calls fail"
-    )
     parser.add_argument("--clock", choices=["virtual", "wall"], default="virtual")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    started = asked.began_s = time.monotonic()
+    started = time.monotonic()
     place = Path(tempfile.mkdtemp(prefix="faults-"))
     try:
-        said = {"power-cuts": power_cuts, "bit-flips": bit_flips, "errors": errors}[asked.fault](asked, place)
+        said = {"power-cuts": power_cuts, "bit-flips": bit_flips}[asked.fault](asked, place)
     finally:
         shutil.rmtree(place)
     for words, count in said.most_common():

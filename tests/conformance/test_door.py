@@ -6,9 +6,8 @@ import os
 import resource
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -20,15 +19,15 @@ from edgefl.regression.memory import kib, own_kib
 from edgefl.zeromq import keys, strangers
 from edgefl.zeromq.door import CallerSocket, DoorSocket
 from edgefl.zeromq.sockets import Full, Unreachable
-from tests.raw_caller import GREETING, RawCaller, named, sodium
-from tests.raw_peer import COMMAND, frame
 
 BOUND_MS = 20_000
 ONE, TWO = bytes(range(32)), bytes(range(1, 33))
 SERVER = bytes(range(2, 34))
 LARGEST = 2**20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory and descriptors are read in /proc")
-raw = pytest.mark.skipif(sodium() is None, reason="this pyzmq brings no libsodium along")
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+LONG_COMMAND = 6
+"""Flags of a ZMTP frame with a length of 8 bytes."""
 
 
 @pytest.fixture
@@ -62,27 +61,6 @@ def says(door: DoorSocket, peer: CallerSocket, name: bytes, word: bytes) -> None
         peer.wait_to_send(1)
         door.wait(0)
     raise AssertionError("no room within the bound")
-
-
-def beside(door: DoorSocket, act: Callable[[], object]) -> list[tuple[bytes, list[bytes]]]:
-    """Everything that is heard while another thread acts, to its end."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            act()
-        except BaseException as error:
-            failed.append(error)
-
-    thread, got = threading.Thread(target=run), []
-    thread.start()
-    while thread.is_alive():
-        door.wait(1)
-        got += [(name, [bytes(part) for part in frames]) for name, frames in door.receive()]
-    thread.join()
-    if failed:
-        raise failed[0]
-    return got
 
 
 def stranger(kind: str, door: DoorSocket) -> zmq.Socket[bytes]:
@@ -119,16 +97,16 @@ def test_without_an_admitted_key_nobody_is_let_in(door: DoorSocket, closing: Exi
     zmq.Context.instance().term()
 
 
-@raw
-@pytest.mark.usefixtures("nothing_left")
-def test_a_name_is_its_keys_whatever_its_bearer_says(door: DoorSocket, closing: ExitStack) -> None:
+def test_a_name_is_its_keys_whatever_its_bearer_claims(door: DoorSocket, closing: ExitStack) -> None:
     honest = caller(door, ONE, closing)
     says(door, honest, b"one", b"first")
-    liar = RawCaller(door.address, TWO, door.key)
-    closing.callback(liar.close)
-    claims = [named(b"Identity", b"one"), named(b"User-Id", b"one"), named(b"__fd", b"0")]
-    beside(door, lambda: liar.greet(b"".join(claims)))
-    liar.say(b"I am one")
+    liar = closing.enter_context(zmq.Context.instance().socket(zmq.DEALER))
+    liar.linger, liar.routing_id = 0, b"one"
+    liar.curve_secretkey, liar.curve_publickey, liar.curve_serverkey = TWO, keys.public(TWO), door.key
+    liar.connect(door.address)
+    while not liar.poll(1, zmq.POLLOUT):
+        door.wait(0)
+    liar.send(b"I am one")
     assert heard(door, 1) == [(b"two", [b"I am one"])]
     door.send(b"one", [b"for one"])
     while (answer := honest.receive(1)) is None:
@@ -253,14 +231,16 @@ def fill(door: DoorSocket, rounds: int) -> int:
     pid = os.fork()
     if pid == 0:
         with suppress(BaseException):
-            ends = [RawCaller(door.address, ONE, door.key) for _ in range(rounds)]
+            host, _, port = door.address.removeprefix("tcp://").rpartition(":")
+            ends = [socket.create_connection((host, int(port))) for _ in range(rounds)]
+            endless = bytes([LONG_COMMAND]) + LARGEST.to_bytes(8, "big") + bytes(LARGEST - 1)
             for end in ends:
                 with suppress(OSError):
-                    end.socket.sendall(GREETING + frame(bytes(LARGEST), COMMAND)[:-1])
+                    end.sendall(GREETING + endless)
                 time.sleep(0.005)
             for end in ends[: -strangers.ALL_BYTES // LARGEST]:  # until it is hung up on
                 with suppress(OSError):
-                    while end.socket.recv(1000):
+                    while end.recv(1000):
                         pass
         os._exit(0)
     return pid

@@ -1,14 +1,12 @@
-"""Clients of a run that go bad: in the place of what the zygote loads, for ``supervisor.run(workload=...)``.
+"""Clients of a run that misbehave: a workload for ``supervisor.run(workload=...)``.
 
-``EDGEFL_BAD`` says who does what, ``beats:1,others:2``; a client named there is bad in every other of its
-trips, as long as the file ``EDGEFL_BAD_WHILE`` (if it is named) is there.
+``EDGEFL_BAD`` assigns misbehaviour to clients (``beats:1,others:2``), in every other of their trips.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -20,14 +18,13 @@ from tests.wire_samples import DONE
 __all__ = ["Workload"]
 
 BAD = {int(number): what for what, number in (one.split(":") for one in os.environ["EDGEFL_BAD"].split(","))}
-WHILE = Path(os.environ.get("EDGEFL_BAD_WHILE", "/"))
 FLOOD = 20_000
 """Messages of a flood; the server has ended it long before."""
 _honest = client.ClientProcess._answer
 
 
 def _answer(self: client.ClientProcess, message: messages.FromServer, frames: Sequence[Frame]) -> None:
-    if isinstance(message, messages.Task) and message.trip % 2 and WHILE.exists():
+    if isinstance(message, messages.Task) and message.trip % 2:
         _be_bad(self, BAD.get(message.client, ""), message)
     _honest(self, message, frames)
 

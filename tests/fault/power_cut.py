@@ -54,7 +54,7 @@ def record(wanted: Experiment, folder: Path, library: Path) -> list[Change]:
     file, log = folder.with_suffix(".toml"), folder.with_suffix(".log")
     file.write_text(config.dump(wanted))
     command = [sys.executable, "-m", "edgefl", "run", str(file), "--accept-invalid", "--quiet"]
-    environment = {**os.environ, **shim.environment(library, folder, log=log)}
+    environment = {**os.environ, **shim.environment(library, folder, log)}
     subprocess.run([*command, "--out", str(folder / RUN)], check=True, env=environment, capture_output=True)
     return list(shim.changes(log, folder))
 

@@ -51,14 +51,17 @@ def build(folder: Path) -> Path:
     if compiler is None or not Path("/proc/self/fd").exists():
         pytest.skip("the shim needs a C compiler and Linux")
     library = folder / "shim.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
     return library
 
 
-def environment(library: Path, folder: Path, **more: str | Path) -> dict[str, str]:
-    """What a command needs around it: ``log=…``, ``fail=…`` and ``notes=…`` as `shim.c` explains them."""
-    named = {f"EDGEFL_SHIM_{name.upper()}": str(value) for name, value in more.items()}
-    return {"LD_PRELOAD": str(library), "EDGEFL_SHIM_FOLDER": str(folder), **named}
+def environment(library: Path, folder: Path, log: Path) -> dict[str, str]:
+    """Environment of a command whose changes below ``folder`` are appended to ``log``."""
+    return {
+        "LD_PRELOAD": str(library),
+        "EDGEFL_SHIM_FOLDER": str(folder),
+        "EDGEFL_SHIM_LOG": str(log),
+    }
 
 
 def changes(log: Path, folder: Path) -> Iterator[Change]:
