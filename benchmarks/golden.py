@@ -72,7 +72,6 @@ FAMILIES = {
     "times": "fleet.availability=times.json fleet.on_leave=lose|finish",
     "churn": "fleet.on_leave=lose|finish data.partition=shards" + CHURN,
     "death": "fleet.on_death=drop fleet.churn.die_per_trip=0.05 fleet.network=lte",
-    "cells": "fleet.cells={count=2,uplink_mbps=0.5} fleet.on_leave=lose|finish" + CHURN,
     "link": "fleet.network=lte|lte-verizon-varying|edge-lossy|./link.toml data.partition=iid",
     "fleet": "fleet.devices=mixed-24|paper-fedstaleweight|{pixel-3a-overnight=9}|{paper-stragglers=9}",
     "format": "server.update_format=float16|bfloat16|int8 server.error_feedback=true|false",
@@ -89,7 +88,6 @@ FAMILIES = {
     "stopped private": "strategy.momentum=0.5 privacy={clip_norm=0.5,noise_multiplier=0.2,noise='seeded'}"
     + SLOW,
     "stopped hot": "fleet.thermal=true fleet.on_leave=finish" + HOT + SLOW,
-    "stopped cells": "fleet.cells={count=2,uplink_mbps=0.5} fleet.network=hsdpa-lossy" + SLOW,
 }
 """What the runs of a family set; there is a run for each of a setting's values."""
 CHANGES = {"wall_s", "seconds", "gbytes_per_s", "memory", "server", "server_time", "server_trip_us"}

@@ -43,17 +43,6 @@ class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Probability that a client's process is killed during a trip, at a uniformly drawn instant."""
 
 
-class Cells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Links that many clients share: client c is in cell c mod ``count``."""
-
-    count: Count = 1
-    """Cells, client c in cell c mod ``count``."""
-    uplink_mbps: Positive | None = None
-    """Limit on the uploads of all clients of a cell, 10⁶ bit/s with headers; None: only their own."""
-    downlink_mbps: Positive | None = None
-    """The same for downloads."""
-
-
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The clients' devices, their networks, and what happens when a client leaves or dies."""
 
@@ -97,8 +86,6 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     churn: Churn = Churn()
     on_leave: Literal["lose", "finish"] = "lose"
     """What a client does that must go offline during a trip: ``lose`` the task, or ``finish`` it first."""
-    cells: Cells | None = None
-    """Clients share the links of cells; None: each has its network for itself."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"
     """How the profile's ``memory.app_limit_mib`` is enforced under the wall clock: ``rlimit`` together with
     sampling of the process's memory (``auto`` selects this), a control group (``cgroup``: the kernel kills

@@ -41,14 +41,6 @@ def _check_fleet(fleet: Fleet) -> None:
     if fleet.charge != 1.0 and not fleet.battery:
         text = f"fleet.charge: has no effect without fleet.battery = true, got {shown(fleet.charge)}"
         raise Fault("fleet.charge", text)
-    if fleet.cells is None:
-        return
-    if fleet.cells.uplink_mbps is None and fleet.cells.downlink_mbps is None:
-        raise Fault("fleet.cells", "fleet.cells: give uplink_mbps, downlink_mbps, or both")
-    for name in ("thermal", "battery"):
-        if getattr(fleet, name):
-            text = f"fleet.cells: cannot be combined with fleet.{name}, which needs independent trips"
-            raise Fault("fleet.cells", text)
 
 
 def _check_name(name: str) -> None:
@@ -167,7 +159,7 @@ def check_storable(value: Any, key: str = "") -> None:
 
 def check_profiles(fleet: Fleet) -> None:
     """Raise a `ProfileFault` if a resolved ``[fleet]`` names a profile that is missing or incomplete."""
-    from edgefl.devices import load_device, load_network
+    from edgefl.devices import load_device
     from edgefl.devices.presence import read_availability
 
     devices, network = fleet.devices, fleet.network
@@ -188,10 +180,6 @@ def check_profiles(fleet: Fleet) -> None:
         if missing := listed(name for name in devices if name not in network):
             text = f"fleet.network: no network for {missing}; give one for each device, or one for all"
             raise ProfileFault("fleet.network", text)
-    for name in [network] if isinstance(network, str) else network.values():
-        if fleet.cells and load_network(name).replays:
-            text = f"cannot be combined with network {name!r}, which replays a trace"
-            raise ProfileFault("fleet.cells", f"fleet.cells: {text}")
 
 
 def _read_network(name: str) -> None:

@@ -15,7 +15,6 @@ thermal     heating and throttling of a device during training
 condition   advances temperature and battery from one time to a later one
 presence    when a client is online: windows and churn, also from a fleet's availability file
 dynamics    changes of clients during a run that no task causes; a function of the journal
-cells       links shared by many clients, under either clock
 formats     other projects' file formats by name; imports is shared by their importers
 network_formats, device_formats, fedscale    readers and writers of these formats
 """

@@ -13,17 +13,8 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Train
-from edgefl.devices.cells import FinishedTrip, SharedCells
 from edgefl.devices.condition import Condition, ConditionModel
-from edgefl.devices.fleet import (
-    ClientInfo,
-    Trips,
-    cell_capacities,
-    cell_limits,
-    changes,
-    condition_model,
-    presence_of,
-)
+from edgefl.devices.fleet import ClientInfo, Trips, changes, condition_model, presence_of
 from edgefl.devices.plan import End, TripPlan
 from edgefl.devices.presence import Presence
 from edgefl.experiment import Experiment
@@ -117,16 +108,8 @@ class _ClientState:
 class Dynamics:
     """The changing clients of one run; clients without changes are not stored."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        clients: Sequence[ClientInfo],
-        trips: Trips,
-        cells: SharedCells | None = None,
-    ) -> None:
-        self._experiment, self._trips, self._cells = experiment, trips, cells
-        self._finished: dict[int, FinishedTrip] = {}
-        self._in_cells: dict[int, tuple[int, TripPlan]] = {}  # client → its task and trip
+    def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> None:
+        self._experiment, self._trips = experiment, trips
         self._states: dict[int, _ClientState] = {}
         for info in filter(partial(changes, experiment), clients):
             model, presence = condition_model(experiment, info), presence_of(experiment, info)
@@ -143,8 +126,6 @@ class Dynamics:
 
     def plan(self, client: int) -> TripPlan | None:
         """The client's present trip; None for a client without changes."""
-        if client in self._in_cells:
-            return self._in_cells[client][1]
         state = self._states.get(client)
         return None if state is None else state.plan
 
@@ -169,40 +150,14 @@ class Dynamics:
         moved, self._moved = self._moved, {}
         return moved
 
-    @property
-    def shares(self) -> bool:
-        """True if trips' times depend on each other; then `finished_trips` returns finished trips."""
-        return self._cells is not None
-
-    @property
-    def next_s(self) -> float:
-        """Time of the next event in a cell; infinite if there is none."""
-        return math.inf if self._cells is None else self._cells.next_s
-
-    def advance(self, at_s: float) -> None:
-        """Process all cell events until ``at_s``."""
-        if self._cells is not None:
-            self._finished.update((through.task, through) for through in self._cells.advance(at_s))
-
-    def finished_trips(self) -> Iterable[FinishedTrip]:
-        """Trips that have ended since the last call."""
-        found, self._finished = self._finished, {}
-        return found.values()
-
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
         """Update the state for ``event`` and the core's ``actions``; ``now_s`` is the core's time."""
-        if self._cells is not None and event.at_s < math.inf:
-            self.advance(event.at_s)
-            if isinstance(event, Arrived | Failed) or (isinstance(event, Left) and not event.finishes):
-                task, _ = self._in_cells.pop(event.client, (-1, None))
-                self._cells.drop(task, event.at_s)
-                self._finished.pop(task, None)
         if isinstance(event, Joined | Left | Arrived | Failed) and event.client in self._states:
             self._happened(event, self._states[event.client])
             self._moved[event.client] = None
         for action in actions:
-            if isinstance(action, Train) and (action.client in self._states or self._cells is not None):
-                self._begin(action, self._states.get(action.client), now_s)
+            if isinstance(action, Train) and action.client in self._states:
+                self._begin(action, self._states[action.client], now_s)
 
     def _happened(self, event: Joined | Left | Arrived | Failed, state: _ClientState) -> None:
         if isinstance(event, Joined | Left):
@@ -217,29 +172,19 @@ class Dynamics:
         elif not isinstance(event, Joined):
             state.end(event.at_s)
 
-    def _begin(self, action: Train, state: _ClientState | None, now_s: float) -> None:
+    def _begin(self, action: Train, state: _ClientState, now_s: float) -> None:
         client = action.client
         begins_s = now_s + self._trips.wait_s(client, action.task, action.trip)
-        condition = None if state is None else state.begin(begins_s)
-        end = None
+        condition, end = state.begin(begins_s), None
         if (until := action.until) is not None:
             end = End(max(0.0, until.at_s - begins_s), until.steps)
-        plan = self._trips.plan(client, action.trip, end, condition)
-        if state is not None:
-            state.travel(plan, now_s)
-            self._moved[client] = None
-        if self._cells is not None:
-            self._in_cells[client] = action.task, plan
-            self._cells.begin(action.task, client, plan, begins_s)
+        state.travel(self._trips.plan(client, action.trip, end, condition), now_s)
+        self._moved[client] = None
 
 
 def dynamics_of(experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> Dynamics | None:
     """Create the dynamics of a run; None if nothing in the fleet changes over time."""
     kinds = {(info.profile, info.network): info for info in clients}
-    cells, shared = experiment.fleet.cells, None
-    if cells is not None and experiment.clock.kind == "virtual":  # under the wall clock, clients do this
-        count = min(cells.count, len(clients))  # with more, each client has its own cell
-        shared = SharedCells(count, cell_limits(clients), cell_capacities(cells))
-    if shared is None and not any(changes(experiment, info) for info in kinds.values()):
+    if not any(changes(experiment, info) for info in kinds.values()):
         return None
-    return Dynamics(experiment, clients, trips, shared)
+    return Dynamics(experiment, clients, trips)

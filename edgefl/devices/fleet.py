@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from edgefl.devices import Device, load_device, load_network
-from edgefl.devices.cells import Way
 from edgefl.devices.condition import Condition, ConditionModel, power_of
 from edgefl.devices.individuals import TripScatter, phase, unit_factor
 from edgefl.devices.link import Link, Message
@@ -21,7 +20,7 @@ from edgefl.devices.plan import WHOLE, End, TripPlan, plan_trip
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
 from edgefl.devices.schema import Availability, Network
 from edgefl.devices.thermal import ThermalModel, thermal_model
-from edgefl.experiment import Cells, Experiment
+from edgefl.experiment import Experiment
 from edgefl.lazy import LazySequence
 from edgefl.learning.operations import BatchWork
 from edgefl.learning.rule import LocalRule
@@ -131,24 +130,6 @@ def mixed_runtimes(experiment: Experiment, clients: Sequence[ClientInfo]) -> str
 def thermal_of(profile: str) -> ThermalModel | None:
     """Return the thermal model of all devices of a profile."""
     return thermal_model(_profile(profile))
-
-
-def cell_limits(clients: Sequence[ClientInfo]) -> dict[Way, Sequence[float]]:
-    """Rate of each client's own link, bytes including headers per emulated second; infinite if unlimited."""
-    networks = [network_of(info.network) for info in clients]
-    return {
-        "down": [_bytes_per_s(network.down.rate_mbps) or math.inf for network in networks],
-        "up": [_bytes_per_s(network.up.rate_mbps) or math.inf for network in networks],
-    }
-
-
-def cell_capacities(cells: Cells) -> dict[Way, float | None]:
-    """Capacity of a cell's directions, bytes including headers per emulated second; None: no limit."""
-    return {"down": _bytes_per_s(cells.downlink_mbps), "up": _bytes_per_s(cells.uplink_mbps)}
-
-
-def _bytes_per_s(mbps: float | None) -> float | None:
-    return None if mbps is None else mbps * 1e6 / 8
 
 
 def joins_at_s(experiment: Experiment, client: int) -> float:

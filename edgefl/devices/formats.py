@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from edgefl.devices import device_formats, fedscale, load_fleet, load_network, network_formats
-from edgefl.devices.cells import Way
 from edgefl.devices.imports import ImportOptions, ImportResult
 from edgefl.devices.schema import Network
 from edgefl.errors import ProfileError, unknown
@@ -49,7 +48,7 @@ def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
     return found.read(path, options)
 
 
-def write(name: str, format_name: str, way: Way | None = None) -> Export:
+def write(name: str, format_name: str, way: Literal["down", "up"] | None = None) -> Export:
     """Export a profile, given by name or path; ``way`` selects the direction of a trace (default: down).
 
     ProfileError if the format is read-only, cannot express the profile, or does not use ``way``.

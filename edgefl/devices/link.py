@@ -22,8 +22,6 @@ from edgefl.files import read as read_file
 from edgefl.host.pacing import Pacer, PhaseTime
 
 CHUNK_BYTES = 65536  # bytes between two waits: with 16 KiB a 400 Mbps link ran 3.7% slow, with 64 KiB 0.01%
-LOOK_WALL_S = 0.02  # wall time between updates of a transfer's rate on a shared link
-FIRST_LOOK_WALL_S = 0.002
 ALIGN_BYTES = 256  # chunks start at multiples of this
 OPPORTUNITY_BYTES = 1504
 """Bytes per opportunity: an Ethernet packet of 1500 bytes and Mahimahi's header of 4."""
@@ -188,70 +186,30 @@ class Message:
         return _Rate(self._nbytes / seconds, math.sqrt(variance), variance / 2)
 
 
-class LinkShare(NamedTuple):
-    """A transfer's share of a link that others use too."""
-
-    flows: Callable[[bool], None]
-    """Records that bytes start to flow (True) or stop."""
-    rate: Callable[[], float]
-    """Returns the present rate, bytes including headers per emulated second."""
-
-
 def mean_mbps(way: Direction) -> float | None:
     """Return the direction's rate (for a trace: mean), 10⁶ bit/s; None if unlimited."""
     return way.rate_mbps if way.trace is None else read_trace(way.trace).rate_mbps
 
 
-def move(
-    pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None], share: LinkShare | None = None
-) -> PhaseTime:
+def move(pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None]) -> PhaseTime:
     """Copy a message's real bytes at the link's pace: ``copy(start, stop)`` for each chunk, in order.
 
-    On a shared link the rate is read from ``share`` every 20 ms of wall time. Raises `Disconnected` if the
-    connection is lost; exceptions from ``copy`` or the pacer's wait propagate.
+    Raises `Disconnected` if the connection is lost; exceptions from ``copy`` or the pacer's wait propagate.
     """
     end = transfer.nbytes if transfer.breaks_after is None else transfer.breaks_after
-    if share is not None and transfer.wire_bytes:
-        spent = _move_shared(pacer, transfer, copy, share, end)
-    else:
-        takes, start, step = None if transfer.trace is None else transfer.takes_s, 0, transfer.chunk_bytes
-        phase = pacer.phase(transfer.rate_bytes_per_s, transfer.lead_s, takes)
-        phase.lead()
-        while end - start > step:
-            copy(start, start + step)
-            phase.done(step)
-            start += step
-        if end:
-            copy(start, end)
-        spent = phase.end(end - start)
+    takes, start, step = None if transfer.trace is None else transfer.takes_s, 0, transfer.chunk_bytes
+    phase = pacer.phase(transfer.rate_bytes_per_s, transfer.lead_s, takes)
+    phase.lead()
+    while end - start > step:
+        copy(start, start + step)
+        phase.done(step)
+        start += step
+    if end:
+        copy(start, end)
+    spent = phase.end(end - start)
     if transfer.breaks_after is not None:
         raise Disconnected(transfer.broken)
     return spent
-
-
-def _move_shared(
-    pacer: Pacer, transfer: Transfer, copy: Callable[[int, int], None], share: LinkShare, end: int
-) -> PhaseTime:
-    leading = pacer.phase(math.inf, transfer.lead_s)
-    leading.lead()
-    lead = leading.end()
-    taken_s, start = 0.0, 0
-    phase = pacer.phase(math.inf, 0.0, lambda _: taken_s)
-    share.flows(True)
-    try:
-        while start < end:
-            rate = share.rate() * transfer.nbytes / transfer.wire_bytes
-            # Others may start at the same moment, so the first intervals are short.
-            look_s = min(LOOK_WALL_S, FIRST_LOOK_WALL_S + taken_s * pacer.time_scale / 4) / pacer.time_scale
-            bytes_ahead = min(rate * look_s, float(CHUNK_BYTES))
-            stop = min(end, start + max(ALIGN_BYTES, int(bytes_ahead) // ALIGN_BYTES * ALIGN_BYTES))
-            copy(start, stop)
-            taken_s += (stop - start) / rate
-            phase.done(stop - start, ahead_ns=0)
-            start = stop
-        return lead.then(phase.end())
-    finally:
-        share.flows(False)
 
 
 class Trace(NamedTuple):

@@ -101,14 +101,14 @@ class Phase:
         if self._lead_s > 0.0:
             self._pacer.lead(self._start_ns, self._lead_s)
 
-    def done(self, work: float, ahead_ns: int = AHEAD_NS) -> None:
+    def done(self, work: float) -> None:
         """Record ``work`` more (seconds or bytes) as done, and wait until the device would have done it.
 
-        Work may run ahead by up to ``ahead_ns``, so that short steps do not cause a wake-up each (20 sleeps
+        Work may run ahead by up to `AHEAD_NS`, so that short steps do not cause a wake-up each (20 sleeps
         of 3 ms doubled the CPU time of the work between them); `end` waits for the rest.
         """
         self._add(work)
-        self._pacer.hold(self.due_ns(self.work), ahead_ns)
+        self._pacer.hold(self.due_ns(self.work), AHEAD_NS)
 
     def end(self, work: float = 0.0) -> PhaseTime:
         """Record ``work`` more as done, wait until the device would be done with the phase, and report it."""

@@ -78,12 +78,6 @@ class IdleWorkload:
     def step_s(self, client: int) -> float:
         return 0.0
 
-    def share(self, client: int, way: str) -> None:
-        """Nobody shares a link."""
-
-    def gone(self, client: int) -> None:
-        """Nobody waits for the client."""
-
     def train(
         self, client: int, trip: int, done: Done, steps: int | None = None, given: None = None
     ) -> IdleResult:

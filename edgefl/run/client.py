@@ -104,7 +104,7 @@ class ClientProcess:
         def load(start: int, stop: int) -> None:
             vector[start // 4 : stop // 4] = base[start // 4 : stop // 4]
 
-        down = move(pacer, plan.down, load, workload.share(task.client, "down"))
+        down = move(pacer, plan.down, load)
         self._buffer.fetched[task.slot] = TripPhase.COMPUTE
         paced = plan.compute(pacer)
         phase: Phase | HeldPhase = paced  # the training's: it waits, or the governor holds the process
@@ -133,8 +133,7 @@ class ClientProcess:
         if failpoints.armed():
             self._fail(task)
         self._buffer.fetched[task.slot] = TripPhase.UP
-        share = workload.share(task.client, "up")
-        up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b), share)
+        up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
         if base is not self._copy:
             self._transport.base(task.entry, task.version, frames)  # still the version that was trained
         checksum, version = self._update.checksum(self._raw), task.version

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-TICK, JOIN, ARRIVAL, LEAVE, CELL = 0, 1, 2, 3, 4
-"""Kinds of entries: at one instant they come in this order. Arrivals and cells are the virtual clock's."""
+TICK, JOIN, ARRIVAL, LEAVE = 0, 1, 2, 3
+"""Kinds of entries, in their order at one instant. Only the virtual clock enters arrivals."""
 
 
 class WallClock:

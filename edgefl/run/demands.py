@@ -21,16 +21,6 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
     clients = fleet_of(experiment)
     strategy = resolve(experiment.strategy, [base])
     strategy.check(len(clients))
-    if experiment.fleet.cells is not None and type(strategy).until is not Strategy.until:
-        raise ConfigError(
-            f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose tasks end at an "
-            "instant wherever they are"
-        )
-    if experiment.fleet.cells is not None and strategy.transfers_apart:
-        raise ConfigError(
-            f"fleet.cells: not together with strategy {experiment.strategy['name']!r}, whose clients train "
-            "while their links work"
-        )
     _check_private(experiment, strategy, len(clients))
     kernels.backend(experiment.server.kernel_backend)
     return experiment

@@ -60,8 +60,6 @@ def software() -> dict[str, str]:
 
 def on_nodes(experiment: Experiment, base: Path) -> Experiment:
     """The experiment as it runs on nodes: numbers go over the wire. `ConfigError` where it cannot."""
-    if experiment.fleet.cells is not None and experiment.clock.kind == "wall":
-        raise ConfigError("fleet.cells: not on nodes under the wall clock: a cell's phones share one host")
     strategy = resolve(experiment.strategy, [base])
     if shape_of(experiment, strategy, size=1, clients=len(fleet_of(experiment))).kept:
         raise ConfigError(

@@ -21,7 +21,7 @@ from edgefl.devices.plan import TripPlan
 from edgefl.errors import ConfigError, RunError
 from edgefl.parameters.buffer import SlotState, TripPhase
 from edgefl.run import control, messages
-from edgefl.run.clock import ARRIVAL, CELL, JOIN, LEAVE, TICK, Due, VirtualClock
+from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due, VirtualClock
 from edgefl.run.dispatch import Died, Dispatch
 from edgefl.run.gate import GivenBack
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, Peer
@@ -40,8 +40,6 @@ class Trip(msgspec.Struct):
     task: messages.Task
     plan: TripPlan
     sent_s: float
-    took: tuple[float, float] | None = None
-    """Seconds of download and upload where they were not known at the start: links are shared."""
     cancelled: bool = False
     left: Left | None = None
     """The event that cancelled it, where its client went, which was not known when it began."""
@@ -53,7 +51,7 @@ class Trip(msgspec.Struct):
     def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
         """The message of the client itself at its end; nothing waited, so every part took what it takes."""
         task, plan, spent = self.task, self.plan, messages.Spent
-        down_s, up_s = self.took or (plan.down_s, plan.up_s)
+        down_s, up_s = plan.down_s, plan.up_s
         compute_s, delay_s = plan.compute_s, plan.down.lead_s + plan.up.lead_s
         total_s = down_s + compute_s + up_s
         return messages.Done(
@@ -90,7 +88,6 @@ class VirtualTimeline(Timeline):
         self._examples = self.trips.examples
         self._dispatch = Dispatch(self._give)
         self._under_way: dict[int, Trip] = {}
-        self._cell_due_s = math.inf
         self._turns = 0
         """Clients that came or went since a task was given out."""
         self._instant: tuple[float, int] = (-math.inf, 0)
@@ -170,8 +167,7 @@ class VirtualTimeline(Timeline):
             trip.doomed = True
             self.aggregator.fetched(task.slot)
             return
-        if dynamics is None or not dynamics.shares:
-            self.agenda.enter(Due(due_s, ARRIVAL, client, task.task))
+        self.agenda.enter(Due(due_s, ARRIVAL, client, task.task))
         if plan.breaks_s < math.inf:
             trip.broken = plan.broken
             self.aggregator.fetched(task.slot)
@@ -187,8 +183,7 @@ class VirtualTimeline(Timeline):
 
     def phase(self, task: int) -> int:
         trip = self._under_way[task]
-        down_s = trip.plan.down_s if trip.took is None else trip.took[0]
-        past_s = self.clock.now_s() - trip.sent_s - down_s
+        past_s = self.clock.now_s() - trip.sent_s - trip.plan.down_s
         if past_s < 0:
             return TripPhase.DOWN
         return TripPhase.COMPUTE if past_s < trip.plan.compute_s else TripPhase.UP
@@ -289,9 +284,6 @@ class VirtualTimeline(Timeline):
                 yield from self._leave(due)
             elif kind == TICK:
                 yield Ticked(at_s)
-            elif self.dynamics is not None:  # in a cell a message is sent, or through, or was to be
-                self._cell_due_s = math.inf
-                self.dynamics.advance(at_s)
             self._follow()
             failpoints.pass_by("event")
         self._more = True
@@ -380,7 +372,7 @@ class VirtualTimeline(Timeline):
         return iter(())
 
     def _follow(self) -> None:
-        """Enter whatever the clients will do next by themselves, and the ends of trips that are through."""
+        """Enter the next change of each client that no task causes."""
         dynamics = self.dynamics
         if dynamics is None:
             return
@@ -390,15 +382,6 @@ class VirtualTimeline(Timeline):
                 self._comes(client, at_s)
             elif at_s < math.inf:
                 self.agenda.enter(Due(max(at_s, self.clock.now_s()), LEAVE, client))
-        if not dynamics.shares:
-            return
-        for at_s, task, client, down_s, up_s in dynamics.finished_trips():
-            if (trip := self._under_way.get(task)) is not None:
-                trip.took = down_s, up_s
-                self.agenda.enter(Due(at_s, ARRIVAL, client, task))
-        if dynamics.next_s < math.inf and dynamics.next_s != self._cell_due_s:
-            self._cell_due_s = dynamics.next_s
-            self.agenda.enter(Due(self._cell_due_s, CELL))
 
     def _turns_up(self, due: Due) -> bool:
         """Returns True if a client still comes or goes as entered; RunError if nothing else ever happens."""

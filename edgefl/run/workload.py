@@ -18,18 +18,8 @@ import numpy as np
 import torch
 
 from edgefl.devices import Device
-from edgefl.devices.cells import CellMeter, Way
 from edgefl.devices.condition import Condition
-from edgefl.devices.fleet import (
-    ClientInfo,
-    KnownClients,
-    Trips,
-    cell_capacities,
-    cell_limits,
-    device_of,
-    kinds_of,
-)
-from edgefl.devices.link import LinkShare
+from edgefl.devices.fleet import ClientInfo, KnownClients, Trips, device_of, kinds_of
 from edgefl.devices.plan import End, TripPlan
 from edgefl.errors import ConfigError, EdgeflError, TrainingError, unknown
 from edgefl.experiment import Experiment, Training
@@ -200,10 +190,6 @@ class Workload:
         """The facts of the clients that a strategy may know."""
         self.host_step_s = 0.0
         """CPU time of a step on this host, once `prepared` has measured it."""
-        self.cells: CellMeter | None = None
-        if (cells := experiment.fleet.cells) is not None:
-            self.cells = CellMeter(cells.count, cell_limits(clients), cell_capacities(cells))
-        """Transfers of this moment, in memory that all forked clients share; None: nobody shares a link."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
 
     def _own_rule(self, client: int) -> LocalRule:
@@ -302,10 +288,6 @@ class Workload:
         """One trip of a client: see `Trips.plan`."""
         return self._trips.plan(client, trip, end, condition)
 
-    def share(self, client: int, way: Way) -> LinkShare | None:
-        """The client's share of its cell; None if it has its link for itself."""
-        return None if self.cells is None else self.cells.share(client, way)
-
     def train(
         self,
         client: int,
@@ -364,11 +346,6 @@ class Workload:
     def settle(self) -> None:
         """This process computes from now on: move the model to where that is done."""
         self._arithmetic.move(self.flat)
-
-    def gone(self, client: int) -> None:
-        """The client's process has ended: whatever it was sending, it sends no more."""
-        if self.cells is not None:
-            self.cells.gone(client)
 
     def fingerprint(self) -> Fingerprint:
         """Digests of the data, their split and the first model, and of a trip's training; the model stays."""

@@ -211,8 +211,6 @@ class Zygote:
             if pid not in self._children:
                 continue  # a function of the user's forked it, when it was watched
             spec, limits, begun = self._children.pop(pid)
-            if spec.role == control.CLIENT and self._workload is not None:
-                self._workload.gone(spec.peer)
             reason, task = _reason(status, limits), None if begun[0] == NO_TASK else begun[0]
             self._channel.send(control.Departed(spec.role, spec.peer, spec.epoch, reason, task))
             limits.remove()
@@ -228,12 +226,10 @@ class Zygote:
     def _end_peers(self) -> None:
         for pid in self._children:
             _kill(pid)
-        for pid, (spec, limits, _) in self._children.items():
+        for pid, (_, limits, _) in self._children.items():
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
             limits.remove()
-            if spec.role == control.CLIENT and self._workload is not None:
-                self._workload.gone(spec.peer)
         self._children.clear()
 
 

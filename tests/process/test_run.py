@@ -31,7 +31,6 @@ from edgefl import (
     Training,
     kernels,
 )
-from edgefl.experiment import Cells
 from edgefl.host.process import start_process
 from edgefl.results import run_folder
 from edgefl.results.record import Record, TripRow
@@ -146,26 +145,6 @@ def test_what_a_power_cut_took_from_a_finished_run_is_written_again(tmp_path: Pa
         ({"strategy": {"name": "fedbuff", "buffer_size": 7}}, "strategy.buffer_size must be at most"),
         ({"strategy": {"name": "fedbuf"}}, "did you mean 'fedbuff'"),
         ({"fleet": Fleet(devices={"pixel4": 3})}, "did you mean 'pixel-4'"),
-        *(
-            ({"fleet": Fleet(devices={"pixel-4": 2}, **fields)}, says)
-            for fields, says in (
-                ({"cells": Cells()}, "fleet.cells: give uplink_mbps, downlink_mbps, or both"),
-                ({"cells": Cells(count=0, uplink_mbps=1)}, "fleet.cells.count: must be a whole number"),
-                ({"cells": Cells(uplink_mbps=-1)}, "fleet.cells.uplink_mbps: must be"),
-                ({"cells": Cells(uplink_mbps=1), "thermal": True}, "cannot be combined with fleet.thermal"),
-                ({"cells": Cells(uplink_mbps=1), "battery": True}, "cannot be combined with fleet.battery"),
-            )
-        ),
-        *(
-            (
-                {
-                    "fleet": Fleet(devices={"pixel-4": 4}, cells=Cells(uplink_mbps=1)),
-                    "strategy": {"name": name},
-                },
-                f"fleet.cells: not together with strategy '{name}'",
-            )
-            for name in ("favano", "defedavg-niid")
-        ),
         ({"server": Server(backend="cud")}, "did you mean 'cuda'"),
         pytest.param(
             {"server": Server(backend="cuda")},

@@ -15,7 +15,7 @@ import pytest
 import edgefl
 from edgefl import Checkpoint, Data, Fleet, RunError, Server, Stop, Training, files
 from edgefl.core.events import Joined, Left
-from edgefl.experiment import Cells, Churn
+from edgefl.experiment import Churn
 from edgefl.parameters import checkpoint
 from edgefl.results import run_folder
 from edgefl.results.record import IncidentRow, Record
@@ -80,12 +80,11 @@ def changing(folder: Path, on_leave: str) -> dict[str, Any]:
     return {"fleet": fleet, "training": Training(steps=12), "stop": Stop(versions=60)}
 
 
-def sharing(folder: Path, on_leave: str) -> dict[str, Any]:
-    """Clients whose transfers share the link of a cell, and a strategy that cancels some, which frees it."""
+def cancelling(on_leave: str) -> dict[str, Any]:
+    """Clients that come and go on a slow link that loses packets, and a strategy that cancels trips."""
     fleet = Fleet(
         devices={"pixel-4": 8},
         network="hsdpa-lossy",
-        cells=Cells(count=2, uplink_mbps=0.5, downlink_mbps=1.0),
         churn=Churn(mean_online_s=5.0, mean_offline_s=1.0, die_per_trip=0.05),
         on_leave=on_leave,
     )
@@ -96,7 +95,7 @@ def sharing(folder: Path, on_leave: str) -> dict[str, Any]:
 CODED = {"server": Server(transport="wire", update_format="int8")}
 CASES = [
     pytest.param(lambda folder: {**changing(folder, "lose"), **CODED}, ["event:0:70"], id="changing, int8"),
-    pytest.param(lambda folder: sharing(folder, "lose"), ["event:0:70"], id="sharing"),
+    pytest.param(lambda _: cancelling("lose"), ["event:0:70"], id="cancelling"),
     pytest.param(
         lambda _: {"strategy": {"name": "fedbuff", "buffer_size": 2, "concurrency": 4, "momentum": 0.5}},
         # Also as it saves: a server writes a checkpoint when it starts and one when the run ends.
@@ -160,9 +159,9 @@ CASES = [
         lambda folder: changing(folder, "finish"), ["event:0:70"], id="finishing", marks=pytest.mark.slow
     ),
     pytest.param(
-        lambda folder: sharing(folder, "finish"),
+        lambda _: cancelling("finish"),
         ["event:0:70", "event:0:120"],
-        id="sharing, finishing",
+        id="cancelling, finishing",
         marks=pytest.mark.slow,
     ),
 ]
@@ -184,7 +183,7 @@ def test_killed_anywhere_and_resumed_it_is_the_same_run(
     if fleet.thermal:
         check_every_task_has_one_fate(tmp_path / "calm", figures)
         assert set(figures["availability"]["reasons"]) == {"offline", "battery", "died"}
-    elif fleet.cells is not None:
+    elif fleet.churn.mean_online_s is not None:
         assert min(figures["trips"]["lost"], figures["trips"]["discarded"]) > 0
         assert verify(tmp_path / "killed").model_sha256 == figures["model_sha256"]
 

@@ -177,8 +177,6 @@ fleet.on_leave=finish -> fleet.on_leave: has no effect where phones never leave;
 fleet.churn={mean_onlin_s=3} -> unknown key 'fleet.churn.mean_onlin_s'; did you mean 'fleet.churn.mean_onli
 fleet.churn={online_s=3} -> unknown key 'fleet.churn.online_s'; did you mean 'fleet.churn.mean_o
 fleet.die_per_trip=0.1 -> unknown key 'fleet.die_per_trip'; did you mean 'fleet.churn.die_per_trip'?
-fleet.cells={uplnk_mbps=3} -> unknown key 'fleet.cells.uplnk_mbps'; did you mean 'fleet.cells.uplink_mbps
-uplink_mbps=3 -> unknown key 'uplink_mbps'; did you mean 'fleet.cells.uplink_mbps'?
 fleet.on_death=restart -> fleet.on_death: must be 'drop' or 'replace', got 'restart'
 clock.kind=wal -> clock.kind: must be 'virtual' or 'wall', got 'wal'; did you mean 'wall'?
 clock.time_scale=0 -> clock.time_scale: must be a finite number above 0 or 'auto', got 0

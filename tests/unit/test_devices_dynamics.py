@@ -19,7 +19,7 @@ from edgefl.devices.dynamics import Dynamics, dynamics_of
 from edgefl.devices.fleet import ClientInfo, Trips
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
 from edgefl.errors import ConfigError, ProfileError
-from edgefl.experiment import Cells, Churn, Clock, Experiment, Fleet, Stop
+from edgefl.experiment import Churn, Experiment, Fleet, Stop
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.seeds import stream
 from edgefl.strategies.base import Client
@@ -205,19 +205,6 @@ def test_a_dead_device_is_back_after_rejoin_s(profile: str) -> None:
         later = world.journal[world.journal.index(event) :]
         back = (then.at_s for then in later if isinstance(then, Joined) and then.client == event.client)
         assert next(back) == pytest.approx(event.at_s + 7.5)
-
-
-def test_more_cells_than_clients_are_a_cell_for_each(profile: str) -> None:
-    infos = [ClientInfo(client, profile, "lte") for client in range(3)]
-    books = []
-    for count in (3, 10**9):
-        cells = Cells(count=count, uplink_mbps=1.0)
-        wanted = msgspec.structs.replace(
-            experiment(profile, thermal=False, battery=False, cells=cells), clock=Clock(kind="virtual")
-        )
-        books.append(dynamics_of(wanted, infos, trips(wanted, infos)))
-    few, many = (len(book._cells._cells["up"]) for book in books)
-    assert few == many == 3
 
 
 def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
