@@ -88,10 +88,10 @@ def written(argument: Any) -> str:
 
 
 def glossary() -> Iterator[str]:
-    """The words of ARCHITECTURE.md."""
+    """The terms of ARCHITECTURE.md."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    found = re.search(r"\n## Words\n(.*?)\n## ", text, re.DOTALL)
-    assert found is not None, "ARCHITECTURE.md has no section Words"
+    found = re.search(r"\n## Terms\n(.*?)\n## ", text, re.DOTALL)
+    assert found is not None, "ARCHITECTURE.md has no section Terms"
     yield "# Glossary\n" + found[1]
 
 

@@ -1,7 +1,7 @@
 """Messages between the server and its clients, and the only place that parses bytes from a socket.
 
 A message is one header frame (msgpack, a tagged array) and, for the kinds that carry numbers, one payload
-frame. ARCHITECTURE.md says who sends which.
+frame. The docstring of each class names its sender.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from edgefl.errors import WireError
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_COUNT = 10**12
-"""Most examples, steps or right answers that a message may declare."""
+"""Maximum number of examples, steps or correct answers in a message."""
 
-# Bounds that the decoder itself holds messages to, natively: the record is a database of 64-bit numbers, and
-# figures that are not finite would poison it.
+# Ranges that the decoder checks natively: the record stores 64-bit numbers, and all of them must be finite.
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
 Checksum = Annotated[int, msgspec.Meta(ge=0)]
 Metrics = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msgspec.Meta(max_length=16)]
-"""Figures of the user's own functions, by name; NaN for one of training that is not finite."""
+"""Results of the user's own functions, by name; NaN for a training metric that is not finite."""
 
 T = TypeVar("T")
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Fields are positional on the wire: short, and one that is missing and has no default is an error."""
+    """Base of all messages. Fields are positional on the wire; a missing field without a default is an
+    error."""
 
 
 class Ready(_Message, frozen=True, tag=1):
+    """Client, worker or evaluator → server: connected."""
+
     peer: int
     epoch: int
     role: Literal["client", "worker", "evaluator"]
@@ -45,23 +47,27 @@ class Ready(_Message, frozen=True, tag=1):
 
 
 class Beat(_Message, frozen=True, tag=2):
-    pass
+    """Client, worker or evaluator → server: heartbeat."""
 
 
 class Chunk(_Message, frozen=True, tag=3):
+    """Client → server, with a part of an update as payload (``transport = "wire"``)."""
+
     task: int
     slot: int
     offset: int
 
 
 class Spent(_Message, frozen=True, tag=21):
-    """One phase of a trip in emulated seconds: what the profile declares, what the clock read."""
+    """One phase of a trip in emulated seconds: as planned from the profile, and as measured."""
 
     declared_s: Amount
     achieved_s: Amount
 
 
 class Done(_Message, frozen=True, tag=4):
+    """Client → server: the update of a task is complete in its slot."""
+
     client: int
     task: int
     slot: int
@@ -72,31 +78,33 @@ class Done(_Message, frozen=True, tag=4):
     checksum: Checksum
     work_s: Amount
     trip: Spent
-    """From the receipt of the task to the end of the upload."""
+    """From receiving the task to the end of the upload."""
     down: Spent
     compute: Spent
     up: Spent
     lateness_s: Amount
     cpu_s: Amount
     peak_mib: Amount
-    """Memory that the training needs at once, as predicted from the trace of its step."""
+    """Peak memory of training, predicted from the trace of a step, MiB."""
     process_grew_mib: Amount
-    """Growth of the client's process until then; NaN under the virtual clock, which sends no such message."""
+    """Growth of the client's process so far, MiB. The virtual clock has no such message and records NaN."""
     delay: Spent
-    """One-way delays of the download and the upload, in all; part of both."""
+    """Sum of the one-way delays of download and upload, which ``down`` and ``up`` include."""
     metrics: Metrics
 
 
 class Gone(_Message, frozen=True, tag=5):
+    """Client or worker → server: the task is returned without an update."""
+
     client: int
     task: int
     reason: str
     order: int = 0
-    """The order's number, as in `Task`."""
+    """Number of the order, as in `Task`."""
 
 
 class TaskResult(_Message, frozen=True, tag=23):
-    """One computed task of a worker."""
+    """Result of one task that a worker has computed."""
 
     task: int
     trained_version: int
@@ -107,19 +115,22 @@ class TaskResult(_Message, frozen=True, tag=23):
     peak_mib: Amount
     metrics: Metrics
     counted: Count | None = None
-    """The examples that it is weighed by, where they are not all that its client holds."""
+    """Number of examples that weigh the update, if not all that its client holds."""
     order: int = 0
-    """The order's number, as in `Task`."""
+    """Number of the order, as in `Task`."""
 
 
 class Trained(_Message, frozen=True, tag=7):
+    """Worker → server: the updates of these tasks are complete in their slots."""
+
     results: list[TaskResult]
 
 
 class ClientScores(_Message, frozen=True, tag=31):
-    """The clients that a version was measured on, and by client its loss and accuracy on their own examples.
+    """Loss and accuracy of a version on the held-out examples of ``clients``, one number per client.
 
-    ``personal``: after the client's training. Empty lists: nobody asks, or targets are no classes.
+    ``personal``: after fine-tuning on the client's training examples. Lists are empty if not requested, and
+    accuracies also if targets are not classes.
     """
 
     clients: list[Count]
@@ -133,29 +144,33 @@ NO_SCORES = ClientScores([], [], [], [], [])
 
 
 class Assessed(_Message, frozen=True, tag=6):
+    """Evaluator → server: measures of a version."""
+
     version: int
     loss: float
     accuracy: float
-    """NaN where nothing measures it."""
+    """NaN if the task has no accuracy."""
     correct: list[Count]
     total: list[Count]
     metrics: Metrics
-    """The measures of the user's own function."""
+    """Measures from the user's evaluation function."""
     clients: ClientScores
     problem: str
-    """The reason why the user's function measured nothing."""
+    """Why the user's function gave no measures; empty if it did."""
 
 
 class Cut(_Message, frozen=True, tag=22):
-    """A task that ends wherever its training is: see `edgefl.strategies.base.Until`."""
+    """End of a task whose training stops at a given instant: see `edgefl.strategies.base.Until`."""
 
     end: End
     gain: float
-    """By how much the difference to the model that it started from is enlarged."""
+    """Factor on the difference to the base model."""
     per_step: bool
 
 
 class Task(_Message, frozen=True, tag=11):
+    """Server → client: train this version and upload the update; with the model as payload for ``wire``."""
+
     client: int
     task: int
     trip: int
@@ -164,26 +179,30 @@ class Task(_Message, frozen=True, tag=11):
     slot: int
     cut: Cut | None
     condition: Condition | None
-    """The device's state when the trip starts, where that changes over time."""
+    """State of the device when the trip starts; None if it does not change over time."""
     wait_s: float = 0.0
     """Emulated seconds from the receipt of the task until the trip starts."""
     order: int = 0
-    """The number of the order to a worker: it begins none that is older than its last, and what it says of a
-    task counts if it says it of the last order for that."""
+    """Number of the order to a worker. A worker ignores orders older than its latest one, and the server
+    ignores results that do not belong to the task's latest order."""
 
     @property
     def number(self) -> int:
-        """Orders to one peer have rising numbers: what comes twice, or overtaken, is not carried out."""
+        """Increases with each order to a peer; the peer ignores repeated and outdated orders."""
         return self.task
 
 
 class Cancel(_Message, frozen=True, tag=12):
+    """Server → client: stop working on the task."""
+
     task: int
 
 
 class Tasks(_Message, frozen=True, tag=15):
+    """Server → worker: compute these tasks, which may be of different clients."""
+
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
-    """All of one order."""
+    """The tasks of one order, all with the same order number."""
 
     @property
     def number(self) -> int:
@@ -191,10 +210,14 @@ class Tasks(_Message, frozen=True, tag=15):
 
 
 class Withdraw(_Message, frozen=True, tag=16):
+    """Server → worker: these tasks are not needed any more."""
+
     tasks: list[int]
 
 
 class Assess(_Message, frozen=True, tag=13):
+    """Server → evaluator: measure this version."""
+
     version: int
     entry: int
 
@@ -204,7 +227,7 @@ class Assess(_Message, frozen=True, tag=13):
 
 
 class Bye(_Message, frozen=True, tag=14):
-    pass
+    """Server → client, worker or evaluator: exit."""
 
 
 FromClient = Ready | Beat | Chunk | Done | Gone | Trained | Assessed
