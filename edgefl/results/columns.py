@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
 from edgefl.files import write_bytes
-from edgefl.results.record import CHECKSUMS, TABLES, Record, column_types
+from edgefl.results.record import CHECKSUMS, Columns, Record
 from edgefl.results.spending import spending
 from edgefl.results.summary import applied_weight, metric_names, profile_of, value_of
 
@@ -102,16 +102,14 @@ def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
     return np.array([math.nan if value is None else value for value in found], np.float64)
 
 
-def _columns(record: Record, name: str) -> Table:
-    """The columns of a table of the record that are single values, without checksums."""
-    kinds = column_types(TABLES[name])
+def _single(columns: Columns) -> Table:
+    """The columns of a table of the record that hold single values, without checksums."""
     table = Table()
-    for each, (kind, _) in kinds.items():
-        if kind not in (int, float, str) or each in CHECKSUMS:
-            continue
-        empty = "" if kind is str else None
-        rows = record.select(f"SELECT {each} FROM {name} ORDER BY {next(iter(kinds))}")
-        table[each] = column((empty if value is None else value for (value,) in rows), kind)
+    for name, (kind, optional) in columns.kinds.items():
+        if kind in (int, float, str) and name not in (*CHECKSUMS, "uses"):
+            values = columns[name]
+            missing = optional and kind is int and (values < 0).any()
+            table[name] = np.where(values < 0, np.nan, values) if missing else values.copy()
     return table
 
 
@@ -137,7 +135,7 @@ def trips(record: Record) -> Table:
 
     Times are emulated seconds; what a trip never came to is NaN.
     """
-    table = _columns(record, "trips")
+    table = _single(record.trips)
     table["profile"] = profile_of(record, table["client"])
     for name, logged in record.metrics.items():
         table.setdefault(name, logged)
@@ -146,7 +144,7 @@ def trips(record: Record) -> Table:
 
 def versions(record: Record) -> Table:
     """One row a version: the fields of `VersionRow`; of a private run ``epsilon`` and ``clip_norm`` too."""
-    table = _columns(record, "versions")
+    table = _single(record.versions)
     if (spent := spending(record)) is not None:
         table["epsilon"], table["clip_norm"] = (
             row[table["version"]] for row in (spent.epsilon, spent.clip_norm)
@@ -159,7 +157,7 @@ def clients(record: Record) -> Table:
 
     The latter is its share of all applied weight, times the number of clients: 1 is fair.
     """
-    table = _columns(record, "clients")
+    table = _single(record.fleet)
     ended = record.trips["client"][~np.isnan(record.trips["arrived_s"])]
     table["trips"] = np.bincount(ended, minlength=int(table["client"].max(initial=-1)) + 1)[table["client"]]
     shares = applied_weight(record).shares
@@ -169,7 +167,7 @@ def clients(record: Record) -> Table:
 
 def incidents(record: Record) -> Table:
     """One row an incident: the fields of `IncidentRow`."""
-    return _columns(record, "incidents")
+    return _single(Columns(record, "incidents"))
 
 
 def weights(record: Record) -> Table:

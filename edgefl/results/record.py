@@ -362,40 +362,36 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
         raise ConfigError(f"run record {path} is damaged: no table {', '.join(sorted(missing))}")
 
 
-def read_events(
-    db: sqlite3.Connection, after: int = 0, until: int | None = None
-) -> Iterator[tuple[int, Event]]:
-    """The events behind number ``after``, to ``until``, with their numbers, in order."""
-    ends = (after, 2**63 - 1 if until is None else until)
-    for seq, event in db.execute(
-        "SELECT seq, event FROM journal WHERE seq > ? AND seq <= ? ORDER BY seq", ends
-    ):
+def read_events(db: sqlite3.Connection, until: int = 2**63 - 1) -> Iterator[tuple[int, Event]]:
+    """Yield the events up to number ``until`` with their numbers, in order."""
+    for seq, event in db.execute("SELECT seq, event FROM journal WHERE seq <= ? ORDER BY seq", (until,)):
         yield seq, event_decoder.decode(event)
 
 
 class Columns(dict[str, NDArray[Any]]):
-    """A table by column, in order of its key: ``trips["compute_s"]`` is a float64 array, read when asked for.
+    """A table by column, in order of its key: ``trips["compute_s"]`` is a float64 array, read at first use.
 
     Missing values: NaN in a float column, −1 in an integer one, "" in text, 0 in a checksum.
     """
 
     def __init__(self, record: Record, table: str) -> None:
         self._record, self._table = record, table
-        self._types = column_types(TABLES[table])
+        self.kinds = column_types(TABLES[table])
+        """Each column's type, and whether it may be missing: see `column_types`."""
         if table == "trips":
-            self._types["uses"] = (int, False)
+            self.kinds["uses"] = (int, False)
 
     def __missing__(self, name: str) -> NDArray[Any]:
-        if name not in self._types:
-            raise KeyError(f"{self._table} has no column {name!r}; have: {', '.join(self._types)}")
-        kind, key = self._types[name][0], next(iter(self._types))
+        if name not in self.kinds:
+            raise KeyError(f"{self._table} has no column {name!r}; have: {', '.join(self.kinds)}")
+        kind, key = self.kinds[name][0], next(iter(self.kinds))
         missing = "0" if name in CHECKSUMS else {int: "-1", float: "NULL"}.get(kind, "''")
         statement = f"SELECT COALESCE({name}, {missing}) FROM {self._table} ORDER BY {key}"
         dtype, same = {int: np.int64, float: np.float64}.get(kind, object), dict[Any, Any]()
         parts = [np.empty(0, dtype)]
         for rows in self._record.batches(statement):
             found = [value for (value,) in rows]
-            if dtype is object:  # texts of a long table are few: one object for those that are alike
+            if dtype is object:  # equal texts share one object: a long table has few different ones
                 found = [same.setdefault(value, value) for value in found]
             if kind is dict:
                 found = [_value(name, value, kind, False) for value in found]
@@ -434,37 +430,40 @@ class Record:
         if not self.path.is_file():
             raise ConfigError(f"{self.folder} is not a run's folder: no {FILE_NAME} in it")
         try:
-            self._db = self._open("")
+            self._db = self._open()
         except sqlite3.Error as error:  # too many open files, say
             raise ConfigError(f"run record {self.path} cannot be read: {error}") from None
         with self._errors():
             check_file(self._db, self.path)
             seal.check(self.path)
             if self._db.execute("PRAGMA journal_mode").fetchone() == ("wal",):
-                # One read transaction: every column is of the same moment of a run that goes on. A record
-                # without a log is of a run that ended, and a writer that adds to it must not be kept waiting.
+                # One read transaction: all columns are of the same moment, also while the run continues. A
+                # record without a log belongs to an ended run; a transaction would block a later writer.
                 self._db.execute("BEGIN")
                 self._db.execute("SELECT COUNT(*) FROM meta").fetchone()
 
-    def _open(self, how: str) -> sqlite3.Connection:
-        address = f"{self.path.resolve().as_uri()}?mode=ro{how}"
-        db = sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
+    def _open(self) -> sqlite3.Connection:
+        probe, log = "SELECT COUNT(*) FROM sqlite_master", self.path.with_name(f"{FILE_NAME}-wal")
+        db, again = self._connect(), ""
         try:
-            db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            db.execute(probe).fetchone()
         except sqlite3.OperationalError as error:
-            if not how and error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK:
-                db.close()
+            if error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK:
                 with suppress(sqlite3.Error), closing(sqlite3.connect(self.path)) as writer:
-                    writer.execute("SELECT COUNT(*) FROM sqlite_master")  # takes back half a change
-                return self._open("&cache=private")
-            # a folder that cannot be written has no room for the log's index; without a log none is needed
-            log = self.path.with_name(f"{FILE_NAME}-wal")
-            if not how and not (log.exists() and log.stat().st_size):
-                db.close()
-                return self._open("&immutable=1")
+                    writer.execute(probe)  # SQLite rolls back the unfinished transaction
+            elif log.exists() and log.stat().st_size:
+                return db
+            else:  # the log's index cannot be created in a read-only folder; without a log none is needed
+                again = "&immutable=1"
+            db.close()
+            return self._connect(again)
         except sqlite3.DatabaseError:
-            pass  # check_file says what is wrong
+            pass  # check_file words the error
         return db
+
+    def _connect(self, more: str = "") -> sqlite3.Connection:
+        address = f"{self.path.resolve().as_uri()}?mode=ro{more}"
+        return sqlite3.connect(address, uri=True, timeout=10.0, isolation_level=None, check_same_thread=False)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -128,12 +128,12 @@ class Store:
         self._costs: dict[str, list[float]] = {}
         self._rows_in_log = 0
         self._tail: Tail | None = None
-        self._told: list[tuple[Any, ...]] | None = None
-        """Calls since the last `secure`, where there is a tail: the method's name and what it was given."""
         self._forget()
 
     def _forget(self) -> None:
-        # Events and trips wait as they are: encoding many at once costs half as much as one now and then.
+        self._told: list[tuple[Any, ...]] = []
+        """Calls since the last `secure` or `commit`: the method's name and its arguments."""
+        # Events and trips are encoded at the commit: many at once cost half as much as one at a time.
         self._journal: list[Event] = []
         self._trips: list[tuple[TripRow, int]] = []
         self._sums: list[tuple[int, bytes, bytes]] = []
@@ -145,15 +145,13 @@ class Store:
         """Append ``event``; returns its number, from 1."""
         self.seq += 1
         self._journal.append(event)
-        if self._told is not None:
-            self._told.append(("journal", event))
+        self._told.append(("journal", event))
         return self.seq
 
     def trip(self, row: TripRow) -> None:
         """A trip that ended: its update arrived, or it was lost. A row of the same task is replaced."""
         self._trips.append((row, self.seq))
-        if self._told is not None:
-            self._told.append(("trip", row))
+        self._told.append(("trip", row))
 
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
         """``version`` was made with these updates, as the next event says: a rewind to before it undoes it.
@@ -165,14 +163,12 @@ class Store:
         self._sums.append((version, np.array(tasks, "<i8").tobytes(), np.array(weights, "<f8").tobytes()))
         for task, weight in _by_task(tasks, weights).items():
             self._end(task).use(version, weight, self.seq + 1)
-        if self._told is not None:
-            self._told.append(("applied", version, tasks, weights))
+        self._told.append(("applied", version, tasks, weights))
 
     def checksum_seen(self, task: int, checksum: int) -> None:
         """Add the checksum that the server computed from the slot to a trip that is on record already."""
         self._end(task).checksum_seen = to_signed(checksum)
-        if self._told is not None:
-            self._told.append(("checksum_seen", task, checksum))
+        self._told.append(("checksum_seen", task, checksum))
 
     def released(self, task: int, fate: str, reason: str = "") -> None:
         """The trip's end: ``fate`` is one of `FATES`."""
@@ -180,8 +176,7 @@ class Store:
             raise ValueError(f"fate must be one of {', '.join(FATES)} (got {fate!r})")
         end = self._end(task)
         end.fate, end.reason = fate, reason
-        if self._told is not None:
-            self._told.append(("released", task, fate, reason))
+        self._told.append(("released", task, fate, reason))
 
     def _end(self, task: int) -> _End:
         end = self._ends.get(task)
@@ -193,14 +188,12 @@ class Store:
     def version(self, row: VersionRow) -> None:
         """A version was published, as the next event says."""
         self._rows[_insert("versions", "seq")].append((*astuple(row), self.seq + 1))
-        if self._told is not None:
-            self._told.append(("version", row))
+        self._told.append(("version", row))
 
     def evaluation(self, row: EvaluationRow) -> None:
         """A version was measured."""
         self._rows[_insert("evaluations")].append(_columns(row))
-        if self._told is not None:
-            self._told.append(("evaluation", row))
+        self._told.append(("evaluation", row))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
         """Something went wrong and was dealt with; kept even by `truncate`, because it did happen."""
@@ -249,28 +242,24 @@ class Store:
                 raise
 
     def follow(self, tail: Tail) -> None:
-        """Be told again what a writer that was killed left in the ``tail``, and keep what is told there.
+        """Repeat the calls that a killed writer left in ``tail``, and keep this writer's calls there.
 
-        Rows of trips, versions and evaluations are kept, and events; incidents and meta are not.
+        The tail keeps events and rows of trips, versions and evaluations; incidents and meta are not in it.
         """
-        if tail.seq == self.seq:  # else it was committed
+        if tail.seq == self.seq:  # else they were committed
             for batch in tail:
                 for name, *given in _decoder.decode(batch):
                     read = (convert(one, _TOLD[name]) for one in given) if name in _TOLD else given
                     getattr(self, name)(*read)
-        self._tail, self._told = tail, []
+        self._tail = tail
         self.commit()
         tail.clear(self.seq)
 
     def secure(self) -> None:
-        """Have what was told survive a kill of this process: in the tail, or without one by `commit`."""
-        if self._tail is None or self._told is None:
+        """Make waiting rows survive a kill of this process: in the tail or, if it is full, by `commit`."""
+        if self._tail is None or (self._told and not self._tail.append(_encoder.encode(self._told))):
             self.commit()
-        elif self._told:
-            if self._tail.append(_encoder.encode(self._told)):
-                self._told.clear()
-            else:
-                self.commit()
+        self._told.clear()
 
     def commit(self) -> None:
         """Write every row that waits, in one transaction; afterwards it survives a kill of this process.
@@ -295,8 +284,7 @@ class Store:
                     if rows:
                         self._db.executemany(statement, rows)
             self._forget()
-            if self._tail is not None and self._told is not None:
-                self._told.clear()
+            if self._tail is not None:
                 self._tail.clear(self.seq)
             self._rows_in_log += count
             if self._rows_in_log > LOG_ROWS:
@@ -376,9 +364,9 @@ class Store:
         """Committed trips without a fate."""
         return {task for (task,) in self._db.execute("SELECT task FROM trips WHERE fate IS NULL")}
 
-    def replay(self, *, until: int | None = None) -> Iterator[tuple[int, Event]]:
-        """The committed events, to number ``until``, with their numbers, in order."""
-        return read_events(self._db, 0, until)
+    def replay(self, *, until: int = 2**63 - 1) -> Iterator[tuple[int, Event]]:
+        """The committed events up to number ``until``, with their numbers, in order."""
+        return read_events(self._db, until)
 
     def close(self, *, commit: bool = True) -> None:
         """Commit and close. Leaves the file and its seal, without a log, if no reader has it open."""
@@ -420,7 +408,7 @@ _TOLD: dict[str, Any] = {
     "version": VersionRow,
     "evaluation": EvaluationRow,
 }
-"""Types of what methods are given that the tail has the calls of, where it is no plain value."""
+"""Methods whose argument the tail holds as plain data, and the argument's type."""
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}
 
