@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 
 import edgefl
-from edgefl.host.process import keep_freed_memory
-from edgefl.processes import child_environment, usable_cores
+from edgefl.host.process import child_environment, keep_freed_memory
+from edgefl.processes import usable_cores
 from edgefl.results.record import Record
 
 

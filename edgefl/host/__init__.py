@@ -1,6 +1,7 @@
 """This machine: processes that are started, held to a device's speed and memory, and measured.
 
-process          starts, reaps and kills processes; a started one begins in `child`
+process          starts a process of edgefl, and configures the present one; a started one begins in `child`
+children         forks, reaps and kills children of this process, with their descendants
 fork_server      starts processes of edgefl's by forking one that has imported everything
 channel          messages between two processes of one machine, with descriptors
 pacing           wait against absolute deadlines after doing real work: exact, needs no privileges

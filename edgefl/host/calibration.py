@@ -18,7 +18,7 @@ import msgspec
 from edgefl.errors import ConfigError, RunError
 from edgefl.files import cache_folder, make_folder, replace
 from edgefl.host.capacity import host
-from edgefl.processes import child_environment
+from edgefl.host.process import child_environment
 
 MAX_CV = 0.10  # coefficient of variation of a rate's repetitions above which a calibration is refused
 EXPIRES_S = 7 * 24 * 3600.0

@@ -14,8 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NoReturn, Self
 
@@ -25,8 +24,8 @@ from edgefl import failpoints
 from edgefl.errors import RunError
 from edgefl.host import child
 from edgefl.host.channel import Channel, Closed, pair
-from edgefl.host.process import become_child, end_child, start_process
-from edgefl.processes import child_environment
+from edgefl.host.children import collect, end_child, fork, kill
+from edgefl.host.process import become_child, child_environment, start_process
 
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload")
 """Modules that a run's processes need."""
@@ -154,8 +153,7 @@ class ForkedChild:
 
     def kill(self) -> None:
         if self._server.exit_code(self.pid, 0.0) is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            kill(self.pid)
 
 
 def serve(channel: Channel[Fork]) -> NoReturn:
@@ -168,9 +166,7 @@ def serve(channel: Channel[Fork]) -> NoReturn:
             pid = children.pop(fd)
             poller.unregister(fd)
             os.close(fd)
-            _, status, used = os.wait4(pid, 0)
-            code = os.waitstatus_to_exitcode(status)
-            channel.send(Reaped(pid, code, used.ru_utime + used.ru_stime))
+            channel.send(Reaped(pid, *collect(pid)))
         for request in channel.receive_ready():
             pid = _fork(channel, request)
             children[fd := os.pidfd_open(pid)] = pid
@@ -181,37 +177,23 @@ def serve(channel: Channel[Fork]) -> NoReturn:
 def _fork(channel: Channel[Fork], request: Fork) -> int:
     """Fork what would be ``python -m edgefl.host.child FD PID MODULE ARGUMENTS``; returns its process id."""
     fd, parent = channel.descriptor(), os.getpid()
-    if (pid := os.fork()) != 0:
-        os.close(fd)
-        return pid
-    channel.close()
-    run_forked(
-        request.environment,
-        request.folder,
-        lambda: child.main(fd, parent, request.module, *request.arguments),
-    )
+
+    def main() -> int:
+        channel.close()
+        set_up(request.environment, request.folder)
+        return child.main(fd, parent, request.module, *request.arguments)
+
+    pid = fork("edgefl-fork", main)
+    os.close(fd)
+    return pid
 
 
-def run_forked(environment: Mapping[str, str], folder: str, main: Callable[[], int]) -> NoReturn:
-    """Run ``main`` in this forked process, and exit with its result; with 1 and a traceback if it raises.
-
-    The process gets its own environment and current folder. It never returns into its parent's code.
-    """
-    code = 1
-    try:
-        os.environ.clear()
-        os.environ.update(environment)
-        os.chdir(folder)
-        failpoints.arm()
-        code = main()
-    except BaseException:
-        with contextlib.suppress(Exception):
-            traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+def set_up(environment: Mapping[str, str], folder: str) -> None:
+    """Give this forked process its own environment and current folder."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    failpoints.arm()
 
 
 def main(channel_fd: int, parent_pid: int) -> None:

@@ -1,4 +1,7 @@
-"""The start of a child process, and its first steps: it must not outlive its parent."""
+"""Start a process of edgefl with a channel, and configure the one that this code runs in.
+
+A child must not outlive its parent. `edgefl.host.children` forks, reaps and kills.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,19 @@ import ctypes
 import functools
 import os
 import signal
+import site
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
-
-import psutil
+from pathlib import Path
+from typing import Any
 
 from edgefl.host.channel import Channel, pair
-from edgefl.processes import child_environment
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_POOLS = ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM", "NUMBA")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -28,24 +31,6 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-class Child(Protocol):
-    """A process that was started here; `subprocess.Popen` is one."""
-
-    @property
-    def pid(self) -> int: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def kill(self) -> None: ...
-
-
-def end_child(child: Child, grace_s: float) -> int:
-    """Wait for a process to leave, which a closed channel tells it, or kill it; returns its exit code."""
-    try:
-        return child.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return child.wait()
-
-
 def start_process(
     module: str,
     incoming: Any,
@@ -53,9 +38,9 @@ def start_process(
     *arguments: str,
     inherited: Sequence[int] = (),
 ) -> tuple[subprocess.Popen[bytes], Channel[Any]]:
-    """Start ``python -m module FD PID`` with one core; returns it and the channel whose other end is FD.
+    """Start ``python -m module FD PID`` on one core; return the child and the channel whose other end is FD.
 
-    Descriptors to be ``inherited`` keep their numbers in it.
+    ``inherited`` descriptors keep their numbers in the child.
     """
     ours, theirs = pair()
     with theirs, _stops_blocked():
@@ -69,8 +54,26 @@ def start_process(
     return child, Channel(ours, incoming)
 
 
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a child that forks or computes on one core: all thread pools have size one.
+
+    If a new interpreter would not find edgefl, its folder is appended to ``PYTHONPATH``: last, so that it
+    hides no module of the user.
+
+    >>> child_environment({"HOME": "/"})["OMP_NUM_THREADS"]
+    '1'
+    """
+    one = {f"{pool}_NUM_THREADS": "1" for pool in _POOLS}
+    made = {**environment, **one, "PYTHONUNBUFFERED": "1"}
+    root, given = str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", "")
+    known = [*site.getsitepackages(), *filter(None, given.split(os.pathsep))]
+    if root not in map(os.path.realpath, known):
+        made["PYTHONPATH"] = f"{given}{os.pathsep}{root}" if given else root
+    return made
+
+
 def stops() -> list[signal.Signals]:
-    """The signals that end a command: a closed terminal's only without ``nohup``.
+    """Return the signals that end a command: SIGHUP only if it is not ignored (``nohup``).
 
     >>> before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     >>> [number.name for number in stops()]
@@ -83,7 +86,7 @@ def stops() -> list[signal.Signals]:
 
 @contextmanager
 def _stops_blocked() -> Iterator[None]:
-    """Have a process that is started here hear of Ctrl-C only once it has said what to do then."""
+    """Block the stop signals in a new process until `become_child` has set their handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -91,19 +94,19 @@ def _stops_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _leave_to_supervisor(*_: object) -> None:
+def _ignore(*_: object) -> None:
     pass
 
 
 def become_child(parent_pid: int, name: str) -> None:
-    """Die with the parent, leave Ctrl-C, SIGTERM and SIGHUP to the supervisor, and carry a readable name.
+    """Configure this process as a child: die with the parent, ignore the stop signals, set a readable name.
 
-    SIGTERM has a handler: what a user's code starts would inherit that it is ignored, and could not be ended.
-    numpy's warnings about edgefl's own arithmetic are not shown: the record has updates that are not finite.
+    SIGTERM is ignored by a handler: SIG_IGN would be inherited by programs that the user's code starts, which
+    could then not be ended. numpy's warnings in edgefl's own arithmetic are hidden: the record has them.
     """
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"edgefl\.")
     for number in STOPS:
-        signal.signal(number, _leave_to_supervisor if number == signal.SIGTERM else signal.SIG_IGN)
+        signal.signal(number, _ignore if number == signal.SIGTERM else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if _libc is not None:
@@ -113,37 +116,37 @@ def become_child(parent_pid: int, name: str) -> None:
         os._exit(0)
 
 
-def take_forks_along() -> None:
-    """Have what is forked in this process, by a user's code too, die with it; likewise what that forks.
+def kill_forks_with_parent() -> None:
+    """Have every fork of this process, and forks of these, die with its parent.
 
-    It can be ended by SIGTERM, as what is started by any other program.
+    That includes forks by the user's code. SIGTERM ends them, as it does any process.
     """
     libc, parent, mask = _libc, 0, set[int]()
     if libc is None:
         return
 
-    def note_parent() -> None:
+    def prepare() -> None:
         nonlocal parent, mask
         parent, mask = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-    def hear_again() -> None:
+    def unblock() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def die_with_it() -> None:
+    def die_with_parent() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        hear_again()
+        unblock()
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the signal was armed
             os._exit(0)
 
-    os.register_at_fork(before=note_parent, after_in_parent=hear_again, after_in_child=die_with_it)
+    os.register_at_fork(before=prepare, after_in_parent=unblock, after_in_child=die_with_parent)
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees, for its next allocation, instead of giving it back to the system.
+    """Keep freed memory for the next allocation instead of returning it to the system.
 
-    glibc would give a step's activations back and fetch them again, zeroed page by page, at each step: an
-    eighth of the time of a small CNN's. Other allocators are left as they are.
+    Otherwise glibc returns a training step's activations and gets them back, zeroed page by page, at each
+    step: an eighth of the time of a small CNN. Does nothing with other allocators.
     """
     if (mallopt := getattr(_libc, "mallopt", None)) is not None:
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc allows
@@ -152,16 +155,16 @@ def keep_freed_memory() -> None:
 
 
 def outlive_parent() -> None:
-    """Do not die with the parent any more: the caller watches its channel, and tidies up when that ends."""
+    """Undo "die with the parent" of `become_child`, for a process that cleans up when its channel ends."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def die_soon_after_parent() -> None:
-    """Die some seconds after the parent at the latest, and not with it: the caller watches its channel.
+    """Die at most ten seconds after the parent, for a process that finishes when its channel ends.
 
-    The system calls the C library's ``alarm`` as the signal's handler, with the signal's number for seconds:
-    ten. So whatever this process is at, and in whatever language, it ends.
+    The handler of the parent's death signal is the C library's ``alarm``: it gets the signal's number, 10,
+    as seconds. So the process ends whatever it is doing, even in native code.
     """
     if (libc := _libc) is not None:
         libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
@@ -170,41 +173,16 @@ def die_soon_after_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make processes that this process's children leave behind its own children, where the system can."""
+    """Make this process the parent of its descendants whose parent ends, if the system supports it."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def has_children() -> bool:
-    """Return whether this process has any, running or ended."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def end_children() -> None:
-    """Kill every child, and theirs, which fall to this process by `adopt_orphans`; leave another user's."""
-    refused: set[psutil.Process] = set()  # as what ``sudo`` starts
-    while has_children() and (own := {*psutil.Process().children()} - refused):
-        for child in psutil.Process().children(recursive=True):
-            try:
-                child.kill()
-            except psutil.AccessDenied:
-                refused.add(child)
-            except psutil.NoSuchProcess:
-                pass
-        for child in own - refused:
-            with suppress(ChildProcessError):
-                os.waitpid(child.pid, 0)
-
-
 @functools.cache
 def allow_open_files() -> int | None:
-    """Let this process open as many files as the system allows it: each client is a socket.
+    """Raise the limit of open files to the hard limit: each client is a socket.
 
-    Returns the limit that it had; None where that stays.
+    Return the previous limit; None if it cannot be raised.
     """
     with suppress(ImportError, OSError, ValueError):
         import resource
@@ -215,8 +193,8 @@ def allow_open_files() -> int | None:
     return None
 
 
-def hear_no_stops_of_children() -> None:
-    """Let SIGCHLD tell of children that end, not of those that a throttle stops. Set its handler before."""
+def ignore_stopped_children() -> None:
+    """Have SIGCHLD report children that end, not those that a throttle stops. Set its handler first."""
     if _libc is None:
         return
 

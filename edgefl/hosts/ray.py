@@ -14,7 +14,8 @@ import msgspec
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
 from edgefl.host.channel import Channel, Closed, Refused
-from edgefl.host.process import end_child, start_process
+from edgefl.host.children import end_child
+from edgefl.host.process import start_process
 from edgefl.hosts.ray_driver import CONNECT_S, ActorEnded, FromDriver, Opened, Placed, bracketed
 from edgefl.loading import own_code
 from edgefl.run.nodes import LOOPBACK, Nodes

@@ -31,7 +31,7 @@ import zmq
 
 from edgefl import kernels
 from edgefl.errors import RunError
-from edgefl.host.process import take_forks_along
+from edgefl.host.process import kill_forks_with_parent
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.run.transport import PART_BYTES
 
@@ -190,5 +190,5 @@ def main(what: Limit, transport: Transport, *figures: str) -> None:
 
 
 if __name__ == "__main__":
-    take_forks_along()  # Ctrl-C of who started this kills it, and it alone
+    kill_forks_with_parent()  # Ctrl-C of who started this kills it, and it alone
     main(*sys.argv[1:])  # type: ignore[arg-type]

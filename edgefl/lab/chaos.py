@@ -25,6 +25,7 @@ import psutil
 from edgefl import config, failpoints
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
+from edgefl.host.children import kill_all
 from edgefl.host.process import adopt_orphans
 from edgefl.lab import outcome
 from edgefl.lab.chaos_findings import KINDS, PLACES, DisturbedRun, Findings, Kill
@@ -192,9 +193,7 @@ class Command:
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGINT)
                 self.process.wait(GONE_S)
-        for process in self.family():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        kill_all(self.family())
         self.process.wait()
         psutil.wait_procs(self.collect(), timeout=1.0)
 

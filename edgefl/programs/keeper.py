@@ -12,15 +12,14 @@ import os
 import resource
 import select
 import signal
-import socket
 import sys
 import time
 from collections import deque
-from typing import NoReturn
 
 from edgefl.devices.presence import AlternatingRenewal
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.host.channel import Channel, Closed
+from edgefl.host.children import ChildWatch, children_of, collect, end_children, fork
 from edgefl.host.groups import ACCOUNTING, ControlGroup, Groups, NoGroup, used_ns
 from edgefl.host.memory import GroupMemory
 from edgefl.host.pacing import set_time_slice, set_timer_slack
@@ -29,13 +28,11 @@ from edgefl.host.process import (
     adopt_orphans,
     allow_open_files,
     become_child,
-    end_children,
-    hear_no_stops_of_children,
     outlive_parent,
 )
 from edgefl.host.throttle import Account, DutyCycle, Quota, Throttled, TurnQueue, reduce_wakeup_latency
 from edgefl.programs import messages
-from edgefl.programs.tree import ProcessTree, children_of, phone_of
+from edgefl.programs.tree import ProcessTree, phone_of
 from edgefl.seeds import stream
 
 LOOK_NS = 100_000_000
@@ -75,10 +72,7 @@ class KeptPhone:
         place = self._group.place("cpu") if self._group is not None and throttle == "cgroup" else None
         accounting = self._group.place(ACCOUNTING) if self._group is not None and self._accounted else None
         before_ns = 0 if accounting is None else used_ns(accounting)
-        keeper = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _become_command(self.launch, keeper, self._group)
+        pid = fork("edgefl-phone", lambda: _become_command(self.launch, self._group))
         self.tree = ProcessTree(pid, place, accounting, before_ns)
         self._began_ns = time.monotonic_ns()
         self._account = Account(share, self._began_ns, 0, MOST_SAVED_NS)
@@ -180,18 +174,14 @@ class Keeper:
         """Control groups that account CPU time can be made, as far as is known."""
         self._queue = TurnQueue()
         self._begin: messages.Begin | None = None
+        self._ends: ChildWatch
         self._ending = False
         self._codes: dict[int, int] = {}
         self._unsaid: deque[messages.PhoneEnded] = deque()
 
     def serve(self) -> None:
-        ours, theirs = socket.socketpair()
-        listened = self._channel.fileno(), ours.fileno()
-        for end in (ours, theirs):
-            end.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        hear_no_stops_of_children()
+        self._ends = ChildWatch()
+        listened = self._channel.fileno(), self._ends.fileno()
         self._channel.send(messages.Started())
         try:
             next_look_ns = next_say_ns = 0
@@ -209,13 +199,12 @@ class Keeper:
                 wait_s = max(0.0, (turn_ns - time.monotonic_ns()) * 1e-9)
                 ready, _, _ = select.select(listened, [], [], wait_s)
                 if listened[1] in ready:
-                    ours.recv(1 << 16)
                     self._reap()
                 if listened[0] in ready:
                     for message in self._channel.receive_ready():
                         self._hear(message)
         finally:
-            signal.set_wakeup_fd(-1)
+            self._ends.close()
 
     def close(self) -> None:
         """Kill what lives and leave nothing."""
@@ -351,27 +340,20 @@ class Keeper:
 
     def _reap(self) -> None:
         """Collect the processes that have ended."""
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                break
-            if found is None:
-                break
-            pid = found.si_pid
+        for pid in self._ends.ended():
             owner = next(
                 (p for p in self._phones.values() if p.tree is not None and p.tree.root == pid), None
             )
             if owner is None:
                 owner = self._adopt(pid)
-            _, status, usage = os.wait4(pid, 0)
+            end = collect(pid)
             if owner is None or owner.tree is None:
                 continue
-            owner.tree.ended_ns += round((usage.ru_utime + usage.ru_stime) * 1e9)
+            owner.tree.ended_ns += round(end.cpu_s * 1e9)
             owner.tree.orphans.discard(pid)
             owner.tree.unwaited.pop(pid, None)
             if pid == owner.tree.root:
-                self._codes[owner.launch.phone] = os.waitstatus_to_exitcode(status)
+                self._codes[owner.launch.phone] = end.code
         for number in [*self._codes]:
             self._let_go(self._phones[number])
 
@@ -416,15 +398,15 @@ class Keeper:
 
 def _can_enter(group: ControlGroup) -> bool:
     """Returns True if a process of this user may move into a group that it was able to make."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _run_as_usual()
+
+    def enter() -> int:
+        _run_as_usual()
+        with contextlib.suppress(OSError, EdgeflError):
             group.enter()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitpid(pid, 0)[1] == 0
+            return 0
+        return 1
+
+    return collect(fork("edgefl-probe", enter)).code == 0
 
 
 def _run_as_usual() -> None:
@@ -433,12 +415,11 @@ def _run_as_usual() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def _become_command(launch: messages.Launch, keeper: int, group: ControlGroup | None) -> NoReturn:
+def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
     """Become the phone's command, in a session of its own, as if a shell had started it."""
     code = NOT_EXECUTED
     try:
         os.setsid()
-        become_child(keeper, "edgefl-phone")
         for number in (*STOPS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTSTP):
             signal.signal(number, signal.SIG_IGN if number in launch.ignored else signal.SIG_DFL)
         _run_as_usual()
@@ -454,13 +435,12 @@ def _become_command(launch: messages.Launch, keeper: int, group: ControlGroup | 
             resource.setrlimit(resource.RLIMIT_NOFILE, (launch.open_files, most))
         if launch.folder is not None:
             os.chdir(launch.folder)
-        os.execvpe(launch.command[0], launch.command, launch.environment)
+        os.execvpe(launch.command[0], launch.command, launch.environment)  # does not return
     except (OSError, ConfigError) as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTED
         why = error.strerror if isinstance(error, OSError) else error
         os.write(2, b"edgefl: %b: %b\n" % (launch.command[0], str(why).encode()))
-    finally:
-        os._exit(code)
+    return code
 
 
 def main() -> None:

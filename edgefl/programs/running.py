@@ -18,8 +18,9 @@ from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.files import make_folder, write_json, write_text
 from edgefl.host.capacity import Demand, TimeScale, UsageMeter, capacity_cores, choose_time_scale
 from edgefl.host.channel import Channel, Closed
+from edgefl.host.children import end_child
 from edgefl.host.groups import Groups, NoGroup
-from edgefl.host.process import STOPS, allow_open_files, end_child, start_process
+from edgefl.host.process import STOPS, allow_open_files, start_process
 from edgefl.host.verdict import Conditions
 from edgefl.programs import messages
 from edgefl.programs.phone import (
@@ -446,11 +447,11 @@ class RunningPhones:
     def _end(self, process: subprocess.Popen[bytes], channel: Channel[Any]) -> None:
         """End one of our processes; where the keeper did not end its phones, do that."""
         channel.close()
-        code = end_child(process, ENDING_S)
+        end = end_child(process, ENDING_S)
         for output in self._outputs.values():
             output.close()
         self._outputs.clear()
-        if code:
+        if end.code:
             end_marked(self._run_id)
 
     def _judged(self, wall_s: float) -> ProgramsResult:

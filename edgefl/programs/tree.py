@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from edgefl.errors import ConfigError
 from edgefl.host import groups
+from edgefl.host.children import children_of, kill_marked
 from edgefl.host.groups import NoGroup, Place, find, process_stat, remove_orphans, throttled_ns
 from edgefl.host.throttle import Target, cpu_ns
 from edgefl.programs.phone import INDEX_VARIABLE
@@ -227,18 +226,6 @@ class ProcessTree:
         return pages * _PAGE_MIB
 
 
-def children_of(pid: int) -> list[int] | None:
-    """The children of all threads of a process; None if it is gone or only waits to be collected."""
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
-    except OSError:
-        return None
-    return found
-
-
 def ignores_children(pid: int) -> bool:
     """Returns True if process ``pid`` ignores SIGCHLD: the CPU time of its children is added to nobody's."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
@@ -280,20 +267,8 @@ def phone_of(pid: int) -> int | None:
 
 
 def end_marked(run_id: str) -> None:
-    """Kill every process of this user with the mark of a run in its environment, and remove its groups.
-
-    For a run whose keeper was killed.
-    """
-    mark = f"{RUN_VARIABLE}={run_id}".encode()
-    found = True
-    while found:
-        found = False
-        for process in psutil.process_iter():
-            with contextlib.suppress(OSError, psutil.Error):
-                marked = mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-                if marked and process.status() != psutil.STATUS_ZOMBIE:
-                    process.kill()
-                    found = True
+    """Kill all processes of a run whose keeper was killed, and remove its control groups."""
+    kill_marked(f"{RUN_VARIABLE}={run_id}")
     for controller in ("cpu", "memory"):
         with contextlib.suppress(NoGroup):
             remove_orphans(find(controller).folder)

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgefl.host.children import children_of
 from edgefl.host.groups import process_stat
-from edgefl.programs.tree import children_of
 
 LOOK_S = 0.005
 """Time between two looks at what a call has started."""

@@ -16,7 +16,6 @@ import importlib.util
 import inspect
 import os
 import reprlib
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,10 +24,10 @@ from types import ModuleType
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
-import psutil
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.host.channel import Channel, Closed
+from edgefl.host.children import Exit, end_child
 from edgefl.host.process import start_process
 
 _ENDING_S = 1.0
@@ -141,10 +140,8 @@ class MeasuringProcess:
             self._channel.send(request)
             answer = self._channel.receive()
         except Closed:
-            code = self.popen.wait()
-            raise RunError(
-                f"the measuring process ended with exit code {code}; its message is above"
-            ) from None
+            end = Exit(self.popen.wait())
+            raise RunError(f"the measuring process ended with {end}; its message is above") from None
         except BaseException:
             self.close()  # its answer is still to come, and would be taken for the next one's
             raise
@@ -155,16 +152,7 @@ class MeasuringProcess:
     def close(self) -> None:
         """End it and all that it has started."""
         self._channel.close()
-        try:
-            self.popen.wait(_ENDING_S)
-        except BaseException as error:  # it is still importing the user's module, or nobody wants to wait
-            process = psutil.Process(self.popen.pid)
-            for each in (*process.children(recursive=True), process):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
-            self.popen.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
+        end_child(self.popen, _ENDING_S)  # it may still be importing the user's module
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -27,14 +27,8 @@ import psutil
 from edgefl.devices import load_device, load_network
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.host.channel import Channel, Closed
-from edgefl.host.process import (
-    STOPS,
-    adopt_orphans,
-    become_child,
-    end_children,
-    has_children,
-    outlive_parent,
-)
+from edgefl.host.children import collect, end_children, fork, has_children
+from edgefl.host.process import STOPS, adopt_orphans, become_child, outlive_parent
 from edgefl.regression import process
 
 if TYPE_CHECKING:
@@ -103,12 +97,13 @@ class RegressionWorker:
         assert self._watch is not None
         self._watch.reset()
         read, write = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
+
+        def main() -> None:
             os.close(read)
             self._channel.close()
-            _become_device(parent, write, measure, quiet)
+            _be_device(write, measure, quiet)
+
+        pid = fork("edgefl-device", main)
         os.close(write)
         child = os.pidfd_open(pid)
         try:
@@ -135,34 +130,29 @@ class RegressionWorker:
                 if not part:
                     poller.unregister(read)
             elif child in ready:
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                end = collect(pid)
                 if data:
                     return _decoder.decode(data)
-                if code < 0:
-                    known = (one.name for one in signal.Signals if one == -code)
-                    return process.Failure("signal", next(known, f"signal {-code}"))
-                return process.Failure("raised", f"the function ended its process with exit code {code}")
+                if end.signal:
+                    known = (one.name for one in signal.Signals if one == end.signal)
+                    return process.Failure("signal", next(known, str(end)))
+                return process.Failure("raised", f"the function ended its process with {end}")
         return process.Failure("late", f"{self._limit_s:g}")
 
 
-def _become_device(parent: int, write: int, measure: Callable[[], Any], quiet: bool) -> NoReturn:
-    """Live the whole life of a repetition's process."""
-    try:
-        become_child(parent, "edgefl-device")
-        for number, handler in _STOPS.items():
-            signal.signal(number, handler)
-        own = os.getpid()
-        if quiet:  # what the function prints is wanted once, not once a repetition
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
-        result = _result(measure)
-        if os.getpid() == own:  # and not a fork of the function's that came back from it, too
-            with os.fdopen(write, "wb") as pipe:
-                pipe.write(_encode(result))
-        sys.stdout.flush()
-    finally:
-        os._exit(0)
+def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
+    """Run one repetition in this forked process and write its result."""
+    for number, handler in _STOPS.items():
+        signal.signal(number, handler)
+    own = os.getpid()
+    if quiet:  # print the function's output once, not once for each repetition
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    result = _result(measure)
+    if os.getpid() == own:  # not a fork made by the function that has returned from it, too
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(_encode(result))
 
 
 def _result(measure: Callable[[], Any]) -> Any:

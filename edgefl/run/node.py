@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,8 +18,9 @@ import zmq
 from edgefl.errors import ConfigError, RunError
 from edgefl.host.capacity import UsageMeter, capacity_cores, host, machine
 from edgefl.host.channel import Channel, Closed, Refused
+from edgefl.host.children import Child, end_child, exit_of
 from edgefl.host.confinement import enforced
-from edgefl.host.process import end_child, start_process
+from edgefl.host.process import start_process
 from edgefl.processes import usable_cores
 from edgefl.run import control
 from edgefl.run.nodes import LOOPBACK, encode, software
@@ -102,7 +102,7 @@ class _Node:
         stack.callback(self._line.close)
         self._outbox: list[control.FromNode] = [about]
         self._zygote: Channel[control.FromZygote] | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._usage = UsageMeter()
         self._until_s = time.monotonic() + REACH_S
 
@@ -195,15 +195,10 @@ class _Node:
                 else:
                     self._outbox.append(message)
         except Closed:
-            raise RunError(f"the zygote process {self._how_it_ended()}") from None
-
-    def _how_it_ended(self) -> str:
-        assert self._child is not None
-        try:
-            code = self._child.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return "closed its channel"
-        return f"ended early ({f'signal {-code}' if code < 0 else f'exit code {code}'})"
+            assert self._child is not None
+            end = exit_of(self._child, 1.0)
+            how = f"ended early ({end})" if end else "closed its channel"
+            raise RunError(f"the zygote process {how}") from None
 
     def _say_farewell(self, why: str) -> None:
         """Tell the supervisor that this node is gone, if it hears."""

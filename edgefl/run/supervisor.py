@@ -16,7 +16,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,10 +39,11 @@ from edgefl.host.capacity import (
     memory_limit_bytes,
 )
 from edgefl.host.channel import Channel, Closed, Refused
+from edgefl.host.children import Child, end_child, exit_of
 from edgefl.host.confinement import Enforcement, enforced
 from edgefl.host.fork_server import ForkServer
 from edgefl.host.memory import proportional_mib
-from edgefl.host.process import Child, end_child, start_process, stops
+from edgefl.host.process import start_process, stops
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.processes import stopped_by, usable_cores
@@ -299,12 +299,9 @@ class _Supervisor:
 
     def _ended_early(self, name: str) -> None:
         """Go on without a process that has ended. `RunError` where that cannot be done."""
-        how, killed = "closed its channel", False
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._children[name].wait(1.0)
-            killed = code < 0
-            how = f"ended early ({f'signal {-code}' if killed else f'exit code {code}'})"
-        what = f"the {name} process {how}"
+        end = exit_of(self._children[name], 1.0)
+        killed = end is not None and bool(end.signal)
+        what = f"the {name} process {f'ended early ({end})' if end else 'closed its channel'}"
         if killed and self._listening and not self._broken and not (name == "zygote" and self._interrupts):
             self._restart(name, what)
         elif name == "zygote" and self._listening and self._serving:

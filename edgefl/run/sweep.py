@@ -19,9 +19,10 @@ from edgefl import config, toml
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import NO_PROGRESS, Experiment
 from edgefl.host.channel import Closed, Refused
+from edgefl.host.children import end_child
 from edgefl.host.confinement import Enforcement
 from edgefl.host.fork_server import ForkServer
-from edgefl.host.process import allow_open_files, end_child
+from edgefl.host.process import allow_open_files
 from edgefl.results import compare
 from edgefl.results.figure import plot
 from edgefl.results.record import Record

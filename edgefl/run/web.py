@@ -18,7 +18,8 @@ from edgefl.devices.fleet import ClientInfos
 from edgefl.errors import ConfigError
 from edgefl.host.capacity import TimeScale
 from edgefl.host.channel import Channel
-from edgefl.host.process import end_child, start_process
+from edgefl.host.children import end_child
+from edgefl.host.process import start_process
 from edgefl.run import control
 from edgefl.run.view import RunView
 from edgefl.terminal import say

@@ -6,14 +6,11 @@ the fork every client holds too.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import mmap
 import os
 import selectors
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -23,17 +20,13 @@ import msgspec
 
 from edgefl import kernels
 from edgefl.devices.fleet import fleet_of
-from edgefl.errors import ConfigError, EdgeflError, RunError
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.host.channel import Channel, Closed, Refused
+from edgefl.host.children import OUT_OF_MEMORY_EXIT, ChildWatch, collect, fork, kill
 from edgefl.host.confinement import ClientLimits, Enforcement
 from edgefl.host.held import govern
 from edgefl.host.pacing import set_time_slice, set_timer_slack
-from edgefl.host.process import (
-    become_child,
-    hear_no_stops_of_children,
-    keep_freed_memory,
-    take_forks_along,
-)
+from edgefl.host.process import become_child, keep_freed_memory, kill_forks_with_parent
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
 from edgefl.run.client import ClientProcess
@@ -50,8 +43,6 @@ SLICE_NS = 400_000
 """Time slice of a peer: longer than the server's, so that the server runs first, and long enough that
 switching costs little."""
 NO_TASK = -1
-OUT_OF_MEMORY_EXIT = 77
-BROKEN_EXIT = 70
 
 
 class Zygote:
@@ -69,24 +60,20 @@ class Zygote:
         self._requests: int | None = None
         """The end of the governor's pipe that clients write to."""
         self._lifeline = os.pipe()
-        self._wakeup = os.pipe()
-        for fd in self._wakeup:
-            os.set_blocking(fd, False)
+        self._ends: ChildWatch
 
     def run(self) -> None:
-        signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        hear_no_stops_of_children()
+        self._ends = ChildWatch()
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
-            selector.register(self._wakeup[0], selectors.EVENT_READ)
+            selector.register(self._ends, selectors.EVENT_READ)
             try:
                 while True:
                     ready = {key.fd for key, _ in selector.select(0 if self._channel.waiting else None)}
                     if self._channel.fileno() in ready or self._channel.waiting:
                         for message in self._channel.receive_ready():
                             self._answer(message)
-                    if self._wakeup[0] in ready:
+                    if self._ends.fileno() in ready:
                         self._reap()
             except Closed:
                 pass
@@ -122,8 +109,7 @@ class Zygote:
                 gc.freeze()
                 if (throttle := self._enforcement.throttle) != "paced":
                     ours, self._requests = os.pipe()
-                    lifeline = self._lifeline[0]
-                    self._governor = self._fork("edgefl-governor", lambda: govern(throttle, ours, lifeline))
+                    self._governor = fork("edgefl-governor", lambda: self._govern(throttle, ours))
                     os.close(ours)
                 self._channel.send(control.Adopted())
             case control.Spawn():
@@ -134,7 +120,7 @@ class Zygote:
             case control.Expel(role=role, peer=peer, epoch=epoch):
                 for pid, (spec, *_) in self._children.items():
                     if (spec.role, spec.peer, spec.epoch) == (role, peer, epoch):
-                        _kill(pid)
+                        kill(pid)
 
     def _spawn(self, spec: control.Spawn) -> None:
         assert self._workload is not None
@@ -145,12 +131,26 @@ class Zygote:
         limits = ClientLimits(enforcement, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, governor)
         begun = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # shared with the process alone
         begun[0] = NO_TASK
-        pid = self._fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._run_peer(spec, limits, begun))
+        pid = fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._run_peer(spec, limits, begun))
         self._children[pid] = spec, limits, begun
         self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
 
+    def _close_own(self) -> None:
+        """In a forked process: close the descriptors that only the zygote uses.
+
+        The channel stays open, so that the supervisor sees its end only when all forks have ended, too:
+        none of them writes into the buffer any more.
+        """
+        self._ends.close()
+        os.close(self._lifeline[1])
+
+    def _govern(self, throttle: str, requests: int) -> None:
+        self._close_own()
+        govern(throttle, requests, self._lifeline[0])
+
     def _run_peer(self, spec: control.Spawn, limits: ClientLimits, begun: memoryview[int]) -> None:
-        """In the forked process: be a client, a worker or the evaluator until the server says goodbye."""
+        """In the forked process: be a client, a worker or the evaluator until the server ends it."""
+        self._close_own()
         workload, buffer, lifeline = self._workload, self._buffer, self._lifeline[0]
         assert workload is not None
         assert buffer is not None
@@ -167,87 +167,40 @@ class Zygote:
         else:
             run_evaluator(spec, workload, buffer, lifeline)
 
-    def _fork(self, name: str, life: Callable[[], None]) -> int:
-        parent = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            why = f"{name} cannot be started: {error.strerror}"
-            raise RunError(f"{why} ('edgefl doctor' says what the machine allows)") from None
-        if pid != 0:
-            return pid
-        code = BROKEN_EXIT
-        try:
-            signal.set_wakeup_fd(-1)
-            become_child(parent, name)
-            # The channel stays open: the supervisor hears of the zygote's end when nobody is left who was
-            # forked here, and so nobody who writes into the buffer.
-            for fd in (*self._wakeup, self._lifeline[1]):
-                os.close(fd)
-            life()
-            code = 0
-        except MemoryError:
-            code = OUT_OF_MEMORY_EXIT
-        except BaseException:  # the child must never return into the zygote's loop
-            with contextlib.suppress(Exception):
-                traceback.print_exc()
-                sys.stderr.flush()
-        finally:
-            os._exit(code)
-
     def _reap(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wakeup[0], 4096):
-                pass
-        while self._children or self._governor:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
+        for pid in self._ends.ended():
+            end = collect(pid)
             if pid == self._governor:
                 self._governor = 0
                 how = f"the governor of fleet.throttle = {self._enforcement.throttle!r} ended early"
-                self._channel.send(Refused(f"{how} ({_reason(status)})", config=False))
-                continue
-            if pid not in self._children:
-                continue  # a function of the user's forked it, when it was watched
-            spec, limits, begun = self._children.pop(pid)
-            reason, task = _reason(status, limits), None if begun[0] == NO_TASK else begun[0]
-            self._channel.send(control.Departed(spec.role, spec.peer, spec.epoch, reason, task))
-            limits.remove()
+                self._channel.send(Refused(f"{how} ({end})", config=False))
+            elif pid in self._children:  # not if the user's code forked it
+                spec, limits, begun = self._children.pop(pid)
+                memory = limits.out_of_memory(gave_up=end.code == OUT_OF_MEMORY_EXIT)
+                reason = f"{control.OUT_OF_MEMORY}: {memory}" if memory else str(end)
+                task = None if begun[0] == NO_TASK else begun[0]
+                self._channel.send(control.Departed(spec.role, spec.peer, spec.epoch, reason, task))
+                limits.remove()
 
     def _end_children(self) -> None:
         if self._governor:
-            _kill(self._governor)
+            kill(self._governor)
         self._end_peers()
         if self._governor:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._governor, 0)
+            collect(self._governor)
 
     def _end_peers(self) -> None:
         for pid in self._children:
-            _kill(pid)
+            kill(pid)
         for pid, (_, limits, _) in self._children.items():
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+            collect(pid)
             limits.remove()
         self._children.clear()
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _reason(status: int, limits: ClientLimits | None = None) -> str:
-    exit_code = os.waitstatus_to_exitcode(status)
-    if limits is not None and (how := limits.out_of_memory(gave_up=exit_code == OUT_OF_MEMORY_EXIT)):
-        return f"{control.OUT_OF_MEMORY}: {how}"
-    return f"exit {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
-
-
 def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
     become_child(parent_pid, "edgefl-zygote")
-    take_forks_along()
+    kill_forks_with_parent()
     channel: Channel[control.ToZygote] = Channel.inherit(channel_fd, control.ToZygote)
     module, _, name = workload.partition(":")
     Zygote(channel, getattr(import_module(module), name)).run()

@@ -148,9 +148,9 @@ def test_a_function_that_fails_costs_its_client_a_trip_and_at_the_start_the_run(
         where = r"TrainingError: 'failing:now_and_then' \(failing.py:\d+\) raised "
         assert re.fullmatch(where + "ValueError: no such label", raised)
         assert re.fullmatch(where + "KeyboardInterrupt", stopped)
-        assert died[2] == "exit 7"
+        assert died[2] == "exit code 7"
         assert fates.count("lost") >= 3
-        assert sum(reason.endswith("exit 7") for reason in reasons) == 1
+        assert sum(reason.endswith("exit code 7") for reason in reasons) == 1
     forgets = Training(function="failing:forgets")
     with pytest.raises(
         ConfigError, match=r"^training.function: 'failing:forgets' .* made no step in an epoch"

@@ -263,5 +263,5 @@ def test_when_the_tests_process_is_killed_all_of_it_ends() -> None:
 def test_a_process_that_died_is_an_error_and_not_a_wait() -> None:
     with contextlib.closing(MeasuringProcess()) as process:
         os.kill(process.popen.pid, signal.SIGKILL)
-        with pytest.raises(RunError, match="the measuring process ended with exit code -9"):
+        with pytest.raises(RunError, match="the measuring process ended with signal 9"):
             process.ask(request(steps.step))

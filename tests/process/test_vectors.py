@@ -170,9 +170,9 @@ FORKED_WHILE_KILLED = """
 import os
 import signal
 import time
-from edgefl.host.process import take_forks_along
+from edgefl.host.process import kill_forks_with_parent
 
-take_forks_along()
+kill_forks_with_parent()
 for kill in range(200):
     if (pid := os.fork()) == 0:
         os.fork()

@@ -403,7 +403,7 @@ def test_training_that_ends_its_process_is_its_clients_death_and_the_bits_are_th
         moves = [event for _, event in record.events() if isinstance(event, Joined | Left)]
     assert sorted(own) == [
         (1, "death", "signal 9"),
-        *[(2, "death", "exit 3")] * 5,
+        *[(2, "death", "exit code 3")] * 5,
         (2, "gave-up", "died 5 times in a row"),
     ]
     assert [event.at_s for event in moves if event.client == 2 and isinstance(event, Left)] == at_s

@@ -23,6 +23,7 @@ import msgspec
 
 from edgefl.host import fork_server
 from edgefl.host.channel import Channel, Closed, pair
+from edgefl.host.children import exit_with
 from edgefl.host.process import become_child
 from edgefl.run import supervisor
 
@@ -90,7 +91,7 @@ class WarmCommand(subprocess.Popen[str]):
 
 
 class _Forked:
-    """The fork server of one command; implements `edgefl.host.process.Child`."""
+    """The fork server of one command; implements `edgefl.host.children.Child`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -134,11 +135,12 @@ def _command(channel: Channel[Wanted], wanted: Wanted, fds: Sequence[int]) -> No
         os.dup2(fd, number)
         os.close(fd)
     channel.close()
-    fork_server.run_forked(wanted.environment, wanted.folder, lambda: _main(wanted))
+    exit_with(lambda: _main(wanted))
 
 
 def _main(wanted: Wanted) -> int:
     """Do what ``python -m edgefl ARGUMENTS`` does after its imports."""
+    fork_server.set_up(wanted.environment, wanted.folder)
     sys.argv = ["edgefl", *wanted.arguments]
     sys.path[0] = wanted.folder
     for number, handler in _HANDLERS.items():

@@ -13,9 +13,8 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from edgefl.host import child, process
-from edgefl.processes import child_environment
-from edgefl.run.zygote import Zygote
+from edgefl.host import child, children
+from edgefl.host.process import child_environment
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -70,12 +69,12 @@ def test_children_of_another_user_are_not_waited_for(monkeypatch: pytest.MonkeyP
     """As what ``sudo`` starts: they cannot be killed."""
     mine, others = Mock(pid=6), Mock(pid=7)
     others.kill.side_effect = psutil.AccessDenied
-    children = {mine, others}
-    monkeypatch.setattr(process, "has_children", lambda: bool(children))
-    monkeypatch.setattr(psutil, "Process", lambda: Mock(children=lambda recursive=False: [*children]))
-    monkeypatch.setattr(process.os, "waitpid", lambda pid, _: children.remove(mine))
-    process.end_children()
-    assert children == {others}
+    all_of_them = {mine, others}
+    monkeypatch.setattr(children, "has_children", lambda: bool(all_of_them))
+    monkeypatch.setattr(psutil, "Process", lambda: Mock(children=lambda recursive=False: [*all_of_them]))
+    monkeypatch.setattr(children.os, "waitpid", lambda pid, _: all_of_them.remove(mine))
+    children.end_children()
+    assert all_of_them == {others}
     mine.kill.assert_called_once()
 
 
@@ -86,7 +85,7 @@ def test_a_process_that_the_machine_refuses_is_one_line(monkeypatch: pytest.Monk
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     def be_a_zygote(*_: object) -> None:
-        Zygote.__new__(Zygote)._fork("edgefl-client-17", lambda: None)
+        children.fork("edgefl-client-17", lambda: None)
 
     monkeypatch.setattr(os, "fork", full)
     monkeypatch.setattr(child, "import_module", lambda _: Mock(main=be_a_zygote))

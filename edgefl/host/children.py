@@ -1,0 +1,226 @@
+"""Children of this process: fork them, reap them, tell how they ended, kill them and their descendants."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn, Protocol
+
+import psutil
+
+from edgefl.errors import RunError
+from edgefl.host.process import become_child, ignore_stopped_children
+
+OUT_OF_MEMORY_EXIT = 77
+"""Exit code of a forked child that ran out of memory."""
+
+
+class Exit(NamedTuple):
+    """The end of a process.
+
+    >>> str(Exit(3)), str(Exit(-9)), Exit(-9).signal
+    ('exit code 3', 'signal 9', 9)
+    """
+
+    code: int
+    """Exit code; −n if signal n ended the process."""
+    cpu_s: float = 0.0
+    """CPU seconds of the process and of the children that it waited for, if known."""
+
+    @property
+    def signal(self) -> int:
+        """Number of the signal that ended the process; 0 if it exited by itself."""
+        return max(0, -self.code)
+
+    def __str__(self) -> str:
+        return f"signal {self.signal}" if self.signal else f"exit code {self.code}"
+
+
+class Child(Protocol):
+    """A process that this process has started; `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+def fork(name: str, main: Callable[[], int | None]) -> int:
+    """Run ``main`` in a forked child that dies with this process; return the child's pid.
+
+    Raises `RunError` if the system refuses to fork.
+    """
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        why = f"{name} cannot be started: {error.strerror}"
+        raise RunError(f"{why} ('edgefl doctor' says what the machine allows)") from None
+    if pid != 0:
+        return pid
+
+    def child() -> int | None:
+        signal.set_wakeup_fd(-1)
+        become_child(parent, name)
+        return main()
+
+    exit_with(child)
+
+
+def exit_with(main: Callable[[], int | None]) -> NoReturn:
+    """Run ``main`` in this forked process and exit with its result; never return into the parent's code.
+
+    An exception is exit code 1 and a traceback, or `OUT_OF_MEMORY_EXIT`.
+    """
+    code = 1
+    try:
+        code = main() or 0
+    except MemoryError:
+        code = OUT_OF_MEMORY_EXIT
+    except BaseException:
+        with suppress(Exception):
+            traceback.print_exc()
+    finally:
+        with suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+class ChildWatch:
+    """A descriptor that is readable when a child may have ended. A process can have one of these.
+
+    It uses SIGCHLD, but not for children that a throttle stops.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        for fd in (self._read, self._write):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        ignore_stopped_children()
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ended(self) -> Iterator[int]:
+        """Yield the pid of each child that has ended, without blocking. `collect` it before the next one."""
+        with suppress(BlockingIOError):
+            while os.read(self._read, 4096):
+                pass
+        with suppress(ChildProcessError):
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                yield found.si_pid
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(-1)
+        os.close(self._read)
+        os.close(self._write)
+
+
+def collect(pid: int) -> Exit:
+    """Wait for the end of a child and reap it. ChildProcessError if it is not a child of this process."""
+    _, status, used = os.wait4(pid, 0)
+    return Exit(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime)
+
+
+def exit_of(child: Child, timeout_s: float) -> Exit | None:
+    """Return how a child ended; None if it is still running after ``timeout_s``."""
+    with suppress(subprocess.TimeoutExpired):
+        return Exit(child.wait(timeout_s))
+    return None
+
+
+def end_child(child: Child, grace_s: float) -> Exit:
+    """Wait for a child to exit, as it does once its channel is closed; kill its tree after ``grace_s``."""
+    try:
+        return Exit(child.wait(grace_s))
+    except BaseException as error:  # the time is up, or the user interrupts the wait
+        kill_tree(child)
+        code = child.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return Exit(code)
+
+
+def has_children() -> bool:
+    """Return True if this process has children, running or ended."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def children_of(pid: int) -> list[int] | None:
+    """Return the children of all threads of a process; None if the process has ended."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        return None
+    return found
+
+
+def kill(pid: int) -> None:
+    """Kill a process, if it is still there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
+    """Kill processes; return those of another user (such as ``sudo``), which cannot be killed."""
+    refused: set[psutil.Process] = set()
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.AccessDenied:
+            refused.add(process)
+        except psutil.NoSuchProcess:
+            pass
+    return refused
+
+
+def kill_tree(child: Child) -> None:
+    """Kill a child of this process and all its descendants."""
+    descendants: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        descendants = psutil.Process(child.pid).children(recursive=True)
+    child.kill()
+    kill_all(descendants)
+
+
+def end_children() -> None:
+    """Kill and reap all children and their descendants, which this process inherits by `adopt_orphans`.
+
+    Processes of another user are left.
+    """
+    refused: set[psutil.Process] = set()
+    while has_children() and (own := {*psutil.Process().children()} - refused):
+        refused |= kill_all(psutil.Process().children(recursive=True))
+        for child in own - refused:
+            with suppress(ChildProcessError):
+                os.waitpid(child.pid, 0)
+
+
+def kill_marked(mark: str) -> None:
+    """Kill all processes of this user with ``mark`` (NAME=VALUE) in their environment, until none is left."""
+    wanted = mark.encode()
+    found = True
+    while found:
+        found = False
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                marked = wanted in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                if marked and process.status() != psutil.STATUS_ZOMBIE:
+                    process.kill()
+                    found = True
