@@ -6,7 +6,7 @@
     >>> edgefl.run(experiment).summary()["versions"]                                  # doctest: +SKIP
     20
 
-ARCHITECTURE.md says what is in each package, and each package's docstring what is in its files.
+ARCHITECTURE.md describes the packages; the docstring of each package describes its files.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 
-# Before the function below: the first import of a package sets its name in its parent, later ones do not.
+# Import the package before `run` is defined: a first import sets the name ``run`` in this module.
 importlib.import_module("edgefl.run")
 
 P = ParamSpec("P")
@@ -73,7 +73,7 @@ R = TypeVar("R")
 
 
 def _short_traceback(function: Callable[P, R]) -> Callable[P, R]:
-    """Drop edgefl's own frames from the traceback of an `EdgeflError` that ``function`` raises."""
+    """Remove edgefl's own frames from the traceback of an `EdgeflError` that ``function`` raises."""
 
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -97,19 +97,17 @@ def run(
     data: Callable[..., Any] | Dataset | Sequence[Any] | None = None,
     partition: Callable[..., Any] | None = None,
 ) -> Result:
-    """Run an experiment; returns its result, whose files are in the folder ``out``.
+    """Run an experiment and return its result; its files are in the folder ``out``.
 
-    Without ``out`` a new folder under ``runs/`` is made. With ``web`` the run is shown live as a page on this
-    machine, whose address is printed on standard error; a number is the page's port. The objects
-    take the place of what the experiment names: a strategy (``Mine(server_lr=0.1)``), the function that makes
-    the model, the one that loads the data, or the data themselves (a `Dataset`, or train_x, train_y, test_x,
-    test_y), and the one that splits them. Classes and functions must be of a file that can be imported: the
-    run's processes are started afresh, and its record says what ran. Arrays are kept in a file of the run's
-    folder.
+    By default ``out`` is a new folder in ``runs/``. With ``web=True`` a local web page shows the run live and
+    its address is printed on standard error; a number selects the port. The other arguments replace what the
+    experiment names: ``strategy`` (such as ``Mine(server_lr=0.1)``), ``model`` (a function that creates it),
+    ``data`` (a function that loads it, a `Dataset`, or train_x, train_y, test_x, test_y) and ``partition`` (a
+    function that splits it). Classes and functions must be defined in an importable file, because the run's
+    processes import them again. Arrays are saved in the run's folder.
 
-    A run whose model learned nothing is returned too: ``no_progress`` in its summary is the reason, empty for
-    every other run. Raises `ConfigError` if the experiment cannot be done and `RunError` if the run could not
-    go on.
+    If the model did not learn, the result is returned nevertheless, and ``no_progress`` in its summary gives
+    the reason. Raises `ConfigError` for an invalid experiment and `RunError` if the run fails.
     """
     from edgefl.config import objects
     from edgefl.run import supervisor
@@ -129,7 +127,7 @@ def run(
     if out is not None:
         return into(Path(out))
     while True:
-        with suppress(FolderTaken):  # by a run that was started at the same moment: the next name then
+        with suppress(FolderTaken):  # by a run that started at the same moment: try the next name
             return into(new_run_folder(experiment.name))
 
 
@@ -147,15 +145,15 @@ def sweep(
     data: Callable[..., Any] | Dataset | Sequence[Any] | None = None,
     partition: Callable[..., Any] | None = None,
 ) -> Sweep:
-    """Run an experiment with every choice of ``grid`` and every seed, one after another; returns them all.
+    """Run an experiment for every combination of ``grid`` and every seed, one after another.
 
-    ``grid`` has keys of the experiment, ``"strategy.server_lr": [0.1, 1.0]``, each with its values; those of
-    ``"strategy"`` may be strategies: ``[Mine(), FedBuff()]``. Each run has the bits that `run` would give it.
-    In ``out`` (``runs/NAME-sweep``) are the runs, a page that compares them (report.html), their curves
-    (curves.pdf) and figures (runs.csv). Runs that are there are not made again: after Ctrl-C, or with more
-    seeds, the same call goes on. The time to the accuracy ``target`` is compared seed by seed; by default to
-    ``stop.accuracy``, else to the highest accuracy that every run reached. The objects are as for `run`,
-    which also documents the errors.
+    ``grid`` maps keys of the experiment to lists of values, ``{"strategy.server_lr": [0.1, 1.0]}``; values of
+    ``"strategy"`` may be objects: ``[Mine(), FedBuff()]``. Each run gives the same results as `run`. The
+    folder ``out`` (by default ``runs/NAME-sweep``) holds the runs, a page that compares them (report.html),
+    their curves (curves.pdf) and their results (runs.csv). Finished runs are not repeated, so the same call
+    continues after Ctrl-C or adds seeds. The time to the accuracy ``target`` is compared seed by seed; the
+    default target is ``stop.accuracy``, else the highest accuracy that every run reached. For the other
+    arguments and the errors see `run`.
 
         >>> found = edgefl.sweep(experiment, grid={"strategy": [Mine(), FedBuff()]})  # doctest: +SKIP
         >>> found.plot("figure.pdf")                                                  # doctest: +SKIP
@@ -189,11 +187,11 @@ def sweep(
 
 
 def plot(runs: Any, file: str | Path, **how: Any) -> Path:
-    """Draw learning curves for a paper into ``file``, a PDF for one: see `edgefl.results.figure.plot`.
+    """Plot learning curves into ``file``, such as a PDF for a paper: see `edgefl.results.figure.plot`.
 
-    ``runs`` are finished runs by label, one for each seed, or a list of them; ``how`` the measure ``y``
-    ("accuracy"), what it is ``over`` ("at_s", "trips" or "version"), the ``band`` ("interval", "range" or
-    "none"), ``width_in`` and ``height_in``.
+    ``runs`` maps labels to finished runs, one run per seed, or is a list of runs. Options in ``how``: the
+    measure ``y`` (default "accuracy"), ``over`` ("at_s", "trips" or "version"), ``band`` ("interval", "range"
+    or "none"), ``width_in`` and ``height_in``.
     """
     from edgefl.results import figure
 
@@ -205,13 +203,13 @@ def _not_while_imported(what: str) -> None:
 
     if importing:
         raise ConfigError(
-            f"edgefl.{what} was called while {importing[-1]} was imported for what it defines: put the call "
-            "under if __name__ == '__main__':"
+            f"edgefl.{what} was called while edgefl imported {importing[-1]}: put the call under "
+            "if __name__ == '__main__':"
         )
 
 
 def __getattr__(name: str) -> Any:
-    """`Result` and `Sweep`, which import numpy, when they are asked for."""
+    """Import `Result` and `Sweep` on first use, because they import numpy."""
     where = {"Result": "edgefl.results.result", "Sweep": "edgefl.results.sweep"}
     if name not in where:
         raise AttributeError(f"module 'edgefl' has no attribute {name!r}")
@@ -219,7 +217,7 @@ def __getattr__(name: str) -> Any:
 
 
 def new_run_folder(name: str) -> Path:
-    """A folder for a new run that does not exist yet: ``runs/NAME-DATE-TIME``."""
+    """Choose a new folder for a run: ``runs/NAME-DATE-TIME``."""
     stem = Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     folder, count = stem, 1
     while folder.exists():

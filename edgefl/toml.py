@@ -14,11 +14,11 @@ from edgefl.errors import ConfigError, shortened
 from edgefl.files import read as read_file
 
 MOST_BYTES = 1 << 20
-"""No experiment or profile is longer; a longer file is a mistake, such as a data set's path."""
+"""Maximum size of a TOML file. A larger file is a mistake, such as the path of a data set."""
 MOST_PATH = 255
-"""Characters of a path that a message shows whole."""
+"""Maximum length of a path in a message."""
 DEEPEST = 32
-"""Keys of a path, and tables or arrays in each other: Python's reader takes the square of a longer path."""
+"""Maximum nesting of keys, tables and arrays. The time of Python's parser is quadratic in the nesting."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _PART = r"(?:[A-Za-z0-9_-]+|\"[^\"\n]*\"|'[^'\n]*')[ \t]*\.[ \t]*"

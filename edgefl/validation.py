@@ -1,8 +1,8 @@
-"""Checks plain data, as TOML and JSON give it, against types, and words every fault in one line.
+"""Check plain data from TOML or JSON against types, and describe each fault in one line.
 
-Types say what is allowed: structs and dataclasses for tables, literals, unions, and numbers, strings and
-arrays with bounds, ``Annotated[float, msgspec.Meta(gt=0)]``. A ``description`` in the ``Meta`` is said in
-place of the type and its bounds. Numbers must be finite everywhere.
+Allowed types are structs and dataclasses for tables, literals, unions, and numbers, strings and arrays, with
+bounds if needed: ``Annotated[float, msgspec.Meta(gt=0)]``. A ``description`` in the ``Meta`` replaces the
+type and its bounds in messages. Numbers must be finite.
 """
 
 from __future__ import annotations

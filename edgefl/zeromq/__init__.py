@@ -1,7 +1,7 @@
-"""ZeroMQ sockets between a run's processes, and who may connect to them.
+"""ZeroMQ sockets between a run's processes, and authentication of their peers.
 
-sockets    a ROUTER and a DEALER whose sends do not wait, and that notice a peer that does not read
-door       the socket that processes of other machines connect to
-keys       CurveZMQ keys in files: who may connect
-strangers  connections that have not said who they are, and how many of them there may be
+sockets    ROUTER and DEALER sockets that never block on a send, and authentication
+door       socket for peers on other machines, over TCP
+keys       key files of the machines that may connect
+strangers  limits on unauthenticated connections
 """

@@ -1,9 +1,9 @@
-"""A run's way in from other hosts: ZeroMQ over TCP, encrypted and open to admitted keys only (CURVE).
+"""The door: a ZeroMQ socket for peers on other machines, over TCP with CURVE encryption and authentication.
 
-Who comes is known by its key: the name of a message's sender is what ZeroMQ's own question about the key was
-answered with, never what the sender says. Where a key comes a second time the later connection holds, so that
-a peer whose link broke is back at once. Few connections may have said nothing yet: `edgefl.zeromq.strangers`.
-A host that vanished is found by TCP itself, in the kernel, which a process that is stopped does not disturb.
+The public key of a connection determines the name of its peer; names in messages are not used. If a key
+connects again, the newer connection replaces the older one, so that a peer can return immediately after its
+link broke. The number of connections without a message is limited (`edgefl.zeromq.strangers`). TCP keep-alive
+detects machines that have disappeared; that works in the kernel, also while a process is stopped.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from edgefl.zeromq.sockets import AT_ONCE, HANDSHAKE_MS, NOBLOCK, Dealer, Frame,
 from edgefl.zeromq.strangers import Strangers, far_end, shut
 
 VANISHED_S = 40
-"""Seconds after which a host that acknowledges nothing is gone."""
+"""Seconds without a TCP acknowledgement after which a connection is closed."""
 PROBE_S = 10
 AGAIN_MS, MOST_AGAIN_MS = 100, 2000
-"""Milliseconds until a peer tries again to reach the door, at first and at most."""
+"""First and largest interval between attempts to connect, ms."""
 BACKLOG = 1024
-"""Connections that may wait until ZeroMQ takes them."""
+"""Length of the queue of connections that ZeroMQ has not accepted yet."""
 LINGER_MS = 200
 SEALED_BYTES = 64
-"""By which a frame grows that is encrypted, at most."""
+"""Maximum growth of a frame by encryption."""
 _ADDRESS = re.compile(r"tcp://(?P<host>[^:/\[\]\s]+|\[[0-9a-fA-F:]+\]):(?P<port>[0-9]{1,5}|\*)")
 
 
 def endpoint(address: str, what: str, *, any_port: bool = False) -> tuple[str, str]:
-    """Host and port of ``tcp://HOST:PORT``, the address of ``what``; with ``any_port`` that may be ``*``.
+    """Parse ``tcp://HOST:PORT`` into host and port; with ``any_port`` the port may be ``*``. Errors name
+    ``what``.
 
     >>> endpoint("tcp://[::1]:7000", "--bind")
     ('[::1]', '7000')
@@ -54,30 +55,32 @@ def endpoint(address: str, what: str, *, any_port: bool = False) -> tuple[str, s
     return found["host"], found["port"]
 
 
-class _Line(NamedTuple):
-    """A name's connection: what ZeroMQ calls it, and its descriptor."""
+class _Connection(NamedTuple):
+    """The connection of a peer: ZeroMQ's id and the file descriptor."""
 
     routing_id: bytes
     number: int
 
 
 class DoorSocket(Router):
-    """The ROUTER at ``address`` (``tcp://HOST:PORT``, or ``*`` as port), with the server's ``secret`` key.
+    """A ROUTER bound to ``address`` (``tcp://HOST:PORT``, or ``*`` as port), with the server's ``secret``
+    key.
 
-    Raises `RunError` where that address cannot be had. ``anyone`` lets every key in, under a name of the key.
+    Raises `RunError` if it cannot bind to the address. ``anyone`` accepts every key; a peer's name then is
+    the start of its key.
     """
 
     def __init__(self, address: str, secret: bytes, largest_bytes: int, *, anyone: bool = False) -> None:
         super().__init__(largest_bytes + SEALED_BYTES, b"CURVE", self._whose)
         self._anyone = anyone
         self._names: dict[bytes, bytes] = {}
-        """By public key."""
+        """Names of the admitted peers, by public key."""
         self._keys: dict[bytes, bytes] = {}
-        self._lines: dict[bytes, _Line] = {}
+        self._connections: dict[bytes, _Connection] = {}
         self._far: dict[bytes, str] = {}
         self.key = keys.public(secret)
         self.moved = {"in": 0, "out": 0}
-        """Bytes of frames."""
+        """Bytes of received and sent frames."""
         router = self._socket
         router.curve_server, router.curve_secretkey = True, secret
         router.ipv6, router.backlog = "[" in address, BACKLOG
@@ -92,15 +95,15 @@ class DoorSocket(Router):
         self.address = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def admit(self, name: bytes, key: bytes) -> None:
-        """Let in the one who has the secret of this public key, under this name, from now on."""
+        """Accept connections with this public key from now on, as the peer ``name``."""
         self._names[key], self._keys[name] = name, key
 
     def hang_up(self, name: bytes) -> None:
-        """Let in this one no more, and hear no more of it."""
+        """Disconnect a peer and do not accept its key any more."""
         if (key := self._keys.pop(name, None)) is not None:
             del self._names[key]
-        if (line := self._lines.pop(name, None)) is not None:
-            shut(line.number, self._far.pop(name))
+        if (connection := self._connections.pop(name, None)) is not None:
+            shut(connection.number, self._far.pop(name))
 
     def _whose(self, key: bytes) -> bytes:
         name = self._names.get(key, b"")
@@ -110,7 +113,7 @@ class DoorSocket(Router):
         return name
 
     def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:
-        """Messages that have arrived, each with its sender's name, without waiting."""
+        """Yield the messages that have arrived, each with its sender's name, without blocking."""
         for _ in range(AT_ONCE):
             try:
                 first = self._socket.recv(NOBLOCK, copy=False)
@@ -120,25 +123,25 @@ class DoorSocket(Router):
             frames = self._receive(headers=1)
             self.moved["in"] += sum(map(len, frames))
             if name in self._keys:
-                with suppress(OSError):  # that connection has ended
-                    self._comes_by(name, first)
+                with suppress(OSError):  # the connection is closed
+                    self._use_latest_connection(name, first)
                 yield name, frames
 
-    def _comes_by(self, name: bytes, first: Any) -> None:
-        """Note by which connection this name speaks: the latest."""
-        routing_id, line = first.bytes, self._lines.get(name)
+    def _use_latest_connection(self, name: bytes, first: Any) -> None:
+        """Send to the peer by the connection of this message from now on, unless there is a newer one."""
+        routing_id, line = first.bytes, self._connections.get(name)
         if line is None or (routing_id != line.routing_id and _is_later(routing_id, line.routing_id)):
             number = int(first.get("__fd"))
             far = far_end(number)
             if line is not None and far != self._far[name]:
                 shut(line.number, self._far[name])
-            self._lines[name], self._far[name] = _Line(routing_id, number), far
+            self._connections[name], self._far[name] = _Connection(routing_id, number), far
 
     def send(self, name: bytes, frames: Sequence[Frame]) -> None:
-        """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
-        if (line := self._lines.get(name)) is None:
+        """Send without blocking. Raises `Full` or `Unreachable` on failure."""
+        if (connection := self._connections.get(name)) is None:
             raise Unreachable
-        self._send_to(line.routing_id, frames)
+        self._send_to(connection.routing_id, frames)
         self.moved["out"] += sum(map(len, frames))
 
     def close(self) -> None:
@@ -147,15 +150,16 @@ class DoorSocket(Router):
 
 
 def _is_later(routing_id: bytes, than: bytes) -> bool:
-    """Returns True if this connection was made after that one: ZeroMQ numbers them."""
+    """Compare the sequence numbers that ZeroMQ gives to connections."""
     return 0 < (int.from_bytes(routing_id[1:]) - int.from_bytes(than[1:])) % 2**32 < 2**31
 
 
 class CallerSocket(Dealer):
-    """A DEALER that comes to the door at ``address`` with its ``secret`` key; ``key`` is the door's own.
+    """A DEALER that connects to the door at ``address`` with its ``secret`` key; ``key`` is the door's public
+    key.
 
-    It tries until it is let in, and again where its link breaks; what was on the way then is lost. Of its
-    connection's ``events`` (ZeroMQ's, from the first on) `_monitor` tells.
+    It retries until it is accepted, and reconnects after a link failure; messages in transit are lost then.
+    `_monitor` reports those of ZeroMQ's connection events that ``events`` selects.
     """
 
     def __init__(self, address: str, secret: bytes, key: bytes, *, events: int = 0) -> None:
@@ -175,7 +179,7 @@ class CallerSocket(Dealer):
 
 
 def _keep(socket: zmq.Socket[bytes]) -> None:
-    """Have TCP find out that the other host is gone."""
+    """Enable TCP keep-alive."""
     socket.tcp_keepalive, socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = 1, PROBE_S, PROBE_S
     socket.tcp_keepalive_cnt = VANISHED_S // PROBE_S - 1
     socket.tcp_maxrt = 1000 * VANISHED_S

@@ -1,7 +1,8 @@
-"""Key pairs by which hosts know each other (Curve25519, ZeroMQ's CURVE), and their files.
+"""Key files for machines that join a run (Curve25519 keys of ZeroMQ's CURVE).
 
-A server's folder holds ``server.key`` and, for each key that may join, ``NAME.pub``. ``NAME.key`` is all that
-a joiner needs: its secret, and the server's public key. Files are TOML, keys 32 bytes as hexadecimal digits.
+A server's folder holds ``server.key``, and ``NAME.pub`` for each key that may join. A joining machine needs
+only ``NAME.key``, which holds its secret key and the server's public key. Files are TOML; keys are 32 bytes
+in hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from edgefl.files import make_folder
 
 SERVER = "server"
 OPEN = bytes(range(32))
-"""The secret of a server that lets in anyone: everybody knows it, so that nothing is secret."""
+"""Publicly known secret key of a server that accepts everybody; its connections are not confidential."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class Key(NamedTuple):
-    """A joiner's: its name, its secret key, and the public key of the server that knows it."""
+    """Content of the key file of a joining machine: its name, its secret key and the server's public key."""
 
     name: str
     secret: bytes
@@ -37,7 +38,7 @@ class Key(NamedTuple):
 
 
 def public(secret: bytes) -> bytes:
-    """The public key of a secret one; any 32 bytes are a secret key.
+    """Derive the public key of a secret key, which is any 32 bytes.
 
     >>> public(bytes(32)).hex()[:16]
     '2fe57da347cd6243'
@@ -46,10 +47,10 @@ def public(secret: bytes) -> bytes:
 
 
 def make(folder: Path, names: list[str]) -> list[Path]:
-    """Make a server's key in ``folder``, if there is none, and one for each name; returns the new files.
+    """Create a key for each name in ``folder``, and the server's key if missing; return the new files.
 
-    Raises `ConfigError` for a name that is none or is taken, and for a folder that cannot be written; then
-    nothing is made.
+    Raises `ConfigError` for an invalid or existing name and for a folder that cannot be written; then no file
+    is created.
     """
     for name in names:
         if not _NAME.fullmatch(name) or name == SERVER:
@@ -74,13 +75,13 @@ def make(folder: Path, names: list[str]) -> list[Path]:
 
 
 def _write(folder: Path, name: str, more: str) -> Iterator[Path]:
-    """Write a new pair's two files, each told once it is there; nobody else may read the secret one."""
+    """Write the two files of a new key pair, yielding each path; only the user can read the secret key."""
     secret = os.urandom(32)
-    said = {
+    texts = {
         "key": f'# Keep this secret.\nname = "{name}"\nsecret = "{secret.hex()}"\n{more}',
         "pub": f'name = "{name}"\npublic = "{public(secret).hex()}"\n',
     }
-    for kind, text in said.items():
+    for kind, text in texts.items():
         path = folder / f"{name}.{kind}"
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if kind == "key" else 0o644)
         yield path
@@ -89,9 +90,9 @@ def _write(folder: Path, name: str, more: str) -> Iterator[Path]:
 
 
 def read_server(folder: Path) -> tuple[bytes, dict[str, bytes]]:
-    """A server's secret key, and the public keys of those that may join, by name.
+    """Read a server's secret key, and the public keys that may join, by name.
 
-    Raises `ConfigError` for a file that is missing, readable by others, no key, or not what its name says.
+    Raises `ConfigError` if a file is missing, invalid, readable by others, or does not match its name.
     """
     secret = _secret(folder / f"{SERVER}.key", _read(folder / f"{SERVER}.key", "secret"))
     joiners: dict[str, bytes] = {}
@@ -109,7 +110,7 @@ def read_server(folder: Path) -> tuple[bytes, dict[str, bytes]]:
 
 
 def read(path: Path) -> Key:
-    """The key of a joiner. Raises `ConfigError` as `read_server` does, and for a server's own key."""
+    """Read a joining machine's key. Raises `ConfigError` like `read_server`, and for a server's key."""
     key = _read(path, "secret")
     secret = _secret(path, key)
     if "server" not in key:
@@ -118,23 +119,23 @@ def read(path: Path) -> Key:
 
 
 def _read(path: Path, field: str) -> dict[str, str]:
-    """A key's file, which must have ``field``."""
-    with contextlib.suppress(PermissionError):  # of which the reader tells
+    """Read a key file, which must have the given field."""
+    with contextlib.suppress(PermissionError):  # the read below reports it
         if not path.exists():
             folder, name = path.parent, "" if path.stem == SERVER else f" {path.stem}"
             raise ConfigError(f"{path}: no such key; to make it: edgefl keygen {folder}{name}")
-    said = toml.read(path)
-    if field == "secret" and "public" in said:
+    found = toml.read(path)
+    if field == "secret" and "public" in found:
         raise ConfigError(f"{path}: a public key; expected the secret one, {path.stem}.key")
     if (
-        field not in said
-        or "name" not in said
+        field not in found
+        or "name" not in found
         or not all(
-            isinstance(text, str) and (name == "name" or _HEX.fullmatch(text)) for name, text in said.items()
+            isinstance(text, str) and (name == "name" or _HEX.fullmatch(text)) for name, text in found.items()
         )
     ):
         raise ConfigError(f"{path}: not a key of edgefl's (name, and 64 hexadecimal digits as {field})")
-    return said
+    return found
 
 
 def _secret(path: Path, key: dict[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""A ZeroMQ socket of the run: frames in and out without waiting, and who is let in."""
+"""Non-blocking ZeroMQ sockets with authentication."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import zmq
 
 Frame = bytes | memoryview
 Whose = Callable[..., bytes]
-"""Returns the name of the one who has these credentials, b"" if that is nobody."""
+"""Maps credentials to a peer's name, or to b"" if they are unknown."""
 
 AT_ONCE = 256
-"""Most messages that are taken in before their reader looks at its other duties."""
+"""Maximum number of messages read in one turn of a loop."""
 LENT_BYTES = 1024 * 1024
-"""Frames from this size on are lent to ZeroMQ and not copied: models. What may change is always copied."""
+"""Immutable frames of at least this size, such as models, are sent without a copy."""
 PEER_LINGER_MS = 1000
 HANDSHAKE_MS = 10_000
-"""Milliseconds that a connection may take to say whose it is."""
+"""Time limit for the handshake of a connection."""
 DOMAIN = b"edgefl"
 NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -27,15 +27,15 @@ _EVENTS = int(zmq.EVENTS)
 
 
 class Full(Exception):
-    """The other side has not taken what was sent before."""
+    """The send queue is full: the peer does not read."""
 
 
 class Unreachable(Exception):
-    """The other side is gone, or was never there."""
+    """The peer is not connected."""
 
 
 class ZmqSocket:
-    """A socket of its own context, and descriptors that are watched beside it."""
+    """A ZeroMQ socket with its own context, and file descriptors that are polled together with it."""
 
     def __init__(self, kind: int, marks: int) -> None:
         self._context = zmq.Context(io_threads=1)
@@ -47,25 +47,26 @@ class ZmqSocket:
         self._watched: set[int] = set()
 
     def watch(self, fd: int) -> None:
-        """Have `wait` look at this descriptor too."""
+        """Let `wait` also poll this file descriptor."""
         self._poller.register(fd, _POLLIN)
         self._watched.add(fd)
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait for a message, at most so long; true if a watched descriptor is ready."""
+        """Wait up to ``timeout_ms`` for a message; return True if a watched descriptor is ready."""
         return any(which in self._watched for which, _ in self._poller.poll(timeout_ms))
 
     def _send(self, frames: Sequence[Frame]) -> None:
-        """Send without waiting, in a third of ``send_multipart``'s time; `zmq.ZMQError` if it cannot."""
+        """Send without blocking, in a third of ``send_multipart``'s time. Raises `zmq.ZMQError` on
+        failure."""
         for frame in frames[:-1]:
             self._socket.send(frame, _MORE)
         last = frames[-1]
         self._socket.send(last, NOBLOCK, copy=not (isinstance(last, bytes) and len(last) >= LENT_BYTES))
 
     def _receive(self, headers: int) -> list[Frame]:
-        """The frames of a message that has arrived; `zmq.Again` if none has.
+        """Return the frames of the next message. Raises `zmq.Again` if there is none.
 
-        Those after the first ``headers`` may be large: they stay where ZeroMQ has them, read only.
+        Frames after the first ``headers`` may be large: they are read-only views of ZeroMQ's memory.
         """
         frames: list[Frame] = [self._socket.recv(NOBLOCK)]
         while self._socket.getsockopt(_RCVMORE):
@@ -76,10 +77,11 @@ class ZmqSocket:
         return frames
 
 
-class Entrance:
-    """Answers ZeroMQ's question whom to let in (its RFC 27).
+class ZapAuthenticator:
+    """Authenticates connections by ZeroMQ's authentication protocol, ZAP (ZeroMQ RFC 27).
 
-    Those come in who use ``mechanism`` and whose credentials ``whose`` knows, under the name that it says.
+    A connection is accepted if it uses ``mechanism`` and ``whose`` maps its credentials to a name, which
+    becomes the peer's name.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mechanism: bytes, whose: Whose) -> None:
@@ -88,7 +90,7 @@ class Entrance:
         self.socket.bind("inproc://zeromq.zap.01")
 
     def answer(self) -> None:
-        """Answer what has been asked; if that is much, a part of it."""
+        """Answer up to `AT_ONCE` pending authentication requests."""
         with suppress(zmq.Again):
             for _ in range(AT_ONCE):
                 version, number, domain, _, _, mechanism, *credentials = self.socket.recv_multipart(NOBLOCK)
@@ -99,9 +101,9 @@ class Entrance:
 
 
 class Router(ZmqSocket):
-    """A ROUTER that lets in whom its entrance knows; no frame may be larger than ``largest_bytes``.
+    """A ROUTER socket with authentication; frames are limited to ``largest_bytes``.
 
-    A high-water mark counts messages, whatever their size; each peer has one task at a time, so few do.
+    The high-water mark is low because it counts messages of any size, and a peer has one task at a time.
     """
 
     def __init__(self, largest_bytes: int, mechanism: bytes, whose: Whose) -> None:
@@ -110,15 +112,15 @@ class Router(ZmqSocket):
         self._socket.handshake_ivl = HANDSHAKE_MS
         self._socket.router_mandatory = True
         self._socket.maxmsgsize = largest_bytes
-        entrance = Entrance(self._context, mechanism, whose)
-        self._entrances = {entrance.socket: entrance}
-        self._poller.register(entrance.socket, _POLLIN)
+        authenticator = ZapAuthenticator(self._context, mechanism, whose)
+        self._authenticators = {authenticator.socket: authenticator}
+        self._poller.register(authenticator.socket, _POLLIN)
 
     def beside(self, other: Router) -> None:
-        """Have `wait` wait for the other's messages too, and look after its entrance."""
+        """Let `wait` also poll another router, and answer its authentication requests."""
         self._poller.register(other._socket, _POLLIN)
-        self._entrances |= other._entrances
-        for asked in other._entrances:
+        self._authenticators |= other._authenticators
+        for asked in other._authenticators:
             self._poller.register(asked, _POLLIN)
 
     def wait(self, timeout_ms: int) -> bool:
@@ -126,19 +128,19 @@ class Router(ZmqSocket):
         for which, _ in self._poller.poll(timeout_ms):
             if which in self._watched:
                 watched = True
-            elif (entrance := self._entrances.get(which)) is not None:
-                entrance.answer()
+            elif (authenticator := self._authenticators.get(which)) is not None:
+                authenticator.answer()
         return watched
 
     def _send_to(self, routing_id: bytes, frames: Sequence[Frame]) -> None:
-        """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
+        """Send without blocking. Raises `Full` or `Unreachable` on failure."""
         message = [routing_id, *frames]
         try:
             try:
                 self._send(message)
             except zmq.Again:
-                # ZeroMQ looks a thousand times a second whether a peer has taken what was sent before, and
-                # one that is fast takes more small messages in that time: have it look, then judge.
+                # ZeroMQ updates the state of the send queue only about 1,000 times per second. Reading the
+                # events forces an update, so that a fast peer does not look like one that does not read.
                 self._socket.getsockopt(_EVENTS)
                 self._send(message)
         except zmq.Again:
@@ -150,31 +152,33 @@ class Router(ZmqSocket):
 
 
 class Dealer(ZmqSocket):
-    """A peer's DEALER; it queues only for a server that is there."""
+    """A peer's DEALER socket."""
 
     def __init__(self) -> None:
         super().__init__(zmq.DEALER, marks=16)
 
     def wait_to_send(self, timeout_ms: int) -> bool:
-        """Wait for room to send, at most so long; true if a watched descriptor is ready."""
+        """Wait up to ``timeout_ms`` for room in the send queue; return True if a watched descriptor is
+        ready."""
         self._socket.poll(timeout_ms, zmq.POLLOUT)
         return self.wait(0)
 
     def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
-        """A message that has arrived, or does before the time is over or a watched descriptor is ready."""
+        """Return the next message, or None if none arrives before the timeout or a watched descriptor is
+        ready."""
         if timeout_ms:
             self._poller.poll(timeout_ms)
-        # Nothing is there most of the time: to look first costs half of what an exception does.
+        # Usually there is no message; checking first costs half as much as an exception.
         return self._receive(headers=1) if int(self._socket.getsockopt(_EVENTS)) & _POLLIN else None
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send without waiting; `Full` if that cannot be done."""
+        """Send without blocking. Raises `Full` on failure."""
         try:
             self._send(frames)
         except zmq.Again:
             raise Full from None
 
     def close(self) -> None:
-        """Close it, once what was sent has left or a second is over."""
+        """Close the socket after sending queued messages, or after one second."""
         self._socket.close(linger=PEER_LINGER_MS)
         self._context.term()

@@ -150,12 +150,12 @@ def test_who_is_hung_up_on_is_cut_off_and_not_let_in_again(door: DoorSocket, clo
 def test_a_link_that_breaks_is_made_again(door: DoorSocket, closing: ExitStack) -> None:
     peer = caller(door, ONE, closing)
     says(door, peer, b"one", b"before")
-    line = door._lines[b"one"]
+    line = door._connections[b"one"]
     strangers.shut(line.number, door._far[b"one"])
     while peer._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
         peer.wait(1)
     says(door, peer, b"one", b"after")
-    assert door._lines[b"one"].routing_id != line.routing_id
+    assert door._connections[b"one"].routing_id != line.routing_id
 
 
 def test_anyone_is_let_in_where_that_is_wanted(closing: ExitStack) -> None:
