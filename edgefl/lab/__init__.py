@@ -1,25 +1,26 @@
-"""Measurements, each beside its limit in the same run (``edgefl bench``), and papers (``edgefl reproduce``).
+"""Measurements of the installed package: ``edgefl bench``, ``edgefl reproduce`` and ``edgefl chaos``.
 
-These are commands of the installed package. Measurements that need a source tree, or hours: benchmarks/.
+``edgefl/lab`` holds measurements that a user runs on any machine as commands; ``benchmarks/`` holds the
+project's own long or source-tree measurements, such as soak runs, fuzzing and comparisons of two versions.
 
-aggregate    the weighted sum against its contenders
-ingest       updates a second that the server takes in, beside what bare sockets and memory allow
-spawn        how fast clients start, and what memory they take
-fidelity     how well devices are emulated: runs, bars and verdicts
+bench        the scaffold of every bench: a run that measures, the host's facts, medians, judged figures
+aggregate    the weighted sum against its alternatives and the memory's limit
+ingest       updates per second that the server takes in; bare: its limits in ZeroMQ and memory
+spawn        start of clients, and their memory
+fidelity     the emulation's errors: runs, limits and verdicts
 memory       predicted beside measured memory of training steps on this host
-truth        what devices are predicted to take, beside every published measurement; bars has its limits,
-             host_truth has this host
-chaos        a run whose processes are killed and that is resumed until it is done; outcome judges what it
-             left, chaos_findings tells of it
-workloads    what the clients of a measurement do in place of training
+truth        predicted beside measured step times of all devices; bars: their limits; host_truth: this host
+workloads    what clients compute in a bench instead of training
+chaos        kills processes of a run and resumes it until it is done; outcome judges the result,
+             chaos_findings reports it
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json; tuning: its steps
-studies      reads a paper's study from experiments/papers/studies; fedbuff, fedstaleweight,
-             ablations_fedbuff and ablations_privacy have claims that are not races
-claims       a race of two algorithms, judged by a paper's claim (the statistics are in results)
-mutants      wrong implementations that a claim must fail with; verdicts: the power of a study's verdicts
-theory       what the papers prove, measured: of the arrivals in influence, of the descents in convergence on
-             the problem in quadratic; frontier: how fair weights can be under a bounded step; strategic: a
-             fleet that throttles itself
+studies      loads a study from experiments/papers/studies; fedbuff, fedstaleweight, ablations_fedbuff and
+             ablations_privacy add claims that are not races
+claims       comparisons of two algorithms, judged by a paper's claim (statistics: edgefl.results)
+mutants      wrong implementations that a claim must reject; verdicts: the power of a study's verdicts
+theory       theorems of the papers, measured: influence has the arrivals, convergence the descents on the
+             problem in quadratic; frontier: fair weights under a bounded step; strategic: clients that
+             throttle themselves
 """
 
 PAPERS = (

@@ -1,15 +1,14 @@
-"""The weighted sum against what else could do it and against the memory's limit, all in one run.
+"""Measures the weighted sum against its alternatives and the memory's limit, all in one run.
 
-Every figure of a row counts the same bytes: the K updates and the base read, the result written, which is
-(K+2)·D·4 for float32. The limits are a loop that only reads that much, and STREAM's triad. Contenders take
-turns, so that a host which slows down slows all of them; each figure is the median of at least 9 turns
-(fewer, and marked, where one call takes most of a second). A row that the host spoilt is marked and says why.
+Every figure of a row counts the same bytes: K updates and the base read, the result written, which is
+(K+2)·D·4 for float32. The limits are a loop that only reads as many bytes, and STREAM's triad. Contenders
+take turns, so that a slowdown of the host affects all of them. Each figure is the median of at least 9 turns
+(fewer, and marked, if one call takes most of a second). Rows disturbed by the host are marked with a reason.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,44 +22,46 @@ import numpy.typing as npt
 import psutil
 
 from edgefl import kernels
-from edgefl.host.capacity import UsageMeter, host
+from edgefl.host.capacity import UsageMeter
 from edgefl.host.verdict import STEAL_MAX, STOLEN, THROTTLED, THROTTLED_MAX, exceeded
 from edgefl.kernels.arguments import Floats
+from edgefl.lab import bench
+from edgefl.lab.bench import Say
 from edgefl.results import tables
 
 PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)
 UPDATES = (5, 10, 32, 100)
 QUICK = ((62_006, 5), (1_000_000, 10))
 TYPED = ((468_458, 10), (1_663_370, 10), (1_663_370, 32), (11_173_962, 10), (11_173_962, 32))
-"""Sizes at which the other types of updates are measured."""
+"""Sizes at which updates of the other types are measured."""
 SINGLE = (10, 32)
-"""Updates with which one thread alone is measured, too."""
+"""Numbers of updates for which one thread is measured too."""
 DTYPES: dict[str, Any] = {
     "float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8
 }  # fmt: skip
 TURNS = 9
 _TURN_S = 0.004
-"""A turn repeats a contender's call until it takes about as long."""
+"""Approximate length of a contender's turn, which repeats its call."""
 _SLOW_S = 5.0
-"""Past this many seconds a contender gets fewer turns, but three."""
+"""Total seconds after which a contender gets no more than three turns."""
 _CALM_S = 0.04
-"""Pause after threads that spin for some 30 ms after their work, those of BLAS and OpenMP."""
+"""Pause after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
-"""More takes minutes a row and is as far beyond any cache."""
+"""A larger row takes minutes, and exceeds the caches no less."""
 BELIEVED = {
     "others": ("cores used by other programs", 0.10),
     "steal": (STOLEN, STEAL_MAX),
     "throttled": (THROTTLED, THROTTLED_MAX),
 }
-"""Shares of the host's cores, in words, and the most with which a row is believed."""
+"""Description of shares of the host's cores, and their limits in a row that counts."""
 SPREAD_MAX = 0.30
-"""The widest spread of ours and of the limits with which a row is believed."""
+"""Largest spread of our contenders and of the limits in a row that counts."""
 
 Call = Callable[[], object]
 
 
 class SumCase(NamedTuple):
-    """A size of a sum, its updates' type, and the threads that make it."""
+    """Size of a sum, type of its updates, and number of threads."""
 
     parameters: int
     updates: int
@@ -71,15 +72,15 @@ class SumCase(NamedTuple):
 def run(
     quick: bool = False,
     sizes: Sequence[tuple[int, int]] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = bench.silent,
 ) -> dict[str, Any]:
-    """Measure; returns plain values, for `show`, `draw` and a JSON file.
+    """Measure all rows; return plain values for `show`, `draw` and a JSON file.
 
-    ``rows`` has one entry a size, type of update and number of threads: ``parameters``, ``updates``,
-    ``dtype``, ``threads``, ``bytes``, ``doubts`` (why its figures are not to be believed; empty if they are),
-    and for each contender its ``seconds`` (median), ``spread`` (interquartile range over median), ``turns``,
-    ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (against the read loop; None without the C
-    extension). ``skipped`` names the rows too large to measure. ``say`` is told what is measured next.
+    ``rows`` has one entry per size, type of update and number of threads: ``parameters``, ``updates``,
+    ``dtype``, ``threads``, ``bytes``, ``doubts`` (reasons why its figures do not count), and for each
+    contender its ``seconds`` (median), ``spread`` (interquartile range ÷ median), ``turns``,
+    ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (relative to the read loop; None without the C
+    extension). ``skipped`` lists rows too large to measure.
     """
     wanted = rows_of(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]), quick)
     most_bytes = min(_LARGEST_ROW_BYTES, 0.5 * psutil.virtual_memory().available)
@@ -90,14 +91,9 @@ def run(
 
         instructions = _c.isa()
     result = {
-        "host": {
-            "cpu": host().cpu,
-            "cores": host().cores,
-            "threads": kernels.threads(),
-            "backend": kernels.backend(),
-            "instruction_set": instructions,
-            "load_1min": round(os.getloadavg()[0], 2),
-        },
+        "host": bench.machine(
+            threads=kernels.threads(), backend=kernels.backend(), instruction_set=instructions
+        ),
         "turns": TURNS,
         "skipped": [list(row) for row in wanted if row not in fits],
         "rows": list(_rows(fits, say)),
@@ -107,7 +103,7 @@ def run(
 
 
 def rows_of(sizes: Sequence[tuple[int, int]], quick: bool) -> list[SumCase]:
-    """All sizes as float32 on all threads; some on one thread, too, and some with the other types."""
+    """Return all sizes as float32 on all threads, some also on one thread, and some with the other types."""
     everything = kernels.threads()
     rows = [SumCase(*size, "float32", everything) for size in sizes]
     if everything > 1:
@@ -116,7 +112,7 @@ def rows_of(sizes: Sequence[tuple[int, int]], quick: bool) -> list[SumCase]:
     return rows + [SumCase(*size, dtype, everything) for size in typed for dtype in list(DTYPES)[1:]]
 
 
-def _rows(cases: Sequence[SumCase], say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def _rows(cases: Sequence[SumCase], say: Say) -> Iterator[dict[str, Any]]:
     for place, case in enumerate(cases, 1):
         threads = "1 thread" if case.threads == 1 else f"{case.threads} threads"
         say(f"{place} of {len(cases)}: {_size(case._asdict())} {case.dtype}, {threads}")
@@ -124,7 +120,7 @@ def _rows(cases: Sequence[SumCase], say: Callable[[str], None]) -> Iterator[dict
 
 
 def doubts(usage: dict[str, float | None], figures: dict[str, dict[str, Any]]) -> list[str]:
-    """The reasons why a row's figures are not to be believed, by the host's use meanwhile and their spreads.
+    """List the reasons why a row does not count, from the host's usage and the contenders' spreads.
 
     >>> doubts({"others": 0.41, "steal": 0.0, "throttled": None}, {"edgefl c": {"spread": 0.1}})
     ['cores used by other programs 41.0%, at most 10% is allowed']
@@ -142,7 +138,7 @@ def _measured(row: SumCase) -> dict[str, Any]:
     fewer = row.threads < kernels.threads()
     kernels.set_threads(row.threads)
     try:
-        # On fewer threads only those that are told how many; the others' threads are their own.
+        # With fewer threads, only contenders whose number of threads can be set.
         calls = {name: call for name, call in contenders(arrays) if name in ONE_THREAD or not fewer}
         once_s = {name: min(timeit.repeat(call, number=1, repeat=2)) for name, call in calls.items()}
         counts = {name: max(1, round(_TURN_S / max(seconds, 1e-7))) for name, seconds in once_s.items()}
@@ -155,7 +151,7 @@ def _measured(row: SumCase) -> dict[str, Any]:
                     continue
                 if spinning:
                     time.sleep(_CALM_S)
-                if counts[name] > 1:  # a longer one finds nothing of the last turn in a cache anyway
+                if counts[name] > 1:  # warms the cache; a longer call exceeds it anyway
                     call()
                 turns[name].append(timeit.timeit(call, number=counts[name]) / counts[name])
                 spinning = name in SPIN
@@ -165,10 +161,10 @@ def _measured(row: SumCase) -> dict[str, Any]:
     limit_s = float(np.median(turns["read loop"])) if "read loop" in turns else None
     figures = {}
     for name, samples in turns.items():
-        low, seconds, high = np.percentile(samples, [25, 50, 75]).tolist()
+        seconds, spread = bench.median_and_spread(samples)
         figures[name] = {
             "seconds": seconds,
-            "spread": (high - low) / seconds,
+            "spread": spread,
             "turns": len(samples),
             "gbytes_per_s": arrays.moved_bytes / seconds / 1e9,
             "updates_per_s": row.updates / seconds,
@@ -182,18 +178,18 @@ def _measured(row: SumCase) -> dict[str, Any]:
 
 LAYERS = 10
 RAW = "c, one thread, bare"
-"""The C function itself on one thread, its arguments prepared: what a call of a small sum adds to."""
+"""The bare C function on one thread with prepared arguments: shows the overhead of a call."""
 NEEDS_STACK = ("BLAS gemv", "torch addmv")
-"""Ways that need all updates in one matrix, which no server has without a copy."""
+"""Contenders that need all updates in one matrix, which a server would have to copy."""
 SPIN = ("BLAS gemv", "torch addmv", "torch _foreach")
-"""Their threads wait for more work without sleeping."""
+"""Contenders whose threads spin while they wait for work."""
 ONE_THREAD = ("edgefl c", "edgefl numba", RAW, "read loop")
-"""Methods that are also measured on one thread."""
+"""Contenders that are also measured on one thread."""
 LIMITS = ("read loop", "STREAM triad")
 
 
 class SumArrays(NamedTuple):
-    """One row's arrays, all aligned to 64 bytes as slots of the parameter buffer are."""
+    """One row's arrays, aligned to 64 bytes like slots of the parameter buffer."""
 
     stacked: npt.NDArray[Any]
     scales: list[Floats | None]
@@ -204,7 +200,7 @@ class SumArrays(NamedTuple):
 
     @property
     def moved_bytes(self) -> int:
-        """Updates, their scales and the base read, the result written."""
+        """Bytes of updates, scales and base, which are read, and of the result, which is written."""
         scales = sum(scale.nbytes for scale in self.scales if scale is not None)
         return self.stacked.nbytes + scales + 2 * self.base.nbytes
 
@@ -217,7 +213,7 @@ def aligned(size: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
 
 
 def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArrays:
-    """Updates with one random stretch again and again: the values do not matter, but zeros might."""
+    """Create the arrays from one repeated random block: values do not matter, but zeros might."""
     rng = np.random.default_rng([parameters, updates])
     base, out = aligned(parameters), aligned(parameters)
     base[:] = np.resize(rng.standard_normal(min(parameters, 1 << 20), dtype=np.float32), parameters)
@@ -233,7 +229,7 @@ def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArr
 
 
 def contenders(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """Names and calls; every sum is checked against numpy's before it is measured."""
+    """Yield names and calls; each sum is checked against numpy's first."""
     stacked, scales, base, out, weights, _ = arrays
     rows, reference = list(stacked), np.empty_like(out)
     usable = [name for name, status in kernels.backends().items() if status == "ok" and name != "reference"]
@@ -294,7 +290,7 @@ def _usual(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 
 
 def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """Limits for the same number of bytes: reads only; two reads per write. Empty without the C extension."""
+    """Yield the limits for the same bytes: reads only, and two reads per write; none without C."""
     try:
         from edgefl.lab import _probe
     except ImportError:
@@ -312,27 +308,29 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     yield "read loop", read
     if is_float:
         third = arrays.moved_bytes // 12
-        space = arrays.stacked.reshape(-1)  # no more memory than the sum's own, where it is large enough
+        space = arrays.stacked.reshape(-1)  # reuses the sum's memory if it is large enough
         if space.size < 3 * third:
             space = np.ones(3 * third, np.float32)
         a, b, c = (space[i * third : (i + 1) * third] for i in range(3))
         yield "STREAM triad", lambda: _probe.triad(a, b, c, 0.0, threads)
 
 
-# ---- what is printed and drawn -----------------------------------------------------------------
+# ---- table and picture ---------------------------------------------------------------------------
 
 MARK = " !"
-"""Behind the size of a row that is not to be believed."""
+"""Marks the size of a row that does not count."""
 DOUBTS = 8
-"""Rows whose doubts are printed; the JSON file has all."""
+"""Number of rows whose doubts are printed; the JSON file has all."""
 SHORT = {RAW: "bare", "torch _foreach": "foreach", "numpy by layer": "numpy"}
 SHORT |= {"STREAM triad": "triad", "read loop": "read"}
 SHORT |= {name: f"{name.split()[-1]}*" for name in NEEDS_STACK}
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print bandwidths, what they come to against each other, one thread, other types of updates."""
+    """Print bandwidths, their ratios, one thread, and other types of updates."""
     facts, rows, turns = result["host"], result["rows"], result["turns"]
+    backend = f"{facts['backend']} ({facts['instruction_set']})"
+    here = bench.machine_line(facts, f"{facts['threads']} threads", backend)
     floats = [row for row in rows if row["dtype"] == "float32" and row["threads"] == facts["threads"]]
     single = [row for row in rows if row["threads"] == 1 != facts["threads"]]
     typed = [row for row in rows if row["dtype"] != "float32"]
@@ -347,12 +345,11 @@ def show(result: dict[str, Any]) -> None:
     if typed and "edgefl c" in names:
         tables.show(_types(floats, typed))
     tables.show(
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, {facts['backend']} "
-        f"({facts['instruction_set']}), load {facts['load_1min']}; medians of {turns} turns, ~ of fewer as "
-        f"slow, in {result['seconds']:.0f} s\n* needs the updates stacked in one matrix"
+        f"{here}; medians of {turns} turns, ~ of fewer as slow, in {result['seconds']:.0f} s\n"
+        "* needs the updates stacked in one matrix"
     )
     if doubted := [row for row in rows if row["doubts"]]:
-        tables.show("! not to be believed; measure on a machine that does nothing else:")
+        tables.show("! does not count; measure on an idle machine:")
         tables.show(*(f"  {_size(row)} {_kind(row)}: {'; '.join(row['doubts'])}" for row in doubted[:DOUBTS]))
         if (more := len(doubted) - DOUBTS) > 0:
             tables.show(f"  and {more} more: doubts in the JSON file")
@@ -377,7 +374,7 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
 
 
 def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
-    """Ratios of `c` to each of the others and of numba to `c`; a call less the bare function."""
+    """Ratios of `c` to the others and of numba to `c`, and the overhead of a call over the bare function."""
     cells = []
     for row in rows:
         seconds = {name: figures["seconds"] for name, figures in row["contenders"].items()}
@@ -433,10 +430,10 @@ MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
 
 
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """GB/s over the bytes that a sum moves, as in the tables, to each of ``paths``.
+    """Draw GB/s over the bytes that a sum moves, to each of ``paths``.
 
-    A line a contender for float32 on all threads, points for the other types; the limits are grey. Rows
-    that are not to be believed are hollow.
+    Each contender has a line for float32 on all threads and points for the other types. The limits are grey.
+    Rows that do not count are hollow.
     """
     from matplotlib.figure import Figure
 
@@ -458,7 +455,7 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         axes.plot([], [], MARKERS[dtype], color="black", markerfacecolor="none", label=dtype)
     axes.set(xscale="log", yscale="log", xlabel="MB moved by one sum", ylabel="GB/s")
-    hollow = "; hollow: not to be believed" if any(row["doubts"] for row in rows) else ""
+    hollow = "; hollow: does not count" if any(row["doubts"] for row in rows) else ""
     axes.set_title(f"Weighted sum, {result['host']['cpu']}, {result['host']['threads']} threads{hollow}")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     axes.grid(visible=True, which="both", linewidth=0.3)

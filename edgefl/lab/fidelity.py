@@ -1,18 +1,17 @@
-"""The fidelity of the emulation: every mechanism and quantity against what was declared, in real runs.
+"""Measures the fidelity of the emulation: every mechanism and quantity beside its declared value.
 
-Each run is one of `edgefl.run`, with its real client processes; only the training is another one, products of
-matrices whose amount is known. A figure counts only if its run was under conditions in which it may be
-believed: INVALID is no PASS, and a bar that is missed while others use the host is INVALID, not FAIL.
+Each figure comes from an ordinary run with real client processes; only the training is replaced, by matrix
+products whose number of operations is known. A figure counts only if the host was fit for its run: otherwise
+it is INVALID, as is a missed bar while other processes use the host.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,31 +23,28 @@ from edgefl import toml
 from edgefl.devices import device_names, load_device
 from edgefl.devices.schema import Device
 from edgefl.devices.thermal import ThermalModel, thermal_model
-from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Stop, Training
+from edgefl.experiment import Clock, Fleet, Model, Stop, Training
 from edgefl.host import open as throttle
 from edgefl.host import probe
-from edgefl.host.capacity import UsageMeter, host
-from edgefl.host.verdict import Conditions, Outcome, outcome, unfit
+from edgefl.host.capacity import UsageMeter
+from edgefl.host.verdict import Conditions
 from edgefl.kernels.arguments import Doubles
+from edgefl.lab import bench
+from edgefl.lab.bench import Judged, Say, judged
 from edgefl.lab.workloads import EXERCISE, PRODUCT_FLOP, ExerciseArgs
 from edgefl.learning.operations import StepWork
 from edgefl.processes import usable_cores
 from edgefl.results import tables
 from edgefl.results.summary import fidelity_of
-from edgefl.run import supervisor
 
-Say = Callable[[str], None]
-What = tuple[str, str, str]
-"""Quantity, mechanism and the declared value, for people."""
 Throttle = Literal["paced", "cgroup", "sigstop"]
 Link = Mapping[str, Mapping[str, float | str]]
 """The ``down`` and ``up`` tables of a network profile."""
 
-
 DEVICES = ("watch-a7", "moto-g4", "pi-4", "pixel-3a", "pixel-2", "pixel-3", "pixel-4", "flagship-sd8g2")
-"""Eight profiles, from a watch to a flagship: a factor of 40."""
+"""Eight profiles from a watch to a flagship, whose rates differ by a factor of 40."""
 EACH = 2
-"""Clients of each device."""
+"""Number of clients of each device."""
 HOME: dict[str, Link] = {
     "home": {"down": {"rate_mbps": 50.0, "delay_ms": 10.0}, "up": {"rate_mbps": 20.0, "delay_ms": 10.0}}
 }
@@ -73,21 +69,16 @@ def run(
     *,
     length: Mapping[str, float] | None = None,
     mechanisms: Sequence[Throttle] = MECHANISMS,
-    say: Say = lambda _: None,
+    say: Say = bench.silent,
 ) -> dict[str, Any]:
-    """Measure; returns plain values, for `show` and a JSON file.
+    """Measure all quantities; return plain values for `show` and a JSON file.
 
-    ``lines`` has one entry a quantity and mechanism: the fields of `JudgedQuantity`. ``rates`` has the
-    compute rates of each trip by mechanism, FLOP/s. ``skipped`` says which mechanisms do not work here and
-    why. ``say`` is told what is measured next.
+    ``lines`` has the fields of `Judged` for each quantity and mechanism, ``rates`` the compute rate of each
+    trip by mechanism, FLOP/s, and ``skipped`` the mechanisms that this host does not support, with reasons.
     """
     length = length or {name: both[quick] for name, both in LENGTHS.items()}
     began_s = time.monotonic()
-    result: dict[str, Any] = {
-        "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2)},
-        "skipped": [],
-        "rates": {},
-    }
+    result: dict[str, Any] = {"host": bench.machine(), "skipped": [], "rates": {}}
     lines = []
     for mechanism in mechanisms:
         lines += _mechanism(mechanism, length, result, say)
@@ -108,7 +99,8 @@ def run(
 
 def _mechanism(
     mechanism: Throttle, length: Mapping[str, float], result: dict[str, Any], say: Say
-) -> list[JudgedQuantity]:
+) -> list[Judged]:
+    """Measure one mechanism that holds a process to its device's rate."""
     tried = None if mechanism == "paced" else probe.throttle(mechanism)
     if tried is not None and tried.what == "none":
         result["skipped"].append(f"{mechanism}: {tried.why_not}")
@@ -123,17 +115,17 @@ def _mechanism(
     result["rates"][mechanism] = rates
     lines = [rate(mechanism, fleet), trip(mechanism, fleet), isolation(mechanism, alone, fleet, ALONE)]
     if tried is not None:
-        say(f"processes that know nothing of it, {mechanism}")
+        say(f"processes without pacing of their own, {mechanism}")
         found, conditions = held_processes(mechanism, DEVICES, length["shares"])
-        declared = f"{len(found)} processes"
-        lines.append(_within(("core share", mechanism, declared), found, {"median": 0.03}, conditions))
+        what = ("core share", mechanism, f"{len(found)} processes")
+        lines.append(_within(what, found, {"median": 0.03}, conditions))
     return lines
 
 
-# ---- links: rates from 1 to 400 Mbps, delays, jitter of each kind, loss --------------------------
+# ---- links: rates from 1 to 400 Mbps, delays, jitter of each distribution, loss -------------------
 
 SLOW_PARAMETERS = 62_500
-"""A quarter of a megabyte each way: two seconds at 1 Mbps."""
+"""A quarter of a megabyte in each direction: two seconds at 1 Mbps."""
 SLOW_WORK, FAST_WORK = ExerciseArgs(SLOW_PARAMETERS, 0.02), ExerciseArgs(1_000_000, 0.1)
 SLOW: dict[str, Link] = {
     "mbps-1": {"down": {"rate_mbps": 1.0, "delay_ms": 150.0}, "up": {"rate_mbps": 1.0}},
@@ -144,24 +136,24 @@ FAST: dict[str, Link] = {
     "mbps-400": {"down": {"rate_mbps": 400.0}, "up": {"rate_mbps": 400.0, "delay_ms": 2.0}},
 }
 LOSSY, LOSSY_MBPS = {"loss-1": 1.0, "loss-5": 5.0}, 5.0
-"""Packets lost on the way up, %, and the rate of that way."""
+"""Lost packets of uploads, %, and the rate of uploads."""
 JITTER = {
     "normal": (50.0, 10.0, stats.norm(50.0, 10.0)),
     "uniform": (40.0, 20.0, stats.uniform(20.0, 40.0)),
     "exponential": (30.0, 10.0, stats.expon(30.0, 10.0)),
 }
-"""One-way delay and its spread on the way up, ms, and the distribution that a network declares with them."""
+"""Delay of uploads and its spread, ms, and the distribution that a network declares with them."""
 MTU_BYTES, HEADER_BYTES = 1500, 40
 HOT_DEVICES = ("pixel-4", "pi-4", "pixel-3a", "pixel-2", "moto-g4", "poco-f3", "pi-3b-plus", "oneplus-3")
-"""Devices whose profiles give their thermal figures in full."""
+"""Devices whose profiles have a complete thermal model."""
 HOT_TIME_SCALE = 0.02
-"""Half an hour of heat in 36 seconds."""
+"""Half an emulated hour takes 36 seconds."""
 HOT_WORK = ExerciseArgs(1000, compute_s=20.0, real=0.004)
-"""A share of the work is done: at this time scale the whole would take more than the host has."""
+"""Only a share of the work is computed: at this time scale all of it would overload the host."""
 
 
-def _links(length: Mapping[str, float], say: Say) -> list[JudgedQuantity]:
-    """Two runs, of links up to 10 Mbps and from 100 Mbps on, and a line for each thing declared."""
+def _links(length: Mapping[str, float], say: Say) -> list[Judged]:
+    """Measure two runs, one with links up to 10 Mbps and one with links from 100 Mbps."""
     lossy: dict[str, Link] = {
         name: {"up": {"rate_mbps": LOSSY_MBPS, "loss_pct": pct}} for name, pct in LOSSY.items()
     }
@@ -188,8 +180,8 @@ def _links(length: Mapping[str, float], say: Say) -> list[JudgedQuantity]:
     ]
 
 
-def _loss(name: str, run: TripTimes) -> JudgedQuantity:
-    """Packets that were sent again, by what each upload took longer than one without loss."""
+def _loss(name: str, run: TripTimes) -> Judged:
+    """Count retransmitted packets from the extra time of each upload over one without loss."""
     _, achieved_s = run.times("up", name)
     nbytes = 4 * SLOW_PARAMETERS
     packets = math.ceil(nbytes / (MTU_BYTES - HEADER_BYTES))
@@ -199,9 +191,8 @@ def _loss(name: str, run: TripTimes) -> JudgedQuantity:
     return loss(LOSSY[name], lost, lost + packets * len(again), run)
 
 
-# ---- the runs: ordinary ones, on links made up to be measured ------------------------------------
+# ---- runs ---------------------------------------------------------------------------------------
 
-NEVER = 10**9
 TIMES = {
     "compute": ("compute_declared_s", "compute_s"),
     "down": ("down_declared_s", "down_s"),
@@ -212,21 +203,21 @@ TIMES = {
 
 
 class TripTimes(NamedTuple):
-    """A run's finished trips, column by column, and its conditions; seconds are emulated."""
+    """Columns of a run's finished trips, and the run's conditions; seconds are emulated."""
 
     columns: dict[str, Doubles]
     client: npt.NDArray[np.int64]
     clients: list[tuple[str, str]]
-    """Profile and network, by client."""
+    """Profile and network of each client."""
     time_scale: float
     conditions: Conditions
 
     def of(self, name: str) -> npt.NDArray[np.bool_]:
-        """A mask of the trips of a profile, or on a network."""
+        """Return the mask of the trips of a profile, or on a network."""
         return np.array([name in pair for pair in self.clients])[self.client]
 
     def times(self, quantity: str, name: str = "") -> tuple[Doubles, Doubles]:
-        """Declared and achieved, of all trips or of those of a profile or network."""
+        """Return declared and achieved times of all trips, or of those of a profile or network."""
         chosen = self.of(name) if name else slice(None)
         declared, achieved = TIMES[quantity]
         return self.columns[declared][chosen], self.columns[achieved][chosen]
@@ -242,10 +233,10 @@ def trial(
     time_scale: float | Literal["auto"] = "auto",
     **more: Any,
 ) -> TripTimes:
-    """Let a fleet make trips for so many emulated ``seconds`` and read off what they took.
+    """Run a fleet for ``seconds`` emulated seconds and return the times of its trips.
 
-    ``assigned`` says which device is on which of the ``links``; without it all are on the first. ``more`` is
-    of `Fleet`. Raises what a run raises.
+    ``assigned`` maps devices to ``links``; by default all use the first one. ``more`` are fields of `Fleet`.
+    Raises what a run raises.
     """
     with tempfile.TemporaryDirectory(prefix="edgefl-fidelity-") as name:
         folder = Path(name)
@@ -255,7 +246,7 @@ def trial(
             profile = {"id": network, "name": network, "down": {}, "up": {}, **link, "sources": sources}
             (folder / f"{network}.toml").write_text(toml.write(profile))
         on = {device: (assigned or {}).get(device, next(iter(links))) for device in fleet}
-        experiment = Experiment(
+        experiment = bench.settings(
             name="fidelity",
             fleet=Fleet(
                 devices=dict(fleet),
@@ -268,12 +259,10 @@ def trial(
             training=Training(batch_size=1),
             strategy={"name": "fedbuff", "buffer_size": sum(fleet.values())},
             clock=Clock(kind="wall", time_scale=time_scale),
-            evaluation=Evaluation(every_versions=NEVER),
-            checkpoint=Checkpoint(every_s=float(NEVER)),
             stop=Stop(emulated_s=seconds),
         )
-        with supervisor.run(experiment, folder / "run", quiet=True, workload=EXERCISE).record as record:
-            trips, found = record.trips, fidelity_of(record)
+        with bench.run_record(experiment, EXERCISE, folder / "run") as record:
+            trips, conditions = record.trips, fidelity_of(record)
             ended = ~np.isnan(trips["trip_achieved_s"])
             wanted = [*(column for pair in TIMES.values() for column in pair), "steps", "work_s", "sent_s"]
             return TripTimes(
@@ -281,12 +270,12 @@ def trial(
                 client=trips["client"][ended],
                 clients=[(row.profile, row.network) for row in record.clients],
                 time_scale=record.meta.time_scale,
-                conditions=Conditions(**{each: found[each] for each in Conditions.__struct_fields__}),
+                conditions=Conditions(**{each: conditions[each] for each in Conditions.__struct_fields__}),
             )
 
 
 def bundled_rates() -> dict[str, float]:
-    """FLOP/s of each bundled profile of one device that has a rate of its own and is there all the time."""
+    """Return FLOP/s of each bundled profile with its own rate and without drawn speeds or windows."""
     devices = [load_device(name) for name in device_names()]
     return {
         one.id: rate_of(one)
@@ -296,7 +285,7 @@ def bundled_rates() -> dict[str, float]:
 
 
 def rate_of(device: Device) -> float:
-    """FLOP/s of products of matrices on a device that has a processor."""
+    """Return FLOP/s of matrix products on a device with a processor."""
     model = device.time_model()
     assert model is not None
     seconds: float = model.seconds(StepWork(matmul_flop=PRODUCT_FLOP))
@@ -307,9 +296,9 @@ STEP_S = 0.05
 
 
 def stepped(model: ThermalModel, temp_c: float, rest_s: float, work_s: float) -> tuple[float, float]:
-    """Seconds for what takes ``work_s`` at full speed, after a rest, and the temperature at the end.
+    """Return the seconds that ``work_s`` of work at full speed take after a rest, and the final temperature.
 
-    Explicit Euler steps: `ThermalModel` has it in closed form.
+    Integrates by explicit Euler steps; `ThermalModel` has the closed form.
 
     >>> body = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
     >>> round(stepped(body, 25.0, 0.0, 100.0)[0])
@@ -329,7 +318,7 @@ def stepped(model: ThermalModel, temp_c: float, rest_s: float, work_s: float) ->
 
 
 def predicted_s(run: TripTimes) -> Doubles:
-    """Seconds that each trip's training takes as its device gets hot; one client has each profile."""
+    """Simulate the seconds of each trip's training on a device that heats up; one client per profile."""
     predicted = np.empty(len(run.client))
     start_s = run.columns["sent_s"] + run.columns["down_s"]
     for name, _ in run.clients:
@@ -345,13 +334,13 @@ def predicted_s(run: TripTimes) -> Doubles:
 
 
 LOAD = 0.3
-"""Share of the host's cores that all of `held_processes` are given together."""
+"""Share of the host's cores that `held_processes` divides among all its processes."""
 
 
 def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tuple[Doubles, Conditions]:
-    """Hold busy processes that know nothing of it, two a device, to shares in proportion to its rate.
+    """Hold busy processes, two per device, to shares in proportion to the device's rate.
 
-    Returns the error of each one's CPU time, and the conditions meanwhile.
+    Returns the error of each process's CPU time, and the host's conditions.
     """
     rates = np.repeat([rate_of(load_device(name)) for name in devices], EACH)
     shares = rates / rates.sum() * LOAD * usable_cores()
@@ -366,7 +355,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
         time.sleep(seconds)
         found = np.array([throttle.achieved().error for throttle in throttles])
     usage.end()
-    used = usage.usage()  # once the processes have ended: their time is this process's then
+    used = usage.usage()  # only ended processes count as this process's children
     return found, Conditions(others=used["others"], steal=used["steal"])
 
 
@@ -377,42 +366,8 @@ CONFIDENCE = 0.99
 DELAY_MS = 1.0
 
 
-class JudgedQuantity(NamedTuple):
-    """One quantity under one mechanism."""
-
-    quantity: str
-    mechanism: str
-    declared: str
-    measured: int
-    """Trips, packets or devices."""
-    figures: dict[str, float | None]
-    """Measured values; errors are shares."""
-    bar: str
-    verdict: Outcome
-    why: str = ""
-    """The reason of a verdict that is no PASS."""
-
-
-def judged(
-    what: What,
-    measured: int,
-    figures: dict[str, float],
-    bar: str,
-    held: bool,
-    *conditions: Conditions,
-) -> JudgedQuantity:
-    """The verdict on figures that hold their bar or do not, found under these conditions."""
-    busy = [line for each in conditions if not held for line in each.busy]
-    doubts = [*(line for each in conditions for line in unfit(each)), *busy]
-    if not measured:
-        doubts = ["nothing was measured"]
-    known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-    why = next(iter(doubts), "" if held else "the bar is missed")
-    return JudgedQuantity(*what, measured, known, bar, outcome(held, doubts), why)
-
-
 def summary_of(found: Doubles) -> dict[str, float]:
-    """Median and 95th percentile of the errors' sizes, and their signed median; NaN without any."""
+    """Return median and 95th percentile of the absolute errors, and the signed median; NaN without errors."""
     size = np.abs(found)
     return {"median": _percentile(size), "p95": _percentile(size, 95), "signed": _percentile(found)}
 
@@ -421,38 +376,40 @@ def _percentile(values: Doubles, percent: float = 50) -> float:
     return float(np.percentile(values, percent)) if len(values) else math.nan
 
 
-def _within(what: What, found: Doubles, most: dict[str, float], conditions: Conditions) -> JudgedQuantity:
-    """The verdict on errors of which these figures may be so much at most."""
+def _within(
+    what: tuple[str, str, str], found: Doubles, most: dict[str, float], conditions: Conditions
+) -> Judged:
+    """Judge errors whose figures have these upper limits."""
     figures = summary_of(found)
     bar = ", ".join(f"{name} {limit:.0%}".removeprefix("median ") for name, limit in most.items())
     held = all(figures[name] <= limit for name, limit in most.items())
     return judged(what, len(found), figures, bar, held, conditions)
 
 
-def rate(mechanism: str, run: TripTimes) -> JudgedQuantity:
-    """Compute rate: the work over the time that it took, against the declared rate."""
+def rate(mechanism: str, run: TripTimes) -> Judged:
+    """Judge the compute rate, work over time, against the declared rate."""
     declared, achieved = run.times("compute")
     most = {"median": 0.01, "p95": 0.03}
     return _within(("compute rate", mechanism, "8 profiles"), declared / achieved - 1.0, most, run.conditions)
 
 
-def trip(mechanism: str, run: TripTimes) -> JudgedQuantity:
-    """The whole trip's time."""
+def trip(mechanism: str, run: TripTimes) -> Judged:
+    """Judge the time of whole trips."""
     declared, achieved = run.times("trip")
     found = achieved / declared - 1.0
     return _within(("whole trip", mechanism, "8 profiles"), found, {"p95": 0.03}, run.conditions)
 
 
-def transfer(rate_mbps: float, network: str, run: TripTimes) -> JudgedQuantity:
-    """Download and upload times over links of one rate."""
+def transfer(rate_mbps: float, network: str, run: TripTimes) -> Judged:
+    """Judge download and upload times over links of one rate."""
     declared, achieved = np.hstack([run.times("down", network), run.times("up", network)])
     most = {"p95": 0.02 if rate_mbps <= 100 else 0.05}
     found = achieved / declared - 1.0
     return _within(("transfer", "link", f"{rate_mbps:g} Mbps"), found, most, run.conditions)
 
 
-def delay(delay_ms: float, network: str, run: TripTimes) -> JudgedQuantity:
-    """One-way delays of a link without jitter."""
+def delay(delay_ms: float, network: str, run: TripTimes) -> Judged:
+    """Judge one-way delays of a link without jitter."""
     declared, achieved = run.times("delay", network)
     off_ms = np.abs(achieved - declared) * 1e3
     most_ms = max(DELAY_MS, 0.02 * delay_ms)
@@ -461,8 +418,8 @@ def delay(delay_ms: float, network: str, run: TripTimes) -> JudgedQuantity:
     return judged(("delay", "link", f"{delay_ms:g} ms"), len(off_ms), figures, bar, held, run.conditions)
 
 
-def jitter(kind: str, network: str, run: TripTimes) -> JudgedQuantity:
-    """Delays that vary, against the distribution that their network declares: Kolmogorov–Smirnov."""
+def jitter(kind: str, network: str, run: TripTimes) -> Judged:
+    """Judge varying delays against their declared distribution by a Kolmogorov–Smirnov test."""
     _, achieved = run.times("delay", network)
     delay, spread, declared = JITTER[kind]
     distance, chance = stats.kstest(achieved * 1e3, declared.cdf) if len(achieved) else (math.nan, 0.0)
@@ -472,24 +429,24 @@ def jitter(kind: str, network: str, run: TripTimes) -> JudgedQuantity:
     return judged(what, len(achieved), figures, bar, held, run.conditions)
 
 
-def loss(loss_pct: float, lost: int, sent: int, run: TripTimes) -> JudgedQuantity:
-    """Packets that were sent again, as the transfers' times show them, of all that were sent."""
+def loss(loss_pct: float, lost: int, sent: int, run: TripTimes) -> Judged:
+    """Judge the share of retransmitted packets against the declared loss."""
     low, high = map(int, stats.binom.interval(CONFIDENCE, sent, loss_pct / 100.0)) if sent else (0, 0)
     figures = {"lost": float(lost), "sent": float(sent), "share": lost / sent if sent else math.nan}
     held = low <= lost <= high
     return judged(("loss", "link", f"{loss_pct:g}%"), sent, figures, f"{low} to {high}", held, run.conditions)
 
 
-def thermal(seconds: float, predicted_s: Doubles, run: TripTimes) -> JudgedQuantity:
-    """Speeds of devices that get hot, trip by trip, against a simulation in small steps."""
+def thermal(seconds: float, predicted_s: Doubles, run: TripTimes) -> Judged:
+    """Judge the speed of each trip on heating devices against a simulation in small steps."""
     found = predicted_s / run.columns["compute_s"] - 1.0
     rmse = float(np.sqrt(np.mean(found**2))) if len(found) else math.nan
     figures, what = {"rmse": rmse, **summary_of(found)}, ("thermal curve", "paced", f"{seconds / 60:g} min")
     return judged(what, len(found), figures, "RMSE 3%", rmse <= 0.03, run.conditions)
 
 
-def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str) -> JudgedQuantity:
-    """The shift of a client's times when 15 others run."""
+def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str) -> Judged:
+    """Judge the shift of a client's times when 15 others run."""
     pairs = {what: [run.times(what, profile) for run in (alone, beside)] for what in ("compute", "trip")}
     measured = min(len(achieved) for pair in pairs.values() for _, achieved in pair)
     shift = {}
@@ -500,8 +457,8 @@ def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str)
     return judged(what, measured, shift, "below 2%", held, alone.conditions, beside.conditions)
 
 
-def ranks(run: TripTimes, rates: Mapping[str, float]) -> JudgedQuantity:
-    """Rank correlation of measured and declared speed over all devices, given by their profiles' rates."""
+def ranks(run: TripTimes, rates: Mapping[str, float]) -> Judged:
+    """Judge the rank correlation of measured and declared speed over all devices; ``rates`` are declared."""
     pairs = []
     for name, rate in rates.items():
         declared_s, achieved_s = run.times("compute", name)
@@ -517,7 +474,7 @@ def ranks(run: TripTimes, rates: Mapping[str, float]) -> JudgedQuantity:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a line a quantity, and a word on each that misses its bar."""
+    """Print a row per quantity, and the reason of each verdict other than PASS."""
     lines, facts = result["lines"], result["host"]
     rows = [
         (_name(line), f"{line['measured']:,}", found(line["figures"]), line["bar"], line["verdict"])
@@ -527,19 +484,18 @@ def show(result: dict[str, Any]) -> None:
         tables.table(["quantity", ">n", "error or figure", "bar", ""], rows),
         *(f"{_name(line)}: {line['why']}" for line in lines if line["why"]),
         *(f"left out, {skipped}" for skipped in result["skipped"]),
-        f"{facts['cpu']}, {facts['cores']} cores, load {facts['load_1min']} before; {result['seconds']:g} s. "
-        f"{result['verdict']}",
+        f"{bench.machine_line(facts)} before; {result['seconds']:g} s. {result['verdict']}",
     )
 
 
 def _name(line: dict[str, Any]) -> str:
-    """The quantity, and of what: a mechanism where several have it, else what was declared."""
+    """Name a row: the quantity, with its mechanism if several mechanisms have it, else its declared value."""
     several = line["quantity"] in ("compute rate", "whole trip", "isolation", "core share")
     return f"{line['quantity']}, {line['mechanism'] if several else line['declared'].partition(',')[0]}"
 
 
 def found(figures: dict[str, float | None]) -> str:
-    """The figures of a line in a few words.
+    """Format a row's figures.
 
     >>> found({"median": 0.0004, "p95": 0.0123, "signed": 0.0001})
     '0.04%, p95 1.23%'
@@ -563,4 +519,4 @@ FORMS = {
     "lost": "{lost:.0f} lost",
     "rho": "ρ {rho:.4f}",
 }
-"""The words for the figures of a quantity, by one that it has."""
+"""Format of a quantity's figures, by the name of one of them."""

@@ -23,6 +23,7 @@ import torch
 
 from edgefl.devices.measurements import IMAGE
 from edgefl.errors import RunError
+from edgefl.lab.bench import Say, silent
 from edgefl.lab.host_truth import NETWORKS
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.rule import LocalRule
@@ -38,7 +39,6 @@ QUICK: Final = ("mobilenetv2_100", "resnet18", "vit_tiny_patch16_224")
 _MMAP_THRESHOLD: Final = -3
 """glibc's number of the parameter of `mallopt`."""
 
-Say = Callable[[str], None]
 Make = Callable[[], torch.nn.Module]
 
 
@@ -57,7 +57,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
         return abs(self.predicted_mib / self.measured_mib - 1)
 
 
-def run(quick: bool = False, *, say: Say = lambda _: None) -> dict[str, Any]:
+def run(quick: bool = False, *, say: Say = silent) -> dict[str, Any]:
     """Predict and measure the networks of `edgefl bench truth`; returns plain values.
 
     ``quick`` takes three networks. Raises `ConfigError` without timm.

@@ -1,8 +1,8 @@
-"""The time that clients take to start, and their memory, beside a process that imports torch for itself.
+"""Measures how fast clients start and their memory, beside a process that imports torch by itself.
 
-The run is an ordinary one of synchronous rounds in which all clients take part. Each notes when it was forked
-and when it first trained: the first trains as soon as the last has said that it is ready. On its second trip
-it reads its memory: a client that has never trained has hardly touched its pages.
+The run has synchronous rounds of all clients. Each client notes when it was forked and when it first trained:
+the first one trains as soon as the last one is ready. It reads its memory on its second trip, because a
+client that has never trained has touched few of its pages.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ import psutil
 
 from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import RunError
-from edgefl.experiment import Checkpoint, Clock, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
-from edgefl.host.capacity import host
+from edgefl.experiment import Clock, Experiment, Fleet, Model, Server, Stop, Training
+from edgefl.lab import bench
+from edgefl.lab.bench import Say
 from edgefl.learning.train import TrainResult
 from edgefl.results import tables
 from edgefl.results.tables import many
-from edgefl.run import supervisor
 from edgefl.run.workload import Workload
 from edgefl.strategies.base import TripInputs
 
 COUNTS = (10, 50, 100, 300, 1000)
 QUICK_COUNTS = COUNTS[:4]
 TIME_SCALE = 1e-4
-"""Emulated time runs so fast that pacing waits for nothing."""
-NEVER = 10**9
+"""So small that pacing never waits."""
 PATIENCE_S = 120.0
-"""Longest silence of a client: all of them train and read their memory at once, on a few cores."""
+"""Heartbeat limit: all clients train and read their memory at once on a few cores."""
 _IMPORT = """
 import time; started = time.perf_counter()
 import torch
@@ -48,9 +47,9 @@ print(seconds, flush=True); input()
 
 
 class StartWorkload(Workload):
-    """The real workload, whose clients write down in the run's base folder how they started.
+    """The real workload; each client writes a note into the run's base folder.
 
-    When they were forked and first trained by the system's monotonic clock, and their memory, as `_memory`.
+    A note holds the times of its fork and first training on the monotonic clock, and its memory (`_memory`).
     """
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
@@ -72,7 +71,7 @@ class StartWorkload(Workload):
     ) -> TrainResult:
         if trip == 0:
             self._trained_s = time.monotonic()
-        elif done is not None:  # of a client, not of the zygote
+        elif done is not None:  # in a client, not in the zygote
             note = json.dumps([self._forked_s, self._trained_s, *_memory(os.getpid())])
             (self._notes / f"{client}.json").write_text(note)
         return super().train(client, trip, done, steps, given)
@@ -83,38 +82,36 @@ def run(
     *,
     counts: tuple[int, ...] | None = None,
     repetitions: int | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = bench.silent,
 ) -> dict[str, Any]:
-    """Measure; returns plain values, for `show` and a JSON file.
+    """Measure all fleet sizes; return plain values for `show` and a JSON file.
 
-    ``rows`` has one entry a number of clients: ``ready_s`` from the first fork until all are ready (median,
-    with its ``spread``), ``ms_a_client``, and the medians over the clients of ``proportional_mib`` and
-    ``own_mib`` (pages that nobody shares) after one trip each. ``torch`` is what one process pays that
-    imports it for itself. ``say`` is told what is measured next.
-
-    Raises `RunError` if a client ended early.
+    ``rows`` has one entry per number of clients: ``ready_s`` from the first fork until all are ready (median,
+    with its ``spread``), ``ms_a_client``, and the medians over clients of ``proportional_mib`` and
+    ``own_mib`` (unshared pages) after one trip each. ``torch`` is the cost of a process that imports torch by
+    itself. Raises `RunError` if a client ended early.
     """
     repetitions = repetitions or (2 if quick else 3)
-    say("processes that import torch for themselves")
+    say("processes that import torch by themselves")
     import_s, shared, own = np.median([_import_torch() for _ in range(repetitions)], axis=0).tolist()
     rows = []
     for clients in counts or (QUICK_COUNTS if quick else COUNTS):
         say(f"{many(repetitions, 'start')} of {many(clients, 'client')}")
         turns = [started(clients) for _ in range(repetitions)]
-        low, ready_s, high = np.percentile([seconds for seconds, _ in turns], [25, 50, 75]).tolist()
+        ready_s, spread = bench.median_and_spread([seconds for seconds, _ in turns])
         proportional_mib, own_mib = np.median([each for _, found in turns for each in found], axis=0).tolist()
         rows.append(
             {
                 "clients": clients,
                 "ready_s": ready_s,
-                "spread": (high - low) / ready_s,
+                "spread": spread,
                 "ms_a_client": ready_s / clients * 1e3,
                 "proportional_mib": proportional_mib,
                 "own_mib": own_mib,
             }
         )
     return {
-        "host": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2)},
+        "host": bench.machine(),
         "repetitions": repetitions,
         "torch": {"import_s": import_s, "proportional_mib": shared, "own_mib": own},
         "rows": rows,
@@ -122,22 +119,19 @@ def run(
 
 
 def started(clients: int) -> tuple[float, list[list[float]]]:
-    """Start so many clients, let each make two trips: seconds until all were ready, and each one's memory."""
-    experiment = Experiment(
+    """Start clients that make two trips each; return the seconds until all were ready, and their memory."""
+    experiment = bench.settings(
         fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory="off"),
         model=Model(name="mlp", args={"hidden": [64]}),
         training=Training(steps=1),
         strategy={"name": "fedavg", "cohort": clients},
         clock=Clock(kind="wall", time_scale=TIME_SCALE),
-        evaluation=Evaluation(every_versions=NEVER),
-        checkpoint=Checkpoint(every_s=float(NEVER)),
         server=Server(heartbeat_s=PATIENCE_S),
         stop=Stop(versions=2),
     )
     with tempfile.TemporaryDirectory(prefix="edgefl-spawn-") as name:
         base = Path(name)
-        workload = f"{__name__}:{StartWorkload.__name__}"
-        with supervisor.run(experiment, base / "run", True, base, workload=workload).record as record:
+        with bench.run_record(experiment, f"{__name__}:StartWorkload", base / "run") as record:
             if record.incidents:
                 raise RunError(f"client {record.incidents[0].client}: {record.incidents[0].detail}")
         notes = [json.loads(file.read_text()) for file in base.glob("*.json")]
@@ -146,13 +140,13 @@ def started(clients: int) -> tuple[float, list[list[float]]]:
 
 
 def _memory(pid: int) -> tuple[float, float]:
-    """A process's memory, MiB: a shared page counts once over all that map it, or not at all."""
+    """Return a process's proportional and unshared memory, MiB."""
     found = psutil.Process(pid).memory_full_info()
     return found.pss / 2**20, found.uss / 2**20
 
 
 def _import_torch() -> tuple[float, float, float]:
-    """Seconds and memory of a process that imports torch for itself and takes one gradient."""
+    """Return seconds and memory of a process that imports torch by itself and computes one gradient."""
     with subprocess.Popen(
         [sys.executable, "-c", _IMPORT],
         stdin=subprocess.PIPE,
@@ -168,7 +162,7 @@ def _import_torch() -> tuple[float, float, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a line a number of clients."""
+    """Print a row per number of clients."""
     heads = [">clients", ">all ready s", ">ms each", ">proportional MiB each", ">own MiB each"]
     rows = [
         f"{row['clients']} {row['ready_s']:.2f} {row['ms_a_client']:.1f} {row['proportional_mib']:.1f} "
@@ -178,8 +172,7 @@ def show(result: dict[str, Any]) -> None:
     torch, facts = result["torch"], result["host"]
     tables.show(
         tables.table(heads, rows, "Clients forked from a zygote that holds torch"),
-        f"{facts['cpu']}, {facts['cores']} cores, load {facts['load_1min']}; medians of "
-        f"{result['repetitions']} starts, memory after one trip each. A process that imports torch for "
-        f"itself takes {torch['import_s']:.2f} s and {torch['proportional_mib']:.0f} MiB "
-        f"({torch['own_mib']:.0f} of its own)",
+        f"{bench.machine_line(facts)}; medians of {result['repetitions']} starts, memory after one trip "
+        f"each. A process that imports torch by itself takes {torch['import_s']:.2f} s and "
+        f"{torch['proportional_mib']:.0f} MiB ({torch['own_mib']:.0f} of its own)",
     )

@@ -60,7 +60,7 @@ def test_every_update_of_ingest_counts(transport: bare.Transport, tmp_path: Path
 
 
 def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(transport: bare.Transport, parameters: int, clients: int, seconds: float, _: Path) -> Any:
+    def measured(transport: bare.Transport, parameters: int, clients: int, seconds: float) -> Any:
         return ingest.IngestFigures(int(10 * seconds), 0.0, 0.0, {})
 
     monkeypatch.setattr(ingest, "measured", measured)

@@ -1,0 +1,96 @@
+"""The scaffold of ``edgefl bench``: runs that only measure, facts of the host, medians, judged figures."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edgefl.experiment import Checkpoint, Evaluation, Experiment
+from edgefl.host.capacity import host
+from edgefl.host.verdict import Conditions, Outcome, outcome, unfit
+from edgefl.results.record import Record
+from edgefl.run import supervisor
+
+Say = Callable[[str], None]
+NEVER = 10**9
+
+
+def silent(text: str) -> None:
+    """Discard a line of progress."""
+
+
+def machine(**more: Any) -> dict[str, Any]:
+    """Return the host and its present load, for a result's ``host``."""
+    return {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), **more}
+
+
+def machine_line(facts: dict[str, Any], *more: str) -> str:
+    """Format what `machine` returned."""
+    return ", ".join([facts["cpu"], f"{facts['cores']} cores", *more, f"load {facts['load_1min']}"])
+
+
+def median_and_spread(samples: Sequence[float]) -> tuple[float, float]:
+    """Return the median, and the interquartile range as a share of it."""
+    low, middle, high = np.percentile(samples, [25, 50, 75]).tolist()
+    return middle, (high - low) / middle
+
+
+def settings(**fields: Any) -> Experiment:
+    """Return an experiment that evaluates no version and writes no checkpoint while it runs."""
+    evaluation, checkpoint = Evaluation(every_versions=NEVER), Checkpoint(every_s=float(NEVER))
+    return Experiment(evaluation=evaluation, checkpoint=checkpoint, **fields)
+
+
+@contextmanager
+def run_record(experiment: Experiment, workload: str, out: Path | None = None) -> Iterator[Record]:
+    """Run the experiment with another workload and yield its record; ``out`` is kept, by default nothing."""
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
+        folder = Path(name) / "run" if out is None else out
+        done = supervisor.run(experiment, folder, quiet=True, base=folder.parent, workload=workload)
+        with done.record as record:
+            yield record
+
+
+class Judged(NamedTuple):
+    """One quantity beside its limit."""
+
+    quantity: str
+    mechanism: str
+    declared: str
+    measured: int
+    """Number of trips, packets or devices."""
+    figures: dict[str, float | None]
+    """Measured values; errors are shares."""
+    bar: str
+    verdict: Outcome
+    why: str = ""
+    """The reason for a verdict other than PASS."""
+
+
+def judged(
+    what: tuple[str, str, str],
+    measured: int,
+    figures: dict[str, float],
+    bar: str,
+    held: bool,
+    *conditions: Conditions,
+) -> Judged:
+    """Judge figures that were measured under these conditions; ``held`` is True if they are within the bar.
+
+    ``what`` is quantity, mechanism and declared value. A missed bar is INVALID and not FAIL while other
+    processes use the host.
+    """
+    busy = [line for each in conditions if not held for line in each.busy]
+    doubts = [*(line for each in conditions for line in unfit(each)), *busy]
+    if not measured:
+        doubts = ["nothing was measured"]
+    known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+    why = next(iter(doubts), "" if held else "the bar is missed")
+    return Judged(*what, measured, known, bar, outcome(held, doubts), why)
