@@ -6,6 +6,7 @@ record       the tables as typed rows, and `Record`, which all reports read, als
 store        `Store`, which writes the record; tail: what it was told since its last commit, seal: a checksum
              of each of its pages
 summary      summary.json: a run in numbers, with its fidelity and where the server's time went
+headline     the figures of a run that people look at first, in words
 phase        whether phones of one model act together
 report       one run: report.html, and its summary for the terminal
 trace        trace.json: a run as a timeline

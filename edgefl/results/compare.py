@@ -128,7 +128,7 @@ def write(
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
     """The time to the target, the rows' figures, and the runs' own measures; 80 columns wide."""
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
-    tables: list[RenderableType] = [*_race(rows, target), _learned(runs[0], rows)]
+    tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">"), own, fold=True)] if own else []
     spent = together(run.record for run in runs)
     return RenderGroup(*tables, *([Text(spent)] if spent else []))
@@ -163,32 +163,51 @@ def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
     ]
 
 
-def _learned(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
-    """The rows for the terminal: with their accuracy, or their loss where no run has one."""
+TERMINAL_HEADS = {"Run": "run", ">Accuracy": ">accuracy", ">Slow classes": ">slow*", ">Loss": ">loss",
+                  ">Trips": ">trips", ">Versions": ">versions", ">Staleness": ">stale",
+                  ">Slow weight": ">weight†", ">Fidelity": ""}  # fmt: skip
+"""Headings of a page's table of the rows' figures, and those in the terminal."""
+
+
+def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
+    """The row's figures at the end by heading; without accuracies unless a row is ``scored``."""
+    f = row.figures
+    shares = {">Accuracy": share(f["accuracy"]), ">Slow classes": share(f["slow_accuracy"])}
+    return {
+        "Run": row.label,
+        **(shares if scored else {}),
+        ">Loss": _plain(f["loss"]),
+        ">Trips": _count(f["client_trips"]),
+        ">Versions": _count(f["versions"]),
+        ">Staleness": f"{number(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}",
+        ">Slow weight": _plain(f["slow_weight"]),
+        ">Fidelity": row.verdict,
+    }
+
+
+def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
+    """The rows' figures for the terminal: with the loss only where no run has an accuracy."""
     slow, scored = first.slow, _scored(rows)
-    phones = f"{', '.join(slow.profiles)} (the slow phones)"
-    cells = []
+    found = []
     for row in rows:
-        f = row.figures
-        stale = f"{number(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}"
-        verdict = Text(row.verdict, VERDICT_COLOURS.get(row.verdict, ""))
-        found = (share(f["accuracy"]), share(f["slow_accuracy"])) if scored else (_plain(f["loss"]),)
-        cells.append(
-            (row.label, *found, _count(f["client_trips"]), _count(f["versions"]), stale,
-             number(f["slow_weight"].mean), verdict)
-        )  # fmt: skip
-    only = f"the classes only {', '.join(slow.profiles)} hold"
+        cells = _cells(row, scored)
+        cells[">Slow weight"] = number(row.figures["slow_weight"].mean)
+        cells[">Fidelity"] = Text(row.verdict, VERDICT_COLOURS.get(row.verdict, ""))
+        found.append(
+            {TERMINAL_HEADS[name]: cell for name, cell in cells.items() if name != ">Loss" or not scored}
+        )
+    phones = ", ".join(slow.profiles)
+    only = f"the classes only {phones} hold"
     starred = f"* accuracy on {only if slow.labels else 'classes only on slow phones: none'}\n"
     return table(
-        ("run", *((">accuracy", ">slow*") if scored else (">loss",)), ">trips", ">versions", ">stale",
-         ">weight†", ""),
-        cells,
+        [*found[0]],
+        [[*cells.values()] for cells in found],
         title="At the end",
-        caption=f"{starred if scored else ''}† applied weight of {phones}: 1 is fair\n"
+        caption=f"{starred if scored else ''}† applied weight of {phones} (the slow phones): 1 is fair\n"
         "stale: staleness, mean/max",
         fold=True,
         gap=1,
-    )  # fmt: skip
+    )
 
 
 def _scored(rows: Sequence[RunGroup]) -> bool:
@@ -343,6 +362,7 @@ def comparison_page(
     if any(len(row.runs) > 1 for row in rows):
         about += "± is half the 95% interval of the mean over seeds."
         lines = "Thin: each seed; thick: their mean."
+    ends = [_cells(row, _scored(rows)) for row in rows]
     invalid = ", ".join(row.label for row in rows if not row.valid)
     warning = (
         f"<b>INVALID:</b> {escape(invalid)}. Do not use their figures as results; each run's own "
@@ -353,7 +373,9 @@ def comparison_page(
     sections = {
         "Side by side": [
             *([page.card(f"Time to {target}", f"{target.rule} {RATIO}", _race_html(rows))] if target else []),
-            page.card("At the end of the runs", about, _table(rows)),
+            page.card(
+                "At the end of the runs", about, html_table([*ends[0]], [[*row.values()] for row in ends])
+            ),
             *([page.card("Measures", "At the last evaluation.", _measures(rows))] if own_names(rows) else []),
             page.card("Each run", together(run.record for run in runs), _each(out, runs, rows)),
         ],
@@ -444,24 +466,6 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
                    lambda summary: {name: found["mean"]
                                     for name, found in summary["staleness"]["by_profile"].items()}),
     ]  # fmt: skip
-
-
-def _table(rows: Sequence[RunGroup]) -> str:
-    scored = _scored(rows)
-    learned = [">Accuracy", ">Slow classes"] if scored else []
-    head = ["Run", *learned, ">Loss", ">Trips", ">Versions", ">Staleness", ">At most", ">Slow weight",
-            ">Fidelity"]  # fmt: skip
-    cells = []
-    for row in rows:
-        f = row.figures
-        weight = str(f["slow_weight"]) if np.isfinite(f["slow_weight"].mean) else None
-        shares = [share(f["accuracy"]), share(f["slow_accuracy"])] if scored else []
-        cells.append(
-            [row.label, *shares, _plain(f["loss"]), _count(f["client_trips"]), _count(f["versions"]),
-             number(f["staleness_mean"].mean), number(f["staleness_max"].mean), weight,
-             row.verdict]
-        )  # fmt: skip
-    return html_table(head, cells)
 
 
 def _measures(rows: Sequence[RunGroup]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_text
 from edgefl.host.fidelity import PHASES, RESOLUTION_WALL_S
 from edgefl.results import page
+from edgefl.results.headline import headline
 from edgefl.results.page import Picture
 from edgefl.results.pictures import (
     COLOURS,
@@ -126,7 +127,7 @@ def report(record: Record) -> str:
         "edgefl run",
         summary["name"] or record.folder.name,
         " · ".join(part for part in about if part),
-        _headline(record, summary),
+        [page.stat(*one) for one in headline(summary)],
         sections,
         f"Written by edgefl {meta.edgefl}. Times are emulated seconds unless they say wall.",
         lead=in_a_sentence(record, summary),
@@ -232,41 +233,6 @@ def _logged(record: Record) -> list[str]:
     columns = ["Figure", ">Trips", ">First tenth", ">Last tenth"]
     about = "Means over the first and the last tenth of the trips, as the training function logs them."
     return [page.card("Figures of the training", about, html_table(columns, rows))] if rows else []
-
-
-def _headline(record: Record, summary: dict[str, Any]) -> list[str]:
-    fidelity, staleness, trips = summary["fidelity"], summary["staleness"], summary["trips"]
-    error = fidelity["median_abs_error"]
-    lost = [f"{trips[fate]:,} {fate}" for fate in ("discarded", "dropped", "lost", "open") if trips[fate]]
-    note = "no trip was timed" if error is None else f"{percent(error, 2)} median error"
-    if record.meta.clock == "virtual" and error is not None:
-        note = "times computed, not enforced"
-    elif fidelity.get("warnings"):
-        note += f"; warning: {fidelity['warnings'][0]}"
-    loss, metrics = f"loss {number(summary['loss'])}", summary["metrics"].items()
-    if summary["accuracy"] is None:
-        loss = "not a number" if record.evaluations else "not evaluated"
-    learned = page.stat("Accuracy", percent(summary["accuracy"]), loss)
-    if not _scored(record):
-        own = ", ".join(f"{name} {number(value)}" for name, value in metrics)
-        learned = page.stat("Loss", number(summary["loss"]), own or "no accuracy")
-    weight, theirs = (summary["slow_phones"][what] for what in ("applied_weight", "accuracy"))
-    slow_note = "no update applied" if weight is None else f"weight {number(weight)} of the fair share"
-    slow = ("Slow phones' classes", percent(theirs), slow_note)
-    if theirs is None and weight is not None:
-        slow = ("Slow phones' weight", number(weight), "of the fair share")
-    valid = ("VALID", "good") if fidelity["valid"] else ("INVALID", "bad")
-    return [
-        page.stat("Strategy", summary["strategy"] or "–", many(summary["processes"], "training process")),
-        learned,
-        page.stat(*slow),
-        page.stat("Client trips", f"{summary['client_trips']:,}", ", ".join(lost) or "no update was lost"),
-        page.stat("Versions", f"{summary['versions']:,}",
-                  f"staleness {number(staleness['mean'])} mean, {staleness['max']} max"),
-        page.stat("Emulated time", seconds(summary["emulated_s"]),
-                  f"{seconds(summary['wall_s'])} on the wall"),
-        page.stat("Fidelity", valid[0], note, valid[1]),
-    ]  # fmt: skip
 
 
 def _profiles(record: Record, summary: dict[str, Any]) -> str:
@@ -553,67 +519,31 @@ def model_error(factors: Mapping[str, float]) -> str:
     return f"within a factor of {' to '.join(ends)} (90%)"
 
 
-def _learned(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The lines of what was learned: a task without classes has no accuracy."""
-    accuracy, loss = summary["accuracy"], summary["loss"]
-    both = ("accuracy, loss", f"{figure(accuracy)}, {figure(loss)}")
-    lines = [("loss", figure(loss)) if accuracy is None and loss is not None else both]
-    lines += [(name, figure(value)) for name, value in summary.get("metrics", {}).items()]
-    found = summary.get("on_clients") or {}
+def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
+    """A run's summary for the terminal: the headline, and the figures behind it."""
+    aggregation, worst = summary["aggregation"], summary["fidelity"]["worst"]
+    rows = [(one.name.lower(), one.text) for one in headline(summary)]
+    rows[0] = ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}")
+    if summary["no_progress"]:
+        rows.append((NO_PROGRESS, summary["no_progress"]))
+    found = summary["on_clients"] or {}
     for kind in ("global", "personal"):
         if kind in found:
-            mean, worst = (figure(found[kind][name]) for name in ("mean", "worst_decile"))
-            lines.append((f"{kind} {found['measure']} on clients", f"mean {mean}, worst decile {worst}"))
-    return lines
-
-
-def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The hosts of the clients, if they were not with the server."""
-    lost = [node["name"] for node in nodes if node["lost"]]
-    said = ", lost: ".join([str(len(nodes)), *([", ".join(lost)] if lost else [])])
-    return [("nodes", said)] if nodes else []
-
-
-def _real(devices: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Training times of real devices over those that their profiles declare."""
-    return [
-        (f"a real {one['profile']}", f"{figure(one['ratio']['median'])} of its profile's training time")
-        for one in devices
-    ]
-
-
-def _phases(fidelity: Mapping[str, Any], clock: str) -> list[tuple[str, str]]:
-    """The phase and device with the largest errors, and how many more are off."""
-    worst = fidelity.get("worst") if fidelity and clock == "wall" else None
-    if not worst:
-        return []
-    of = f"{PHASES[worst['phase']]} of {worst['device']}"
-    errors = f"median {worst['median_error']:+.2%}, p95 {worst['p95_abs_error']:.2%}"
-    off = len(fidelity["warnings"])
-    return [("worst phase", "warning: " * (off > 0) + f"{of}: {errors}" + f"; {off - 1} more" * (off > 1))]
-
-
-def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
-    """A run's summary, the figures that one looks at first."""
-    staleness, aggregation, found = summary["staleness"], summary["aggregation"], summary["fidelity"]
-    fidelity = "not measured"
-    if found and found["median_abs_error"] is not None and found["p95_abs_error"] is not None:
-        fidelity = "valid" if found["valid"] else "INVALID"
-        fidelity += f": error median {found['median_abs_error']:.2%}, p95 {found['p95_abs_error']:.2%}"
-        if summary["clock"] == "virtual" and found["valid"]:
-            fidelity = "times computed, not enforced"
-    rows = [
-        ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}"),
-        *_learned(summary),
-        *([(NO_PROGRESS, summary["no_progress"])] if summary.get("no_progress") else []),
-        ("versions, client trips", f"{summary['versions']}, {summary['client_trips']}"),
-        ("staleness mean, max", f"{figure(staleness['mean'])}, {figure(staleness['max'])}"),
-        ("emulated, wall", f"{figure(summary['emulated_s'])} s, {figure(summary['wall_s'])} s"),
-        ("fidelity", fidelity),
-        *_phases(found, summary["clock"]),
-        *_nodes(summary.get("nodes") or []),
-        *_real(summary.get("real_devices") or []),
-        ("device model", model_error(summary.get("model_error_factor") or {})),
+            mean, tenth = (figure(found[kind][name]) for name in ("mean", "worst_decile"))
+            rows.append((f"{kind} {found['measure']} on clients", f"mean {mean}, worst decile {tenth}"))
+    if worst and summary["clock"] == "wall":
+        errors = f"median {worst['median_error']:+.2%}, p95 {worst['p95_abs_error']:.2%}"
+        rows.append(("worst phase", f"{PHASES[worst['phase']]} of {worst['device']}: {errors}"))
+    if summary["nodes"]:
+        lost = ", ".join(node["name"] for node in summary["nodes"] if node["lost"])
+        rows.append(
+            ("nodes", f"{len(summary['nodes'])}, lost: {lost}" if lost else str(len(summary["nodes"])))
+        )
+    for real in summary["real_devices"]:
+        took = f"{figure(real['ratio']['median'])} of its profile's training time"
+        rows.append((f"a real {real['profile']}", took))
+    rows += [
+        ("device model", model_error(summary["model_error_factor"])),
         ("aggregation", f"{aggregation['backend']}, {figure(aggregation['gbytes_per_s'])} GB/s"),
         ("model", summary["model_sha256"][:16]),
         ("folder", str(folder)),

@@ -17,7 +17,7 @@ from edgefl.errors import ConfigError
 from edgefl.files import flush_folder, replace
 
 ENDING = "-seal"
-"""Suffix of the seal's file: 8 bytes per page of the record."""
+"""Suffix of the seal's file: 8 bytes per page of the record, and 8 bytes over all of these."""
 PAGE = 4096
 AT_ONCE = 256 * PAGE
 """Bytes read at once: the record of a long run is larger than the server's memory."""
@@ -63,12 +63,14 @@ def _place(record: Path) -> Path:
 
 
 def _sums(record: Path) -> bytes:
-    """One checksum per page; an incomplete last page is padded."""
-    sums: list[NDArray[np.uint64]] = []
+    """One checksum per page, and one over these; an incomplete last page is padded."""
+    sums = [np.empty(0, np.uint64)]
     with open(record, "rb") as file:
         while (content := np.fromfile(file, np.uint8, AT_ONCE)).size:
             content = np.pad(content, (0, -content.size % PAGE), constant_values=1)
-            if not sums:
+            if len(sums) == 1:
                 content[list(_VOLATILE)] = 0
             sums.append(np.einsum("ij,j->i", content.view("<u8").reshape(-1, _WORDS), _FACTORS))
-    return b"".join(part.tobytes() for part in sums)
+    pages: NDArray[np.uint64] = np.concatenate(sums)
+    factors = 2 * np.arange(pages.size, dtype=np.uint64) + 1
+    return pages.tobytes() + np.sum(pages * factors, dtype=np.uint64).tobytes()

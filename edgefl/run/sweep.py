@@ -25,6 +25,7 @@ from edgefl.host.fork_server import ForkServer
 from edgefl.host.process import allow_open_files
 from edgefl.results import compare
 from edgefl.results.figure import plot
+from edgefl.results.headline import learned
 from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE, require_free
@@ -261,13 +262,11 @@ def _slug(label: str, taken: set[str]) -> str:
 
 
 def _said(figures: Mapping[str, Any]) -> str:
-    accuracy, loss = figures["accuracy"], figures["loss"]
-    learned = (
-        f"accuracy {accuracy:.1%}" if accuracy is not None else f"loss {loss}" if loss else "not measured"
-    )
+    found = learned(figures["accuracy"], figures["loss"], {})
     invalid = ", INVALID" if figures["fidelity"]["valid"] is False else ""
     stuck = f", {NO_PROGRESS}" if figures.get("no_progress") else ""
-    return f"{learned}, {figures['client_trips']:,} trips, {figures['wall_s']:.3g} s{invalid}{stuck}"
+    took = f"{figures['client_trips']:,} trips, {figures['wall_s']:.3g} s"
+    return f"{found.name.lower()} {found.value}, {took}{invalid}{stuck}"
 
 
 def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | None) -> RenderableType:

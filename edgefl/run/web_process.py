@@ -32,8 +32,9 @@ from edgefl.experiment import Experiment
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.process import become_child
 from edgefl.results import page
+from edgefl.results.headline import Stat, emulated_time, learned
 from edgefl.results.record import ClientRow, IncidentRow, Record, TripRow
-from edgefl.results.tables import html_table, many, number, percent, seconds
+from edgefl.results.tables import html_table, many, number, seconds
 from edgefl.run import control
 from edgefl.run.view import PACE_S, RunView
 from edgefl.run.web_http import WebReply, WebServer
@@ -251,24 +252,18 @@ class LivePage:
         """The headline cards as HTML."""
         view, fidelity = self._view, self._view.fidelity(progress)
         figures = view.figures(progress)
-        own = [f"{name} {number(value, 4)}" for name, value in progress.metrics.items()]
-        loss = [f"loss {number(progress.loss)}"] if progress.loss is not None else []
         lost = [f"{progress.dropped:,} dropped"] * bool(progress.dropped)
         lost += [f"{many(progress.incidents, 'process')} failed"] * bool(progress.incidents)
-        invalid = fidelity == "INVALID"
-        why = view.reason(progress) if invalid else f"error {figures['error']}" if "error" in figures else ""
-        learned = ("Accuracy", percent(progress.accuracy), ", ".join([*loss, *own]) or "not measured yet", "")
-        if progress.accuracy is None and loss:
-            learned = ("Loss", number(progress.loss), ", ".join(own) or "no accuracy", "")
-        tone = "bad" if invalid else "good" if fidelity == "VALID" else ""
+        why = f"error {figures['error']}" if "error" in figures else ""
+        why = view.reason(progress) if fidelity == "INVALID" else why
         cards = [
-            learned,
-            ("Client trips", f"{progress.trips:,}", ", ".join(lost) or "no update was lost", ""),
-            ("Throughput", f"{number(self._rate())}/s", "trips, of late", ""),
-            ("Version", f"{progress.version:,}", "of the global model", ""),
-            ("Staleness", number(progress.staleness_mean), f"mean; {progress.staleness_max:,} max", ""),
-            ("Emulated time", seconds(progress.emulated_s), f"{seconds(progress.wall_s)} on the wall", ""),
-            ("Fidelity", fidelity or "–", why, tone),
+            learned(progress.accuracy, progress.loss, progress.metrics),
+            Stat("Client trips", f"{progress.trips:,}", ", ".join(lost) or "no update was lost"),
+            Stat("Throughput", f"{number(self._rate())}/s", "trips, of late"),
+            Stat("Version", f"{progress.version:,}", "of the global model"),
+            Stat("Staleness", number(progress.staleness_mean), f"mean; {progress.staleness_max:,} max"),
+            emulated_time(progress.emulated_s, progress.wall_s),
+            Stat("Fidelity", fidelity or "–", why, {"VALID": "good", "INVALID": "bad"}.get(fidelity, "")),
         ]
         return "".join(page.stat(*one) for one in cards)
 

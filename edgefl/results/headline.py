@@ -1,0 +1,76 @@
+"""Headline figures of a run in words, the same on its page, its live page and in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from edgefl.results.tables import many, number, percent, seconds
+
+
+class Stat(NamedTuple):
+    """One figure: its name, its value, a note, and the value's tone ("", "good" or "bad")."""
+
+    name: str
+    value: str
+    note: str = ""
+    tone: str = ""
+
+    @property
+    def text(self) -> str:
+        """Value and note in one line."""
+        return ", ".join(filter(None, (self.value, self.note)))
+
+
+def learned(accuracy: float | None, loss: float | None, metrics: Mapping[str, float | None]) -> Stat:
+    """The accuracy, or the loss of a task without one; the note has the user's own measures.
+
+    >>> learned(0.812, 0.75, {"f1": 0.8}).text, learned(None, 0.25, {}).text
+    ('81.2%, loss 0.75, f1 0.8', '0.25, no accuracy')
+    """
+    own = [f"{name} {number(value, 4)}" for name, value in metrics.items()]
+    if accuracy is None and loss is not None:
+        return Stat("Loss", number(loss), ", ".join(own) or "no accuracy")
+    known = [f"loss {number(loss)}"] if loss is not None else []
+    return Stat("Accuracy", percent(accuracy), ", ".join([*known, *own]) or "not measured")
+
+
+def emulated_time(emulated_s: float, wall_s: float) -> Stat:
+    return Stat("Emulated time", seconds(emulated_s), f"{seconds(wall_s)} on the wall")
+
+
+def fidelity(found: Mapping[str, Any], clock: str) -> Stat:
+    """The verdict on a run whose summary has the ``fidelity`` ``found``."""
+    median, p95 = found["median_abs_error"], found["p95_abs_error"]
+    note = f"error median {percent(median, 2)}, p95 {percent(p95, 2)}"
+    if median is None:
+        note = "no trip was timed"
+    elif clock == "virtual":
+        note = "times computed, not enforced"
+    elif found["warnings"]:
+        note += f"; warning: {found['warnings'][0]}"
+    return Stat("Fidelity", note=note, **_VERDICTS[bool(found["valid"])])
+
+
+_VERDICTS = {True: {"value": "VALID", "tone": "good"}, False: {"value": "INVALID", "tone": "bad"}}
+
+
+def headline(summary: Mapping[str, Any]) -> list[Stat]:
+    """The figures of a run's `summarize` that people look at first."""
+    trips, staleness, slow = summary["trips"], summary["staleness"], summary["slow_phones"]
+    lost = [f"{trips[fate]:,} {fate}" for fate in ("discarded", "dropped", "lost", "open") if trips[fate]]
+    weight, theirs = slow["applied_weight"], slow["accuracy"]
+    note = "no update applied" if weight is None else f"weight {number(weight)} of the fair share"
+    of_slow = Stat("Slow phones' classes", percent(theirs), note)
+    if theirs is None and weight is not None:
+        of_slow = Stat("Slow phones' weight", number(weight), "of the fair share")
+    stale = f"staleness {number(staleness['mean'])} mean, {staleness['max']} max"
+    return [
+        Stat("Strategy", summary["strategy"] or "–", many(summary["processes"], "training process")),
+        learned(summary["accuracy"], summary["loss"], summary["metrics"]),
+        of_slow,
+        Stat("Client trips", f"{summary['client_trips']:,}", ", ".join(lost) or "no update was lost"),
+        Stat("Versions", f"{summary['versions']:,}", stale),
+        emulated_time(summary["emulated_s"], summary["wall_s"]),
+        fidelity(summary["fidelity"], summary["clock"]),
+    ]
