@@ -19,8 +19,7 @@ studies      loads a study from experiments/papers/studies; fedbuff, fedstalewei
 claims       comparisons of two algorithms, judged by a paper's claim (statistics: edgefl.results)
 mutants      wrong implementations that a claim must reject; verdicts: the power of a study's verdicts
 theory       theorems of the papers, measured: influence has the arrivals, convergence the descents on the
-             problem in quadratic; frontier: fair weights under a bounded step; strategic: clients that
-             throttle themselves
+             problem in quadratic; frontier: fair weights under a bounded step
 """
 
 PAPERS = (

@@ -13,11 +13,12 @@ import theory_mutants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import strategic
 from edgefl import RunError, experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Sum
 from edgefl.devices.schema import Delay
-from edgefl.lab import convergence, frontier, strategic, theory
+from edgefl.lab import convergence, frontier, theory
 from edgefl.lab.convergence import Ratio, composition, weight_bounds
 from edgefl.lab.influence import Outcome, gains_of_slowing, simulate, staleness_by_buffer
 from edgefl.lab.quadratic import Expected, Quadratic, descend

@@ -1,9 +1,10 @@
-"""A fleet of which some throttle themselves: what that costs them in weight, and saves them in trips.
+"""Prints the table of docs/findings.md on clients that throttle themselves.
 
-    python -m edgefl.lab.strategic            the table of docs/findings.md
+    python -m benchmarks.strategic
 
-Two thirds of the clients are fast, the others slow, as in FedStaleWeight's section 6.2. ``count`` fast ones
-take ``slowed`` times as long as they could, for the same emulated time. Nobody learns anything.
+Two thirds of the clients are fast, the others slow, as in FedStaleWeight's section 6.2. ``count`` fast
+clients take ``slowed`` times as long as they could, for the same emulated time. Nothing is trained. The table
+has the share of their weight and of their trips that remains.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ FORMS: dict[str, Callable[[Restart], Strategy]] = {
 }
 RULES: tuple[Restart, ...] = ("after-step", "immediate")
 FLEETS = ((15, 600.0), (60, 200.0), (250, 200.0), (1000, 200.0))
-"""Clients, and the emulated seconds that they train."""
+"""Number of clients, and emulated seconds of the run."""
 
 
 class FleetShares(NamedTuple):
-    """A fleet's run, by client."""
+    """Figures of a run by client."""
 
     share: npt.NDArray[np.float64]
-    """Its part of all applied weight."""
+    """Share of all applied weight."""
     trips: npt.NDArray[np.int64]
-    """Its updates that were applied: what its energy goes into."""
+    """Number of applied updates, which the client's energy is spent on."""
 
 
 @cache
 def run(
     form: str, restart: Restart, clients: int, emulated_s: float, seed: int, count: int, slowed: float
 ) -> FleetShares:
-    """A fleet whose first ``count`` clients take ``slowed`` times as long as they could."""
+    """Run a fleet whose first ``count`` clients take ``slowed`` times as long as they could."""
     fast = 2 * clients // 3
     delays, factors = [FAST] * fast + [SLOW] * (clients - fast), [slowed] * count + [1.0] * (clients - count)
     made, _ = arrivals(FORMS[form](restart), delays, Stop(emulated_s=emulated_s), seed, factors)
@@ -60,7 +61,7 @@ def run(
 def gain(
     form: str, restart: Restart, clients: int, emulated_s: float, seed: int, count: int, slowed: float
 ) -> tuple[float, float]:
-    """The parts of their weight and of their trips that slowing down leaves to the first ``count``."""
+    """Return the remaining shares of weight and trips of the first ``count`` clients when they slow down."""
     before, after = (
         run(form, restart, clients, emulated_s, seed, *how) for how in ((0, 1.0), (count, slowed))
     )
@@ -69,7 +70,7 @@ def gain(
 
 
 def main(slowed: float = 2.0, seeds: tuple[int, ...] = (1, 2, 3)) -> None:
-    """Print the table: what is left, in per cent, of the weight and of the trips of those who slow down."""
+    """Print the remaining weight and trips of the clients that slow down, in per cent."""
     print("| clients | a contributor starts again | who slow down | " + " | ".join(FORMS) + " | trips |")
     print("|---|---|---|" + "---|" * (len(FORMS) + 1))
     for restart, clients, emulated_s in ((rule, *fleet) for rule in RULES for fleet in FLEETS):

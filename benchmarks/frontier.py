@@ -1,0 +1,55 @@
+"""Prints the tables of docs/findings.md on weights under a bounded step.
+
+    python -m benchmarks.frontier
+
+By how much slow clients' weight falls short of 1/n, in per cent; and the effect of waiting for the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from edgefl.lab.frontier import Short, measure
+from edgefl.lab.influence import FAST_ONES, simulate
+from edgefl.results.statistics import estimate
+from edgefl.strategies.fedstaleweight import FedStaleWeight
+
+SLOW_BY = (1.0, 2.0, 4.0, 8.0)
+CAPS = (2.0, 4.0)
+
+
+def main(versions: int = 4_000, seeds: Sequence[int] = (1, 2, 3)) -> None:
+    """Print both tables."""
+    print("| slow clients | c | any form, at least | running | credit | owed at the end, updates |")
+    print("|---|---|---|---|---|---|")
+    for slow_by, cap in product(SLOW_BY, CAPS):
+        print(_row(f"× {slow_by:g}", cap, measure(cap, slow_by, versions, seeds)), flush=True)
+    for slow_by in SLOW_BY:
+        seen = measure(2.0, slow_by, versions, seeds, churn=True)
+        print(_row(f"× {slow_by:g}, churn", 2.0, seen), flush=True)
+    print("\n| restart | form | a fast client's weight · n | a slow one's |\n|---|---|---|---|")
+    for restart, form in product(("immediate", "new-version", "after-step"), ("derivation", "algorithm-1")):
+        print(waiting(restart, form, versions, seeds), flush=True)
+
+
+def waiting(restart: str, form: str, versions: int, seeds: Sequence[int]) -> str:
+    """Return a row with the weights of the running form without a cap, under a restart rule."""
+    fields: dict[str, Any] = {"buffer_size": 5, "restart": restart, "form": form}
+    strategy = FedStaleWeight(**fields, normalize="running", max_step=1e9)
+    runs = [simulate(strategy, versions, seed).applied() for seed in seeds]
+    groups = (slice(0, len(FAST_ONES)), slice(len(FAST_ONES), None))
+    means = [estimate([float(run[group].mean()) for run in runs]) for group in groups]
+    return f"| `{restart}` | `{form}` | " + " | ".join(mean.at(".3f") for mean in means) + " |"
+
+
+def _row(label: str, cap: float, seen: Short) -> str:
+    columns = (seen.most, seen.running, seen.credit)
+    short = (estimate([100.0 * (1.0 - value) for value in values]) for values in columns)
+    cells = [label, f"{cap:g}", *(each.at(".1f") for each in short), f"{max(seen.owed):.1f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
