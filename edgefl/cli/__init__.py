@@ -59,8 +59,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (run, nodes, sweep, keys, predict, programs, flower, lab, chaos, profiles, measure, doctor):
-    commands.add(app)
+for command in (
+    run.run, run.resume, run.compare, run.report, run.trace, run.verify, nodes.serve, nodes.join,
+    sweep.sweep, sweep.export, keys.keys, keys.keygen, predict.predict, flower.flower, lab.reproduce,
+    chaos.chaos, profiles.calibrate, measure.measure, doctor.doctor,
+):  # fmt: skip
+    app.command()(command)
+app.command("exec", context_settings={"allow_interspersed_args": False})(programs.execute)
+app.add_typer(profiles.app, name="profiles")
+app.add_typer(lab.bench, name="bench")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """The error that typer raises for a wrong command line, be it of its own click or of the installed one."""

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgefl.cli.lab import Json
-from edgefl.cli.paths import named_folder
+from edgefl.cli.paths import folder_option
 from edgefl.cli.run import Changes, ClockKind, ExperimentFile, Interrupted
 from edgefl.errors import RunError
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
     from edgefl.lab.chaos_findings import Findings
-
-
-def add(app: typer.Typer) -> None:
-    app.command()(chaos)
 
 
 def chaos(
@@ -34,10 +30,7 @@ def chaos(
     set_: Changes = None,
     clock: ClockKind = None,
     seed: Annotated[int, typer.Option(help="Of the instants and processes.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder; default runs/chaos-DATE-TIME.", parser=named_folder),
-    ] = None,
+    out: Annotated[Path | None, folder_option("Folder; default runs/chaos-DATE-TIME.")] = None,
     json: Json = None,
 ) -> int:
     """Kill processes of an experiment, resume it, and judge it.
@@ -45,12 +38,10 @@ def chaos(
     Each by kill -9 at a drawn instant, until the run is done.
     Exit code 1 and a line for each promise that was not held.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from edgefl import new_run_folder
     from edgefl.files import write_text
     from edgefl.lab.chaos import Plan, disturb
-    from edgefl.results.tables import PlainConsole, show
+    from edgefl.results.tables import progress_bar, show
 
     plan = Plan(
         file=file,
@@ -63,9 +54,7 @@ def chaos(
         failpoints=failpoints,
     )
     folder = out or new_run_folder("chaos")
-    console = PlainConsole(stderr=True)
-    columns = (TextColumn("kills"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_bar("kills") as progress:
         task = progress.add_task("", total=kills if not failpoints else None)
 
         def tell(findings: Findings, doing: str) -> None:

@@ -34,10 +34,6 @@ class Check(NamedTuple):
     problem: str = ""
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(doctor)
-
-
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """The abilities of this machine, and reasons for what it lacks."""
     checks = list(examine())

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from edgefl.flower.runtime import FlowerResult
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(flower)
-
-
 def flower(
     app: Annotated[Path, typer.Argument(metavar="APP", help="The folder of a Flower app.")],
     device: Devices = None,

@@ -10,11 +10,6 @@ import typer
 from edgefl.terminal import say
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(keys)
-    app.command()(keygen)
-
-
 def keys(
     which: Annotated[
         str, typer.Argument(metavar="[TABLE]", help="fleet, training, stop …, or strategy.NAME.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.paths import figures_file, named_folder
+from edgefl.cli.paths import figures_file, folder_option
 from edgefl.cli.run import Changes, Interrupted
 from edgefl.errors import ConfigError, unknown
 from edgefl.lab import PAPERS
@@ -27,19 +27,18 @@ PICTURES = (".png", ".svg")
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")]
 
 
-def add(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-    for command in (aggregate, fidelity, ingest, memory, spawn, truth):
-        group.command()(command)
-    app.command()(reproduce)
-    app.add_typer(group, name="bench", help="Measurements, each beside its limit in the same run.")
+bench = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Measurements, each beside its limit in the same run."
+)
 
 
+@bench.command()
 def aggregate(json: Json = None, quick: Quick = False) -> None:
     """The server's weighted sum, beside the memory's limit."""
     _measure("aggregate", json, quick)
 
 
+@bench.command()
 def fidelity(json: Json = None, quick: Quick = False) -> int:
     """Measure emulated phones against what they declare.
 
@@ -48,21 +47,25 @@ def fidelity(json: Json = None, quick: Quick = False) -> int:
     return 0 if _measure("fidelity", json, quick)["verdict"] == "PASS" else 1
 
 
+@bench.command()
 def ingest(json: Json = None, quick: Quick = False) -> None:
     """Updates a second that the server takes in."""
     _measure("ingest", json, quick)
 
 
+@bench.command()
 def memory(json: Json = None, quick: Quick = False) -> None:
     """Memory of training steps: predicted, and measured here."""
     _measure("memory", json, quick)
 
 
+@bench.command()
 def spawn(json: Json = None, quick: Quick = False) -> None:
     """Measure the start of clients, and their memory."""
     _measure("spawn", json, quick)
 
 
+@bench.command()
 def truth(
     json: Json = None,
     quick: Quick = False,
@@ -113,12 +116,7 @@ def reproduce(
         ),
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder; default runs/reproduce-PAPER. Runs in it are not repeated.",
-            parser=named_folder,
-        ),
+        Path | None, folder_option("Folder; default runs/reproduce-PAPER. Runs in it are not repeated.")
     ] = None,
     changes: Changes = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,

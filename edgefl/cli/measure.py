@@ -9,20 +9,13 @@ from typing import Annotated
 
 import typer
 
-from edgefl.cli.paths import new_file, put
+from edgefl.cli.paths import file_option, put
 from edgefl.errors import ConfigError
 from edgefl.terminal import say
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(measure)
-
-
 def measure(
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="JSON file to write; by default it is printed.", parser=new_file),
-    ] = None,
+    out: Annotated[Path | None, file_option("JSON file to write; by default it is printed.")] = None,
     ssh: Annotated[str, typer.Option(metavar="USER@HOST", help="Measure there instead of here.")] = "",
     python: Annotated[str, typer.Option(help="Interpreter with torch; over ssh python3 by default.")] = "",
     threads: Annotated[

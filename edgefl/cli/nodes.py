@@ -28,11 +28,6 @@ Insecure = Annotated[
 Wanted = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Begin once so many have joined.")]
 
 
-def add(app: typer.Typer) -> None:
-    for command in (serve, join):
-        app.command()(command)
-
-
 def serve(
     file: run.ExperimentFile,
     bind: Bind,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from edgefl.errors import ConfigError, RunError
+from edgefl.terminal import say
 
 
 def run_folder(text: str) -> Path:
@@ -44,6 +49,26 @@ def put(path: Path, content: bytes) -> None:
         write_bytes(path, content)
     except RunError as error:
         raise ConfigError(f"--out {error}") from None
+
+
+def put_or_print(path: Path | None, content: bytes) -> None:
+    """`put` and print the path, or print the content if there is no path."""
+    if path is not None:
+        put(path, content)
+        say(f"wrote {path}")
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+
+
+def folder_option(help_: str) -> Any:
+    """The option for a folder, which must have a name."""
+    return typer.Option(metavar="DIR", help=help_, parser=named_folder)
+
+
+def file_option(help_: str) -> Any:
+    """The option for a file that must not exist yet."""
+    return typer.Option(metavar="FILE", help=help_, parser=new_file)
 
 
 def figures_file(text: str) -> Path:

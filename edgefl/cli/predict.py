@@ -53,10 +53,6 @@ class _Found(NamedTuple):
     """By the profile's currents; None where it has none."""
 
 
-def add(app: typer.Typer) -> None:
-    app.command()(predict)
-
-
 def predict(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="cnn-femnist, mlp, …, my_module:make or timm:NAME.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +13,7 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from edgefl.cli.paths import new_file, put
+from edgefl.cli.paths import file_option, put, put_or_print
 from edgefl.errors import ConfigError, ProfileError, unknown
 from edgefl.terminal import say
 
@@ -128,7 +127,7 @@ def fit(
     rows: Annotated[
         list[Path], typer.Argument(metavar="ROWS", help="Measured steps: CSVs, or a kit's JSON.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Profile file to write.", parser=new_file)],
+    out: Annotated[Path, file_option("Profile file to write.")],
     profile: Annotated[
         str | None, typer.Option(help="Rows of this profile, where there are several.")
     ] = None,
@@ -177,8 +176,7 @@ def fit(
             f"median error {told.median:.1%}, 90% within {told.p90:.1%}, worst factor {told.worst_factor:.2f}"
         )
         say(f"{told.rows} steps, each unseen: {errors}; intervals hold {told.held:.0%}")
-    put(out, fitted.profile_text(out, chosen, found, recipe).encode())
-    say(f"wrote {out}")
+    put_or_print(out, fitted.profile_text(out, chosen, found, recipe).encode())
 
 
 @app.command()
@@ -188,10 +186,7 @@ def scale(
         str | None, typer.Option(help="The measured device; by default the one with the most similar cores.")
     ] = None,
     runtime: Annotated[str, typer.Option(help="Which of its runtimes.")] = "torch",
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File to write; by default it is printed.", parser=new_file),
-    ] = None,
+    out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
 ) -> None:
     """Scale a measured device's times to one that was not measured.
 
@@ -199,12 +194,7 @@ def scale(
     """
     from edgefl.devices.scaling import scaled_file
 
-    text = scaled_file(name, like, runtime)
-    if out is None:
-        say(text, end="")
-        return
-    put(out, text.encode())
-    say(f"wrote {out}")
+    put_or_print(out, scaled_file(name, like, runtime).encode())
 
 
 @app.command()
@@ -214,10 +204,7 @@ def export(
         str, typer.Argument(metavar="FORMAT", help="One of devtools, fedscale, mahimahi, webpagetest.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="File to write, its folders too; by default it is printed.", parser=new_file
-        ),
+        Path | None, file_option("File to write, its folders too; by default it is printed.")
     ] = None,
     way: Annotated[
         Literal["down", "up"] | None,
@@ -230,12 +217,7 @@ def export(
     written = write(name, format_name, way)
     if written.left_out:
         say(f"{format_name} cannot say, left out: {', '.join(written.left_out)}", err=True)
-    if out is not None:
-        put(out, written.content)
-        say(f"wrote {out}")
-    else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(written.content)
+    put_or_print(out, written.content)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
@@ -308,11 +290,6 @@ def _loaded(name: str) -> Profile:
     if not is_path(name) and name not in bundled:
         raise ProfileError(unknown("profile", name, bundled))
     return as_written(kind_of(read_tables(Path(name))) if is_path(name) else bundled[name], name)
-
-
-def add(commands: typer.Typer) -> None:
-    commands.add_typer(app, name="profiles")
-    commands.command()(calibrate)
 
 
 def calibrate(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.paths import named_folder
+from edgefl.cli.paths import folder_option
 from edgefl.cli.run import INVALID, AcceptInvalid, Quiet
 from edgefl.errors import ConfigError
 from edgefl.terminal import say
@@ -26,11 +26,7 @@ Network = Annotated[
 ]
 TimeScale = Annotated[str, typer.Option(metavar="auto|S", help="Wall seconds per emulated second.")]
 Throttle = Annotated[str, typer.Option(metavar="sigstop|cgroup|off", help="What slows.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the record.", parser=named_folder)]
-
-
-def add(app: typer.Typer) -> None:
-    app.command("exec", context_settings={"allow_interspersed_args": False})(execute)
+Out = Annotated[Path | None, folder_option("Folder of the record.")]
 
 
 def execute(

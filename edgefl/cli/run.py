@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl import new_run_folder
-from edgefl.cli.paths import named_folder, run_folder
+from edgefl.cli.paths import folder_option, run_folder
 from edgefl.errors import ConfigError, EdgeflError, FolderTaken, RunError, damaged
 from edgefl.experiment import NO_PROGRESS
 from edgefl.terminal import say
@@ -51,10 +51,7 @@ UnsetKeys = Annotated[
     typer.Option("--unset", metavar="KEY", help="Take one key of the file away, such as training.steps."),
 ]
 Seed = Annotated[int | None, typer.Option(help="Beats seed.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Folder of the run; default runs/NAME-DATE-TIME.", parser=named_folder),
-]
+Out = Annotated[Path | None, folder_option("Folder of the run; default runs/NAME-DATE-TIME.")]
 
 
 Ray = Annotated[
@@ -67,11 +64,6 @@ Ray = Annotated[
 
 class Interrupted(EdgeflError):
     """Ctrl-C came while a run was on its way."""
-
-
-def add(app: typer.Typer) -> None:
-    for command in (run, resume, compare, report, trace, verify):
-        app.command()(command)
 
 
 def run(
@@ -141,7 +133,7 @@ def carry_out(
     base, rules = file.parent.absolute(), experiment.privacy
     if rules is not None and (warning := delta_warning(rules, len(fleet_of(experiment)))):
         say(f"edgefl: {warning}", err=True)
-    with page_socket(_port(web, web_port)) as page, nodes as hosts:
+    with page_socket(0 if web and web_port is None else web_port) as page, nodes as hosts:
         while True:
             try:
                 begin = partial(supervisor.run, experiment, folder, quiet, base, page, nodes=hosts)
@@ -168,7 +160,7 @@ def resume(
     from edgefl.run.web import page_socket
 
     require_torch()
-    page_at = page_socket(_port(web, web_port))
+    page_at = page_socket(0 if web and web_port is None else web_port)
     with page_at as page, damaged(str(folder)), _cluster_for(ray, folder, quiet) as nodes:
         again = partial(supervisor.resume, folder, quiet, page, nodes=nodes)
         return _finish(again, folder, quiet, accept_invalid)
@@ -176,12 +168,7 @@ def resume(
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs.", parser=run_folder)],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write summary.json, report.html and trace.json here.", parser=named_folder
-        ),
-    ] = None,
+    out: Annotated[Path | None, folder_option("Write summary.json, report.html and trace.json here.")] = None,
     target: TargetAccuracy = None,
 ) -> None:
     """Compare runs: their time to an accuracy, and their figures."""
@@ -230,27 +217,17 @@ def verify(
 
     Its updates, measurements and model must be the same.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from edgefl.results.tables import PlainConsole
+    from edgefl.results.tables import progress_bar
     from edgefl.run.verify import verify as again
 
-    columns = (TextColumn("versions"), BarColumn(), MofNCompleteColumn())
-    console = PlainConsole(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("versions", total=None)
-        with damaged(str(folder)):
-            found = again(folder, lambda made, of: progress.update(bar, completed=made, total=of), code)
+    with progress_bar("versions") as progress, damaged(str(folder)):
+        task = progress.add_task("", total=None)
+        found = again(folder, lambda made, of: progress.update(task, completed=made, total=of), code)
     if found.updates:
         say(f"same: {found.updates:,} updates, {found.versions:,} versions")
     else:
         say("no update arrived in this run; its model is still the first one, and that is the same")
     say(f"model_sha256 {found.model_sha256}")
-
-
-def _port(web: bool, port: int | None) -> int | None:
-    """The port of the page on which the run is shown, 0 for any; None: it is not to be."""
-    return 0 if web and port is None else port
 
 
 def _cluster(
@@ -306,20 +283,16 @@ def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid
         begun = (folder / EXPERIMENT_FILE).is_file()
         way_on = f"; carry on with: edgefl resume {folder}" if begun else " before anything was written"
         raise Interrupted(f"interrupted{way_on}") from None
-    fidelity = summary.get("fidelity") or {}
-    valid = fidelity.get("valid") is not False
-    if no_progress := summary.get("no_progress"):
+    fidelity = summary["fidelity"]
+    if no_progress := summary["no_progress"]:
         say(f"edgefl: {NO_PROGRESS}: {no_progress}; the figures are not a result", err=True)
-    if not valid:
-        why = "; ".join((fidelity.get("reasons") or ["the emulation missed its bounds"])[:2])
-        say(f"edgefl: INVALID: {why}; see fidelity in summary.json", err=True)
-    if warning := (summary.get("phase") or {}).get("warning"):
+    if not fidelity["valid"]:
+        say(f"edgefl: INVALID: {'; '.join(fidelity['reasons'][:2])}; see fidelity in summary.json", err=True)
+    if warning := summary["phase"]["warning"]:
         say(f"edgefl: {warning}", err=True)
     if not quiet:
         from edgefl.results.report import summary_table
         from edgefl.results.tables import show
 
         show(summary_table(summary, folder))
-    if no_progress:
-        return 1
-    return 0 if valid or accept_invalid else INVALID
+    return 1 if no_progress else 0 if fidelity["valid"] or accept_invalid else INVALID

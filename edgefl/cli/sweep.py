@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgefl.cli.paths import named_folder
+from edgefl.cli.paths import folder_option
 from edgefl.cli.run import (
     INVALID,
     AcceptInvalid,
@@ -25,11 +25,6 @@ from edgefl.terminal import say
 MOST_SEEDS = 10_000
 
 
-def add(app: typer.Typer) -> None:
-    for command in (sweep, export):
-        app.command()(command)
-
-
 def sweep(
     file: ExperimentFile,
     seeds: Annotated[
@@ -45,12 +40,7 @@ def sweep(
     set_: Changes = None,
     clock: ClockKind = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder; default runs/NAME-sweep. Runs in it are not repeated.",
-            parser=named_folder,
-        ),
+        Path | None, folder_option("Folder; default runs/NAME-sweep. Runs in it are not repeated.")
     ] = None,
     target: TargetAccuracy = None,
     accept_invalid: AcceptInvalid = False,
@@ -151,10 +141,7 @@ def export(
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Parquet files; needs polars or pyarrow.")
     ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the files; default DIR/tables.", parser=named_folder),
-    ] = None,
+    out: Annotated[Path | None, folder_option("Folder of the files; default DIR/tables.")] = None,
 ) -> None:
     """Write a run's tables, as CSV or Parquet.
 

@@ -14,6 +14,14 @@ class ProfileFault(Fault, ProfileError):
     """The profile named by ``key`` is missing or invalid."""
 
 
+def _at(key: str, text: str, kind: type[Fault] = Fault) -> Fault:
+    return kind(key, f"{key}: {text}")
+
+
+def _no_effect(key: str, needs: str, got: Any) -> Fault:
+    return _at(key, f"has no effect without {needs}, got {shown(got)}")
+
+
 def check_relations(found: Experiment) -> None:
     """Raise a `Fault` if keys contradict each other. ``fleet.devices`` must be a table."""
     assert isinstance(found.fleet.devices, dict)
@@ -21,7 +29,7 @@ def check_relations(found: Experiment) -> None:
     most = MAX_CLIENTS if virtual else MOST_PROCESSES
     if (total := sum(found.fleet.devices.values())) > most:
         where = "" if virtual else " under the wall clock (each is a process)"
-        raise Fault("fleet.devices", f"fleet.devices: at most {most} clients in all{where}, got {total}")
+        raise _at("fleet.devices", f"at most {most} clients in all{where}, got {total}")
     _check_fleet(found.fleet)
     _check_name(found.name)
     _check_training(found)
@@ -37,10 +45,9 @@ def _check_fleet(fleet: Fleet) -> None:
     pair = ("mean_online_s", "mean_offline_s")
     missing = [f"fleet.churn.{name}" for name in pair if getattr(fleet.churn, name) is None]
     if len(missing) == 1:
-        raise Fault(missing[0], f"{missing[0]}: missing; {' and '.join(pair)} only work together")
+        raise _at(missing[0], f"missing; {' and '.join(pair)} only work together")
     if fleet.charge != 1.0 and not fleet.battery:
-        text = f"fleet.charge: has no effect without fleet.battery = true, got {shown(fleet.charge)}"
-        raise Fault("fleet.charge", text)
+        raise _no_effect("fleet.charge", "fleet.battery = true", fleet.charge)
 
 
 def _check_name(name: str) -> None:
@@ -67,28 +74,23 @@ def _check_evaluation(found: Experiment) -> None:
     if found.evaluation.every_trips is not None and found.evaluation.every_s is not None:
         raise Fault("evaluation.every_s", "evaluation: give every_trips or every_s, not both")
     if found.evaluation.clients != "none" and not found.data.client_test_fraction:
-        text = "evaluation.clients: needs data.client_test_fraction above 0 (examples that clients hold out)"
-        raise Fault("evaluation.clients", text)
+        needs = "data.client_test_fraction above 0 (examples that clients hold out)"
+        raise _at("evaluation.clients", f"needs {needs}")
     if found.data.evaluate_on == "validation" and not found.data.validation_fraction:
-        raise Fault(
-            "data.evaluate_on", "data.evaluate_on: 'validation' needs data.validation_fraction above 0"
-        )
+        raise _at("data.evaluate_on", "'validation' needs data.validation_fraction above 0")
 
 
 def _check_stop(stop: Stop) -> None:
     ends = [name for name in stop.__struct_fields__ if name not in ("min_improvement", "accuracy_over")]
     if all(getattr(stop, name) is None for name in ends):
-        raise Fault("stop", f"stop: no stopping condition; give at least one of: {', '.join(ends)}")
+        raise _at("stop", f"no stopping condition; give at least one of: {', '.join(ends)}")
     if stop.min_improvement and stop.patience_evaluations is None:
-        text = "stop.min_improvement: has no effect without stop.patience_evaluations, got "
-        raise Fault("stop.min_improvement", text + shown(stop.min_improvement))
+        raise _no_effect("stop.min_improvement", "stop.patience_evaluations", stop.min_improvement)
     if stop.accuracy_over != 1 and stop.accuracy is None:
-        text = "stop.accuracy_over: has no effect without stop.accuracy, got "
-        raise Fault("stop.accuracy_over", text + shown(stop.accuracy_over))
+        raise _no_effect("stop.accuracy_over", "stop.accuracy", stop.accuracy_over)
     goal = stop.metric
     if goal is not None and (goal.at_least is None) == (goal.at_most is None):
-        text = "stop.metric: give either at_least or at_most"
-        raise Fault("stop.metric", text)
+        raise _at("stop.metric", "give either at_least or at_most")
 
 
 def _check_privacy(privacy: Privacy | None) -> None:
@@ -99,7 +101,7 @@ def _check_privacy(privacy: Privacy | None) -> None:
     for name in unused:
         if (got := getattr(privacy, name)) != getattr(Privacy(clip_norm=1.0), name):
             needs = "privacy.quantile" if name.startswith("quantile") else "privacy.mechanism = 'tree'"
-            raise Fault(f"privacy.{name}", f"privacy.{name}: has no effect without {needs}, got {shown(got)}")
+            raise _no_effect(f"privacy.{name}", needs, got)
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:
@@ -110,11 +112,9 @@ def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> N
     have = ", ".join(sorted(measured))
     if stop.accuracy is not None and "accuracy" not in measured:
         instead = 'use stop.metric = { name = "loss", at_most = … }'
-        text = f"stop.accuracy: accuracy is not evaluated here, only {have}; {instead}"
-        raise Fault("stop.accuracy", text)
+        raise _at("stop.accuracy", f"accuracy is not evaluated here, only {have}; {instead}")
     if stop.metric is not None and stop.metric.name not in measured:
-        text = f"stop.metric.name: {unknown('measure', stop.metric.name, measured)}"
-        raise Fault("stop.metric.name", text)
+        raise _at("stop.metric.name", unknown("measure", stop.metric.name, measured))
     if (goal := stop.metric) is not None:
         least, most = measured[goal.name]
         if goal.at_least is not None and not goal.met(most):
@@ -125,11 +125,11 @@ def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> N
 
 def _check_labels(found: Experiment, devices: Mapping[str, int]) -> None:
     if found.data.partition == "by-device" and not found.data.labels:
-        raise Fault("data.labels", "data.labels: missing; partition 'by-device' needs PROFILE = [LABEL, ...]")
+        raise _at("data.labels", "missing; partition 'by-device' needs PROFILE = [LABEL, ...]")
     for name, held in found.data.labels.items():
         key = join("data.labels", name)
         if name not in devices:
-            raise Fault(key, f"{key}: not in fleet.devices;{near(name, devices)} have: {listed(devices)}")
+            raise _at(key, f"not in fleet.devices;{near(name, devices)} have: {listed(devices)}")
         if not held or len(set(held)) < len(held) or min(held) < 0:
             raise wrong(key, "distinct labels of at least 0", held)
 
@@ -139,7 +139,7 @@ def check_storable(value: Any, key: str = "") -> None:
     if isinstance(value, Mapping):
         for name, item in value.items():
             if not isinstance(name, str):
-                raise Fault(key, f"{key}: keys must be strings, got {shown(name)}")
+                raise _at(key, f"keys must be strings, got {shown(name)}")
             check_storable(name, key)
             check_storable(item, join(key, name))
     elif isinstance(value, (list, tuple)):
@@ -174,12 +174,12 @@ def check_profiles(fleet: Fleet) -> None:
     else:
         for name, net in network.items():
             if name not in devices:
-                key = f"fleet.network.{name}"
-                raise ProfileFault(key, f"{key}: {unknown('device in the fleet', name, devices)}")
+                text = unknown("device in the fleet", name, devices)
+                raise _at(f"fleet.network.{name}", text, ProfileFault)
             _try(_read_network, net, f"fleet.network.{name}")
         if missing := listed(name for name in devices if name not in network):
-            text = f"fleet.network: no network for {missing}; give one for each device, or one for all"
-            raise ProfileFault("fleet.network", text)
+            text = f"no network for {missing}; give one for each device, or one for all"
+            raise _at("fleet.network", text, ProfileFault)
 
 
 def _read_network(name: str) -> None:
@@ -202,21 +202,20 @@ def _check_effects(fleet: Fleet, names: Iterable[str]) -> None:
     devices = [load_device(name) for name in names]
     runtimes = sorted({runtime for device in devices for runtime in device.runtime})
     if fleet.runtime is not None and fleet.runtime not in runtimes:
-        text = f"fleet.runtime: {unknown('runtime of the fleet', fleet.runtime, runtimes)}"
-        raise ProfileFault("fleet.runtime", text)
+        raise _at("fleet.runtime", unknown("runtime of the fleet", fleet.runtime, runtimes), ProfileFault)
     if fleet.thermal and not any(thermal_model(device) for device in devices):
         needs = "thermal.trips, ambient_c, r_c_per_w, tau_s and busy_w"
-        raise ProfileFault("fleet.thermal", f"fleet.thermal: no device of the fleet gives all of {needs}")
+        raise _at("fleet.thermal", f"no device of the fleet gives all of {needs}", ProfileFault)
     if fleet.battery:
         for name in names:
             _try(lambda name: power_of(load_device(name)), name, "fleet.battery")
         if not any(device.battery for device in devices):
-            raise ProfileFault("fleet.battery", "fleet.battery: no device of the fleet has a [battery]")
+            raise _at("fleet.battery", "no device of the fleet has a [battery]", ProfileFault)
     leaves = fleet.availability or fleet.battery or fleet.thermal or fleet.churn.mean_online_s is not None
     if fleet.on_leave == "finish" and not leaves and not any(device.availability for device in devices):
         ways = "fleet.churn.mean_online_s, fleet.availability, fleet.battery or fleet.thermal"
-        text = f"fleet.on_leave: has no effect where phones never leave; give {ways}"
-        raise ProfileFault("fleet.on_leave", text)
+        text = f"has no effect where phones never leave; give {ways}"
+        raise _at("fleet.on_leave", text, ProfileFault)
 
 
 def _try(load: Callable[[str], object], name: str, label: str, key: str | None = None) -> None:

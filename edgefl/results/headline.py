@@ -45,10 +45,10 @@ def fidelity(found: Mapping[str, Any], clock: str) -> Stat:
     note = f"error median {percent(median, 2)}, p95 {percent(p95, 2)}"
     if median is None:
         note = "no trip was timed"
-    elif clock == "virtual":
+    elif clock == "virtual" and found["valid"]:
         note = "times computed, not enforced"
-    elif found["warnings"]:
-        note += f"; warning: {found['warnings'][0]}"
+    elif warnings := found["warnings"]:
+        note += f"; warning: {warnings[0]}" + f"; {len(warnings) - 1} more" * (len(warnings) > 1)
     return Stat("Fidelity", note=note, **_VERDICTS[bool(found["valid"])])
 
 

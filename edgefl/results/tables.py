@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -33,6 +34,13 @@ def show(*what: RenderableType) -> None:
     console = PlainConsole(highlight=False)
     for item in what:
         console.print(item)
+
+
+def progress_bar(what: str) -> Progress:
+    """A bar on stderr that counts ``what`` and disappears at its end; nothing where that is no terminal."""
+    console = PlainConsole(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 class FittedTable:
