@@ -1,15 +1,15 @@
-"""Any program as a phone: copies of a command, each held to a device and its link.
+"""``edgefl exec``: run any program as a phone, limited to a device's speed, memory and network.
 
-phone       a phone as the user says it; its share of this host, its addresses
-running     phones that run: their processes' start, what they print, their end; `run` and `start`
-keeper      the process that starts the commands and holds them: CPU time, memory, presence
-tree        the processes of one phone, as one to a throttle
-relay       the process that carries the phones' TCP traffic at their links' pace
-way         one direction of such a link: when what enters it arrives
-messages    what these processes say to each other
-result      what came of it: figures of each phone, the verdict
-report      its page
-view        its live table
+phone       `Phone`: command, device, network and forwarded connections; its share of this host
+running     `run` and `start`: start the processes, forward output and signals, judge the result
+keeper      process that starts the commands and limits their CPU time, memory and presence
+tree        process tree of one phone, as the throttle sees it
+relay       process that forwards the phones' TCP connections at the speed of their links
+way         model of one direction of a link: when bytes arrive
+messages    messages between these processes
+result      measurements of each phone, and the verdict
+report      HTML report
+view        live table
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages between the process that the user started, the keeper and the relay; each trusts the others.
+"""Messages between edgefl's main process (``run`` below), the keeper and the relay, which trust each other.
 
 run ──► keeper    Launch…, Begin, Pass, SwitchOff, EndPhones
 run ◄── keeper    PhoneState, PhoneEnded
@@ -18,102 +18,104 @@ Leaves = Literal["stop", "kill"]
 
 
 class Absence(msgspec.Struct, frozen=True):
-    """Phones come and go: on and off for exponentially distributed emulated seconds of these means."""
+    """Mean times of the phones' presence and absence; both are exponentially distributed, emulated
+    seconds."""
 
     mean_online_s: float
     mean_offline_s: float
     leave: Leaves = "stop"
-    """The processes of one that is away stand still, or are killed and the command is started again."""
+    """``stop`` suspends an absent phone's processes; ``kill`` kills them and starts the command again
+    later."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """One phone's command, for the keeper."""
+    """Start a phone's command (to the keeper)."""
 
     phone: int
     command: tuple[bytes, ...]
     environment: dict[bytes, bytes]
     folder: bytes | None
     share: float
-    """Cores of this host, wall time."""
+    """Cores of this host per wall second."""
     limit_mib: float | None
     throttle: ThrottleBy
     memory: MemoryKept
     stdio: tuple[int, int, int]
     ignored: tuple[int, ...] = ()
-    """Stop signals that the command ignores, such as SIGHUP under ``nohup``."""
+    """Signals that the command ignores from its start, such as SIGHUP under ``nohup``."""
     open_files: int | None = None
-    """The limit; None: the keeper's own."""
+    """Limit on open files; None: the same limit as the keeper's."""
 
 
 class Carry(msgspec.Struct, frozen=True, tag=True):
-    """One phone's link, for the relay: descriptors of listeners, and the servers behind them."""
+    """Forward a phone's connections (to the relay)."""
 
     phone: int
     network: str
     doors: tuple[tuple[int, int, tuple[Any, ...]], ...]
-    """Descriptor of the listener, family and address of the server."""
+    """For each listener: its file descriptor, and the family and address of its server."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Emulated time begins."""
+    """Start emulated time."""
 
     at_ns: int
-    """On the monotonic clock."""
+    """Start, nanoseconds of the monotonic clock."""
     time_scale: float
     seed: int
     absence: Absence | None = None
 
 
 class Pass(msgspec.Struct, frozen=True, tag=True):
-    """Send every phone's processes this signal."""
+    """Send a signal to every phone's processes."""
 
     number: int
 
 
 class SwitchOff(msgspec.Struct, frozen=True, tag=True):
-    """Kill a phone's processes, for a reason."""
+    """Kill a phone's processes; ``why`` is recorded."""
 
     phone: int
     why: str
 
 
 class EndPhones(msgspec.Struct, frozen=True, tag=True):
-    """The keeper: kill what lives. The relay: carry what is on its way (or, ``now``, do not), and end."""
+    """Keeper: kill all phones. Relay: deliver the data in transit unless ``now`` is set, then exit."""
 
     now: bool = True
 
 
 class PhoneState(msgspec.Struct, frozen=True, tag=True):
-    """Figures of a phone so far; seconds and rates are the host's."""
+    """Measurements of a phone so far; times and rates in wall seconds."""
 
     phone: int
     state: Literal["running", "away", "ended"]
     wall_s: float
-    """Since its command was started, without times of absence."""
+    """Time since the start of the command, without absences."""
     cpu_s: float
     wanting_s: float
-    """Part of ``wall_s`` in which it ran or waited for a core, seconds."""
+    """Part of ``wall_s`` in which the phone ran or waited for a core."""
     rss_mib: float
     peak_mib: float
     stops: int
-    """Times it was absent."""
+    """Number of absences."""
     processes: int
     uncounted_s: float = 0.0
-    """Upper estimate of the CPU time missing in ``cpu_s``: of children whose parent ignores SIGCHLD."""
+    """Upper estimate of CPU time missing in ``cpu_s``: that of children whose parent ignores SIGCHLD."""
 
 
 class PhoneEnded(msgspec.Struct, frozen=True, tag=True):
-    """A phone's command has ended, and with it all that it had started."""
+    """A phone's command and all processes started by it have ended."""
 
     state: PhoneState
     code: int
-    """Its exit code; −n where signal n ended it."""
+    """Exit code; −n if signal n ended the command."""
     why: str = ""
-    """Set where it was ended by the emulation, such as for want of memory."""
+    """Reason if the emulation ended the command, such as exceeded memory."""
 
 
 class TrafficState(msgspec.Struct, frozen=True, tag=True):
-    """Bytes that a phone's link has carried, and connections."""
+    """Traffic and connections of a phone's link so far."""
 
     phone: int
     up_bytes: int
@@ -121,15 +123,15 @@ class TrafficState(msgspec.Struct, frozen=True, tag=True):
     open: int
     connections: int
     refused: int
-    """Connections that the server refused, or that were asked for while the phone was away."""
+    """Connections refused by the server, or requested while the phone was absent."""
     broken: int
-    """Connections that the link broke, or the phone's absence, or a server that took nothing at the end."""
+    """Connections broken by packet loss, by the phone's absence, or by a server that stopped reading."""
     radio_s: float
-    """Emulated seconds in which bytes were on the wire, both directions together."""
+    """Time with bytes on the link, both directions added, emulated seconds."""
 
 
 class Transmitted(msgspec.Struct, frozen=True, tag=True):
-    """Some busy periods of one direction of a phone's link; emulated seconds."""
+    """Completed busy periods of one direction of a phone's link, emulated seconds."""
 
     phone: int
     way: Literal["up", "down"]
@@ -138,11 +140,11 @@ class Transmitted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True):
-    """Nothing is on its way any more; the relay ends."""
+    """No data is in transit any more; the relay exits."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The process has all it needs to begin."""
+    """The process is ready for `Begin`."""
 
 
 ToKeeper = Launch | Begin | Pass | SwitchOff | EndPhones

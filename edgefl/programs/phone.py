@@ -1,4 +1,4 @@
-"""A phone as the user says it: a command, a device, a network and the connections that go through it."""
+"""`Phone`: a command, a device, a network and forwarded connections; the phone's share of this host."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from edgefl.host.calibration import Calibration
 MOST_PHONES = 10_000
 _PLACEHOLDER = re.compile(r"\{(i|device|connect:(\d+))\}")
 INDEX_VARIABLE = "EDGEFL_PHONE"
-"""Names the variable with the phone's number, from 0, in the environment of its processes."""
+"""Environment variable that holds the phone's number, counted from 0."""
 
 
 class Phone(msgspec.Struct, frozen=True, kw_only=True):
-    """One copy of a command, to be held to a device.
+    """One copy of a command, to be limited to a device's speed, memory and network.
 
-    ``{i}``, ``{device}`` and ``{connect:PORT}`` in the command and in values of the environment stand for the
-    phone's number from 0, its device's name, and the address ``host:port`` at which it reaches a server.
+    Placeholders in the command and in values of the environment: ``{i}`` is the phone's number from 0,
+    ``{device}`` its device's name, and ``{connect:PORT}`` the address ``host:port`` that leads to a server.
 
     >>> phone = Phone(device="moto-g4", command=("curl", "{connect:8080}"), connects={8080: "localhost:80"})
     >>> phone.share is None
@@ -37,22 +37,22 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     device: str
-    """A device profile's name, or the path of one's file."""
+    """Name of a device profile, or the path of a profile file."""
     command: tuple[str, ...]
     network: str | None = None
-    """A network profile's name or path; None: the one that suits the device, else none at all."""
+    """Name or path of a network profile. None: the device's own network profile, or else no limits."""
     environment: dict[str, str] = {}
-    """Variables added to this process's environment."""
+    """Environment variables added to those of this process."""
     connects: dict[int, str] = {}
-    """Local port to the ``host:port`` that what connects there is carried to, over the phone's link."""
+    """Maps local ports to servers, ``host:port``; connections to the port go through the phone's link."""
     share: float | None = None
     """Cores of this host; None: `cpu_share` of the device."""
     folder: str | None = None
-    """The folder in which the command runs; None: this one."""
+    """Working folder of the command; None: the current one."""
 
 
 class HeldPhone(NamedTuple):
-    """A phone whose names have been looked up."""
+    """A phone with its loaded profiles."""
 
     phone: Phone
     device: Device
@@ -62,7 +62,7 @@ class HeldPhone(NamedTuple):
 
     @property
     def power(self) -> Power | None:
-        """None where the profile has no battery, or does not say what computing draws."""
+        """Power model of the phone; None if the profile lacks the battery or the power of computing."""
         with contextlib.suppress(ProfileError):
             return power_of(self.device, self.network.bearer)
         return None
@@ -73,11 +73,11 @@ class HeldPhone(NamedTuple):
 
 
 def cpu_share(device: Device, host: Calibration) -> float:
-    """Cores of this host that compute as fast as the whole device: the share that its program is held to.
+    """Return the number of this host's cores that compute as fast as the whole device.
 
-    share = t_host / t_device, the seconds of one and the same step: SGD on ten images with LEAF's CNN for
-    FEMNIST, by one thread of this host as calibrated, and by the device's time model. ConfigError for a
-    device whose profile says nothing of computing.
+    share = t_host / t_device, the times of the same training step: SGD on ten images with LEAF's CNN for
+    FEMNIST, on one calibrated thread of this host and by the device's time model. Raises `ConfigError` if the
+    device's profile has no time model.
     """
     model = device.time_model()
     if model is None:
@@ -89,9 +89,9 @@ def cpu_share(device: Device, host: Calibration) -> float:
 
 
 def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
-    """The phones with their profiles; ConfigError, one line, for the first thing that cannot be.
+    """Load the profiles of the phones. Raises `ConfigError` for the first invalid setting.
 
-    This host is measured (seconds) if a phone's share depends on it.
+    Measures this host, which takes seconds, if a phone's share depends on it.
     """
     check_count(len(phones))
     found, host = [], None
@@ -114,7 +114,7 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
 
 
 def check_count(phones: int) -> None:
-    """Refuse too many phones, or none."""
+    """Raise `ConfigError` if the number of phones is out of range."""
     if not 1 <= phones <= MOST_PHONES:
         raise ConfigError(f"phones: must be from 1 to {MOST_PHONES}, got {phones}")
 
@@ -138,7 +138,7 @@ def _check_command(phone: Phone, where: str) -> None:
 
 
 def local_host(number: int, count: int) -> str:
-    """The address that the listeners of phone ``number`` of ``count`` are on.
+    """Return the loopback address of the listeners of phone ``number`` of ``count``.
 
     >>> local_host(0, 1), local_host(0, 2), local_host(300, 400)
     ('127.0.0.1', '127.1.0.1', '127.1.1.51')
@@ -147,16 +147,16 @@ def local_host(number: int, count: int) -> str:
 
 
 class Door(NamedTuple):
-    """A listener whose connections are carried to a server."""
+    """A listener, and the server to which its connections are forwarded."""
 
     listener: socket.socket
     server: tuple[Any, ...]
-    """The server's socket address, as `socket.connect` takes it."""
+    """Socket address of the server, as for `socket.connect`."""
     family: int
 
 
 def open_doors(phones: Sequence[HeldPhone]) -> list[list[Door]]:
-    """The listeners of each phone. ConfigError for an address that is not one, or a port that is taken."""
+    """Open each phone's listeners. Raises `ConfigError` for an invalid address or a port in use."""
     servers: dict[str, tuple[int, tuple[Any, ...]]] = {}
     doors: list[list[Door]] = []
     try:
@@ -175,7 +175,7 @@ def open_doors(phones: Sequence[HeldPhone]) -> list[list[Door]]:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; IPv6 addresses stand in brackets.
+    """Split ``host:port``; IPv6 addresses must be in brackets.
 
     >>> split_address("server:9092"), split_address("[::1]:80")
     (('server', 9092), ('::1', 80))
@@ -191,7 +191,7 @@ def _is_port(text: str) -> bool:
 
 
 def read_connect(text: str) -> tuple[int, str]:
-    """Port and server of ``PORT=HOST:PORT``.
+    """Split ``PORT=HOST:PORT`` into port and server.
 
     >>> read_connect("9092=server:9092")
     (9092, 'server:9092')
@@ -213,7 +213,8 @@ def _server(text: str) -> tuple[int, tuple[Any, ...]]:
 
 
 RECEIVE_BYTES = 1 << 18
-"""Receive buffer of a phone's side: what a program has written counts as sent only a little ahead."""
+"""Receive buffer of the phone's side. Small, so that written data counts as sent only shortly before it
+is."""
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -233,7 +234,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def filled(text: str, number: int, device: str, host: str) -> str:
-    """``text`` with its placeholders filled in.
+    """Return ``text`` with its placeholders replaced.
 
     >>> filled("{device}-{i} http://{connect:80} {x}", 3, "pi-4", "127.0.0.1")
     'pi-4-3 http://127.0.0.1:80 {x}'
@@ -248,7 +249,7 @@ def filled(text: str, number: int, device: str, host: str) -> str:
 
 
 def environment(held: HeldPhone, number: int, host: str, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the phone's processes."""
+    """Return the environment of the phone's processes."""
     own = {key: filled(value, number, held.device.id, host) for key, value in held.phone.environment.items()}
     ways = {f"EDGEFL_CONNECT_{port}": f"{host}:{port}" for port in held.phone.connects}
     return {**base, **own, **ways, INDEX_VARIABLE: str(number)}

@@ -1,9 +1,9 @@
-"""The relay: one process that carries the TCP connections of all phones at their links' pace.
+"""The relay: a process that forwards the TCP connections of all phones at the speed of their links.
 
-A connection to a phone's listener is made to the server a one-way delay later, and its first bytes leave when
-a handshake would be over, a round trip after it was asked for. From then on each direction is read as fast as
-the link lets bytes enter (`edgefl.programs.way`), and each part is written when it is due: against absolute
-deadlines, so that what a late wake-up costs is made up for by the next part.
+When a program connects to a phone's listener, the relay connects to the server one link delay later, and
+accepts data one round trip later, when the TCP handshake over the link would be complete. Each direction is
+then read as fast as the link accepts bytes (`edgefl.programs.way`), and each part is written at its arrival
+time. Arrival times are absolute, so the delay of a late wake-up does not accumulate.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from edgefl.programs.way import LinkWay, Transmission
 from edgefl.seeds import stream
 
 AHEAD_S = 0.02
-"""Emulated seconds by which bytes may be read before the way has room for them."""
+"""Time by which data may be read before the link is free to send it, emulated seconds."""
 LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 18, 1 << 24
-"""Bytes of one direction of a connection that may be on their way, not yet taken by the receiver."""
+"""Bounds for the data in transit in one direction of a connection, bytes."""
 STALL_S = 20.0
-"""Seconds in which a server may take nothing of what phones that have ended had sent."""
+"""Time without progress after which data from ended phones to their servers is dropped, wall seconds."""
 SAY_S = 0.5
 MOST_TOLD = 500
-"""Transmissions of a direction that one message tells of."""
+"""Maximum number of transmissions in one message."""
 CLOSE_AT_ONCE = struct.pack("ii", 1, 0)
-"""SO_LINGER: a close then resets the connection."""
+"""SO_LINGER option that makes a close reset the connection."""
 
 
 class PreciseSelector(selectors.EpollSelector):
-    """Waits to the microsecond: epoll's own timeout is in milliseconds."""
+    """Selector with microsecond timeouts; those of epoll are in milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout > 0:
@@ -57,7 +57,7 @@ class PreciseSelector(selectors.EpollSelector):
 
 
 class EmulatedTime:
-    """Emulated seconds since the phones began."""
+    """Clock of the emulated seconds since the phones began."""
 
     def __init__(self, begin: messages.Begin) -> None:
         self._begin_ns, self.scale = begin.at_ns, begin.time_scale
@@ -66,13 +66,13 @@ class EmulatedTime:
         return (time.monotonic_ns() - self._begin_ns) / 1e9 / self.scale
 
     async def until(self, at_s: float) -> None:
-        """Return at that instant, not before."""
+        """Wait until ``at_s``, and never return earlier."""
         while (left_s := at_s - self.now()) > 0:
             await asyncio.sleep(left_s * self.scale)
 
 
 class Flow:
-    """One direction of a phone's link with its clock, and what it has carried."""
+    """One direction of a phone's link with its clock and its traffic statistics."""
 
     def __init__(self, way: LinkWay, clock: EmulatedTime) -> None:
         self.way, self.clock = way, clock
@@ -80,14 +80,14 @@ class Flow:
         self._finished: list[Transmission] = []
 
     async def room(self) -> None:
-        """Return when the way has room, or will have within `AHEAD_S`."""
+        """Wait until the link is free to send, or will be within `AHEAD_S`."""
         while (wait_s := self.way.free_s - AHEAD_S - self.clock.now()) > 0:
             await asyncio.sleep(wait_s * self.clock.scale)
 
     def enter(self, nbytes: int, waited: bool) -> Transmission:
-        """Let bytes enter that came now, or that ``waited`` for room."""
+        """Send bytes over the link that were read now, or that ``waited`` for the link to be free."""
         now_s, before = self.clock.now(), self.way.now
-        # Bytes that waited were there when the way had room, however late this process looked.
+        # Waiting bytes were available when the link became free, even if this process woke up late.
         at_s = min(now_s, self.way.free_s) if waited else now_s
         part = self.way.enter(nbytes, at_s)
         if before is not None and before is not part and not before.on_its_way:
@@ -95,7 +95,7 @@ class Flow:
         return part
 
     def arrived(self, part: Transmission, nbytes: int, held_up: bool) -> None:
-        """Note that the receiver has a part."""
+        """Record the delivery of a part to the receiver."""
         self.nbytes += nbytes
         part.on_its_way -= 1
         part.achieved_s = self.clock.now() - part.began_s
@@ -104,7 +104,7 @@ class Flow:
             self._finished.append(part)
 
     def finished(self, all_of_them: bool = False) -> list[Transmission]:
-        """Transmissions that are over since this was last asked, without those that the receiver held up."""
+        """Return the transmissions completed since the last call, except those delayed by the receiver."""
         if all_of_them and self.way.now is not None and not self.way.now.on_its_way:
             self._finished.append(self.way.now)
         found, self._finished = self._finished, []
@@ -112,7 +112,7 @@ class Flow:
 
 
 class PhoneLink:
-    """A phone's link: both directions, its connections and whether it is there."""
+    """A phone's link: both directions, its connections and the phone's presence."""
 
     def __init__(self, phone: int, network: Network, begin: messages.Begin) -> None:
         self.phone, self.clock = phone, EmulatedTime(begin)
@@ -124,7 +124,7 @@ class PhoneLink:
         }
         self.connections: set[asyncio.Task[None]] = set()
         self.sending: set[asyncio.Task[None]] = set()
-        """The connections on which the server has not been passed the phone's end."""
+        """Connections on which the phone's end of stream has not been forwarded to the server."""
         self._taken, self._waited_s = 0, 0.0
         self.count = self.refused = self.broken = 0
         self.here = self.resets = True
@@ -136,15 +136,18 @@ class PhoneLink:
         return messages.TrafficState(self.phone, up, down, len(self.connections), *counts, radio_s)
 
     def delivers(self) -> bool:
-        """Returns True while what the phone has sent is on its way, and is taken; asked every `AHEAD_S`."""
+        """Return True while data sent by the phone is in transit and the server accepts it.
+
+        Must be called every `AHEAD_S`.
+        """
         up = self.flows["up"]
         if up.nbytes != self._taken or self.clock.now() < up.way.due_s:
             self._taken, self._waited_s = up.nbytes, 0.0
-        self._waited_s += AHEAD_S  # not by the clock: where all stands still, servers do
+        self._waited_s += AHEAD_S  # count calls: a clock would go on while the whole host is suspended
         return bool(self.sending) and self._waited_s < STALL_S + up.way.round_trip_s * self.clock.scale
 
     async def come_and_go(self, absence: messages.Absence, seed: int) -> None:
-        """Cut the connections whenever the phone leaves."""
+        """Close the connections whenever the phone goes offline."""
         rng = stream(seed, "churn", self.phone)
         presence = AlternatingRenewal(absence.mean_online_s, absence.mean_offline_s, rng)
         at_s = 0.0
@@ -158,12 +161,12 @@ class PhoneLink:
             await self.clock.until(at_s)
 
     async def listen(self, listener: socket.socket, family: int, server: tuple[Any, ...]) -> None:
-        """Take connections and carry each."""
+        """Accept connections and forward each."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 near, _ = await loop.sock_accept(listener)
-            except OSError:  # such as too many open files: what is open goes on
+            except OSError:  # such as too many open files; open connections continue
                 await asyncio.sleep(0.1)
                 continue
             self.count += 1
@@ -173,7 +176,7 @@ class PhoneLink:
                 task.add_done_callback(tasks.discard)
 
     async def _connection(self, near: socket.socket, family: int, server: tuple[Any, ...]) -> None:
-        """Live the whole life of a connection; it ends in order, or is reset."""
+        """Forward one connection until it is closed or reset."""
         this = asyncio.current_task()
         assert this is not None
 
@@ -209,7 +212,7 @@ class PhoneLink:
             far.close()
 
     async def _open(self, far: socket.socket, server: tuple[Any, ...]) -> bool:
-        """Connect to the server when the phone's wish has reached it."""
+        """Connect to the server, one link delay after the phone's request."""
         await self.clock.until(self.clock.now() + self.flows["up"].way.delay_s)
         try:
             await asyncio.get_running_loop().sock_connect(far, server)
@@ -220,7 +223,7 @@ class PhoneLink:
 
 
 def _holds(error: BaseException, *kinds: type[BaseException]) -> bool:
-    """Returns True for an error of these kinds, and for a group that has one."""
+    """Return True if the error is of one of these kinds, or is a group that contains one."""
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return isinstance(error, kinds) or any(_holds(one, *kinds) for one in inner)
 
@@ -229,7 +232,7 @@ Part = tuple[Transmission, float, bytes]
 
 
 async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s: float) -> None:
-    """Carry a stream from ``source``, from that instant on, to its end, and pass the end on."""
+    """Forward a stream from ``source`` to its end, beginning at ``from_s``, then forward the end."""
     way = flow.way
     wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
     window = min(max(LEAST_WINDOW_BYTES, int(2 * wire)), MOST_WINDOW_BYTES)
@@ -287,7 +290,7 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
 
 
 async def _read(source: socket.socket, most: int) -> tuple[bytes, bool]:
-    """The next bytes, none at the end of the stream, and whether they were there already."""
+    """Read up to ``most`` bytes, b"" at the end of the stream; also return whether they were available."""
     try:
         return source.recv(most), True
     except BlockingIOError:
@@ -295,7 +298,7 @@ async def _read(source: socket.socket, most: int) -> tuple[bytes, bool]:
 
 
 async def _write(target: socket.socket, data: bytes) -> bool:
-    """Write all of it; returns True if the receiver let that wait."""
+    """Write all data; return True if the receiver delayed it."""
     with contextlib.suppress(BlockingIOError):
         sent = target.send(data)
         if sent == len(data):
@@ -306,7 +309,7 @@ async def _write(target: socket.socket, data: bytes) -> bool:
 
 
 class Relay:
-    """Carries the connections of all phones until it is told to end, or nobody is there to tell it."""
+    """Forwards the connections of all phones until an `EndPhones` message arrives or the parent dies."""
 
     def __init__(self, channel: Channel[messages.ToRelay], run_id: str) -> None:
         self._channel, self._run_id = channel, run_id
@@ -323,14 +326,14 @@ class Relay:
         telling = asyncio.create_task(self._tell_now_and_then())
         await self._ended.wait()
         while self._drain:
-            await asyncio.sleep(AHEAD_S)  # at first for connections that nobody has taken yet
-            if not sum(link.delivers() for link in self._links):  # each is asked
+            await asyncio.sleep(AHEAD_S)  # the first time for connections that have not been accepted yet
+            if not sum(link.delivers() for link in self._links):  # sum, not any: each must count
                 break
         loop.remove_reader(self._channel.fileno())
         telling.cancel()
         tasks = [*self._tasks, *(task for link in self._links for task in link.connections)]
         for link in self._links:
-            link.resets = not self._drain  # programs that have ended leave their connections in order
+            link.resets = not self._drain  # after programs that ended by themselves, close without a reset
             link.broken += len(link.sending) if self._drain else 0
         for task in tasks:
             task.cancel()
@@ -369,15 +372,15 @@ class Relay:
         while True:
             await asyncio.sleep(SAY_S)
             self._tell()
-            if self._channel.waiting:  # it came in while that was sent
+            if self._channel.waiting:  # messages that arrived during the send
                 self._hear()
 
     def _tell(self, all_of_them: bool = False) -> None:
-        """Say what was carried since this was last said."""
+        """Report the traffic since the last report."""
         try:
             for link in self._links:
                 if not (all_of_them or self._channel.has_room):
-                    return  # the streams wait for nobody
+                    return  # never delay the streams for a full channel
                 for name, flow in link.flows.items():
                     done = flow.finished(all_of_them)
                     for start in range(0, len(done), MOST_TOLD):
@@ -390,13 +393,13 @@ class Relay:
             self._orphaned()
 
     def _orphaned(self) -> NoReturn:
-        """Nobody waits for what is on its way. End the phones, should the keeper be gone as well."""
+        """End the phones, because the keeper may be dead too, and exit without forwarding the rest."""
         end_marked(self._run_id)
         os._exit(0)
 
 
 def main() -> None:
-    """Live the whole life of the relay's process."""
+    """Entry point of the relay process."""
     become_child(int(sys.argv[2]), "edgefl-relay")
     outlive_parent()
     allow_open_files()

@@ -1,4 +1,4 @@
-"""The page of phones that ran a command."""
+"""HTML report of a run of phones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgefl.results.tables import html_table, many, number, percent, seconds
 
 
 def programs_page(result: ProgramsResult, name: str) -> str:
-    """A whole HTML page: the verdict, and a row for each phone."""
+    """Return the HTML page: the verdict, and a row per phone."""
     median, p95 = percent(result.held.median_abs_error, 2), percent(result.held.p95_abs_error, 2)
     headline = [
         stat("fidelity", *(("VALID", "", "good") if result.held.valid else ("INVALID", "", "bad"))),

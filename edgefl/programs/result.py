@@ -1,4 +1,4 @@
-"""The outcome of phones that ran a command: figures of each, and whether they were held as declared."""
+"""Result of a run of phones: measurements of each phone, and the verdict on the enforcement error."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from edgefl.host.fidelity import MINOR_PART, RESOLUTION_WALL_S
 from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
 
 LEAST_CPU_S = 0.05
-"""CPU seconds of this host below which a phone's rate is not judged: a slice is some per cent of less."""
+"""Minimum CPU time for judging a phone's rate, seconds: one slice is some per cent of less."""
 
 
 class WayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction of a phone's link; a transmission is a busy period. Emulated seconds."""
+    """One direction of a phone's link. A transmission is a busy period; times are emulated seconds."""
 
     bytes: int
     transmissions: int
     """Measured transmissions; those delayed by the receiver are left out."""
     declared_s: float
     achieved_s: float
-    """Sums over them, from the first byte's entry to the last byte's arrival."""
+    """Sums over the measured transmissions, from the first byte's entry to the last byte's arrival."""
     median_error: float | None
-    """Median of achieved ÷ declared − 1."""
+    """Median of achieved / declared − 1."""
 
 
 class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One phone. Rates are of the host's wall clock, seconds too unless they are a link's."""
+    """Result of one phone. Times and rates are in wall seconds, except those of links."""
 
     phone: int
     device: str
@@ -40,32 +40,32 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     """Exit code as in a shell: 128 + n if signal n ended it."""
     why: str
-    """Set where the emulation ended it."""
+    """Reason if the emulation ended the phone, otherwise empty."""
     wall_s: float
-    """Without absences."""
+    """Run time without absences."""
     cpu_s: float
     wanting_s: float
-    """Part of ``wall_s`` in which it ran or waited for a core, seconds."""
+    """Part of ``wall_s`` in which the phone ran or waited for a core."""
     declared_share: float
-    """Cores of this host, at the time scale."""
+    """Cores of this host, divided by the time scale."""
     achieved_share: float | None
-    """CPU seconds a second in which it wanted a core; None where it used next to nothing."""
+    """CPU seconds per second in which the phone wanted a core; None without measurable CPU time."""
     limit_mib: float | None
     peak_mib: float
     stops: int
     uncounted_s: float = 0.0
-    """Upper estimate of the CPU time missing in ``cpu_s``: of children whose parent ignores SIGCHLD."""
+    """Upper estimate of CPU time missing in ``cpu_s``: that of children whose parent ignores SIGCHLD."""
     connections: int
     refused: int
     broken: int
     energy_j: float | None
-    """Joules that it took from its battery; None where its profile does not say."""
+    """Energy drawn from the battery, joules; None if the profile lacks the power."""
     up: WayResult
     down: WayResult
 
     @property
     def uncounted(self) -> str:
-        """Why its computing cannot be judged; empty if it can."""
+        """Reason why the phone's CPU rate cannot be judged, or ""."""
         missing = self.uncounted_s / max(self.cpu_s, LEAST_CPU_S)
         if missing <= MEAN_MAX:
             return ""
@@ -76,10 +76,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_error(self) -> float | None:
-        """Seconds that its computing took over those declared, less 1: above 0 is slower than declared.
-
-        None where it is not judged.
-        """
+        """Measured over declared computing time, minus 1: above 0 is slower. None: not judged."""
         minor = self.cpu_s / self.declared_share < MINOR_PART * self.wall_s
         if self.achieved_share is None or self.cpu_s < LEAST_CPU_S or minor or self.uncounted:
             return None
@@ -87,7 +84,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramsResult(NamedTuple):
-    """All phones, and the verdict on how well they were held."""
+    """All phones' results, and the verdict on the enforcement error."""
 
     phones: tuple[PhoneResult, ...]
     time_scale: float
@@ -103,16 +100,16 @@ class ProgramsResult(NamedTuple):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons why the result is INVALID."""
+        """Reasons why the result is INVALID."""
         return self.held.reasons
 
     @property
     def exit_code(self) -> int:
-        """The first that is not 0, in the phones' order."""
+        """The first nonzero exit code in the phones' order, otherwise 0."""
         return next((phone.exit_code for phone in self.phones if phone.exit_code), 0)
 
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json."""
+        """Return the content of summary.json."""
         fidelity = {
             "valid": self.held.valid,
             "median_abs_error": self.held.median_abs_error,
@@ -134,7 +131,7 @@ class ProgramsResult(NamedTuple):
 
 
 def way_result(nbytes: int, declared_s: Sequence[float], achieved_s: Sequence[float]) -> WayResult:
-    """One direction's figures from its transmissions."""
+    """Summarise the transmissions of one direction."""
     errors = [took / due - 1.0 for due, took in zip(declared_s, achieved_s, strict=True) if due > 0]
     return WayResult(
         bytes=nbytes,
@@ -151,10 +148,10 @@ def judge(
     time_scale: float,
     conditions: Conditions,
 ) -> HeldVerdict:
-    """Judge how well the phones were held.
+    """Judge the enforcement error.
 
-    There are two kinds of errors: of each phone's computing, and of the transmissions (declared and achieved
-    emulated seconds) that take 5 ms on the wall.
+    Errors are of two kinds: each phone's computing error, and the error of each transmission (pairs of
+    declared and achieved emulated seconds) that was declared to last at least 5 ms of wall time.
 
     >>> judge([], [(1.0, 1.01), (2.0, 2.02)], 1.0, Conditions()).median_abs_error
     0.01...

@@ -1,4 +1,4 @@
-"""Phones that run: their processes' start, what they print, the signals they are passed, and their end."""
+"""`run` and `start`: start the phones' processes, forward output and signals, judge the result."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ MEMORIES = ("auto", "cgroup", "watch", "off")
 TURN_S = 0.5
 LONGEST_LINE = 1 << 16
 MOST_KEPT = 20_000
-"""Transmissions of one direction of a phone's link of which each is kept; of more the first ones."""
+"""Maximum number of transmissions recorded per link direction; later ones are not recorded."""
 ENDING_S = 20.0
 MOST_MEAN_S = 1e9
 
 
 class ProgramOptions(NamedTuple):
-    """All phones' conditions."""
+    """Conditions that all phones of a run share."""
 
     time_scale: float | Literal["auto"] = "auto"
     throttle: str = "sigstop"
@@ -56,11 +56,12 @@ class ProgramOptions(NamedTuple):
     seed: int = 0
     absence: messages.Absence | None = None
     charge: float | None = None
-    """Share of a full battery that each phone begins with; one that gets low is switched off. None: never."""
+    """Initial battery charge as a share of the capacity; phones with a low battery are killed. None: the
+    battery never runs low."""
     out: Path | None = None
-    """Folder of the record; None: none is written."""
+    """Folder of the results; None: nothing is written."""
     print_lines: bool = True
-    """Several phones' lines go to this process's own output, each with its phone's name before it."""
+    """With several phones, print their lines on this process's own output, each prefixed with the phone."""
 
 
 DEFAULTS = ProgramOptions()
@@ -69,9 +70,9 @@ DEFAULTS = ProgramOptions()
 def run(
     phones: Sequence[Phone], options: ProgramOptions = DEFAULTS, view: PhonesView | None = None
 ) -> ProgramsResult:
-    """Run the phones' commands to their end; SIGINT and SIGTERM are passed on, a second one kills them.
+    """Run the phones' commands to their end. SIGINT and SIGTERM are forwarded; a second one kills the phones.
 
-    ConfigError for what cannot be asked for, `RunError` if one of edgefl's own processes dies.
+    Raises `ConfigError` for invalid phones or options and `RunError` if one of edgefl's own processes dies.
     """
     with start(phones, options, view) as running, running.passing_signals():
         running.wait()
@@ -81,7 +82,8 @@ def run(
 def start(
     phones: Sequence[Phone], options: ProgramOptions = DEFAULTS, view: PhonesView | None = None
 ) -> RunningPhones:
-    """Start the phones; leave the ``with`` to end them. ConfigError for what cannot be asked for."""
+    """Start the phones; leaving the ``with`` block ends them. Raises `ConfigError` for invalid phones or
+    options."""
     throttle, memory = mechanisms(options)
     if options.out is not None:
         require_free(options.out, "programs")
@@ -105,7 +107,10 @@ def start(
 
 
 def mechanisms(options: ProgramOptions) -> tuple[str, str]:
-    """Mechanisms for CPU time and memory; ConfigError for one that does not work here or is not known."""
+    """Return the mechanisms for CPU time and memory.
+
+    Raises `ConfigError` if one is unknown or does not work on this host.
+    """
     if options.throttle not in THROTTLES:
         raise ConfigError(unknown("throttle", options.throttle, THROTTLES))
     if options.memory not in MEMORIES:
@@ -120,7 +125,7 @@ def mechanisms(options: ProgramOptions) -> tuple[str, str]:
 
 
 def no_group(controller: str) -> str:
-    """Says why no control group can be made here; empty if one can."""
+    """Return the reason why no control group can be created on this host, or "" if one can."""
     try:
         Groups([controller]).close()
     except NoGroup as why:
@@ -129,7 +134,7 @@ def no_group(controller: str) -> str:
 
 
 class _Output:
-    """One stream of one phone."""
+    """Output stream of a phone (stdout or stderr)."""
 
     def __init__(self, fd: int, prefix: bytes, printed: IO[bytes] | None, file: Path | None) -> None:
         self.fd, self._prefix, self._printed = fd, prefix, printed
@@ -137,9 +142,9 @@ class _Output:
         self._rest = b""
 
     def read(self, write: Callable[[IO[bytes], bytes], bool]) -> bool:
-        """Pass on what is there; returns False at its end, or when nobody takes it any more.
+        """Forward the available output; return False at its end, or if its only reader is gone.
 
-        The phone then finds its pipe closed, as every program does whose output is cut off (``| head``).
+        The phone's pipe is then closed, as with ``| head``.
         """
         data = os.read(self.fd, 1 << 16)
         if self._file is not None:
@@ -162,7 +167,7 @@ class _Output:
 
 
 class _Traffic:
-    """Figures that the relay has sent of one phone."""
+    """Traffic statistics of a phone, as reported by the relay."""
 
     def __init__(self, phone: int) -> None:
         self.state = messages.TrafficState(phone, 0, 0, 0, 0, 0, 0, 0.0)
@@ -176,7 +181,7 @@ class _Traffic:
 
 
 class RunningPhones:
-    """Phones that run until they are left; made by `start`."""
+    """Running phones; created by `start`. Leaving the ``with`` block ends them."""
 
     def __init__(
         self, held: Sequence[HeldPhone], options: ProgramOptions, scale: TimeScale, view: PhonesView
@@ -189,7 +194,7 @@ class RunningPhones:
         self._run_id = uuid.uuid4().hex
         self._stack = contextlib.ExitStack()
         self._broken = False
-        self._low: set[int] = set()  # phones that were switched off
+        self._low: set[int] = set()  # phones killed because of a low battery
         self._meter = UsageMeter()
         self._result: ProgramsResult | None = None
         with self._stack:
@@ -202,7 +207,7 @@ class RunningPhones:
         self._open_files = allow_open_files()
         doors = open_doors(self._held)
         listeners = [door.listener for some in doors for door in some]
-        with contextlib.ExitStack() as ours:  # what only the others need
+        with contextlib.ExitStack() as ours:  # descriptors that only the child processes need
             for listener in listeners:
                 ours.callback(listener.close)
             stdio = [self._stdio(number, ours) for number in range(len(self._held))]
@@ -266,7 +271,7 @@ class RunningPhones:
         )
 
     def _stdio(self, number: int, theirs: contextlib.ExitStack) -> tuple[int, int, int]:
-        """The descriptors of a phone's input, output and error output: one phone has this process's own."""
+        """Open stdin, stdout and stderr of a phone. A single phone inherits this process's own."""
         alone = len(self._held) == 1 and self.options.print_lines
         given = alone and sys.__stdin__ is not None and not os.isatty(0)
         stdin = os.dup(0) if given else os.open(os.devnull, os.O_RDONLY)
@@ -298,24 +303,25 @@ class RunningPhones:
 
     @property
     def running(self) -> bool:
-        """True until every command has ended and all that it printed has been passed on."""
+        """True until every command has ended and all its output has been forwarded."""
         return len(self._ended) < len(self._held) or bool(self._outputs)
 
     @property
     def ended(self) -> list[int]:
-        """The phones whose commands have ended."""
+        """Phones whose commands have ended."""
         return sorted(self._ended)
 
     def wait(self, until_readable: int | None = None) -> None:
-        """Return when all have ended, or when something can be read from a descriptor (such as a pidfd)."""
+        """Wait until all phones have ended or the descriptor ``until_readable`` (such as a pidfd) is
+        readable."""
         while self.running:
             if self.turn(TURN_S, until_readable):
                 return
 
     def turn(self, wait_s: float, *others: int | None) -> list[int]:
-        """Take in what there is, or comes within so many seconds; returns those of the ``others`` to be read.
+        """Process output and messages, waiting up to ``wait_s`` for some; return the readable ``others``.
 
-        Whoever does not `wait` calls this often, or phones that print stand still.
+        Callers that do not use `wait` must call this often: a phone blocks when its output pipe is full.
         """
         others_ = [fd for fd in others if fd is not None]
         own = [self._keeper_channel.fileno(), self._relay_channel.fileno(), *self._outputs]
@@ -333,7 +339,7 @@ class RunningPhones:
         return [fd for fd in others_ if fd in ready]
 
     def _drain_batteries(self) -> None:
-        """Switch off each phone whose battery has got low."""
+        """Kill each phone whose battery is low."""
         if self.options.charge is None:
             return
         for number, state in self.states.items():
@@ -346,7 +352,7 @@ class RunningPhones:
                 self._keeper_channel.send(messages.SwitchOff(number, why))
 
     def _energy_j(self, number: int, state: messages.PhoneState) -> float | None:
-        """Joules that a phone has taken from its battery while its command ran."""
+        """Return the energy that a phone has drawn from its battery while its command ran, joules."""
         if (power := self._held[number].power) is None:
             return None
         radio_s, busy_s = self._traffic[number].state.radio_s, state.cpu_s / self._held[number].share
@@ -381,8 +387,8 @@ class RunningPhones:
                 self._traffic[message.phone].hear(message)
 
     def pass_signal(self, number: int) -> None:
-        """Send every phone's processes this signal."""
-        with contextlib.suppress(Closed):  # which the next turn finds out
+        """Send a signal to every phone's processes."""
+        with contextlib.suppress(Closed):  # the next turn reports it
             self._keeper_channel.send(messages.Pass(number))
 
     def kill(self) -> None:
@@ -392,13 +398,13 @@ class RunningPhones:
 
     @contextlib.contextmanager
     def passing_signals(self) -> Iterator[None]:
-        """Pass SIGINT, SIGTERM and SIGHUP on, if they are not ignored; the second of them kills."""
+        """Forward SIGINT, SIGTERM and SIGHUP unless they are ignored; the second signal kills the phones."""
         seen = 0
 
         def hear(number: int, _: object) -> None:
             nonlocal seen
             if number == signal.SIGHUP and seen:
-                return  # shell and kernel both say that a terminal has closed
+                return  # both the shell and the kernel send SIGHUP when a terminal closes
             seen += 1
             self.pass_signal(number) if seen == 1 else self.kill()
 
@@ -413,7 +419,7 @@ class RunningPhones:
     # ---- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End what lives, take in what is left to be told, and write the record."""
+        """End the phones, receive the remaining messages, and write the results."""
         with self._stack:
             wall_s = time.monotonic() - self._began_s
             if not self._broken:
@@ -425,7 +431,7 @@ class RunningPhones:
             self._write(self.options.out)
 
     def _finish(self) -> None:
-        """Have the keeper end what lives, and the relay what is on its way."""
+        """Kill commands that still run, then end the relay."""
         if killed := len(self._ended) < len(self._held):
             self.kill()
         while self.running:
@@ -440,12 +446,12 @@ class RunningPhones:
             self._lost(self._relay_channel)
 
     def result(self) -> ProgramsResult:
-        """The outcome, once it was left."""
+        """Return the result; only after `close`."""
         assert self._result is not None
         return self._result
 
     def _end(self, process: subprocess.Popen[bytes], channel: Channel[Any]) -> None:
-        """End one of our processes; where the keeper did not end its phones, do that."""
+        """End one of edgefl's own processes; if it failed, kill all processes of the phones."""
         channel.close()
         end = end_child(process, ENDING_S)
         for output in self._outputs.values():

@@ -1,4 +1,4 @@
-"""The live table of phones that run a command: in place on a terminal, nothing elsewhere."""
+"""Live table of running phones: redrawn on a terminal, absent elsewhere."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MOST_ROWS = 20
 
 
 class PhonesView:
-    """Shows no table, and writes what the phones print."""
+    """Shows no table; prints the phones' output."""
 
     def __init__(self, quiet: bool = True) -> None:
         self._quiet = quiet
 
     def begin(self, held: Sequence[HeldPhone], scale: TimeScale) -> None:
-        """Take in the phones, which begin now, and the time scale; one that needs a word is said."""
+        """Set the phones and the time scale, and print the time scale if it is not 1."""
         if not self._quiet and (scale.value != 1.0 or scale.verdict != "fits"):
             with contextlib.suppress(OSError):
                 say(f"edgefl: {scale.why}", err=True)
@@ -37,10 +37,10 @@ class PhonesView:
     def update(
         self, states: Mapping[int, messages.PhoneState], traffic: Sequence[messages.TrafficState]
     ) -> None:
-        """Take in new figures, often."""
+        """Update the table; called often."""
 
     def write(self, stream: IO[bytes], data: bytes) -> bool:
-        """Write whole lines of a phone's; returns False once nobody reads the stream."""
+        """Write whole lines of a phone's output; return False if the stream is closed."""
         with contextlib.suppress(OSError, ValueError):
             stream.write(data)
             stream.flush()
@@ -55,7 +55,7 @@ class PhonesView:
 
 
 class PhonesTable(PhonesView):
-    """Draws a table in place, which stays at the end."""
+    """Redraws a table in place; the last one remains on the terminal."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(quiet=False)
@@ -90,7 +90,7 @@ class PhonesTable(PhonesView):
     def picture(
         self, states: Mapping[int, messages.PhoneState], traffic: Sequence[messages.TrafficState]
     ) -> FittedTable:
-        """The table as it is to be drawn now: those that run first."""
+        """Return the current table, running phones first."""
         rows = []
         for place, (held, sent) in enumerate(zip(self._held, traffic, strict=True)):
             state = states.get(place)
@@ -118,6 +118,6 @@ class PhonesTable(PhonesView):
 
 
 def make_view(phones: int, quiet: bool) -> PhonesView:
-    """The view for this terminal, on stderr: one phone has the terminal to itself."""
+    """Return the view for this terminal, on stderr; there is no table for a single phone."""
     console = Console(stderr=True, highlight=False)
     return PhonesTable(console) if can_redraw() and phones > 1 and not quiet else PhonesView(quiet)

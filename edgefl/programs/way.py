@@ -1,11 +1,11 @@
-"""One direction of a phone's link, for streams: when the bytes that enter it arrive at its other end.
+"""One direction of a phone's link for byte streams: computes when the bytes arrive at the other end.
 
-What `edgefl.devices.link` says of a message holds of each busy period here. A transmission begins when bytes
-enter an idle way and lasts while more enter before these are through. It takes
+The model of `edgefl.devices.link` for a message applies to each busy period. A transmission begins when bytes
+enter an idle link, and lasts while more bytes enter before the earlier ones are sent. It takes
 
     delay + jitter + wire_bytes·8/rate   (+ one round trip if a packet was lost)
 
-with headers and lost packets in its wire_bytes; the jitter is drawn once. A phone's connections share it.
+where wire_bytes includes headers and lost packets, and jitter is drawn once. A phone's connections share it.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link, mean_mbps, read
 from edgefl.devices.schema import Network
 
 CHUNK_S = 0.02
-"""A way's time for what one connection may enter at once: by so much others wait at most for their turn."""
+"""Maximum link time of the bytes that one connection may enter at once: the longest wait of the others."""
 
 
 class Transmission:
-    """A busy period of a way, and what became of it. Emulated seconds."""
+    """A busy period of one direction of a link, and its measurements. Emulated seconds."""
 
     def __init__(self, at_s: float, lead_s: float) -> None:
         self.began_s, self.lead_s = at_s, lead_s
         self.nbytes = self.packets = self.lost_packets = 0
         self.declared_s = 0.0
-        """From the first byte's entry to the last byte's arrival."""
+        """Time from the first byte's entry to the last byte's arrival."""
         self.on_its_way = 0
-        """Parts that have not arrived."""
+        """Number of parts that have not arrived."""
         self.achieved_s = 0.0
         self.held_up = False
-        """The receiver did not take what arrived: the time is not the link's alone."""
+        """The receiver delayed a delivery, so the measured time is not the link's alone."""
 
 
 class LinkWay:
-    """One direction of one phone's link; pure.
+    """One direction of one phone's link; a pure model.
 
     >>> from edgefl.devices import load_network
     >>> way = LinkWay(load_network("3g-slow"), "down", np.random.default_rng(0))
     >>> way.enter(1460, at_s=1.0).declared_s                 # 100 ms and 1500 bytes at 0.78 Mbps
     0.1153...
-    >>> round(way.free_s, 4), round(way.due_s, 4)            # off the sender's hands; arrived
+    >>> round(way.free_s, 4), round(way.due_s, 4)            # all bytes sent; all bytes arrived
     (1.0154, 1.1154)
     """
 
@@ -57,29 +57,29 @@ class LinkWay:
         self._shift_s = 0.0 if self._trace is None else shift * self._trace.period_ms / 1e3
         mbps = mean_mbps(self._way)
         self.bytes_per_s = math.inf if mbps is None else mbps * 1e6 / 8
-        """Bytes with headers, of a trace in the mean."""
+        """Rate including headers; the mean rate of a trace."""
         self.free_s = self.due_s = -math.inf
-        """The instants at which what has entered is off the sender's hands, and arrived."""
+        """Times at which all entered bytes are sent, and have arrived."""
         self.busy_s = 0.0
-        """Time in which bytes were on the wire."""
+        """Time with bytes on the wire."""
         self.now: Transmission | None = None
         self.round_trip_s = (network.down.delay_ms + network.up.delay_ms) / 1e3
 
     @property
     def delay_s(self) -> float:
-        """Without jitter."""
+        """One-way delay without jitter."""
         return self._way.delay_ms / 1e3
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes that a connection may enter at once."""
+        """Maximum number of bytes that a connection may enter at once."""
         most = min(float(CHUNK_BYTES), self.bytes_per_s * CHUNK_S)
         return max(self._network.payload_bytes, int(most))
 
     def enter(self, nbytes: int, at_s: float) -> Transmission:
-        """Let ``nbytes`` enter, at least 1, at an instant not before the last; they arrive at ``due_s``.
+        """Send ``nbytes`` > 0 at time ``at_s``, which must not decrease; they arrive at ``due_s``.
 
-        `Disconnected` where the profile has a lost packet end the connection, and one is lost.
+        Raises `Disconnected` if a packet is lost and the profile ends the connection on loss.
         """
         part = self.now
         if part is None or at_s > self.free_s:
@@ -98,7 +98,7 @@ class LinkWay:
         return part
 
     def _lose(self, part: Transmission, packets: int) -> None:
-        """Lose some of so many packets, as the profile says."""
+        """Draw packet losses among ``packets`` new packets."""
         chance = self._way.loss_pct / 100.0
         if not (chance and packets):
             return

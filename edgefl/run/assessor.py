@@ -1,4 +1,4 @@
-"""A model on the server's test examples and the clients' own, and a user's measures."""
+"""Evaluation of a model on the server's test examples, on the clients' own, and by a user's function."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from edgefl.seeds import stream
 from edgefl.terminal import printable
 
 LONGEST_PROBLEM = 500
-"""Characters of it that go on record."""
+"""Maximum length of a problem's description on record, characters."""
 
 
 class Assessor:
-    """Tests the model in ``flat``. ``held_out`` are the rows of each client's own test examples.
+    """Evaluates the model in ``flat``. ``held_out`` holds the rows of each client's own test examples.
 
-    A user's own evaluation is tried once here, on the model as it is. Raises `ConfigError` where that fails,
-    or the experiment asks for what cannot be measured.
+    The constructor tries the user's evaluation function once. Raises `ConfigError` if it fails, or if the
+    experiment requests something that cannot be measured.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Assessor:
 
     @property
     def test_examples(self) -> int:
-        """The number of the server's test examples that are used."""
+        """Number of the server's test examples in use."""
         return len(self._test_y)
 
     def assess(
         self, personalise: Callable[[int], None], beat: Callable[[], None]
     ) -> tuple[EvalResult, ClientScores]:
-        """Measure the model on the server's examples and, where that is asked for, on the clients' own.
+        """Evaluate the model on the server's examples and, if requested, on the clients' own.
 
-        ``personalise`` trains the model in `flat` as that client would, ``beat`` is called for every batch.
-        Where a function of the user's fails the result has the ``problem``, and what was measured before.
+        ``personalise`` trains the model in `flat` as that client would; ``beat`` is called for every batch.
+        If the user's function fails, the result holds the ``problem`` and everything measured before it.
         """
         data, found = self._data, EvalResult(math.nan, math.nan)
 
@@ -74,7 +74,7 @@ class Assessor:
             beat()
 
         try:
-            with register_module_forward_pre_hook(be_heard):  # also from within the user's function
+            with register_module_forward_pre_hook(be_heard):  # also during the user's function
                 found = evaluate(self._flat, data.test_x, self._test_y, data.classes, loss=self._loss)
                 if self._own is not None:
                     found = found.with_metrics(self._own.measure(self._flat, data.test_x, self._test_y))
@@ -98,12 +98,12 @@ class Assessor:
         return evaluate(self._flat, data.train_x[rows], data.train_y[rows], data.classes, loss=self._loss)
 
     def _columns(self, scores: Sequence[EvalResult]) -> tuple[list[float], list[float]]:
-        """Losses, NaN where one is not finite, and accuracies where targets are classes."""
+        """Return losses, NaN if not finite, and accuracies if targets are classes."""
         losses = [found.loss if math.isfinite(found.loss) else math.nan for found in scores]
         return losses, [] if self._data.classes is None else [found.accuracy for found in scores]
 
     def _draw(self) -> list[int]:
-        """The clients to be measured, of those that hold examples out; none if nobody asks."""
+        """Draw the clients to evaluate among those with held-out examples; none if not requested."""
         if self._asked.clients == "none":
             return []
         able = np.flatnonzero(self.held_out.sizes).tolist()

@@ -1,6 +1,6 @@
-"""One emulated client: a process that downloads, trains and uploads at its device's pace.
+"""A client process: downloads, trains and uploads at the speed of its device.
 
-task → fetch the model → download paced → train, each step paced → upload paced into the slot → done
+task → fetch the model → paced download → training with paced steps → paced upload into the slot → `Done`
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ClientProcess:
-    """Runs one client's tasks."""
+    """Runs the tasks of one client."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class ClientProcess:
         self._says_whole = experiment.server.transport == "shm"
         wait = (lambda _: self._server.check()) if spec.as_is else self._server.wait_until
         self._pacer = Pacer(time_scale=spec.time_scale, wait=wait)
-        # The version it trains from is the base of its delta: where it lies if it stays there, or a copy.
+        # Base of the delta: the version in place if it is kept for the whole trip, otherwise a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
         self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
-        # The update is written in one pass into the slot, or into memory of its own that is then sent.
+        # The update is written in one pass into the slot, or into private memory that is then sent.
         self._update = UpdateMaker(workload, buffer)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
         self._own: Raw | None = None
@@ -69,13 +69,13 @@ class ClientProcess:
         self._cost = Cost(workload.host_step_s * 1e9 / step_s) if held else None
 
     def run(self) -> None:
-        """Answer tasks until the server says goodbye."""
+        """Run tasks until the server sends `Bye`."""
         self._server.serve(self._answer)
 
     def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
         received_ns = time.monotonic_ns()
         if not isinstance(message, messages.Task):
-            return  # a Cancel that crossed with the end of its task
+            return  # a Cancel that crossed the end of its task
 
         self._witness.given_another()
         self._server.task = message.task
@@ -107,7 +107,7 @@ class ClientProcess:
         down = move(pacer, plan.down, load)
         self._buffer.fetched[task.slot] = TripPhase.COMPUTE
         paced = plan.compute(pacer)
-        phase: Phase | HeldPhase = paced  # the training's: it waits, or the governor holds the process
+        phase: Phase | HeldPhase = paced  # paced: sleeps after each step; held: throttled by the governor
         if self._governor is not None and self._cost is not None and plan.work_s:
             phase = HeldPhase(paced, plan.work_s, self._cost, self._governor, self._throttle)
 
@@ -124,7 +124,7 @@ class ClientProcess:
             )
         except BaseException:
             if isinstance(phase, HeldPhase):
-                phase.release()  # the training is over
+                phase.release()  # stop the throttle
             raise
         cpu_s = time.thread_time() - cpu_started
         compute = phase.end()
@@ -135,7 +135,7 @@ class ClientProcess:
         self._buffer.fetched[task.slot] = TripPhase.UP
         up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
         if base is not self._copy:
-            self._transport.base(task.entry, task.version, frames)  # still the version that was trained
+            self._transport.base(task.entry, task.version, frames)  # raises if the entry was overwritten
         checksum, version = self._update.checksum(self._raw), task.version
         if failpoints.armed():
             version -= failpoints.hit("stale", task.client, task.trip)
@@ -171,16 +171,16 @@ class ClientProcess:
         self._server.say(finished)
 
     def _model(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
-        """The version that the trip starts from: where it stays for the trip, or a copy."""
+        """Return the version that the trip starts from, in place or copied."""
         base = self._transport.base(task.entry, task.version, frames)
         if self._transport.keeps(task):
             return base
         np.copyto(self._copy, base)
-        self._transport.base(task.entry, task.version, frames)  # still the same at the end of the copy
+        self._transport.base(task.entry, task.version, frames)  # raises if the entry changed during the copy
         return self._copy
 
     def _room(self, task: messages.Task) -> Raw:
-        """The memory that the update is written to: its slot, or this process's own."""
+        """Return the memory for the update: its slot, or private memory."""
         if (room := self._transport.room(task)) is not None:
             return room
         if self._own is None:
@@ -192,7 +192,7 @@ class ClientProcess:
             raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
 
     def _fail(self, task: messages.Task) -> None:
-        """Fail in the way that a test asked for, after the training and before the upload."""
+        """Fail as an armed failpoint demands, after the training and before the upload."""
         place = (task.client, task.trip)
         if failpoints.hit("die", *place):
             self._send_update(task, 0, self._raw.size // 8 * 4)
@@ -216,6 +216,6 @@ class ClientProcess:
 
 
 def _die_at(instant_ns: float) -> None:
-    """Have this process killed at an instant of the monotonic clock, or at once."""
+    """Schedule SIGKILL for this process at a time of the monotonic clock, or now if that has passed."""
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     signal.setitimer(signal.ITIMER_REAL, max(1e-6, (instant_ns - time.monotonic_ns()) / 1e9))

@@ -1,4 +1,4 @@
-"""Emulated time, and what is to happen at an instant of it (`Agenda`) or of the host's (`Alarms`)."""
+"""Clocks of emulated time, its `Agenda` of events, and `Alarms` of the host's monotonic clock."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 TICK, JOIN, ARRIVAL, LEAVE = 0, 1, 2, 3
-"""Kinds of entries, in their order at one instant. Only the virtual clock enters arrivals."""
+"""Kinds of entries, in their order at the same time. Under the wall clock, an `ARRIVAL` is a failed trip's
+end."""
 
 
 class WallClock:
-    """Emulated seconds since the start, at ``time_scale`` wall seconds each.
+    """Emulated seconds since the start; one takes ``time_scale`` wall seconds.
 
     >>> clock = WallClock(time_scale=2.0, monotonic=iter([10.0, 14.0]).__next__)
     >>> clock.start(); clock.now_s()
@@ -35,15 +36,15 @@ class WallClock:
         self._started: float | None = None
 
     def start(self) -> None:
-        """Let emulated time run. Before this it stands at its first value."""
+        """Start emulated time; until then it has its initial value."""
         self._started = self._monotonic()
 
     def now_s(self) -> float:
-        """Emulated seconds since the start of the run, interruptions left out."""
+        """Emulated seconds since the start of the run, without interruptions."""
         return self._emulated_s + self._elapsed() / self.time_scale
 
     def wall_s(self) -> float:
-        """Wall seconds since the start of the run, interruptions left out."""
+        """Wall seconds since the start of the run, without interruptions."""
         return self._wall_s + self._elapsed()
 
     def _elapsed(self) -> float:
@@ -51,7 +52,7 @@ class WallClock:
 
 
 class VirtualClock(WallClock):
-    """Emulated time is what the agenda says; wall time goes on as it does."""
+    """Emulated time set by the agenda; wall time of the host."""
 
     def __init__(self, *, emulated_s: float, wall_s: float) -> None:
         super().__init__(1.0, emulated_s=emulated_s, wall_s=wall_s)
@@ -61,12 +62,12 @@ class VirtualClock(WallClock):
         return self._now_s
 
     def advance(self, at_s: float) -> None:
-        """Moves time on to ``at_s``, never back."""
+        """Advance time to ``at_s``; never decreases it."""
         self._now_s = max(self._now_s, at_s)
 
 
 class Alarms:
-    """Callbacks at instants of the monotonic clock; those due at once run in the order they were set."""
+    """Callbacks at times of the monotonic clock; due ones run in the order in which they were set."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -74,11 +75,11 @@ class Alarms:
         self._order = itertools.count()
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Run ``callback`` once, ``seconds`` from now."""
+        """Call ``callback`` once, in ``seconds`` seconds."""
         heapq.heappush(self._heap, (self._monotonic() + seconds, next(self._order), callback))
 
     def every(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Run ``callback`` each ``seconds`` from now on."""
+        """Call ``callback`` every ``seconds`` seconds."""
 
         def again() -> None:
             callback()
@@ -87,21 +88,21 @@ class Alarms:
         self.after(seconds, again)
 
     def wait_ms(self, most: int = 1000) -> int:
-        """Milliseconds until the next alarm, rounded up, at most ``most``."""
+        """Return the time until the next alarm, rounded up, at most ``most``, ms."""
         if not self._heap:
             return most
         left_ms = (self._heap[0][0] - self._monotonic()) * 1000
         return most if left_ms >= most else max(0, int(left_ms) + 1)
 
     def run_due(self) -> None:
-        """Run every alarm whose instant has come."""
+        """Run all alarms that are due."""
         now = self._monotonic()
         while self._heap and self._heap[0][0] <= now:
             heapq.heappop(self._heap)[2]()
 
 
 class Due(NamedTuple):
-    """An entry of the agenda; those of one instant come in the order of these fields."""
+    """An entry of the agenda; entries are ordered by these fields."""
 
     at_s: float
     kind: int
@@ -110,7 +111,7 @@ class Due(NamedTuple):
 
 
 class Agenda:
-    """Entries by time. A task's arrival may be brought forward: it has one entry that counts.
+    """Entries in order of time. A second arrival entry of a task replaces the first.
 
     >>> agenda = Agenda(); agenda.enter(Due(2.0, TICK))
     >>> agenda.enter(Due(5.0, ARRIVAL, client=1, task=7)); agenda.enter(Due(1.0, ARRIVAL, client=1, task=7))
@@ -125,18 +126,18 @@ class Agenda:
         self._comes: Due | None = None
 
     def follow(self, dues: Iterator[Due]) -> None:
-        """Enter what comes by itself, in order: each is asked for once the one before it is taken."""
+        """Merge a sorted iterator of entries, which is advanced only when its entry is taken."""
         self._coming, self._comes = dues, next(dues, None)
 
     def enter(self, due: Due) -> None:
-        """Put an entry in its place; a task's arrival takes the place of the one it had."""
+        """Add an entry; an arrival replaces the task's earlier arrival entry."""
         if due.kind == ARRIVAL:
             self._due_s[due.task] = due.at_s
         heapq.heappush(self._heap, due)
 
     @property
     def head(self) -> Due | None:
-        """The next entry; None if there is none."""
+        """The next entry, or None."""
         heap = self._heap
         while heap:
             due = heap[0]
@@ -146,7 +147,7 @@ class Agenda:
         return self._comes
 
     def take(self) -> Due:
-        """Remove and return the head; IndexError if there is none."""
+        """Remove and return the next entry. Raises IndexError if there is none."""
         due = self.head
         if due is None:
             raise IndexError("the agenda is empty")

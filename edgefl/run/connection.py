@@ -1,12 +1,12 @@
-"""The connection between server and peers: ZeroMQ, a ROUTER at the server and a DEALER at each peer.
+"""Connections between server and peers: ZeroMQ, a ROUTER at the server and a DEALER at each peer.
 
-On its own host the server calls and the peers answer: nobody can connect to the server, so nobody can fill
-its memory or its descriptors with connections that never say whose they are. Each peer waits at an address of
-its own that only the run can know. On Linux that is in the abstract namespace, and the kernel's word on who
-connects lets the server's process in and no other, of this user or another; elsewhere it is a socket in a
-fresh 0700 folder. Who answers must know the password of its name (ZeroMQ's PLAIN) before a message of it is
-taken in, and has the name that the server called. Peers on other hosts come to the server's door
-(`edgefl.zeromq.door`). Neither end trusts what comes in: `edgefl.run.messages` reads the bytes.
+On its own host the server connects and the peers listen. Nobody can connect to the server, so nobody can
+exhaust its memory or descriptors with unauthenticated connections. Each peer listens at its own address,
+which cannot be guessed. On Linux it is in the abstract namespace, and ZeroMQ's filter by process id (checked
+by the kernel) accepts the server only; elsewhere it is a socket in a new folder of mode 0700. A peer must
+prove the password of its name (ZeroMQ PLAIN) before its messages are read. Peers on other hosts connect to
+the server's door (`edgefl.zeromq.door`). Neither end trusts the other's bytes: `edgefl.run.messages` checks
+them.
 """
 
 from __future__ import annotations
@@ -34,30 +34,32 @@ from edgefl.zeromq.sockets import AT_ONCE, Dealer, Frame, Full, Router, Unreacha
 
 ABSTRACT = "ipc://@edgefl-"
 Message = tuple[messages.FromServer, Sequence[Frame]]
-"""A message of the server and its payload frames."""
+"""A message from the server, and its payload frames."""
 
 LINGER_MS = 200
-"""Milliseconds that the server's last messages may take to leave."""
+"""Time limit for sending the server's last messages at close, ms."""
 CALLS_PER_S = 5000
-"""Most attempts a second to reach peers that are still starting, all together."""
+"""Maximum rate of connection attempts to peers that are still starting, in total."""
 FINE_WAIT_NS = 2_000_000
-"""A socket's wait is whole milliseconds: it ends so long before a deadline, and the rest is slept."""
+"""A socket waits whole milliseconds: such waits end this long before a deadline, and a sleep does the
+rest."""
 SEND_WAIT_MS = 100
 BEAT = (messages.encode(messages.Beat()),)
 _MS_NS = 1_000_000
 
 
 class ServerSocket(Router):
-    """The ROUTER that calls its peers; with a ``door`` (``tcp://HOST:PORT``) others come to that by TCP."""
+    """The server's ROUTER, which connects to its peers; other hosts connect to ``door``,
+    ``tcp://HOST:PORT``."""
 
     def __init__(self, largest_bytes: int, door: str = "") -> None:
         super().__init__(largest_bytes, b"PLAIN", self._whose)
         self.secret = secrets.token_hex(32)
         self._socket.plain_server = True
         self._called: dict[bytes, str] = {}
-        """The peers' addresses."""
+        """Addresses of the peers, by name."""
         self._folder: str | None = None
-        try:  # have the kernel refuse other processes, at the peers
+        try:  # let the kernel reject other processes at the peers' sockets
             if sys.platform != "linux":
                 raise AttributeError
             self._socket.setsockopt(zmq.IPC_FILTER_PID, os.getpid())
@@ -71,12 +73,12 @@ class ServerSocket(Router):
 
     @property
     def listening(self) -> control.Listening:
-        """All that is needed to start this server's peers."""
+        """The addresses and secrets that the peers of this server need."""
         where = (self._door.address, self._door.key) if self._door is not None else ()
         return control.Listening(self.root, self.secret, os.getpid(), *where)
 
     def call(self, name: bytes) -> None:
-        """Connect to the peer of this name, now or as soon as it is there. A name is called once in a run."""
+        """Connect to a peer, which may not be listening yet. A name may be called once in a run."""
         router = self._socket
         self._called[name] = where = control.address(self.root, self.secret, name)
         router.reconnect_ivl = max(10, 1000 * len(self._called) // CALLS_PER_S)
@@ -84,19 +86,19 @@ class ServerSocket(Router):
         router.connect(where)
 
     def admit(self, name: bytes) -> None:
-        """Let the peer of this name in at the door, from now on."""
+        """Accept the peer of this name at the door from now on."""
         assert self._door is not None, "this run has no door"
         self._door.admit(name, keys.public(control.secret_key(control.password(self.secret, name))))
 
     @property
     def network(self) -> dict[str, int]:
-        """Bytes of all frames that came in by the door, and that went out."""
+        """Bytes of all frames received and sent through the door."""
         return {} if self._door is None else dict(self._door.moved)
 
     def refused(self) -> str:
-        """The reason why this process may open no socket now; "" if it may.
+        """Return why this process cannot open a socket, or "" if it can.
 
-        ZeroMQ does not say why it does not reach a peer: it tries again, for good.
+        ZeroMQ does not report the reason: it silently retries forever.
         """
         try:
             socket.socket(socket.AF_UNIX).close()
@@ -105,7 +107,7 @@ class ServerSocket(Router):
         return ""
 
     def hang_up(self, name: bytes) -> None:
-        """Hear this peer no more; what it had begun to say is forgotten."""
+        """Disconnect a peer and drop its incomplete messages."""
         if (where := self._called.pop(name, None)) is not None:
             self._socket.disconnect(where)
         elif self._door is not None:
@@ -116,7 +118,7 @@ class ServerSocket(Router):
         return name if known else b""
 
     def receive(self) -> Iterator[tuple[bytes, Sequence[Frame]]]:
-        """Messages that have arrived, each with its sender's name, without waiting."""
+        """Yield the messages that have arrived, each with its sender's name, without blocking."""
         for _ in range(AT_ONCE):
             try:
                 frames = self._receive(headers=2)
@@ -127,7 +129,7 @@ class ServerSocket(Router):
             yield from self._door.receive()
 
     def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
-        """Send without waiting; `Full` or `Unreachable` if that cannot be done."""
+        """Send without blocking. Raises `Full` or `Unreachable` on failure."""
         if peer in self._called:
             self._send_to(peer, frames)
         elif self._door is not None:
@@ -136,7 +138,7 @@ class ServerSocket(Router):
             raise Unreachable
 
     def close(self) -> None:
-        """Close it and remove what was made on disk, if anything was."""
+        """Close the socket and remove its folder."""
         if self._door is not None:
             self._door.close()
         if self._folder is not None:
@@ -145,7 +147,8 @@ class ServerSocket(Router):
 
 
 class PeerSocket(Dealer):
-    """A DEALER that waits at ``address`` for the process ``server``; it queues only for one that is there."""
+    """A DEALER that listens at ``address`` for the process ``server``; queues messages only while
+    connected."""
 
     def __init__(self, address: str, name: bytes, password: str, server: int) -> None:
         super().__init__()
@@ -156,11 +159,11 @@ class PeerSocket(Dealer):
 
 
 class Cancelled(Exception):
-    """The server does not want the running task any more."""
+    """The server has cancelled the running task."""
 
 
 class Leave(Exception):
-    """The run is over, or whoever started this process is gone."""
+    """The run has ended, or this process's parent is dead."""
 
 
 def _socket_of(spec: control.Spawn) -> Dealer:
@@ -171,7 +174,7 @@ def _socket_of(spec: control.Spawn) -> Dealer:
 
 
 class Connection:
-    """A peer's connection to the server: it sends, receives, and is heard also while it waits."""
+    """A peer's connection to the server; sends heartbeats also during waits."""
 
     def __init__(self, spec: control.Spawn, heartbeat_s: float, lifeline: int) -> None:
         self._spec = spec
@@ -183,11 +186,11 @@ class Connection:
         self.task: int | None = None
         self._later: deque[Message] = deque()
         self._unanswered: Sequence[Frame] | None = None
-        """The last result or Ready message, until the server sends the next task."""
+        """Frames of the last result or `Ready` message, until the server sends the next task."""
         self._latest = -1
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send a message; waits where the server is behind, leaves where it is gone."""
+        """Send a message, waiting while the server's queue is full. Raises `Leave` if the parent is dead."""
         while True:
             try:
                 self._socket.send(frames)
@@ -199,12 +202,12 @@ class Connection:
                 return
 
     def say(self, message: messages.FromClient) -> None:
-        """Say this, and again at each heartbeat with nothing to do: it may not have been heard."""
+        """Send a message, and again at each heartbeat while idle, because it may have been lost."""
         self._unanswered = (messages.encode(message),)
         self.send(self._unanswered)
 
     def serve(self, answer: Callable[[messages.FromServer, Sequence[Frame]], None]) -> None:
-        """Say that this process is ready, then have every message answered until the server says goodbye."""
+        """Send `Ready`, then pass every message to ``answer`` until the server sends `Bye`."""
         spec = self._spec
         try:
             self.say(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
@@ -219,9 +222,9 @@ class Connection:
             self._socket.close()
 
     def attempt(self, task: messages.Task, carry_out: Callable[[], None]) -> None:
-        """Carry out a task, or give it back to the server with the reason why it has no update, in one line.
+        """Carry out a task; on failure return it to the server with a one-line reason.
 
-        Raises `MemoryError`, also for what torch says instead of it.
+        Raises `MemoryError`, also for torch's error about memory.
         """
         try:
             carry_out()
@@ -231,7 +234,7 @@ class Connection:
             raise
         except (SlotError, WireError, Disconnected) as error:
             self.give_back(task, str(error))
-        except Exception as error:  # a user's model may raise anything: it costs the task, not the run
+        except Exception as error:  # a user's model may raise anything: only the task fails
             if "can't allocate memory" in str(error):
                 raise MemoryError(str(error)) from error
             self.give_back(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
@@ -240,7 +243,7 @@ class Connection:
         self.say(messages.Gone(task.client, task.task, printable(reason), task.order))
 
     def receive(self) -> Message:
-        """The next message and its payload frames."""
+        """Wait for the next message; return it with its payload frames."""
         if self._later:
             return self._later.popleft()
         while (message := self._take(self._beat_ms)) is None:
@@ -248,25 +251,25 @@ class Connection:
         return message
 
     def take(self) -> Message | None:
-        """The next message if there is one, without waiting."""
+        """Return the next message if there is one, without waiting."""
         return self._later.popleft() if self._later else self._take()
 
     def wait_until(self, deadline_ns: int) -> None:
-        """The pacer's wait: to the deadline, unless the server cancels the task meanwhile."""
+        """Wait until the deadline (for the pacer); raises `Cancelled` if the server cancels the task."""
         while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
-            if left_ns >= FINE_WAIT_NS + _MS_NS:  # a shorter wait of the socket's would be none
+            if left_ns >= FINE_WAIT_NS + _MS_NS:  # the socket cannot wait for less than 1 ms
                 self._listen(max(1, min(left_ns - FINE_WAIT_NS, self._beat_ns) // _MS_NS))
                 self.check()
             else:
                 time.sleep(left_ns * 1e-9)
 
     def beat(self) -> None:
-        """Be heard if it is time, and leave if whoever started this process is gone."""
+        """Send a heartbeat if one is due. Raises `Leave` if the parent is dead."""
         if time.monotonic_ns() >= self._next_beat_ns:
             self._listen(0)
 
     def check(self) -> None:
-        """Hear what the server says during a task. What is not about this task waits for its end."""
+        """Handle cancellations during a task; other messages are queued until its end."""
         while (got := self._take()) is not None:
             match got[0]:
                 case messages.Cancel(task=task) if task == self.task:
@@ -283,7 +286,7 @@ class Connection:
         message = messages.decode_from_server(frames[0])
         if isinstance(message, messages.Task | messages.Tasks | messages.Assess):
             if message.number <= self._latest:
-                return None  # it came twice, or late
+                return None  # a repeated or late message
             self._latest, self._unanswered = message.number, None
         return message, frames[1:]
 

@@ -1,7 +1,7 @@
-"""Messages that the processes of a run send each other over their channels: plain data.
+"""Messages on the channels between a run's processes.
 
-The supervisor starts everything; the zygote makes clients and tells of their ends; the server runs the
-experiment. Only the supervisor talks to both.
+The supervisor starts all processes. The zygote forks clients and reports their ends; the server runs the
+experiment. Both communicate only with the supervisor.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ WORKER: Role = "worker"
 EVALUATOR: Role = "evaluator"
 
 ABSENT, IDLE = range(2)
-"""States of a client; on a trip it is IDLE and the trip's phase more."""
+"""States of a client; during a trip its state is `IDLE` plus the trip's `TripPhase`."""
 Figure = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
-"""A figure that a node reports; bounded, since the node may be untrusted."""
+"""A number reported by a node; bounded, because the node may be untrusted."""
 OUT_OF_MEMORY = "device out of memory"
-"""Start of the reason why a process ended that was killed at its memory limit."""
+"""Prefix of the reason if a process was killed at its memory limit."""
 
 
 def routing_id(role: str, peer: int, epoch: int) -> bytes:
-    """The name of a peer's socket: a new process of the same peer has another."""
+    """Return the name of a peer's socket, which differs between processes of the same peer."""
     return f"{role}-{peer}-{epoch}".encode()
 
 
 def password(secret: str, name: bytes) -> str:
-    """The word by which the server knows the process that it gave this name to, and no other."""
+    """Return the password by which the server recognises the process with this name."""
     return hmac.digest(secret.encode(), name, "sha256").hex()
 
 
 def secret_key(password: str) -> bytes:
-    """The secret key by which the process with this password is known at a run's door."""
+    """Return the CURVE secret key of the process with this password, for the run's door."""
     return hmac.digest(password.encode(), b"curve key", "sha256")
 
 
 def address(root: str, secret: str, name: bytes) -> str:
-    """The address of the process of this name: not to be guessed before it is there."""
+    """Return the socket address of a process; it cannot be guessed without the secret."""
     return root + hmac.digest(secret.encode(), b"address of " + name, "sha256").hex()[:32]
 
 
@@ -58,22 +58,22 @@ class _OfPeer(msgspec.Struct, frozen=True):
 
 
 class Departed(_OfPeer, frozen=True, tag="departed"):
-    """A process has ended, so it can write nowhere any more: zygote → supervisor → server."""
+    """A process has ended and can write nothing any more: zygote → supervisor → server."""
 
     reason: str
     task: int | None = None
-    """The task that a worker had begun last."""
+    """The task that the worker began last."""
 
 
 class Expel(_OfPeer, frozen=True, tag="expel"):
-    """The process hangs or sends rubbish and is to be ended: server → supervisor → zygote."""
+    """End a process that hangs or sends invalid messages: server → supervisor → zygote."""
 
 
 # ---- supervisor → web process ------------------------------------------------------------------
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown"):
-    """The run that is shown, its folder, and the path by which its page is found."""
+    """The run to show, its folder, and the path of its page."""
 
     experiment: Experiment
     folder: str
@@ -81,23 +81,23 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):
-    """An activity besides training, as `RunView.say` takes it, or `RunView.restarted`."""
+    """The current activity besides training, as in `RunView.say` or `RunView.restarted`."""
 
     text: str
     restarted: bool = False
 
 
 class Described(msgspec.Struct, frozen=True, tag="described"):
-    """The fleet, the workload in words, and the time scale."""
+    """The fleet, a description of the workload, and the time scale."""
 
     fleet: list[tuple[str, str, int]]
-    """Profile, network and count of clients, in the clients' order."""
+    """Profile, network and number of clients, in the clients' order."""
     workload: str
     scale: TimeScale
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The run is over; how, in a word or two."""
+    """The run has ended; ``outcome`` is a short description."""
 
     outcome: str
 
@@ -106,40 +106,40 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
-    """Load data and model, train for a few trips, and say what a step costs."""
+    """Load data and model, train for a few trips, and report the cost of a step."""
 
     experiment: Experiment
     base: str
     enforcement: Enforcement = Enforcement()
     nodes: bool = False
-    """Others will do the same: say by which `Prepared.fingerprint` they know that it is the same."""
+    """Other hosts will compute too: report the `Prepared.fingerprint` that must be equal everywhere."""
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
-    """The parameter buffer, whose descriptor comes with this message."""
+    """The parameter buffer; its file descriptor is attached."""
 
     initialise: bool
-    """Write the first model into entry 0; false for a run that goes on."""
+    """Write the first model into entry 0; False for a resumed run."""
     shape: Shape | None = None
-    """On a node, which shares no memory with the server: make one like it, for what peers note there."""
+    """On a node, which shares no memory with the server: create a local buffer of this shape."""
 
 
 class Spawn(_OfPeer, frozen=True, tag="spawn"):
-    """Fork one process."""
+    """Fork a process."""
 
     address: str
     password: str
     server: int
-    """The process that may connect to the address."""
+    """Id of the only process that may connect to the address."""
     time_scale: float
     key: bytes = b""
-    """The server's public key, if the address is that of its door."""
+    """The server's public key, if the address is its door."""
     as_is: bool = False
-    """Do not hold it to its profile's pace, or memory."""
+    """Do not limit the process to its profile's speed and memory."""
 
 
 class Clear(msgspec.Struct, frozen=True, tag="clear"):
-    """End every client, worker and evaluator: their server is gone."""
+    """End all clients, workers and evaluators, because their server has died."""
 
     restarts: int
 
@@ -150,17 +150,17 @@ ToZygote = Prepare | Adopt | Spawn | Expel | Clear
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Digests of what must be the same wherever a run computes."""
+    """Digests that must be equal on all hosts of a run."""
 
     data: str
     """Digest of the examples, their partition and the first model."""
     training: str
-    """Digest of the model that a trip's training makes."""
+    """Digest of the model after one trip's training."""
 
 
 class FirstTrip(NamedTuple):
-    """A client's first trip as its device makes it, in emulated seconds; ``total_s`` as it goes, the parts of
-    it one after the other."""
+    """A client's first trip on its device, emulated seconds. ``total_s`` is the planned duration; the parts
+    are durations without overlap."""
 
     steps: int
     down_s: float
@@ -169,10 +169,10 @@ class FirstTrip(NamedTuple):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """The workload of D = ``size`` parameters, and its cost on this host in CPU seconds a step.
+    """The workload with ``size`` parameters, and the CPU time of a training step on this host.
 
-    ``examples`` and ``held_out`` are counts by client, ``classes`` counts of the classes that a client holds,
-    and ``labels`` these classes, one client's after the other: int64, as `column` reads them.
+    ``examples`` and ``held_out`` are counts per client, ``classes`` is the number of classes per client, and
+    ``labels`` holds these classes, concatenated over clients. All are int64; see `column`.
     """
 
     size: int
@@ -183,26 +183,27 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     classes: bytes
     labels: bytes
     first_trips: list[FirstTrip]
-    """By client, for the time scale of the wall clock; none under the virtual one."""
+    """The clients' first trips, from which the wall clock's time scale is chosen; empty under the virtual
+    clock."""
     work: BatchWork
-    """Work of a training step, by batch size."""
+    """Work of a training step as a function of the batch size."""
     host_step_s: float
     test_examples: int
     dataset: str
     fingerprint: Fingerprint | None = None
     buffers: int = 0
-    """Elements at the end of the model that are running statistics: `FlatModel.buffers`."""
+    """Number of elements at the end of the model that are running statistics; see `FlatModel.buffers`."""
     remark: str = ""
     """A warning about the model, for the user."""
 
 
 def column(numbers: bytes) -> memoryview[int]:
-    """The whole numbers of a column of `Prepared`."""
+    """View a column of `Prepared` as integers."""
     return memoryview(numbers).cast("q")
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
-    """The zygote has the parameter buffer; the first model of a new run lies in entry 0."""
+    """The zygote has mapped the parameter buffer; entry 0 holds the first model of a new run."""
 
 
 class Spawned(_OfPeer, frozen=True, tag="spawned"):
@@ -210,7 +211,7 @@ class Spawned(_OfPeer, frozen=True, tag="spawned"):
 
 
 class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
-    """They have ended; the answer to `Clear`."""
+    """Answer to `Clear`: all processes have ended."""
 
     restarts: int
 
@@ -221,46 +222,46 @@ FromZygote = Prepared | Adopted | Spawned | Departed | Cleared | Refused
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """A process offers to host peers of the run: node → supervisor."""
+    """Node → supervisor: offer to host peers of the run."""
 
     host: tuple[str, int, str]
     """CPU, usable cores and system, as `edgefl.host.capacity.Host`."""
     machine: str
-    """The running system that it is on: nodes on one share its cores."""
+    """Id of the running system: nodes on the same system share its cores."""
     cores: Figure
-    """Cores that it may use, by affinity and quota."""
+    """Usable cores, by affinity and quota."""
     software: dict[str, str]
-    """Versions of what the bits depend on, by name."""
+    """Versions, by name, of the software that affects the bits of the results."""
     workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
-    """Workers that it hosts under the virtual clock."""
+    """Number of workers hosted under the virtual clock."""
     device: str = ""
-    """The profile of the one client that it is, if it is one."""
+    """Profile of the node's single client, if it emulates one client only."""
     as_is: bool = False
-    """That client is not held to its profile: the host is such a device."""
+    """Do not limit that client: the host is a device of that profile."""
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
-    """The node has data and model, and what a step costs there in CPU seconds: node → supervisor."""
+    """Node → supervisor: data and model are loaded; the cost of a training step there in CPU seconds."""
 
     fingerprint: Fingerprint
     host_step_s: Figure
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """Nothing to say: sending it tells whether the node is there. Supervisor → node."""
+    """Supervisor → node: no content; sending it detects a dead node."""
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
-    """The run is over: end everything. Supervisor → node."""
+    """Supervisor → node: the run has ended; end all processes."""
 
     outcome: str
 
 
 class NodeEnded(msgspec.Struct, frozen=True, tag="node-ended"):
-    """Everything has ended there, as the run is over: node → supervisor."""
+    """Node → supervisor: all processes of the node have ended after the run."""
 
     usage: dict[str, float | None]
-    """Figures of `edgefl.host.capacity.UsageMeter`."""
+    """Measurements of `edgefl.host.capacity.UsageMeter`."""
 
 
 ToNode = ToZygote | Alive | Over | Refused
@@ -270,7 +271,7 @@ FromNode = Join | Agreed | Adopted | Spawned | Departed | Cleared | Refused | No
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
-    """One more node has joined and agrees; so many do."""
+    """Another node has joined and its fingerprint matches; ``nodes`` is their number."""
 
     nodes: int
 
@@ -281,7 +282,7 @@ FromNodes = Gathered | Departed | Cleared | Refused
 
 
 class Serve(msgspec.Struct, frozen=True, tag="serve"):
-    """Everything the server needs; the parameter buffer's descriptor comes with this message."""
+    """Complete configuration of the server; the parameter buffer's descriptor is attached."""
 
     experiment: Experiment
     base: str
@@ -292,25 +293,25 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     workers: int
     resume: bool
     restarts: int = 0
-    """Servers of this run before this one, which were killed."""
+    """Number of earlier servers of this run, which were killed."""
     killed: str = "server"
-    """The process whose death ended the last of them: itself or the zygote."""
+    """Name of the process whose death ended the last server: "server" or "zygote"."""
     recover: bool = False
-    """Their buffer belongs to their record: go on from both, and not from a checkpoint."""
+    """Continue from the buffer and the record, which match, and not from a checkpoint."""
     door: str = ""
-    """Address for peers on other hosts, ``tcp://HOST:PORT``; the port may be ``*``."""
+    """Address for peers on other machines, ``tcp://HOST:PORT``; the port may be ``*``."""
     states: bool = False
-    """Tell each client's state, for somebody who looks: `Progress.states`."""
+    """Report the clients' states for the live page; see `Progress.states`."""
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
-    """End the run now, resumable."""
+    """Stop the run now; it can be resumed."""
 
     reason: str
 
 
 class Grow(msgspec.Struct, frozen=True, tag="grow"):
-    """There is room for more workers (virtual clock): from number ``first`` on, ``workers`` in all."""
+    """Start more workers (virtual clock): numbers from ``first`` to ``workers`` − 1."""
 
     first: int
     workers: int
@@ -322,8 +323,11 @@ ToServer = Serve | Departed | Interrupt | Grow
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
-    """The server calls its peers: where their addresses begin, the secret that these and their passwords are
-    made of, and the process id that they may hear. If it has a door: its address, and the server's key."""
+    """The server is ready to connect to its peers.
+
+    ``root`` is the prefix of their addresses, ``secret`` the source of addresses and passwords, and ``pid``
+    the process that they may accept. With a door: its address and the server's public key.
+    """
 
     root: str
     secret: str
@@ -333,14 +337,14 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """The live view's figures, a few times a second; ``invalid`` is the first bound that is not held."""
+    """Numbers for the live view, a few times per second; ``invalid`` is the first violated bound."""
 
     emulated_s: float
     wall_s: float
     version: int
     trips: int
     connected: int | None
-    """Clients that are there until all are; None once emulated time runs."""
+    """Number of connected clients until all are connected; None once emulated time runs."""
     staleness_mean: float
     staleness_max: int
     accuracy: float | None
@@ -354,11 +358,11 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     by_profile: dict[str, list[int]]
     """Profile → [idle, training, absent, trips]."""
     states: bytes = b""
-    """By client `ABSENT`, or `IDLE` and the `TripPhase` of its trip; now and then, if `Serve` asks for it."""
+    """For each client, `ABSENT`, or `IDLE` plus its `TripPhase`; empty in most messages."""
 
 
 class Replace(_OfPeer, frozen=True, tag="replace"):
-    """Start this peer, as a process of this epoch."""
+    """Start a process of this peer and epoch."""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

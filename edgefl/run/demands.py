@@ -1,4 +1,4 @@
-"""The demands of an experiment on a run: whether it can be done, and the shape of its memory."""
+"""Requirements of an experiment: whether it can run, and the shape of its parameter buffer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgefl.strategies.base import Strategy
 
 
 def checked(experiment: Experiment, base: Path) -> Experiment:
-    """The experiment, complete. Raises `ConfigError` where it cannot be done, whatever its data are."""
+    """Validate and complete an experiment. Raises `ConfigError` if it cannot run with any data."""
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
     strategy = resolve(experiment.strategy, [base])
@@ -27,7 +27,7 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
 
 
 def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> None:
-    """Raise `ConfigError` where ``[privacy]`` would promise what the run does not keep."""
+    """Raise `ConfigError` if ``[privacy]`` promises a guarantee that the run cannot keep."""
     rules, name = experiment.privacy, experiment.strategy["name"]
     if rules is None:
         return
@@ -48,13 +48,13 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
 def shape_of(
     experiment: Experiment, strategy: Strategy, size: int, clients: int, *, ring: int | None = None
 ) -> Shape:
-    """Returns the shape of the parameter buffer that a run needs for a model of ``size`` parameters."""
+    """Return the shape of the parameter buffer of a run with a model of ``size`` parameters."""
     server, whole = experiment.server, blocks(size, len(strategy.vectors))[-1].stop
     rounded = server.update_format != "float32" and strategy.upload == "delta"
     vectors = strategy.optimizer().vectors + len(strategy.server_vectors)
     if ring is None:
         ring = ring_entries(whole, vectors)
-        if strategy.measures:  # every running task's version stays
+        if strategy.measures:  # the versions of all running tasks are kept
             ring = max(ring, strategy.max_training(clients) + ENTRIES_NOT_LENT)
     kept = size * len(strategy.client_vectors) + (whole if rounded and server.error_feedback else 0)
     return Shape(

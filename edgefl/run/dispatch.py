@@ -1,4 +1,4 @@
-"""Tasks that wait, tasks in the hands of workers, and what came back. Pure: it knows no socket."""
+"""Assignment of tasks to workers: waiting tasks, tasks at workers, and results. Pure logic, no I/O."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import msgspec
 from edgefl.run import messages
 
 AHEAD_S = 0.004
-"""Seconds of work in a worker's hand, by the cost of tasks so far, so that it need not wait for more."""
+"""Work that a worker holds in advance, in seconds of past tasks' mean cost, so that it never idles."""
 FEWEST, MOST = 2, 64
-"""Tasks in a worker's hand: one that it computes and one more, at most so many as fit a message."""
+"""Bounds for the number of tasks at a worker: one in work and one more; as many as fit in a message."""
 MOST_LOSSES = 3
-"""A task that so many workers were computing when they died is what they die of."""
+"""Number of worker deaths after which a task is blamed."""
 
 Send = Callable[[int, Sequence[messages.Task]], bool]
-"""Gives tasks to a worker; False if it is gone."""
+"""Sends tasks to a worker; returns False if the worker is gone."""
 
 
 class Died(msgspec.Struct, frozen=True, array_like=True, tag=41):
-    """An answer for workers that died of a task, and how the last of them ended."""
+    """Result of a task that killed its workers; ``reason`` describes the last death."""
 
     client: int
     task: int
@@ -30,31 +30,32 @@ class Died(msgspec.Struct, frozen=True, array_like=True, tag=41):
 
 
 _Entry = tuple[float, int, int, messages.Task]
-"""Time at which a task is due, client, task number, task."""
+"""Due time, client, task number, task."""
 
 
 class Dispatch:
-    """Gives the task that is due first to the worker with the least in hand.
+    """Assigns the task that is due first to the worker with the fewest tasks.
 
-    So workers starve least, and what waits at the end of a run is never computed. While a sum waits for room
-    in the ring, tasks of the oldest versions come first (``oldest_first``): they are what keeps it full.
+    Workers thus rarely idle, and tasks that still wait when the run ends are never computed. While a sum
+    waits for a ring entry, ``oldest_first`` assigns tasks of the oldest versions first, because they keep
+    entries in use.
     """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.oldest_first = False
         self.results: dict[int, messages.TaskResult | messages.Gone | Died] = {}
-        """Results whose arrival is not due yet, by task."""
+        """Results whose arrival is not due yet, keyed by task."""
         self._waiting: dict[int, _Entry] = {}
-        """By task; those given out first come first."""
+        """Waiting tasks, keyed by task number, in the order in which they were added."""
         self._by_due: list[_Entry] = []
-        """A heap; entries of tasks that wait no more are passed over."""
+        """Heap by due time; entries of tasks that do not wait any more are skipped."""
         self._at_work: dict[int, tuple[int, _Entry]] = {}
         self._losses: dict[int, int] = {}
         self._task_s = AHEAD_S / FEWEST
 
     def add(self, task: messages.Task, due_s: float) -> None:
-        """A task waits for a worker."""
+        """Queue a task for a worker."""
         entry = self._waiting[task.task] = (due_s, task.client, task.task, task)
         heapq.heappush(self._by_due, entry)
 
@@ -63,23 +64,23 @@ class Dispatch:
         self._by_due = sorted(self._waiting.values())
 
     def take_back(self, task: int) -> bool:
-        """Nobody shall begin this task any more; False if a worker has it, or has done it."""
+        """Remove a waiting task; return False if a worker has it or has finished it."""
         self._losses.pop(task, None)
         return self._waiting.pop(task, None) is not None
 
     @property
     def unfinished(self) -> Iterator[messages.Task]:
-        """Tasks that wait or are being computed."""
+        """Tasks that wait or are at a worker."""
         for entry in (*self._waiting.values(), *(entry for _, entry in self._at_work.values())):
             yield entry[3]
 
     def held_by(self, task: int) -> int | None:
-        """The worker that has this task in hand."""
+        """Return the worker that has this task, or None."""
         found = self._at_work.get(task)
         return None if found is None else found[0]
 
     def finished(self, result: messages.TaskResult | messages.Gone) -> messages.Task:
-        """A worker is done with a task; returns what it was told."""
+        """Store the result of a task; return the task."""
         _, entry = self._at_work.pop(result.task)
         self._losses.pop(result.task, None)
         self.results[result.task] = result
@@ -88,14 +89,14 @@ class Dispatch:
         return entry[3]
 
     def in_hand(self, worker: int) -> list[messages.Task]:
-        """The tasks that this worker has and has not answered."""
+        """Return the worker's unanswered tasks."""
         return [entry[3] for holder, entry in self._at_work.values() if holder == worker]
 
     def worker_gone(self, worker: int, computing: int | None, reason: str) -> None:
-        """Makes the tasks in a dead worker's hand wait again, but for the one that too many have died of.
+        """Requeue the tasks of a dead worker, except a task that too many workers have died of.
 
-        ``computing`` is the task that it had begun last, if any. All that is left of one that workers die of
-        is an answer in `results`.
+        ``computing`` is the task that the worker had begun last, if any. A blamed task gets a `Died` result
+        in `results`.
         """
         orphans = [entry for holder, entry in self._at_work.values() if holder == worker]
         for entry in orphans:
@@ -110,7 +111,7 @@ class Dispatch:
         self._wait_again(orphans)
 
     def fill(self, workers: Collection[int]) -> None:
-        """Give waiting tasks to those of ``workers`` whose hands are at most half full."""
+        """Send waiting tasks to those of ``workers`` that hold at most half of their maximum."""
         if not self._waiting or not workers:
             return
         hands = dict.fromkeys(workers, 0)

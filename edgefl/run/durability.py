@@ -1,8 +1,8 @@
-"""The work that comes before a client is told, by its next task, that its update was taken in.
+"""Secures the record before a client learns, by its next task, that its update was accepted.
 
-Under the wall clock the record is secured before any task is sent, and the parameter buffer keeps what the
-record needs until it is secured again. The supervisor holds the buffer, and with it the record's tail, so a
-killed server's successor has all of it.
+Under the wall clock the record is secured before any task is sent, and the parameter buffer keeps everything
+that the last secured state needs. The supervisor holds the buffer, and in it the record's tail, so the
+successor of a killed server loses nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgefl.run.slots import Aggregator
 
 @dataclass(eq=False)
 class WriteAhead:
-    """Secures what has happened since the last time, all of it together."""
+    """Secures all events since the last call together."""
 
     store: Store
     aggregator: Aggregator
@@ -28,7 +28,7 @@ class WriteAhead:
         self.aggregator.settle()
 
     def secure(self) -> None:
-        """Have everything outlive this process: from now on anyone may be told."""
+        """Make all events so far survive this process; after that, clients may be sent messages."""
         before = self.watch.to("record")
         failpoints.pass_by("commit")
         self.store.secure()

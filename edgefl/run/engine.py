@@ -1,7 +1,8 @@
-"""The engine: carries out what the core decides. It leases slots, sums, frees, and writes the record.
+"""The engine: passes events to the core and carries out the core's actions.
 
-The one place where core, aggregator and record meet. It knows no socket: tasks, cancels and wakes are
-given to a `Timeline`, versions to be measured to an `EvaluationQueue`.
+It leases slots, sums updates, frees slots and writes the record; no other module joins core, aggregator and
+record. It uses no socket: tasks, cancellations and wake-ups go to a `Timeline`, versions to be evaluated to
+an `EvaluationQueue`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from edgefl.run.slots import Aggregator, Lease
 from edgefl.run.timeline import Delivery, Happening, Timeline
 
 LONG_SUM_BYTES = 2**20
-"""Bytes of updates whose sum takes longer than it takes to send a task."""
+"""Size of updates whose sum takes longer than sending a task, bytes."""
 
 
 class _OpenTrip(msgspec.Struct):
-    """A task that was given out, until its row is on record; ``done`` once its update is in its slot."""
+    """A task without a row on record yet; ``done`` is set when its update is complete."""
 
     order: Train
     sent_s: float
@@ -39,10 +40,10 @@ class _OpenTrip(msgspec.Struct):
     arrived_s: float = 0.0
     staleness: int = 0
     zero: bool = False
-    """It has failed in a private run, and an update of zero is in its slot."""
+    """The trip failed in a private run; its slot holds an update of zero."""
 
     def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
-        """The trip's row so far, with the bytes of the model and of the update."""
+        """Return the trip's row so far; ``size_bytes`` are the sizes of model and update."""
         order, done = self.order, self.done
         if done is None:
             return TripRow(
@@ -90,16 +91,16 @@ class _OpenTrip(msgspec.Struct):
 
 
 def taken(task: int, actions: Iterable[Action]) -> bool:
-    """Returns True if the server holds on to an update that has just arrived.
+    """Return True if the server keeps an update that has just arrived.
 
-    Only then what its client keeps goes on from this trip: `ParameterBuffer.accepted`.
+    Only then do the client's own vectors continue from this trip; see `ParameterBuffer.accepted`.
     """
     return not any(type(action) is Release and action.task == task for action in actions)
 
 
 @dataclass(eq=False)
 class Engine:
-    """Happenings in, actions carried out, everything on record."""
+    """Handles timeline events: journal, core, actions, record."""
 
     core: Core
     aggregator: Aggregator
@@ -109,23 +110,23 @@ class Engine:
     _watch: Stopwatch
     _dynamics: Dynamics | None = None
     restored: Iterable[int] = ()
-    """The updates of before an interruption: their trips are on record already."""
+    """Updates from before an interruption, whose trips are on record already."""
     running: Mapping[int, tuple[Train, float]] = field(default_factory=dict)
-    """Tasks that were running then, and when they were given out."""
+    """Tasks that were running then, and the times at which they were assigned."""
     ahead: WriteAhead | None = None
-    """Secures what has happened before clients hear of it, where they do."""
+    """Secures the record before messages to clients; None under the virtual clock."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
-    """Emulated seconds from a task's message to the start of its trip: `Trips.wait_s`."""
+    """Returns the delay from a task's message to the start of its trip, emulated s: `Trips.wait_s`."""
 
     def __post_init__(self) -> None:
         timeline, self._clock, self._on_record = self.timeline, self.timeline.clock, set(self.restored)
-        # By task: trips that are not on record yet.
+        # Trips without a row on record, keyed by task.
         self._open = {
             task: _OpenTrip(order, at_s + self.wait_s(order.client, task, order.trip))
             for task, (order, at_s) in self.running.items()
         }
         self._assessing: dict[int, tuple[float, int]] = {}
-        """Versions at the evaluator: when each was published, and the client trips until then."""
+        """Versions at the evaluator: publication time, and number of client trips until then."""
         shape = self.aggregator.buffer.shape
         self._size_bytes = (4 * shape.size, shape.update_bytes)
         self._keeps, self._measures = shape.clients > 0, self.core.strategy.measures
@@ -135,11 +136,11 @@ class Engine:
             Release: self._release,
             Evaluate: self._evaluate,
             Wake: lambda action: timeline.wake(action.at_s),
-            events.Finish: lambda action: None,  # the loop sees that the core has stopped
+            events.Finish: lambda action: None,  # the loop checks `Core.stopped`
         }
 
     def take(self, happening: Happening) -> None:
-        """Journal what happened, ask the core, and do what it says."""
+        """Write an event to the journal, pass it to the core, and carry out the core's actions."""
         if type(happening) is not Delivery:
             actions = self._decide(happening)  # type: ignore[arg-type]
             if type(happening) is events.Failed and self.core.is_zero(happening.task):
@@ -155,15 +156,15 @@ class Engine:
         self.carry_out(actions)
 
     def secure(self) -> None:
-        """Have what has happened outlive this process, and what is needed for that."""
+        """Make the events so far survive this process."""
         if self.ahead is not None:
             self.ahead.secure()
         else:
             self.store.commit()
 
     def carry_out(self, actions: list[Action]) -> None:
-        """Do what the core says, or had said before an interruption."""
-        for action in actions:  # a sum's own actions come behind those that are waiting
+        """Carry out actions of the core, including those from before an interruption."""
+        for action in actions:  # a sum's own actions are appended behind the waiting ones
             if type(action) is Sum:
                 entry = self.aggregator.free_entry()
                 if entry is None and self.ahead is not None:
@@ -177,13 +178,13 @@ class Engine:
                 self._do[type(action)](action)
 
     def retry_sum(self) -> None:
-        """Try the sum that waits for a ring entry again."""
+        """Try the deferred sum again."""
         action, self.aggregator.deferred = self.aggregator.deferred, None
         if action is not None:
             self.carry_out([action])
 
     def assessed(self, answer: messages.Assessed) -> None:
-        """The evaluator measured a version."""
+        """Handle the evaluator's results for a version."""
         now_s = self._clock.now_s()
         published_s, trips = self._assessing.pop(answer.version, (now_s, self.core.trips))
         scores = answer.clients
@@ -211,12 +212,13 @@ class Engine:
         self.take(events.Evaluated(answer.version, now_s, answer.accuracy, metrics))
 
     def assess_again(self, assessing: dict[int, tuple[float, int]], entries: dict[int, int]) -> None:
-        """Have versions measured that were with the evaluator before an interruption."""
+        """Request evaluations again that were pending before an interruption."""
         for version, asked in sorted(assessing.items()):
             self._ask(version, asked, entries[version])
 
     def record_open(self, *, running: bool) -> None:
-        """Put trips whose update is held on record, and at the very end those that are still ``running``."""
+        """Record trips whose update is held, and at the end of the run also those that are still
+        ``running``."""
         for trip in self._open.values():
             if running or trip.zero or trip.done is not None:
                 self.store.trip(trip.row(self._size_bytes))
@@ -251,14 +253,14 @@ class Engine:
         """Write an update of zero for a failed trip of a private run."""
         trip = self._open.get(task)
         if trip is None or trip.zero:
-            return  # it was held before
+            return  # the slot holds it already
         trip.zero = True
         self.aggregator.write_zero(task)
         if self.ahead is not None:
             self._put_on_record(task)
 
     def _put_on_record(self, task: int) -> None:
-        """Put the trip of an update that has arrived on record, while what the client said of it is there."""
+        """Record the trip of an update that has arrived."""
         self.store.trip(self._open.pop(task).row(self._size_bytes))
         self._on_record.add(task)
 
@@ -269,7 +271,7 @@ class Engine:
         self.timeline.give(self.order(action, lease, self._clock.now_s(), self.core.now_s))
 
     def order(self, action: Train, lease: Lease, sent_s: float, decided_s: float) -> messages.Task:
-        """The message for a task that is (or, before an interruption, was) given out."""
+        """Build the message for a task that is assigned now, or was before an interruption."""
         wait_s = self.wait_s(action.client, action.task, action.trip)
         self._open[action.task] = _OpenTrip(action, sent_s + wait_s)
         cut = condition = None
@@ -285,7 +287,7 @@ class Engine:
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:
-            self.timeline.flush()  # those who have a task need not wait for the sum
+            self.timeline.flush()  # tasks need not wait for the sum
         before = self._watch.to("sum")
         result = self.aggregator.sum(action, entry)
         self._watch.to("publish")

@@ -1,4 +1,4 @@
-"""Versions on their way to the evaluator: one is measured, and under the wall clock one more waits."""
+"""Queue of versions for the evaluator: one in work and, under the wall clock, at most one waiting."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from edgefl.run.slots import Aggregator
 
 
 class EvaluationQueue:
-    """Keeps the ring entries of waiting versions as they are until they are measured or given up.
+    """Keeps the ring entries of queued versions unchanged until these are evaluated or dropped.
 
-    With ``keep_all`` every version that is asked for is measured, however many wait.
+    With ``keep_all`` no version is dropped, however long the queue is.
     """
 
     def __init__(self, aggregator: Aggregator, gate: Gate, peers: Peers, *, keep_all: bool = False) -> None:
         self._aggregator, self._gate, self._peers, self._keep_all = aggregator, gate, peers, keep_all
-        self._queue: list[tuple[int, int]] = []  # version, ring entry; the first is being measured
+        self._queue: list[tuple[int, int]] = []  # version, ring entry; the first is in work
         self._given_up = False
 
     def ask(self, version: int, entry: int) -> list[int]:
-        """Have a version measured; returns those that never will be.
+        """Request the evaluation of a version; return the versions that are dropped.
 
-        The newest takes the place of one that waits: the run does not.
+        A new version replaces a waiting one, so that the run never waits for the evaluator.
         """
         if self._given_up:
             return [version]
@@ -38,13 +38,13 @@ class EvaluationQueue:
         return dropped
 
     def send(self) -> None:
-        """Tell the evaluator (again) what it is to measure now."""
+        """Send the evaluator its current version, possibly again."""
         peer = self._peers.get(control.EVALUATOR, 0)
         if self._queue and peer is not None and peer.ready:
             self._gate.send(peer, messages.Assess(*self._queue[0]))
 
     def answered(self, version: int) -> bool:
-        """A measurement came in; False if it was not asked for."""
+        """Handle a result; return False if it was not requested."""
         if not self._queue or self._queue[0][0] != version:
             return False
         self._aggregator.unpin(self._queue.pop(0)[1])
@@ -52,17 +52,17 @@ class EvaluationQueue:
         return True
 
     def give_up(self) -> None:
-        """There is no evaluator any more: what waits is let go, and nothing more is asked."""
+        """Clear the queue, because there is no evaluator any more."""
         self._given_up = True
         while self._queue:
             self._aggregator.unpin(self._queue.pop()[1])
 
     @property
     def entries(self) -> dict[int, int]:
-        """Versions that are measured or wait, and their ring entries."""
+        """Ring entries of the queued versions, keyed by version."""
         return dict(self._queue)
 
     @property
     def waiting(self) -> bool:
-        """True while a version is being measured."""
+        """True while a version is being evaluated."""
         return bool(self._queue)

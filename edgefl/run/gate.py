@@ -1,8 +1,8 @@
-"""The server's socket: bytes in, checked messages out; messages in, bytes out.
+"""The gate: decodes and checks incoming messages; encodes and sends outgoing ones.
 
-A known sender's update gets further than this if it is of a task that it holds, from the version that it was
-given, with the checksum that lies in its slot. What does not fit comes out as a `Refusal`. What says again
-how a task of the sender's ended, or comes late, changes nothing: a transport may lose, delay or repeat.
+An update passes only if its sender is known and holds the task, and if its base version and its checksum
+match the lease and the slot. A violation becomes a `Refusal`. Repeated and late reports of a finished task
+have no effect, because a transport may lose, delay or repeat messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgefl.zeromq.sockets import Frame, Full, Unreachable
 
 
 class GivenBack(NamedTuple):
-    """A task has ended without an update; ``kind`` is the incident that this is, "" if it is none."""
+    """A task ended without an update; ``kind`` is the kind of incident, "" if it is not an incident."""
 
     client: int
     task: int
@@ -33,20 +33,20 @@ class GivenBack(NamedTuple):
 
 
 class Unheard(NamedTuple):
-    """A worker or the evaluator has nothing to do: what it was told last, or what it said of it, was lost."""
+    """A worker or the evaluator is idle although it should not be: its last message or order was lost."""
 
 
 class Refusal(NamedTuple):
-    """A peer sent what does not fit, or takes nothing that is sent to it."""
+    """A peer sent an invalid message or does not read its own."""
 
     kind: str
     detail: str
 
 
 MOST_IDLE = 1000
-"""Messages of a peer that ask for nothing to be done, since a task or a look at it: more are a flood."""
+"""Maximum number of messages without effect since the last task or check of the peer: more is a flood."""
 MOST_REPEATS = 2
-"""A peer with a task that says its last word so often again has not heard of it: once may have crossed."""
+"""Repeats after which the peer must have missed its task; a single repeat may have crossed the task."""
 Checked = (
     messages.Ready | messages.Done | messages.TaskResult | messages.Assessed | GivenBack | Unheard | Refusal
 )
@@ -54,7 +54,7 @@ Checked = (
 
 @dataclass(eq=False)
 class Gate:
-    """Reads, decodes and checks what comes in; encodes and sends what goes out. It waits for no peer."""
+    """Receives and checks messages, and sends messages; never blocks."""
 
     socket: ServerSocket
     transport: ShmServer
@@ -77,7 +77,7 @@ class Gate:
         }
 
     def receive(self) -> Iterator[tuple[Peer, Checked]]:
-        """Messages that have arrived and fit, each with its sender, without waiting."""
+        """Yield the valid messages that have arrived, each with its sender, without blocking."""
         watch, ns, heard, checks = self._watch, self._watch.ns, self._peers.heard, self._checks
         watch.to("receive")
         began_ns = watch.since_ns + ns.get("sum", 0)
@@ -102,7 +102,7 @@ class Gate:
             began_ns = now_ns
         while self._stuck:
             peer = self._stuck.pop()
-            if self._peers.get(peer.role, peer.number) is peer:  # and not dead or replaced meanwhile
+            if self._peers.get(peer.role, peer.number) is peer:  # not dead or replaced in the meantime
                 yield peer, Refusal("hang", "does not take its messages")
 
     def _ready(self, peer: Peer, message: messages.Ready, _: Sequence[Frame]) -> Sequence[Checked]:
@@ -120,7 +120,7 @@ class Gate:
         return ()
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
-        """It said this before: nothing to do, unless it does so although it was given a task."""
+        """Ignore a repeated message, but resend the peer's task if it has evidently missed it."""
         peer.repeats += 1
         if peer.role != control.CLIENT and peer.repeats > MOST_REPEATS:
             return (*self._beat(peer), Unheard())
@@ -160,9 +160,9 @@ class Gate:
             yield from self._repeated(peer)
 
     def _is_old(self, peer: Peer, lease: Lease | None, said: messages.TaskResult | messages.Gone) -> bool:
-        """Returns True if a worker said this before, or of an order that it was given again.
+        """Return True if a worker's result is a repetition, or belongs to an order that was sent again since.
 
-        One whose update is not all there is none that it has said either.
+        A result counts as old too if parts of its update are missing.
         """
         if lease is None:
             return said.task in peer.past
@@ -173,7 +173,7 @@ class Gate:
     def _whole(
         self, peer: Peer, lease: Lease | None, said: messages.Done | messages.TaskResult
     ) -> messages.Done | messages.TaskResult | GivenBack:
-        """The sender says that its update is whole. `WireError` if its slot does not say so too."""
+        """Accept a complete update. Raises `WireError` if the lease or the slot contradicts the message."""
         buffer, task = self._buffer, said.task
         if lease is None:
             raise WireError(f"an update of task {task}, which is not the sender's")
@@ -193,7 +193,7 @@ class Gate:
         return said
 
     def _ended(self, peer: Peer, lease: Lease, task: int) -> None:
-        """The task is in nobody's hand any more: an update counts once."""
+        """End the sender's right to the slot: an update counts only once."""
         lease.holder = -1
         peer.past.append(task)
 
@@ -220,7 +220,8 @@ class Gate:
         return lease if computes else None
 
     def send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
-        """Send a message; true if the socket took it. A peer that takes none is refused by `receive`."""
+        """Send a message; return False on failure. `receive` yields a `Refusal` of a peer that does not
+        read."""
         try:
             self.socket.send(peer.identity, (messages.encode(message), *payload))
         except Full:
@@ -228,18 +229,18 @@ class Gate:
             return False
         except Unreachable:
             return False
-        if isinstance(message, messages.Task) and message is not peer.order:  # else it is told it again
+        if isinstance(message, messages.Task) and message is not peer.order:  # not a repetition
             peer.order, peer.idle = message, 0
         if not isinstance(message, messages.Cancel | messages.Withdraw):
             peer.repeats = 0
         return True
 
     def goodbye(self, *roles: str) -> None:
-        """Tell all peers of these roles to leave."""
+        """Dismiss all peers of these roles."""
         for peer in self._peers.of(*roles):
-            if peer.ready and not peer.dismissed:  # one that has left would keep the socket waiting
+            if peer.ready and not peer.dismissed:  # a message to a peer that has left would delay the close
                 peer.dismissed = self.send(peer, messages.Bye())
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait for a message, at most so long; true if a watched descriptor is ready."""
+        """Wait up to ``timeout_ms`` for a message; return True if a watched descriptor is ready."""
         return self.socket.wait(0 if self._stuck else timeout_ms)

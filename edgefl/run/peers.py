@@ -1,4 +1,4 @@
-"""The server's peers: who is connected and was last heard when, and what happens to those that fail."""
+"""The server's peers, and their lifecycle: connection, silence, death, replacement."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from edgefl.run.connection import ServerSocket
 
 CLIENTS = (control.CLIENT, control.WORKER)
 STARTUP_S = 120.0
-"""Wall seconds that a process may take from its start to its first message."""
+"""Time limit from the start of a process to its first message, wall seconds."""
 BUSY_S = 120.0
-"""Wall seconds that the evaluator may be silent over one version."""
+"""Time that the evaluator may be silent while it evaluates a version, wall seconds."""
 MOST_DEATHS_IN_A_ROW = 5
-"""A peer whose process dies so often without finishing anything is given up."""
+"""Number of deaths without a finished task after which a peer is not started again."""
 MOST_PAST = 256
-"""A worker has at most so many tasks in hand, and a few of them again."""
+"""Number of finished tasks remembered per peer; a worker holds at most 64 tasks at a time."""
 MOST_DETAIL = 500
-"""Characters of what a peer says about itself that go on record."""
+"""Maximum length of a peer's text on record, characters."""
 
 
 @dataclass
 class Peer:
-    """One process that should be there, under its present epoch."""
+    """An expected process, with its current epoch."""
 
     role: control.Role
     number: int
     epoch: int
     heard_s: float
-    """Monotonic seconds of its last message."""
+    """Time of the last message, seconds of the monotonic clock."""
     ready: bool = False
     expelled: bool = False
     dismissed: bool = False
-    """It was told to leave."""
+    """A `Bye` message was sent."""
     deaths_in_a_row: int = 0
     past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
-    """Its last tasks that have ended, or versions that it measured: it says these again, or late."""
+    """The last finished tasks, or evaluated versions: the peer may report them again, or late."""
     order: messages.Task | None = None
-    """The last task that a client was sent."""
+    """The last task sent to a client."""
     repeats: int = 0
-    """Times that it said its last word again since it was sent something to do."""
+    """Number of times that the peer repeated its last report since it was sent an order."""
     idle: int = 0
-    """Messages that asked for nothing to be done, since its last task or the last look at the peers."""
+    """Number of messages without effect since the last task or the last check of all peers."""
 
     @cached_property
     def identity(self) -> bytes:
@@ -59,9 +59,9 @@ class Peer:
 
 
 class Peers:
-    """The table of all peers, by routing id and by name; the server's socket calls those that are in it.
+    """Table of all expected peers, by routing id and by name.
 
-    Or it lets them in, where clients and workers come ``by_door``.
+    The server's socket connects to them, or, ``by_door``, accepts the connections of clients and workers.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Peers:
         self._by_name: dict[tuple[str, int], Peer] = {}
 
     def expect(self, role: control.Role, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> Peer:
-        """Enter a process that was (or will be) started; returns its peer."""
+        """Add a process that was or will be started; return its peer."""
         before = self._by_name.get((role, number))
         if before is not None:
             self.hang_up(before)
@@ -88,11 +88,11 @@ class Peers:
         return peer
 
     def hang_up(self, peer: Peer) -> None:
-        """Nothing that this peer says is taken in any more."""
+        """Ignore all further messages of this peer."""
         self._socket.hang_up(peer.identity)
 
     def heard(self, routing_id: bytes) -> Peer | None:
-        """The peer behind a message, or None for a stranger."""
+        """Return the sender of a message and note the time, or None for an unknown sender."""
         peer = self._by_identity.get(routing_id)
         if peer is not None:
             peer.heard_s = self._monotonic()
@@ -102,7 +102,7 @@ class Peers:
         return self._by_name.get((role, number))
 
     def remove(self, role: control.Role, number: int, epoch: int) -> Peer | None:
-        """A process ended; returns its peer if it was the present one."""
+        """Remove an ended process; return its peer if the epoch is the current one."""
         peer = self._by_name.get((role, number))
         if peer is None or peer.epoch != epoch:
             return None
@@ -111,10 +111,11 @@ class Peers:
         return peer
 
     def look(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
-        """Yields `silent` peers to a caller that looks every ``every_s`` seconds.
+        """Yield `silent` peers; called every ``every_s`` seconds.
 
-        A look that is late by much was kept from it, as were the peers: the delay does not count. But not at
-        two looks in a row: a peer that hangs is found by a server that is always slow, too.
+        If a call is very late, this process was held up, and probably the peers were too: the delay does not
+        count as their silence. It does count at the next call, so that a slow server also detects peers that
+        hang.
         """
         now = self._monotonic()
         away_s, self._looked = now - self._looked, now
@@ -125,7 +126,8 @@ class Peers:
         return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
-        """Yields peers silent for more than ``seconds`` (at first `STARTUP_S`), and for how many they are."""
+        """Yield peers silent for more than ``seconds`` (before `Ready`: `STARTUP_S`), with their silence in
+        s."""
         now = self._monotonic()
         for peer in list(self._by_name.values()):
             peer.idle = 0
@@ -134,7 +136,8 @@ class Peers:
                 yield peer, now - peer.heard_s
 
     def refused(self, seconds: float) -> str:
-        """The reason why this process reaches nobody, where a peer has waited so long for that; else ""."""
+        """Return why this process cannot open sockets if a peer has waited ``seconds`` for it, otherwise
+        ""."""
         now = self._monotonic()
         waits = any(not peer.ready and now - peer.heard_s > seconds for peer in self._by_name.values())
         return self._socket.refused() if waits else ""
@@ -144,13 +147,13 @@ class Peers:
 
     @property
     def unready(self) -> int:
-        """Processes that were started and have not said that they are ready."""
+        """Number of started processes without a `Ready` message."""
         return sum(not peer.ready for peer in self._by_name.values())
 
 
 @dataclass(eq=False)
 class Roster:
-    """Ends, replaces or gives up the peers of one run that are silent, send what is no message, or die."""
+    """Ends, replaces or gives up peers of a run that are silent, send invalid messages, or die."""
 
     _peers: Peers
     _experiment: Experiment
@@ -162,14 +165,14 @@ class Roster:
     def __post_init__(self) -> None:
         self.incidents: Counter[str] = Counter()
         self.look_every_s = max(0.1, self._experiment.server.heartbeat_s / 4)
-        """Wall seconds between two calls of `find_silent`."""
+        """Interval between calls of `find_silent`, wall seconds."""
         self.returning = 0
-        """Peers that are dead and will be started again."""
+        """Number of dead peers that will be started again."""
 
     def find_silent(self, slowest_step_s: float) -> None:
-        """Expel peers that are silent for too long; a client is silent during a step, so it may take one.
+        """Expel peers that have been silent for too long. Clients may be silent for a whole training step.
 
-        `RunError` where that is the fault of nobody but the system, which lets this process reach no peer.
+        Raises `RunError` if the cause is the system, which does not let this process open connections.
         """
         seconds = max(self._experiment.server.heartbeat_s, 3 * slowest_step_s)
         if why := self._peers.refused(seconds):
@@ -180,7 +183,7 @@ class Roster:
             self.expel(peer, "hang", f"not heard for {silent_s:.1f} s")
 
     def expel(self, peer: Peer, kind: str, detail: str) -> None:
-        """Have a peer's process ended, once."""
+        """Request the end of a peer's process, once."""
         if not peer.expelled:
             peer.expelled = True
             self._peers.hang_up(peer)
@@ -188,9 +191,10 @@ class Roster:
             self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
 
     def departed(self, message: control.Departed, *, declared: bool = False) -> tuple[Peer, bool] | None:
-        """A process has ended: start it again, or give it up (true). None if it was not the present one.
+        """Handle the end of a process: schedule a replacement, or give the peer up (True).
 
-        A death that the experiment ``declared`` is none that a peer is given up for.
+        Return None if the process was not the current one. A death that the experiment ``declared`` does not
+        count towards giving up.
         """
         peer = self._peers.remove(message.role, message.peer, message.epoch)
         if peer is None:
@@ -216,7 +220,7 @@ class Roster:
         return peer, False
 
     def start(self, role: control.Role, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> None:
-        """Have a peer's process started, which is expected from now on."""
+        """Request the start of a peer's process, and expect it from now on."""
         self._peers.expect(role, number, epoch, deaths_in_a_row)
         self._channel.send(control.Replace(role, number, epoch))
 
@@ -227,10 +231,10 @@ class Roster:
 
 
 def slowest_step_s(plan: control.Serve, active: int) -> float:
-    """Wall seconds that a client's training step may take, with so many training: until then it is silent."""
+    """Return the longest silence of a client during a training step, if ``active`` clients train, wall s."""
     prepared = plan.prepared
     seconds = prepared.host_step_s * max(1.0, active / usable_cores())
     if plan.experiment.fleet.throttle == "paced":
         return seconds
-    # A client is not heard while its process is stopped: its step takes as long as the device's.
+    # A stopped client sends nothing, so its step can take as long as the device's.
     return max(seconds, plan.time_scale * max(trip.compute_s / trip.steps for trip in prepared.first_trips))

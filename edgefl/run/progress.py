@@ -1,7 +1,4 @@
-"""The server's gauges: the few figures that the live view and the summary take from the running server.
-
-Where a process's time goes: one stage at a time, so that stages never overlap and add up to the whole.
-"""
+"""Numbers of the running server for the live view and the summary, and the time spent in each stage."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ MOST_COSTS = 1_000_000
 
 
 class Gauge:
-    """Counts what passes by; `progress` reads it out."""
+    """Counts trips and costs; `progress` summarises them."""
 
     def __init__(self, plan: control.Serve) -> None:
         kinds = fleet_of(plan.experiment).kinds
@@ -43,35 +40,36 @@ class Gauge:
         self._load = plan.load
         self._steal, self._throttle = StealMeter(), ThrottleMeter()
         self._declared_s = self._achieved_s = 0.0
-        """Sums over all trips, seconds."""
+        """Sums over all trips, emulated seconds."""
         self.accuracy: float | None = None
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
 
     def trip(self, done: messages.Done) -> None:
-        """A trip ended."""
+        """Count a finished trip."""
         self._trips[bisect_right(self._ends, done.client)] += 1
-        if not self._wall:  # its times were computed, not kept
+        if not self._wall:  # the virtual clock computes times, so there is no error
             return
         self._declared_s += done.trip.declared_s
         self._achieved_s += done.trip.achieved_s
         least_s = max(self._resolution_s, MINOR_PART * done.trip.declared_s)
-        for spent in (done.compute, done.trip):  # as the summary's headline does
+        for spent in (done.compute, done.trip):  # as in the summary's headline
             if spent.declared_s >= least_s:
                 self._errors.append(abs(spent.achieved_s / spent.declared_s - 1.0))
 
     def assessed(self, answer: messages.Assessed) -> None:
-        """A version was measured."""
+        """Note the results of an evaluation."""
         self.accuracy = None if math.isnan(answer.accuracy) else answer.accuracy
         self.loss, self.metrics = answer.loss, answer.metrics
 
     def cost(self, ns: int) -> None:
-        """Takes in the server's cost of one update, from its receipt to the next task, without the sum."""
+        """Note the server's cost of one update, from its receipt to the next task, without the sum, ns."""
         if len(self._costs_ns) < MOST_COSTS:
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:
-        """Median cost of a trip, with its share of what was done for many trips together, in µs."""
+        """Return the median cost of a trip, plus its share of ``together_s``, the cost of batched work,
+        µs."""
         if not self._costs_ns or not trips:
             return None
         return float(np.median(self._costs_ns)) / 1e3 + together_s / trips * 1e6
@@ -79,7 +77,8 @@ class Gauge:
     def progress(
         self, core: Core, clock: WallClock, connected: int | None, incidents: int
     ) -> control.Progress:
-        """The figures of this instant; ``connected`` counts clients until all are there, then it is None."""
+        """Return the current numbers; ``connected`` counts clients until all are connected, then it is
+        None."""
         running = np.fromiter(core.running, np.intp, core.training)
         starts = [0, *self._ends[:-1]]
         here = np.add.reduceat(np.frombuffer(core.present, np.uint8), starts, dtype=np.int64)
@@ -110,7 +109,7 @@ class Gauge:
 
 
 class Stopwatch:
-    """Charges all time since the last change to the stage that was on.
+    """Attributes all time to stages, one at a time, so that stages do not overlap.
 
     >>> now = iter([0, 5, 7, 10]).__next__
     >>> watch = Stopwatch("wait", now)
@@ -125,10 +124,10 @@ class Stopwatch:
         self._clock_ns = clock_ns
         self._stage = stage
         self.since_ns = clock_ns()
-        """Time at which the present stage began."""
+        """Start of the current stage, ns."""
 
     def to(self, stage: str) -> str:
-        """Start charging ``stage``; returns the stage that was on."""
+        """Switch to ``stage``; return the previous one."""
         now_ns, before, ns = self._clock_ns(), self._stage, self.ns
         ns[before] += now_ns - self.since_ns
         self.since_ns, self._stage = now_ns, stage

@@ -1,8 +1,8 @@
-"""Stopping and carrying on: a checkpoint of the run's state, the state from one, or from what a kill left.
+"""Interrupting and resuming a run: `save` writes a checkpoint, `restore` and `recover` continue the run.
 
-Replaying the journal through a fresh core says what was under way; a checkpoint holds the numbers that belong
-to it, under the virtual clock also of work in flight. So a resumed run goes on with the same bits. `restore`
-does that. `recover` takes the numbers from the parameter buffer of a server that was killed.
+Replaying the journal through a new core gives the state of all tasks; a checkpoint holds the numbers that
+belong to it and, under the virtual clock, work in flight. So a resumed run gives the same bits. `restore`
+uses a checkpoint, `recover` the parameter buffer of a killed server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _answers = msgspec.msgpack.Decoder(list[Answer])
 
 
 def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: bool = False) -> None:
-    """Write a checkpoint of this instant: record first, so that the journal reaches as far as the numbers."""
+    """Write a checkpoint. The record is written first, so that the journal includes the checkpoint's
+    events."""
     engine.record_open(running=final)
     store, core, aggregator, clock = engine.store, engine.core, engine.aggregator, engine.timeline.clock
     store.sync()
@@ -70,7 +71,7 @@ def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: b
 
 
 class _UnderWay:
-    """The journal through a fresh core and the clients' conditions: what is under way."""
+    """Replays the journal through a new core and dynamics, and tracks tasks, deaths and evaluations."""
 
     def __init__(self, core: Core, dynamics: Dynamics | None) -> None:
         self._core, self._dynamics = core, dynamics
@@ -78,10 +79,10 @@ class _UnderWay:
         self._deaths: dict[int, list[float]] = {}
         self._assessing: dict[int, tuple[float, int]] = {}
         self.salts: dict[int, str] = {}
-        """The names of what versions were made of, where secret noise was added."""
+        """Salts of the versions with secret noise; see `Summed.salt`."""
 
     def take(self, event: Event) -> list[Action]:
-        """The core's answer to the next event."""
+        """Replay the next event; return the core's actions."""
         core = self._core
         actions = core.handle(event)
         match event:
@@ -106,12 +107,12 @@ class _UnderWay:
         return actions
 
     def state(self, last: SavedState, entries: dict[int, int], answers: Iterable[Answer] = ()) -> Restored:
-        """The state that a run goes on from; ``entries`` are the versions in the ring."""
+        """Return the state of the resumed run; ``entries`` are the ring entries of the available versions."""
         return Restored(
             checkpoint=last,
             emulated_s=max(last.emulated_s, self._core.now_s),
             tasks={task: self._tasks[task] for task in sorted(self._core.tasks)},
-            # A version that is not there any more had been passed over for a newer one.
+            # Versions that are not in the ring any more were dropped by the evaluation queue.
             assessing={version: asked for version, asked in self._assessing.items() if version in entries},
             entries=entries,
             answers={answer.task: answer for answer in answers},
@@ -128,10 +129,10 @@ def restore(
     *,
     once: bool = False,
 ) -> Restored:
-    """Rewind the record to the last checkpoint, replay it through fresh parts, and refill the buffer.
+    """Rewind the record to the last checkpoint, replay it, and refill the buffer.
 
-    With ``once`` no version may be made a second time: `ConfigError` unless the run was stopped in order, at
-    this very checkpoint.
+    With ``once`` no version may be made again: raises `ConfigError` unless the run was interrupted in an
+    orderly way, at this checkpoint.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
@@ -150,18 +151,18 @@ def restore(
 
 
 def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) -> dict[int, int]:
-    """Put a checkpoint's numbers into the buffer; returns the ring entry of each of its versions."""
+    """Copy a checkpoint into the buffer; return the ring entry of each of its versions."""
     buffer = aggregator.buffer
     if core.version != last.version or last.model.size != buffer.shape.size:
         raise ConfigError(f"the checkpoint in {folder} does not belong to its record")
-    if len(last.bases) >= buffer.shape.ring:  # a full one is well: the next sum waits for room, as ever
+    if len(last.bases) >= buffer.shape.ring:  # exactly full is fine: the next sum waits for an entry
         raise ConfigError(
             f"the checkpoint in {folder} holds {len(last.bases) + 1} versions; "
             f"a ring of {buffer.shape.ring} has no room for them"
         )
     bases = {**dict(sorted(last.bases.items())), last.version: last.model}
     entries = {version: (1 + place) % len(bases) for place, version in enumerate(bases)}
-    for version, model in bases.items():  # the last is in entry 0
+    for version, model in bases.items():  # the last one is placed in entry 0
         buffer.model(entries[version])[:] = model
         buffer.publish(version, entries[version])
     for vector, saved in zip(buffer.vectors(0), last.vectors, strict=True):
@@ -180,17 +181,17 @@ def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) 
 
 
 def _versions(aggregator: Aggregator) -> dict[int, int]:
-    """The versions in the ring, and their entries."""
+    """Return the ring entries of the versions in the buffer."""
     return {version: entry for entry, version in enumerate(aggregator.buffer.entry_version) if version >= 0}
 
 
 def recover(
     folder: Path, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None = None
 ) -> Restored:
-    """Go on from the buffer of a server that was killed, and from all that it had committed.
+    """Continue from a killed server's buffer and its committed record.
 
-    The buffer may be ahead of the record, never behind: what it is ahead by nobody was told, and is undone.
-    Raises `ConfigError` where they do not belong together.
+    The buffer may be ahead of the record, never behind. Nobody was sent what it is ahead by, so that is
+    undone. Raises `ConfigError` if they do not match.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     replay, unended = _UnderWay(core, dynamics), store.unended()
@@ -210,7 +211,7 @@ def recover(
 
 
 def _end(store: Store, unended: Collection[int], actions: list[Action]) -> None:
-    """Put ends of trips on record that were decided when the server was killed, and not written yet."""
+    """Record the ends of trips that the killed server had decided on but not written."""
     for action in actions:
         if isinstance(action, Release) and action.task in unended:
             store.released(action.task, action.fate, action.reason)

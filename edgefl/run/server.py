@@ -1,7 +1,7 @@
-"""The server's loop: messages → events → actions, until the core says stop.
+"""The server's loop: messages → events → actions, until the core stops the run.
 
-A peer that is silent, sends what is no message, or dies is counted, and replaced or dropped as the experiment
-says; no peer stops the run.
+A peer that is silent, sends invalid messages or dies is recorded, and replaced or dropped as the experiment
+specifies; no peer can stop the run.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from edgefl.run.timeline import Delivery, Happening, Restored, Timeline
 COMMIT_S = 0.05
 PROGRESS_S = 0.25
 STATES_EVERY = 4
-"""Reports of progress to one that tells the clients' states, where somebody asks for them."""
+"""Number of progress reports per report that includes the clients' states, if these are requested."""
 MOST_STATES = 100_000
-"""Clients whose states are told, at most."""
+"""Maximum number of clients whose states are reported."""
 CHECKPOINT_SHARE = 0.05
-"""Most of the time that checkpoints may take."""
+"""Maximum share of the time spent on checkpoints."""
 
 
 @dataclass(eq=False)
 class ServerLoop:
-    """One run, from the first `Ready` to the last checkpoint."""
+    """The loop of one run, from the first `Ready` message to the last checkpoint."""
 
     _channel: Channel[control.ToServer]
     _plan: control.Serve
@@ -66,7 +66,7 @@ class ServerLoop:
         self._reports = 0
 
     def run(self) -> None:
-        """Serve until the run is over, then leave the record and a checkpoint behind."""
+        """Serve until the run ends, then complete the record and write a checkpoint."""
         if (restored := self._restored) is not None:
             self._engine.assess_again(restored.assessing, restored.entries)
             self._take(self._timeline.restore(restored, self._engine.order))
@@ -80,10 +80,10 @@ class ServerLoop:
         try:
             socket = self._gate.socket
             self._channel.send(socket.listening)
-            # Until it is stopped, and the last evaluation is in (or nobody waits for it).
+            # Until the run has stopped and the last evaluation is complete (or was interrupted).
             while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
                 self._turn()
-        except Closed:  # the supervisor was killed: what was acknowledged goes into a last checkpoint
+        except Closed:  # the supervisor was killed: save acknowledged updates in a last checkpoint
             self._interrupted, self._stopped = True, self._stopped or "interrupted"
         self._conclude()
 
@@ -102,7 +102,7 @@ class ServerLoop:
                 elif isinstance(order, control.Grow) and self._stopped is None:
                     self._grow(order)
         if self._interrupted:
-            return  # whatever happens from now on happens when the run goes on
+            return  # later messages are handled after the resume
         self._engine.retry_sum()
         if self._started:
             self._take(self._timeline.due())
@@ -127,9 +127,9 @@ class ServerLoop:
             return
         self._started = True
         if not self._plan.resume:
-            self._checkpoint()  # whatever happens from now on, the run can be resumed
+            self._checkpoint()  # from now on the run can be resumed
         self._clock.start()
-        if self._core.stopped is not None:  # it was over but for its last evaluation
+        if self._core.stopped is not None:  # resumed run that lacked only its last evaluation
             self._stop(self._core.stopped)
         self._engine.carry_out(self._core.pending())
         self._timeline.start()
@@ -147,9 +147,9 @@ class ServerLoop:
         self._watch.to(before)
 
     def _stop(self, reason: str) -> None:
-        """The core has stopped: let the clients go, and wait for the last evaluations only.
+        """Dismiss the clients after the core has stopped, and wait only for the last evaluations.
 
-        For as long as the evaluator is heard: one that hangs is ended, and given up, as in the run.
+        An evaluator that hangs is still ended and given up.
         """
         self._stopped = reason
         self._flush()
@@ -212,7 +212,7 @@ class ServerLoop:
         self._start_if_ready()
 
     def _grow(self, order: control.Grow) -> None:
-        """Have more workers started: a node has joined that hosts them."""
+        """Start more workers: a node has joined that hosts them."""
         for number in range(order.first, order.workers):
             self._roster.start(control.WORKER, number)
         self._store.set_meta(processes=order.workers)
@@ -238,7 +238,8 @@ class ServerLoop:
         self._watch.to(before)
 
     def _checkpoint_again(self) -> None:
-        """Write one every so many wall seconds, but never for more than a small share of the time."""
+        """Write a checkpoint every ``checkpoint.every_s``, less often if it takes a large share of the
+        time."""
         started = time.monotonic()
         self._checkpoint()
         took_s = time.monotonic() - started
@@ -247,7 +248,7 @@ class ServerLoop:
         )
 
     def _network(self) -> dict[str, int]:
-        """Bytes by the door, and the versions that were made meanwhile."""
+        """Return the bytes sent and received through the door, and the versions made by this process."""
         moved = self._gate.socket.network
         return moved and {**moved, "versions": self._core.version - self._first_version}
 
@@ -278,7 +279,7 @@ class ServerLoop:
         self._channel.tell(control.Finished(reason, interrupted, no_progress))
 
     def _no_progress(self, reason: str, model_sha256: str) -> str:
-        """The reason why a run that ended has no result; empty for one that has."""
+        """Return why an ended run has no result, or ""."""
         if reason.startswith(NO_PROGRESS):
             return reason.removeprefix(f"{NO_PROGRESS}: ")
         version = self._core.version

@@ -1,6 +1,6 @@
-"""The server's process: takes over its channel and the parameter buffer, and builds what serves one run.
+"""The server's process: builds the parts of a new, resumed or recovered run, and runs the loop.
 
-A new run is described on record first: the facts that are known before it starts.
+A new run's known facts are recorded first.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ from edgefl.terminal import printable
 from edgefl.zeromq import strangers
 
 SPARE_DESCRIPTORS = 32
-"""For what the server opens besides: the record, checkpoints, ZeroMQ's own."""
+"""File descriptors that the server needs besides its connections: record, checkpoints, ZeroMQ."""
 YOUNG_OBJECTS = 10_000
-"""New objects between two garbage collections."""
+"""Number of new objects between garbage collections."""
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
 
 
@@ -100,7 +100,7 @@ def build(
     store: Store,
     socket: ServerSocket,
 ) -> ServerLoop:
-    """The loop over a new run's parts, or over those of one that goes on from its last checkpoint."""
+    """Build the loop and the parts of a new run, or of one that continues."""
     experiment, prepared = plan.experiment, plan.prepared
     clients = fleet_of(experiment)
     strategy = resolve(experiment.strategy, [Path(plan.base)])
@@ -139,7 +139,7 @@ def build(
         what = f"the {plan.killed} was killed: the run goes on {from_here}"
         store.incident(emulated_s, None, "restart", what)
     if _made_once(experiment):
-        store.sync()  # a power cut must not leave what says that it was stopped in order
+        store.sync()  # a power failure must not leave a status that says that the run was interrupted orderly
     else:
         store.commit()
 
@@ -178,7 +178,7 @@ def build(
 
 
 def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client], source: Source) -> Core:
-    """The core of a run; where a cohort's draw counts for privacy it is as secret as the noise."""
+    """Create the core of a run. If sampling counts for privacy, its seed is as secret as the noise."""
     rules = experiment.privacy
     seed = source.seed if rules is not None and rules.mechanism == "gaussian" else experiment.seed
     return Core(strategy, clients, seed, experiment.stop, experiment.evaluation, rules)
@@ -187,7 +187,7 @@ def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client
 def _restored(
     plan: control.Serve, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None
 ) -> Restored | None:
-    """The state that an interrupted run goes on from, now in these parts; None for a new run."""
+    """Restore an interrupted run's state into these parts; return None for a new run."""
     folder = Path(plan.run_dir)
     if plan.recover:
         return resume.recover(folder, core, aggregator, store, dynamics)
@@ -199,14 +199,14 @@ def _restored(
 
 
 def _made_once(experiment: Experiment) -> bool:
-    """Returns True if a version made a second time has other noise, so that both together reveal more."""
+    """Return True if a version made again would get different noise, so that both together reveal more."""
     rules = experiment.privacy
     secret = rules is not None and rules.noise == "secure" and rules.noise_multiplier > 0
     return secret and experiment.clock.kind == "wall"
 
 
 def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips) -> None:
-    """Write the facts of a run that are known before it starts."""
+    """Record the facts of a run that are known before it starts."""
     experiment, prepared = plan.experiment, plan.prepared
     store.set_meta(
         name=experiment.name,
@@ -242,7 +242,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
 
 
 class _ClientRows(LazySequence[ClientRow]):
-    """The fleet's rows on record."""
+    """The client rows of the record."""
 
     def __init__(self, plan: control.Serve, trips: Trips) -> None:
         self._experiment, self._trips, self._clients = plan.experiment, trips, fleet_of(plan.experiment)
@@ -252,7 +252,7 @@ class _ClientRows(LazySequence[ClientRow]):
         self._alike = {kind: self._facts(info) for kind, info in kinds_of(self._clients).items()}
 
     def _facts(self, info: ClientInfo) -> tuple[bool, dict[str, Any]]:
-        """True where steps take a declared time; and what the rows of all such clients say alike."""
+        """Return whether step times are declared, and the fields that all such clients share."""
         device, network = device_of(self._experiment, info.client, info.profile), network_of(info.network)
         return device.time_model() is not None, {
             "profile": device.id,
@@ -279,7 +279,7 @@ class _ClientRows(LazySequence[ClientRow]):
 
 
 def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
-    """Each profile's factor of error for steps of that work, where it stands for real devices."""
+    """Return the model error factor of each profile for steps of this work, if the profile has one."""
     last = {info.profile: info.client for info in kinds_of(fleet_of(plan.experiment)).values()}
     devices = [device_of(plan.experiment, client, profile) for profile, client in last.items()]
     factors = {one.id: one.model_error_factor(work) for one in devices}
@@ -294,7 +294,7 @@ def _version(package: str) -> str:
 
 
 def _require_descriptors(peers: int, *, door: bool = False) -> None:
-    """RunError where this process may not open a connection for each peer: some would never be heard."""
+    """Raise RunError if this process may not open a connection per peer; some would wait forever."""
     unknown = strangers.MOST_STRANGERS + strangers.SPARE_DESCRIPTORS if door else 0
     needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS + unknown
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -309,7 +309,7 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
     try:
         _require_descriptors(plan.workers + 1, door=bool(plan.door))
         buffer = ParameterBuffer.attach(channel.descriptor())
-        channel.descriptor()  # the folder's lock, which is kept until this process ends
+        channel.descriptor()  # the folder's lock, held until this process ends
         largest_bytes = max(messages.MAX_HEADER_BYTES, PART_BYTES, 4 * buffer.shape.size + 4096)
         with (
             kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend),
@@ -318,7 +318,7 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():
                 loop = build(channel, plan, buffer, store, socket)
-            # Objects that live as long as the run need no collection; rows that wait for a commit need few.
+            # Skip collection of objects that live as long as the run, and collect rarely.
             gc.freeze()
             gc.set_threshold(YOUNG_OBJECTS)
             loop.run()

@@ -1,7 +1,7 @@
-"""The server's memory: which slot belongs to which task, which ring entry may be overwritten, and the sum.
+"""Allocation of update slots and ring entries, and the sum that makes the next version.
 
-The sum reads updates where their clients wrote them and writes the next version into a ring entry that
-nobody reads, so an update that turns out bad during the sum costs nothing but the sum.
+The sum reads updates in place and writes the next version into a ring entry that nobody reads. If an update
+turns out to be bad, the sum is discarded and nothing has changed.
 """
 
 from __future__ import annotations
@@ -30,75 +30,75 @@ from edgefl.strategies.base import Strategy, VectorSum
 from edgefl.strategies.base import Update as HeldUpdate
 
 ENTRIES_NOT_LENT = 5
-"""Ring entries kept for: the latest, two with the evaluator, one being fetched, one to write."""
+"""Ring entries that are never lent: the latest, two at the evaluator, one being fetched, one to write."""
 SAFE_STEP = 1e18
-"""Far below float32's largest number, and its square is below it too."""
+"""Bound for the change of an element; it and its square are far below float32's maximum."""
 
 
 class Lease(msgspec.Struct):
-    """One task's slot, and the ring entry its client may still be reading."""
+    """A task's slot, and the ring entry that its client may still read."""
 
     slot: int
     entry: int
     client: int
     version: int
     holder: int = -1
-    """The number of the peer that computes the task now: the client itself, or a worker; −1 for nobody."""
+    """Number of the peer that computes the task: the client itself or a worker; −1: nobody."""
     order: int = 0
-    """The number of the last order for it that a worker was given."""
+    """Number of the last order for the task that was sent to a worker."""
 
 
 class SumResult(msgspec.Struct):
-    """The outcome of a sum: ``bad`` tasks (then nothing was published), else the updates' norms."""
+    """Result of a sum: the ``bad`` tasks (then nothing was published), or the norms of the updates."""
 
     bad: tuple[int, ...] = ()
     altered: tuple[int, ...] = ()
-    """The bad ones whose checksum is not the one they were sent with."""
+    """Bad tasks whose update has a different checksum than when it was sent."""
     checksums: tuple[int, ...] = ()
     seconds: float = 0.0
     norms: Sequence[float] = ()
     clip_norm: float | None = None
     salt: str = ""
     zero: tuple[int, ...] = ()
-    """Tasks summed as zero in a private step: see `edgefl.core.events.Summed`."""
+    """Tasks summed as zero in a private step; see `edgefl.core.events.Summed`."""
 
 
 @dataclass
 class Aggregator:
-    """Slots, ring and sums over one parameter buffer. Used by the server's one thread only."""
+    """Slots, ring entries and sums of one parameter buffer. Not thread-safe."""
 
     buffer: ParameterBuffer
     optimizer: ServerOptimizer
     backend: str | None = None
     privacy: Mechanism | None = None
     lends: bool = False
-    """Clients may train from ring entries themselves, which then stay until the update is whole."""
+    """Clients may train directly from ring entries, which are then kept until the update is complete."""
     measures: bool = False
-    """Ring entries stay, besides, until the updates of the tasks that start from them are measured."""
+    """Ring entries are also kept until the updates that are based on them are measured."""
     recoverable: bool = False
-    """Slots of released tasks and the last version on record are kept until `settle`."""
+    """Slots of released tasks and the last committed version are kept until `settle`."""
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
-    """A sum that waits for a ring entry that nobody reads."""
+    """Sum that waits for a free ring entry."""
     blocks: Sequence[slice] = (slice(None),)
-    """The places of the model and of the exchanged vectors, in a ring entry and in an update."""
+    """Ranges of the model and of the exchanged vectors in a ring entry and in an update."""
     exchanged: Sequence[str] = ()
-    """Their names."""
+    """Names of the exchanged vectors."""
     own: Sequence[str] = ()
-    """Names of the vectors that the server keeps, behind the optimiser's in a ring entry."""
+    """Names of the vectors that only the server has, stored after the optimiser's in a ring entry."""
     statistics: int = 0
-    """Elements at the end of the model that are averaged and do not go through the optimiser."""
+    """Number of elements at the model's end that are averaged and skip the optimiser."""
 
     def __post_init__(self) -> None:
         self._backend = kernels.backend(self.backend)
         self._free = list(range(self.buffer.shape.slots))[::-1]
-        self._unread: dict[int, int] = {}  # slot → ring entry, until the client has fetched it
+        self._unread: dict[int, int] = {}  # slot → ring entry, until the client has fetched the model
         self._pinned: dict[int, int] = {}  # ring entry → readers other than tasks
-        self._lent: dict[int, int] = {}  # slot → ring entry, until the update is whole
-        self._borrowers: dict[int, int] = {}  # ring entry → slots that it is lent to
+        self._lent: dict[int, int] = {}  # slot → ring entry, until the update is complete
+        self._borrowers: dict[int, int] = {}  # ring entry → number of slots that it is lent to
         self._bases: dict[int, int] = {}  # slot → ring entry, until its update is measured
-        self._released: list[int] = []  # slots that are free when their release is committed
-        self._settled = -1  # the ring entry of the last version that is committed
+        self._released: list[int] = []  # slots that become free when the release is committed
+        self._settled = -1  # ring entry of the last committed version
         self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
         self._clipped = Clipped([], 0)
         self._zero: set[int] = set()  # tasks of a private step whose updates are summed as zero
@@ -114,10 +114,10 @@ class Aggregator:
         source: Source | None = None,
         statistics: int = 0,
     ) -> Aggregator:
-        """The aggregator of a run whose model has ``size`` elements; ``source`` is of its noise.
+        """Create the aggregator of a run whose model has ``size`` elements.
 
-        The last ``statistics`` elements are the module's buffers, such as the running statistics of batch
-        normalisation.
+        ``source`` is the source of its noise. The last ``statistics`` elements are the module's buffers, such
+        as the running statistics of batch normalisation.
         """
         assert isinstance(experiment.fleet.devices, dict)
         most = strategy.max_weight(sum(experiment.fleet.devices.values()))
@@ -137,28 +137,29 @@ class Aggregator:
         )
 
     def restore_noise(self, salts: dict[int, str]) -> None:
-        """Go on with the noise of versions that an earlier process made: `edgefl.core.events.Summed.salt`."""
+        """Restore the noise of versions that an earlier process made; see
+        `edgefl.core.events.Summed.salt`."""
         if self.privacy is not None:
             self.privacy.tree.restore(salts)
 
     def begin(self) -> None:
-        """Fill the optimiser's vectors of the first version; those of the strategy are zeros."""
+        """Initialise the optimiser's vectors of the first version; the strategy's vectors are zeros."""
         start(self.optimizer, self.buffer.vectors(self.buffer.latest[1])[: self.optimizer.vectors])
 
     def lease(self, *, task: int, client: int, version: int) -> Lease:
-        """A slot for a new task that starts from the latest version."""
+        """Allocate a slot for a new task that starts from the latest version."""
         latest, entry = self.buffer.latest
         if version != latest:
             raise SlotError(f"task {task} wants version {version}, the latest is {latest}")
         return self.resume(task=task, client=client, version=version, entry=entry)
 
     def resume(self, *, task: int, client: int, version: int, entry: int) -> Lease:
-        """A slot for a task, new or of before an interruption; ``entry`` holds its version, −1 for none."""
+        """Allocate a slot for a new or resumed task; ``entry`` holds its base version, −1: no entry does."""
         if not self._free:
             taken = f"all {self.buffer.shape.slots} are taken"
             raise SlotError(f"no update slot is free for task {task}; {taken}")
         slot = self._free.pop()
-        # Its client may keep reading the entry, as long as enough others can be overwritten.
+        # Let the client read from the entry if enough other entries can be overwritten.
         lent = self.lends and entry >= 0
         if lent and entry not in self._borrowers:
             lent = len(self._borrowers) < self.buffer.shape.ring - ENTRIES_NOT_LENT
@@ -174,7 +175,7 @@ class Aggregator:
         return lease
 
     def measure(self, lease: Lease) -> tuple[float, float]:
-        """‖u‖ of a task's whole update; ‖w_n − w_k‖ from the version that it started from to the latest."""
+        """Return ‖u‖ of a task's update, and ‖w_n − w_k‖ between the latest and the task's base version."""
         buffer, slot, backend, block = self.buffer, lease.slot, self._backend, self.blocks[0]
         (update,), (scale,) = self._updates([slot], block)
         norm = math.sqrt(kernels.sq_norm(update, backend, scale=scale))
@@ -187,7 +188,7 @@ class Aggregator:
         return (norm if math.isfinite(norm) else math.inf), distance
 
     def delivered(self, slot: int) -> None:
-        """The update in this slot is whole: its client reads the model no more."""
+        """Note that the update in this slot is complete: its client does not read the model any more."""
         self._bases.pop(slot, None)
         entry = self._lent.pop(slot, None)
         if entry is not None:
@@ -196,11 +197,11 @@ class Aggregator:
                 del self._borrowers[entry]
 
     def fetched(self, slot: int) -> None:
-        """The model of this slot's task left the ring (it was sent as a frame)."""
+        """Note that the task's model need not stay in the ring (it was sent as a frame)."""
         self._unread.pop(slot, None)
 
     def restore(self, *, task: int, client: int, version: int, update: Raw, entry: int = -1) -> Lease:
-        """Put an update of an earlier process back into a slot of its own; see `resume` for its ``entry``."""
+        """Write an update of an earlier process into a new slot; for ``entry`` see `resume`."""
         if not self._free or update.shape != (self.buffer.shape.update_bytes,):
             room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
             raise SlotError(f"task {task}'s update of {update.size} bytes does not fit: {room}")
@@ -209,7 +210,7 @@ class Aggregator:
         return lease
 
     def write_zero(self, task: int) -> None:
-        """Put an update of zero into the slot of a task whose trip has failed, and which nobody writes to."""
+        """Write an update of zero for a task whose trip failed; nobody else may write to its slot."""
         slot = self.leases[task].slot
         self.fetched(slot)
         self.delivered(slot)
@@ -222,7 +223,7 @@ class Aggregator:
         self.buffer.written(slot, task=task, checksum=checksum)
 
     def release(self, task: int) -> None:
-        """Free a task's slot. Only when its client can no longer write to it."""
+        """Free a task's slot. Its client must not write to it any more."""
         lease = self.leases.pop(task, None)
         if lease is not None:
             self._unread.pop(lease.slot, None)
@@ -234,7 +235,7 @@ class Aggregator:
                 self._free.append(lease.slot)
 
     def settle(self) -> None:
-        """The record is committed: what only the one before it needed may be overwritten."""
+        """The record was committed: free what only the previous commit needed."""
         self._settled = self.buffer.latest[1]
         while self._released:
             slot = self._released.pop()
@@ -243,13 +244,13 @@ class Aggregator:
 
     @property
     def full(self) -> bool:
-        """True if there is no slot for another task before the next `settle`."""
+        """True if no slot is free for another task until the next `settle`."""
         return not self._free
 
     def take_over(self, held: Iterable[HeldUpdate]) -> None:
-        """Go on in the place of a server that was killed: slots of ``held`` updates stay, others are free.
+        """Take over the buffer of a killed server: keep the slots of ``held`` updates and free all others.
 
-        Raises `SlotError` where one is not there.
+        Raises `SlotError` if an update is missing.
         """
         buffer = self.buffer
         written = {
@@ -268,12 +269,12 @@ class Aggregator:
         self.settle()
 
     def cost(self) -> Aggregation:
-        """The cost of all sums so far, for the summary."""
+        """Return the cost of all sums so far."""
         threads = kernels.threads() if self._backend in ("c", "numba") else 1
         return Aggregation(backend=self._backend, threads=threads, **vars(self.totals))
 
     def pin(self, entry: int) -> None:
-        """Keep a ring entry as it is until `unpin`."""
+        """Keep a ring entry unchanged until `unpin`."""
         self._pinned[entry] = self._pinned.get(entry, 0) + 1
 
     def unpin(self, entry: int) -> None:
@@ -282,7 +283,7 @@ class Aggregator:
             del self._pinned[entry]
 
     def free_entry(self) -> int | None:
-        """A ring entry that nobody reads, or None while all of them are being read."""
+        """Return a ring entry that nobody reads, or None if there is none."""
         fetched = self.buffer.fetched
         taken = {entry for slot, entry in self._unread.items() if not fetched[slot]}
         taken.update(self._pinned, self._borrowers, self._bases.values())
@@ -295,10 +296,10 @@ class Aggregator:
         return None
 
     def sum(self, action: Sum, entry: int, zero: Sequence[int] = ()) -> SumResult:
-        """Make ``action.version`` in ``entry`` and publish it, unless an update is bad.
+        """Make version ``action.version`` in ``entry`` and publish it, unless an update is bad.
 
-        A private step sums a bad update as zero instead. ``zero`` lists the tasks whose updates were bad when
-        the step was first made.
+        A private step sums a bad update as zero instead. When a step is repeated after a resume, ``zero``
+        lists the tasks whose updates were bad the first time.
         """
         failpoints.pass_by("sum")
         self.buffer.retire(entry)
@@ -308,7 +309,7 @@ class Aggregator:
         return result
 
     def _attempt(self, action: Sum, entry: int) -> SumResult | None:
-        """`sum` once; None for a private step that has to be made again without an altered update."""
+        """Try the sum once; return None if a private step must be repeated without an altered update."""
         buffer, leases, tasks = self.buffer, self.leases, action.tasks
         slots = [leases[task].slot for task in tasks]
         altered: tuple[int, ...] = ()
@@ -330,10 +331,10 @@ class Aggregator:
             return SumResult(bad=bad, checksums=seen)
         seconds = time.perf_counter() - started
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, whole, strict=True)]
-        # No element can move by more than this, so the look at all of them is all but never needed.
+        # This sum bounds the change of every element, so the check of all elements is hardly ever needed.
         if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
-            if not all(np.isfinite(vector).all() for vector in made):  # though every update is: the largest
+            if not all(np.isfinite(vector).all() for vector in made):  # blame the largest update
                 if self.privacy is not None:  # dropping the update would reveal its size
                     raise RunError(f"version {action.version} would not be finite: the model is too large")
                 return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
@@ -352,7 +353,7 @@ class Aggregator:
     def _make_model(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model and the optimiser's vectors.
 
-        Returns the squared norms of the updates' changes of the model, and their checksums.
+        Return the squared norms of the updates' model changes, and the updates' checksums.
         """
         buffer, old_entry, block = self.buffer, self.buffer.latest[1], self.blocks[0]
         updates, scales = self._updates(slots, block)
@@ -393,7 +394,7 @@ class Aggregator:
             checksums=sums,
         )
         self._average(action, model, buffer.model(old_entry)[block], weights, updates, scales)
-        if sums is None:  # one is over the whole update, vectors and all
+        if sums is None:  # a checksum covers the whole update, including its vectors
             seen = [kernels.checksum(buffer.slot(slot), self._backend) for slot in slots]
         else:
             seen = sums[: len(slots)].tolist()
@@ -415,7 +416,8 @@ class Aggregator:
         updates: list[Update],
         scales: list[Floats | None],
     ) -> None:
-        """Write the next running statistics: the average by the step's weights, which add up to at most 1."""
+        """Write the next running statistics: an average with the step's weights, scaled to a sum of at most
+        1."""
         if not self.statistics:
             return
         first = (model.size - self.statistics) // SCALE_BLOCK * SCALE_BLOCK
@@ -427,9 +429,9 @@ class Aggregator:
         model[-self.statistics :] = made[-self.statistics :]
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
-        """Write the strategy's next vectors, and what of them goes into the model.
+        """Write the strategy's next vectors, and add those that change the model to it.
 
-        Returns the squared norms of the updates' changes of the exchanged ones.
+        Return the squared norms of the updates' changes of the exchanged vectors.
         """
         entries, norms = (entry, self.buffer.latest[1]), np.zeros(len(slots))
         model = self.buffer.model(entry)[self.blocks[0]]
@@ -452,9 +454,9 @@ class Aggregator:
     def _vector_sum(
         self, out: Floats, base: Floats, part: VectorSum, updates: list[Update], scales: list[Floats | None]
     ) -> Doubles:
-        """Write base_scale · base + Σ weights[k] · updates[k]; returns the updates' squared norms."""
+        """Write base_scale · base + Σ weights[k] · updates[k]; return the updates' squared norms."""
         weights, start = list(part.weights), None if part.base_scale == 0.0 else base
-        if part.base_scale not in (0.0, 1.0):  # the base is one more vector of the sum
+        if part.base_scale not in (0.0, 1.0):  # add the base as one more vector
             updates, scales, weights = [base, *updates], [None, *scales], [part.base_scale, *weights]
             start = None
         given = scales if self.buffer.shape.update_format.scaled else None
@@ -462,7 +464,7 @@ class Aggregator:
         return norms[-len(part.weights) :]
 
     def _updates(self, slots: list[int], block: slice) -> tuple[list[Update], list[Floats | None]]:
-        """One block of the updates in these slots, and its scales."""
+        """Return one block of the updates in these slots, and its scales."""
         buffer = self.buffer
         if not self.exchanged:
             return [buffer.slot(slot) for slot in slots], [buffer.scales(slot) for slot in slots]

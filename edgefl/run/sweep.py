@@ -1,4 +1,4 @@
-"""One experiment over a grid of changes and several seeds: its runs, one after another, started warm."""
+"""Sweep: runs of an experiment over a grid of changes and several seeds, one after another."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from edgefl.strategies.base import Strategy
 
 MOST_RUNS = 10_000
 CURVES = "curves.pdf"
-"""The picture in a sweep's folder."""
+"""File name of the figure in a sweep's folder."""
 APART = (
     "data.name",
     "data.path",
@@ -47,14 +47,15 @@ APART = (
     "data.evaluate_on",
     "evaluation.max_examples",
 )
-"""Keys whose values give runs on different examples, which do not compare."""
+"""Keys that change the examples; runs on different examples cannot be compared."""
 
 Grid = Mapping[str, Sequence[str]]
-"""Keys of the experiment, each to its values, as ``--set`` takes them."""
+"""Maps keys of the experiment to values in the syntax of ``--set``."""
 
 
 def written(choices: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
-    """A grid of Python values as ``--grid`` takes it. Raises `ConfigError` for what TOML cannot say.
+    """Convert a grid of Python values to the syntax of ``--grid``. Raises `ConfigError` for unsupported
+    values.
 
     >>> written({"strategy.server_lr": [0.1, 1], "strategy.name": ["fedbuff"]})
     {'strategy.server_lr': ['0.1', '1'], 'strategy.name': ['"fedbuff"']}
@@ -71,7 +72,7 @@ def written(choices: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
 
 
 class Planned(NamedTuple):
-    """One run of a sweep that may not be there yet."""
+    """One run of a sweep, which may not exist yet."""
 
     label: str
     changes: dict[str, str]
@@ -92,14 +93,15 @@ def sweep(
     quiet: bool = True,
     target: float | None = None,
 ) -> Sweep:
-    """Make the runs that are not in ``out`` yet, and compare them all; returns what is there.
+    """Make the runs that are missing in ``out``, compare all runs, and return the sweep.
 
-    The time to the accuracy ``target`` is compared (`targets.target_of`). ``say`` is called with a line a
-    run, ``show`` with the tables at the end; on a terminal each run is watched unless ``quiet``.
+    The comparison includes the time to the accuracy ``target`` (`targets.target_of`). ``say`` is called with
+    a line per run, ``show`` with the tables at the end; on a terminal each run is shown live unless
+    ``quiet``.
 
-    Each run is what `supervisor.run` makes of the experiment with one choice of the grid's values and one
-    seed, to the bit. Raises `ConfigError` before the first run where one of them cannot be done, `RunError`
-    where one could not go on, and KeyboardInterrupt after Ctrl-C. The same call then goes on from there.
+    Each run gives the same bits as `supervisor.run` with the same settings and seed. Raises `ConfigError`
+    before the first run if any of them is invalid, `RunError` if a run fails, and KeyboardInterrupt after
+    Ctrl-C. The same call then continues the sweep.
     """
     base = (base or Path.cwd()).absolute()
     require_free(out, "sweep")
@@ -115,7 +117,7 @@ def sweep(
 
 
 def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[[], ForkServer]) -> None:
-    """Try the user's training of the grid's points that have no run yet, once for all whose clients do alike.
+    """Try the user's training of each grid point without a run, once per distinct set of client settings.
 
     Raises `ConfigError` if a function fails. A single point needs no trial: its first run begins with one.
     """
@@ -143,7 +145,7 @@ def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[
 
 
 def _own_clients(experiment: Experiment, base: Path) -> tuple[Any, ...] | None:
-    """The settings that the user's training depends on; None where clients make plain SGD."""
+    """Return the settings that the user's training depends on, or None if clients use plain SGD."""
     strategy = resolve(experiment.strategy, [base])
     kind, methods = type(strategy), ("train", "begin_trip", "end_trip")
     if experiment.training.function is None and kind.train is Strategy.train:
@@ -155,7 +157,7 @@ def _own_clients(experiment: Experiment, base: Path) -> tuple[Any, ...] | None:
 
 @contextlib.contextmanager
 def warm() -> Iterator[Callable[[], ForkServer]]:
-    """A fork server for the runs that are made meanwhile, from the first on that asks for it."""
+    """Provide a fork server, which is started when it is first needed."""
     with contextlib.ExitStack() as stack:
         yield functools.cache(lambda: stack.enter_context(ForkServer()))
 
@@ -167,17 +169,17 @@ def finished(
     fork_server: Callable[[], ForkServer] | None = None,
     quiet: bool = True,
 ) -> Result:
-    """The finished run of an experiment in ``folder``: as it is there, resumed, or made.
+    """Return the finished run of an experiment in ``folder``: the existing one, or resumed, or new.
 
-    On a terminal it is watched while it goes on unless ``quiet``. Raises `ConfigError` if a run with other
-    settings is there.
+    A run is shown live on a terminal unless ``quiet``. Raises `ConfigError` if the folder holds a run with
+    other settings.
     """
     if not (file := folder / EXPERIMENT_FILE).is_file():
         started = fork_server() if fork_server is not None else None
         return supervisor.run(wanted, folder, quiet, base, fork_server=started, passing=True)
     if config.dump(config.load(file)) != config.dump(config.validate(wanted, base)):
         raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
-    with contextlib.suppress(ConfigError), Record(folder) as record:  # killed before its record was whole
+    with contextlib.suppress(ConfigError), Record(folder) as record:  # killed before the record was complete
         if record.meta.status == "done" and (folder / "summary.json").is_file():
             return Result(folder)
     started = fork_server() if fork_server is not None else None
@@ -185,7 +187,7 @@ def finished(
 
 
 def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, base: Path) -> list[Planned]:
-    """All runs, point by point of the grid and seed by seed, each checked as far as it can be beforehand."""
+    """List all runs by grid point and seed, each with a validated experiment."""
     _check(seeds, grid)
     planned: list[Planned] = []
     slugs: set[str] = set()
@@ -224,7 +226,7 @@ def _check(seeds: Sequence[int], grid: Grid) -> None:
 
 
 def _label(experiment: Experiment, changes: Mapping[str, str]) -> str:
-    """The point of the grid in a few words, such as ``server_lr=0.1``; the strategy without a grid."""
+    """Describe a grid point, such as ``server_lr=0.1``; without a grid, return the strategy's name."""
     if not changes:
         return _short(experiment.strategy["name"])
     last = [key.rpartition(".")[2] for key in changes]
@@ -241,7 +243,7 @@ def _label(experiment: Experiment, changes: Mapping[str, str]) -> str:
 
 
 def _short(name: str) -> str:
-    """A strategy's name without its module."""
+    """Return a strategy's name without its module."""
     return name.rpartition(":")[2]
 
 
@@ -250,7 +252,7 @@ def _plain(value: str) -> str:
 
 
 def _slug(label: str, taken: set[str]) -> str:
-    """The label as a folder's name that is not ``taken``, at most 80 letters long."""
+    """Turn a label into a folder name that is not in ``taken``, at most 80 characters long."""
     stem = re.sub(r"[^\w.=-]+", "-", label, flags=re.ASCII).strip("-.")[:80] or "run"
     slug = (
         stem
@@ -270,8 +272,8 @@ def _said(figures: Mapping[str, Any]) -> str:
 
 
 def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | None) -> RenderableType:
-    """Write everything about all runs into ``out``; returns the table for the terminal."""
-    allow_open_files()  # a record each
+    """Write the comparison of all runs into ``out``; return the table for the terminal."""
+    allow_open_files()  # one per record
     runs = compare.load([one.folder for one in planned])
     target = compare.goal_of(runs, given)
     by_label: dict[str, list[compare.Run]] = {}

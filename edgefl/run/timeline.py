@@ -1,7 +1,7 @@
-"""Emulated time: what happens when. The loop takes what is due, the engine gives tasks.
+"""Timeline: the source of events in emulated time. The loop processes due events; the engine adds tasks.
 
-`wall`: clients are throttled for real, and what they say happens when they say it. `virtual`: what happens is
-entered in an agenda, and taken as soon as what it needs has been computed.
+`wall`: clients are throttled in real time, and events happen when their messages arrive. `virtual`: events
+are scheduled in an agenda and processed as soon as their results are computed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from edgefl.run.peers import Peer, Peers
 from edgefl.run.slots import Aggregator, Lease
 
 Answer = messages.TaskResult | messages.Gone | Died
-"""A worker's answer to a task, or the finding that the task kills workers."""
+"""A worker's result for a task, or the finding that the task kills workers."""
 OF_TRAINING = "its training ended its process"
-"""The beginning of a `Left`'s reason, where no process was the client's own (virtual clock)."""
+"""Prefix of a `Left` event's reason if a client died in a worker's process (virtual clock)."""
 Order = Callable[[Train, Lease, float, float], messages.Task]
-"""`Engine.order`: what a client is told of a task."""
+"""`Engine.order`: builds the message for a task."""
 
 
 class Delivery(NamedTuple):
-    """A client's update is whole in its slot, and it is time for it to arrive."""
+    """The arrival of a client's complete update, emulated time ``at_s``."""
 
     done: messages.Done
     at_s: float
@@ -46,41 +46,41 @@ Happening = Event | Delivery
 
 @dataclass(frozen=True)
 class Ahead:
-    """Work in flight at one instant."""
+    """Work in flight, as a checkpoint stores it."""
 
     answers: list[Answer] = field(default_factory=list)
-    """Workers' answers to tasks whose arrival is not due yet."""
+    """Workers' results whose arrival is not due yet."""
     tasks: list[int] = field(default_factory=list)
-    """Those of the answered tasks whose update is in its slot."""
+    """Tasks among the answers whose update is complete in its slot."""
     entries: dict[int, int] = field(default_factory=dict)
-    """Versions that are still to be read, by a task or the evaluator, and their ring entries."""
+    """Ring entries of versions that a task or the evaluator still has to read, keyed by version."""
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The state that a resumed run goes on from, besides its core, its buffer and its record."""
+    """State of a resumed run, besides its core, buffer and record."""
 
     checkpoint: SavedState
     emulated_s: float
-    """The instant of this state, which may be later than the checkpoint's."""
+    """Emulated time of this state, which may be later than the checkpoint's."""
     tasks: dict[int, tuple[Train, float]]
-    """Tasks that were running, and when they were given out, emulated s; in order."""
+    """Running tasks in order, each with the emulated time at which it was assigned."""
     assessing: dict[int, tuple[float, int]]
-    """Versions that were to be measured: when each was published, and the client trips until then."""
+    """Versions that wait for evaluation: publication time, and number of client trips until then."""
     entries: dict[int, int]
-    """Versions that were to be read, and the ring entries that hold them now."""
+    """Versions that still have to be read, and the ring entries that hold them now."""
     answers: dict[int, Answer]
     deaths: dict[int, list[float]]
-    """By client, when it died of its training since its last update, emulated s."""
+    """For each client, the times at which it died in training since its last update, emulated s."""
 
 
 @dataclass(eq=False)
 class Timeline:
-    """One run's time. What an iterator yields is dealt with before the next is asked for."""
+    """Base class of the timelines. A yielded event is handled before the iterator is advanced."""
 
     experiment: Experiment
     clock: WallClock
-    """The emulated time."""
+    """Clock of emulated time."""
     core: Core
     dynamics: Dynamics | None
     aggregator: Aggregator
@@ -92,38 +92,38 @@ class Timeline:
     agenda: Agenda = field(init=False, default_factory=Agenda)
 
     def expect(self) -> None:
-        """Enter the processes that compute into the table of peers."""
+        """Register the computing processes as expected peers."""
 
     def start(self) -> None:
-        """Emulated time runs from now on: each client comes when it is due."""
+        """Start emulated time, and schedule the joins of the clients."""
 
     def give(self, task: messages.Task) -> None:
-        """A task begins."""
+        """Assign a task."""
 
     def cancel(self, client: int, task: int) -> None:
-        """A task is not wanted any more."""
+        """Cancel a running task."""
 
     def plan(self, task: messages.Task) -> TripPlan:
-        """The trip of a task that its client has been given and that is not over."""
+        """Return the plan of a running task's trip."""
         plan = None if self.dynamics is None else self.dynamics.plan(task.client)
         if plan is None:
             plan = self.trips.plan(task.client, task.trip, None if task.cut is None else task.cut.end)
         return plan
 
     def wake(self, at_s: float) -> None:
-        """Let a `Ticked` happen at that instant."""
+        """Schedule a `Ticked` event."""
         self.agenda.enter(Due(at_s, TICK))
 
     def flush(self) -> None:
-        """Send what waits to be sent."""
+        """Send the queued messages."""
 
     def phase(self, task: int) -> int:
-        """Returns the part of its trip that a running task is in now, one of `TripPhase`."""
+        """Return the current phase of a running task's trip, a `TripPhase`."""
         raise NotImplementedError
 
     def states(self) -> bytes:
-        """Returns each client's state, a byte a client, as `control.Progress` tells it."""
-        states = bytearray(self.core.present)  # IDLE where it is there
+        """Return the state of each client, one byte per client, as in `control.Progress`."""
+        states = bytearray(self.core.present)  # present clients: IDLE
         for client in self.core.running:
             task = self.core.task_of(client)
             assert task is not None
@@ -131,41 +131,42 @@ class Timeline:
         return bytes(states)
 
     def ready(self, peer: Peer) -> Iterator[Happening]:
-        """A process that takes another's place is there: a worker waits for the next `flush`."""
+        """Handle a connected replacement process. A worker gets its tasks at the next `flush`."""
         return iter(())
 
     def unheard(self, peer: Peer) -> None:
-        """A worker with nothing to do: what it has in hand by our account is told it again."""
+        """Send an idle worker its unanswered tasks again."""
 
     def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
-        """A peer's task has ended."""
+        """Handle the end of a task at a peer."""
         raise NotImplementedError
 
     def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
-        """A process that computes is gone, for good if ``given_up``."""
+        """Handle the end of a computing process, which is not replaced if ``given_up``."""
         raise NotImplementedError
 
     def declares_death(self, end: control.Departed) -> bool:
-        """Returns True if this process died of the experiment: its peer is not given up for that."""
+        """Return True if the experiment itself declared this death: it does not count against the peer."""
         return False
 
     def due(self) -> Iterator[Happening]:
-        """Yields everything that happens now."""
+        """Yield the events that are due now."""
         raise NotImplementedError
 
     def wait_ms(self) -> int:
-        """Milliseconds in which nothing will be due, unless a message comes."""
+        """Return the time until the next event can be due without a message, ms."""
         raise NotImplementedError
 
     @property
     def expected(self) -> int:
-        """The number of things that will happen by themselves although no client trains."""
+        """Number of scheduled events that will happen even if no client trains."""
         raise NotImplementedError
 
     def save(self) -> Ahead:
-        """The work in flight that a checkpoint has to hold: here, only versions that are to be measured."""
+        """Return the work in flight that a checkpoint must hold: here, only versions that wait for
+        evaluation."""
         return Ahead(entries=self.evaluation.entries)
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         raise NotImplementedError

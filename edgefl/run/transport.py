@@ -1,7 +1,7 @@
-"""Two ways for models and updates: shared memory, or frames on the wire. The bits are the same.
+"""Two transports for models and updates, shared memory and wire frames; both give the same bits.
 
-With ``shm`` clients read the model from the ring and write their update into the leased slot; with ``wire``
-both are payload frames, and the server puts the parts of an update into the same slots.
+With ``shm`` clients read the model from the ring and write their update into the leased slot. With ``wire``
+both are payload frames, and the server copies the parts of an update into the same slots.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from edgefl.run.messages import Chunk, Task, encode
 from edgefl.zeromq.sockets import Frame
 
 PART_BYTES = 256 * 1024
-"""Most of an update in a message: so little is still in the cache when the server copies it into its slot,
-and ZeroMQ uses the same memory for the next."""
+"""Maximum size of a part of an update, bytes. Small parts stay in the CPU cache until they are copied into
+the slot, and ZeroMQ reuses their memory."""
 
 REPEATED, SOME_PARTS = 4, 1000
-"""Times that each smallest part of an update may be sent, and extra parts; more count as a flood."""
+"""Limits on the number of parts of an update: transmissions of each smallest part, and a constant; more is a
+flood."""
 
 
 class ShmServer:
-    """The server's end with ``shm``: nothing to send and nothing to receive."""
+    """Server end of ``shm``: nothing to send or receive."""
 
     carries_updates = False
-    """Updates come over the socket, so that the server is the one to say that a slot is whole."""
+    """True if updates arrive over the socket; then the server marks slots as written."""
 
     def __init__(self, buffer: ParameterBuffer) -> None:
         self._buffer = buffer
 
     def model_frames(self, entry: int) -> list[Frame]:
-        """Payload frames that carry a ring entry's model with a task."""
+        """Return the payload frames that carry a ring entry's model with a task."""
         return []
 
     def whole(self, slot: int, task: int) -> bool:
-        """Returns True if no part of the task's update is missing in its slot."""
+        """Return True if the slot holds all parts of the task's update."""
         return True
 
     def accept(self, chunk: Chunk, body: Frame) -> None:
-        """Put a part of an update into its slot. `WireError` if it does not fit."""
+        """Copy a part of an update into its slot. Raises `WireError` if it does not fit."""
         raise WireError("a part of an update on the socket of a shared-memory run")
 
 
 class WireServer(ShmServer):
-    """Sends a model with each task and puts the parts of an update into its slot."""
+    """Sends the model with each task, and copies parts of updates into slots."""
 
     carries_updates = True
     _copied = (-1, -1)
@@ -58,14 +59,14 @@ class WireServer(ShmServer):
     def __init__(self, buffer: ParameterBuffer) -> None:
         super().__init__(buffer)
         self._parts: list[tuple[int, int, dict[int, int]]] = [(-1, 0, {})] * buffer.shape.slots
-        """By slot, its task, how many parts of its update have come, and their bytes by offset."""
+        """For each slot: its task, the number of parts received, and part sizes keyed by offset."""
 
     def whole(self, slot: int, task: int) -> bool:
         its, _, there = self._parts[slot]
         return its == task and sum(there.values()) >= self._buffer.shape.update_bytes
 
     def model_frames(self, entry: int) -> list[Frame]:
-        # A copy, because the ring entry may be overwritten before the socket has sent it; one a version.
+        # The ring entry may be overwritten before the socket has sent it, so send one copy per version.
         wanted = (entry, self._buffer.entry_version[entry])
         if wanted != self._copied:
             self._copy, self._copied = self._buffer.model(entry).tobytes(), wanted
@@ -94,37 +95,38 @@ class WireServer(ShmServer):
 
 
 class ShmClient:
-    """A client's end with ``shm``: reads the ring, writes the slot."""
+    """Client end of ``shm``: reads the ring, writes the slot."""
 
     def __init__(self, buffer: ParameterBuffer, send: Callable[[list[Frame]], None]) -> None:
         self._buffer, self._send = buffer, send
 
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
-        """The task's model where it lies, to be read only. `SlotError` or `WireError` if it is not there."""
+        """Return the task's model, read-only and in place. Raises `SlotError` or `WireError` if
+        unavailable."""
         held = self._buffer.entry_version[entry]
         if held != version:
             raise SlotError(f"ring entry {entry} holds version {held}, not {version}")
         return self._buffer.model(entry)
 
     def keeps(self, task: Task) -> bool:
-        """Returns True if `base` stays as it is until the task's update is whole."""
+        """Return True if `base` stays unchanged until the task's update is complete."""
         return bool(self._buffer.lent[task.slot])
 
     def room(self, task: Task) -> Raw | None:
-        """The slot, where the update may be written directly; None where it must be `put`."""
+        """Return the slot if the update may be written there directly; None: use `put`."""
         return self._buffer.raw(task.slot)
 
     def begin(self, task: Task) -> None:
-        """A worker begins the task, perhaps a second time: what was said of the first is lost."""
+        """Begin the task in a worker, possibly for the second time."""
         self._buffer.state[task.slot] = SlotState.LEASED
 
     def put(self, task: Task, start: int, part: Raw) -> None:
-        """Send bytes ``start`` to ``start + len(part)`` of the update."""
+        """Send the update's bytes from ``start`` to ``start + len(part)``."""
         self._buffer.raw(task.slot)[start : start + part.size] = part
 
 
 class WireClient(ShmClient):
-    """Takes the model from the task's payload and sends each part of the update as it is due."""
+    """Client end of ``wire``: gets the model as a payload, and sends each part of the update at its time."""
 
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
         due = 4 * self._buffer.shape.size

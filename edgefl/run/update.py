@@ -1,4 +1,4 @@
-"""A client's update, whichever process makes it: train, amplify, write, checksum."""
+"""A client's update, in any process: train, amplify, write, checksum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def amplify(trained: Floats, base: Floats, gain: float, per_step: bool, steps: int) -> None:
-    """y ← w + gain·(y − w), the gain divided by the ``steps`` done if ``per_step``; y if none was."""
+    """Set y ← w + gain·(y − w); the gain is divided by ``steps`` if ``per_step``. No effect for 0 steps."""
     if steps:
         np.subtract(trained, base, out=trained)
         np.multiply(trained, np.float32(gain / steps if per_step else gain), out=trained)
@@ -30,15 +30,15 @@ def amplify(trained: Floats, base: Floats, gain: float, per_step: bool, steps: i
 
 
 def loss_of(result: TrainResult) -> float:
-    """The training's loss as it goes into a message: NaN for one that is not finite."""
+    """Return the training loss for a message: NaN if it is not finite."""
     return result.loss if math.isfinite(result.loss) else math.nan
 
 
 class UpdateMaker:
-    """Makes updates of one workload in one buffer's format: Δ = y − w, or y where the strategy wants that.
+    """Makes updates in the format of a buffer: Δ = y − w, or y if the strategy uploads models.
 
-    Behind it come the changes of the strategy's exchanged vectors. The model is trained in ``workload.flat``,
-    which must hold the version that it starts from.
+    The changes of the strategy's exchanged vectors follow. The model is trained in ``workload.flat``, which
+    must hold its base version.
     """
 
     def __init__(self, workload: Workload, buffer: ParameterBuffer) -> None:
@@ -50,10 +50,12 @@ class UpdateMaker:
         self._size, shape = workload.flat.size, buffer.shape
         self._blocks = blocks(self._size, len(workload.vectors))
         self._own = self._size * len(workload.client_vectors)
-        """Numbers that a client keeps in vectors; what rounding left comes behind them."""
+        """Number of elements in the client's own vectors; the rounding residual follows them in its kept
+        state."""
         self._residual = slice(self._own, None) if shape.kept > self._own else None
         self._start = np.zeros(shape.size, np.float32) if len(self._blocks) > 1 else None
-        """The model that the trip starts from, and zeros: what is sent of a vector is its change."""
+        """The trip's base model followed by zeros, because the update sends the changes of vectors; None
+        without vectors."""
 
     def train(
         self,
@@ -65,19 +67,20 @@ class UpdateMaker:
         cut: Cut | Until | None = None,
         steps: int | None = None,
     ) -> TrainResult:
-        """Train as this client does on this trip, for so many ``steps``; one with a gain is amplified."""
+        """Train as this client does on this trip, for ``steps`` steps if given, and amplify the result by
+        ``cut``."""
         given = self._given(client, version, base) if self._workload.needs_given else None
         result = self._workload.train(client, trip, done, steps, given)
         if cut is not None and (cut.gain != 1.0 or cut.per_step):
             amplify(self._workload.flat.array, base[: self._size], cut.gain, cut.per_step, result.steps)
         if self._own:
             old, new = (self._buffer.kept(client, new=side)[: self._own] for side in (False, True))
-            if not np.isfinite(new).all():  # its update is no better and will be dropped
+            if not np.isfinite(new).all():  # the update is not finite either and will be dropped
                 np.copyto(new, old)
         return result
 
     def _given(self, client: int, version: int, base: Floats) -> TripInputs:
-        """The start of a trip: nothing is to be sent yet, and its client keeps what it had."""
+        """Return the inputs of a trip, with the changes to send set to zero."""
         size, workload, kept = self._size, self._workload, {}
         whole = workload.flat.whole
         whole[size:] = 0.0
@@ -95,7 +98,8 @@ class UpdateMaker:
         )
 
     def write(self, raw: Raw, client: int, base: Floats, start: int = 0, stop: int | None = None) -> None:
-        """Write bytes ``start`` to ``stop``, in order; an update that is rounded is written whole at 0.
+        """Write bytes ``start`` to ``stop``, in order; a rounded update is written completely at ``start`` =
+        0.
 
         Rounding overwrites the trained model.
         """
@@ -113,7 +117,7 @@ class UpdateMaker:
             else:
                 np.subtract(trained[part], base[part], out=floats)
         elif start == 0:
-            old = new = None  # what rounding left of the client's last update, and leaves for its next one
+            old = new = None  # rounding residual of the client's last update, and of this one
             if not model:
                 np.subtract(trained, base, out=trained)
                 if self._residual is not None:
@@ -123,7 +127,7 @@ class UpdateMaker:
             kernels.quantize(values, trained, scales=scales, residual=old, new_residual=new)
 
     def checksum(self, raw: Raw) -> int:
-        """The checksum of the whole update that was written last."""
+        """Return the checksum of the last complete update."""
         if self._sum is not None:
             return self._sum
         values, scales = self._parts(raw)

@@ -1,7 +1,7 @@
-"""A finished run, made again from its journal: every update trained anew, every version summed anew.
+"""Verify a finished run: train every update and sum every version again, as its journal orders.
 
-The journal holds what happened, in order; the core makes of it which version each client trained from, and on
-which of its examples. So one process that waits for nothing checks a run of either clock to the last bit.
+The journal holds all events in order, from which the core derives each task's base version and client. One
+process can therefore check a run of either clock to the last bit, without waiting.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from edgefl.run.workload import Workload
 from edgefl.strategies import resolve
 
 Say = Callable[[int, int], None]
-"""Called with the versions made again so far, and with all there are."""
+"""Called with the number of versions made again so far, and their total."""
 
 
 _ARRIVAL = ("arrived_s", "staleness", "examples", "steps", "loss")
-"""Columns of a trip that its arrival decides."""
+"""Columns of a trip that its arrival determines."""
 
 
 class Verdict(NamedTuple):
-    """A run that was made again and found to be the same."""
+    """Result of a successful verification."""
 
     versions: int
     updates: int
@@ -58,14 +58,13 @@ class Verdict(NamedTuple):
 
 
 def verify(folder: str | Path, say: Say | None = None, code: Path | None = None) -> Verdict:
-    """Make the run in ``folder`` again and compare it with its record.
+    """Repeat the run in ``folder`` and compare it with its record.
 
-    Each update's checksum, loss, steps, staleness and instant, each version's updates, weights and instant,
-    each measurement, the last model's hash, the model on disk and the files made of the record must be what
-    it says. Modules that the run names are imported only from the folder ``code``, which the caller trusts.
+    Compared are the checksum, loss, steps, staleness and time of each update; the updates, weights and time
+    of each version; each evaluation; the last model's hash, the model on disk, and the files derived from the
+    record. Modules that the run names are imported only from the folder ``code``, which the caller trusts.
 
-    Raises `RunError` naming the first that is not what the record says, `ConfigError` where there is
-    no run that has ended.
+    Raises `RunError` for the first difference and `ConfigError` if the folder holds no run that has ended.
     """
     folder = Path(folder)
     with Record(folder) as record:
@@ -89,7 +88,7 @@ class _Replay:
         strategy = resolve(experiment.strategy, [base])
         self._record = record
         self._workload = workload = Workload(experiment, clients, base)
-        workload.prepared()  # trains, as in the run: layers may begin in another state then
+        workload.prepared()  # trains a little, as the run did, because that may change the state of layers
         workload.settle()
         source = source_of(experiment, record.folder)
         self._core = core_of(experiment, strategy, workload.known, source)
@@ -99,11 +98,11 @@ class _Replay:
         buffer.publish(version=0, entry=0)
         flat = workload.flat
         self._aggregator = Aggregator.of(experiment, strategy, buffer, flat.size, source, flat.buffers)
-        self._aggregator.measures = False  # the journal says what was found
+        self._aggregator.measures = False  # the journal holds the measured values
         self._aggregator.begin()
         self._update = UpdateMaker(workload, buffer)
         self._trained: dict[int, tuple[Train, Floats]] = {}
-        """Task → what was asked for, and the model that it starts from."""
+        """Running tasks, each with its order and base model."""
         self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
 
@@ -145,7 +144,7 @@ class _Replay:
             for action in actions:
                 match action:
                     case Train(task=task, client=client, version=version):
-                        # Its steps are known only when it arrives: keep the version that it starts from.
+                        # The number of steps is known only at the arrival: keep the base version until then.
                         lease = self._aggregator.lease(task=task, client=client, version=version)
                         self._aggregator.fetched(lease.slot)
                         if (model := self._models.get(version)) is None:
@@ -183,7 +182,7 @@ class _Replay:
                 raise RunError(f"the update of task {task} has {name} {here}, the record says {there}")
 
     def _measure(self, row: EvaluationRow | None) -> None:
-        """Measure the latest version again if it was measured."""
+        """Evaluate the latest version again if it has an evaluation on record."""
         if row is None:
             return
         np.copyto(self._workload.flat.whole, self.buffer.model(self.buffer.latest[1]))
@@ -216,7 +215,7 @@ class _Replay:
 
 
 def check_results(folder: Path, record: Record) -> None:
-    """Raise `RunError` unless the files that were made of the record, as far as they are there, are its."""
+    """Raise `RunError` if an existing file that is derived from the record differs from it."""
     for name, text in ((run_folder.SUMMARY_FILE, summary_text(record)), (TRACE_FILE, trace_text([record]))):
         if (path := folder / name).is_file() and path.read_bytes() != text.encode():
             raise RunError(f"{path} is not what the record gives")
@@ -225,7 +224,7 @@ def check_results(folder: Path, record: Record) -> None:
 
 
 def _same(here: Any, there: Any) -> bool:
-    """Returns True for equal figures, and for two that are no numbers."""
+    """Compare two values; NaN equals NaN."""
     if isinstance(here, tuple):
         return len(here) == len(there) and all(map(_same, here, there))
     return bool(here == there) or (here != here and there != there)

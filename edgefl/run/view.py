@@ -1,4 +1,4 @@
-"""The view of a run: a panel that is redrawn in place on a terminal, plain lines elsewhere, or nothing."""
+"""Live view of a run: a panel that is redrawn on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from edgefl.run import control
 from edgefl.terminal import can_redraw, printable, say
 
 LINE_S = 5.0
-"""Wall seconds between two lines of progress at least."""
+"""Minimum interval between lines of progress, wall seconds."""
 MOST_COLUMNS = 120
 REDRAW_S = 0.5
-"""Wall seconds between two pictures at least: the host should be left to the clients."""
+"""Minimum interval between redraws, wall seconds: the host's time should go to the clients."""
 PACE_S = 600.0
-"""Wall seconds of the past from which the remaining time is estimated."""
+"""Period from which the remaining time is estimated, wall seconds."""
 MOST_PROFILES, LINES_BESIDES_PROFILES, MOST_NAME = 12, 15, 20
 
 
 class Goal(NamedTuple):
-    """A stop condition and how far towards it the run is."""
+    """A stop condition and the progress towards it, from 0 to 1."""
 
     share: float
     text: str
     steady: bool = True
-    """The pace so far tells how far off it is."""
+    """The remaining time can be estimated from the pace so far."""
 
 
 def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
-    """Returns the stop condition that will be met first; a measure only where there is no other."""
+    """Return the stop condition that will be met first; a measure only if there is no other."""
     counted: list[tuple[str, float, float | None, Callable[[float], str]]] = [
         ("versions", progress.version, stop.versions, "{:,.0f}".format),
         ("trips", progress.trips, stop.trips, "{:,.0f}".format),
@@ -72,7 +72,7 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
 
 
 class RunView:
-    """Keeps a run's figures and shows nothing. Enter it when the run starts, leave it when the run ends."""
+    """Keeps a run's numbers and shows nothing. Entered when the run starts, left when it ends."""
 
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.experiment = experiment

@@ -1,7 +1,7 @@
-"""The virtual clock's timeline: what happens is entered in an agenda, and tasks go to any worker.
+"""Timeline of the virtual clock: events are scheduled in an agenda, and any worker may compute a task.
 
-Training runs ahead in a few processes; an update is waited for only when its arrival is due. So the run's
-bits depend on the seed alone: not on how many workers there are, how fast they are, or which of them die.
+A few processes train ahead of emulated time; the server waits for an update only when its arrival is due. The
+results therefore depend on the seed alone: not on the number, speed or deaths of the workers.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, Peer
 from edgefl.run.timeline import OF_TRAINING, Ahead, Delivery, Happening, Order, Restored, Timeline
 
 EVENTS_AT_ONCE = 128
-"""Events between two looks at the socket."""
+"""Maximum number of events between two polls of the socket."""
 MOST_TURNS = 1000
-"""Times that a client comes and goes, on average, without any of them being given a task, or arrives at one
-instant of a run that only emulated time or an accuracy ends, before the run is given up."""
+"""A run fails if its clients, on average, join or leave this many times without a new task, or finish this
+many trips at one instant while only emulated time or an accuracy would end the run."""
 
 
 class Trip(msgspec.Struct):
-    """A task that is under way, and what its parts take: decided the moment it starts."""
+    """A running trip, with its complete plan; the plan is drawn when the trip starts."""
 
     task: messages.Task
     plan: TripPlan
     sent_s: float
     cancelled: bool = False
     left: Left | None = None
-    """The event that cancelled it, where its client went, which was not known when it began."""
+    """The event that cancelled the trip, if its client left unexpectedly."""
     doomed: bool = False
-    """Its client goes before it could deliver, so nobody needs to compute it."""
+    """The client is known to leave before it could deliver, so the task is not computed."""
     broken: str = ""
-    """The loss of its link on the way, in words: nobody needs to compute it either."""
+    """How the link is lost during the trip, or ""; then the task is not computed either."""
 
     def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
-        """The message of the client itself at its end; nothing waited, so every part took what it takes."""
+        """Build the message that the client would send; achieved times equal the planned ones."""
         task, plan, spent = self.task, self.plan, messages.Spent
         down_s, up_s = plan.down_s, plan.up_s
         compute_s, delay_s = plan.compute_s, plan.down.lead_s + plan.up.lead_s
@@ -79,7 +79,7 @@ class Trip(msgspec.Struct):
 
 @dataclass(eq=False)
 class VirtualTimeline(Timeline):
-    """Takes events in the order of emulated time, as soon as what they need has been computed."""
+    """Processes events in the order of emulated time, as soon as their results are computed."""
 
     clock: VirtualClock
     workers: int
@@ -89,17 +89,18 @@ class VirtualTimeline(Timeline):
         self._dispatch = Dispatch(self._give)
         self._under_way: dict[int, Trip] = {}
         self._turns = 0
-        """Clients that came or went since a task was given out."""
+        """Joins and leaves since a task was last assigned."""
         self._instant: tuple[float, int] = (-math.inf, 0)
-        """The emulated second of the last arrival, and how many there were at it."""
+        """Emulated time of the last arrival, and the number of arrivals at that time."""
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
         self._orders = 0
-        """Orders to workers so far."""
+        """Number of orders sent to workers so far."""
         self._deaths: dict[int, list[float]] = {}
-        """By client, the instants at which it died of its training since its last update."""
+        """For each client, the times at which its training killed a worker since its last update, emulated
+        s."""
         self._started = False
         self._more = False
-        """The last look at the agenda ended before it had to."""
+        """The last call of `due` reached its limit of events."""
 
     def expect(self) -> None:
         for worker in range(self.workers):
@@ -111,7 +112,7 @@ class VirtualTimeline(Timeline):
         self._follow()
 
     def _first_joins(self) -> Iterator[Due]:
-        """The coming of clients that are not there yet and do not come and go by themselves, in order."""
+        """Yield the first joins, in order, of absent clients without dynamics of their own."""
         absent = np.flatnonzero(np.frombuffer(self.core.present, np.uint8) == 0)
         if self.dynamics is not None:
             absent = np.array([client for client in absent.tolist() if client not in self.dynamics], np.int64)
@@ -127,9 +128,9 @@ class VirtualTimeline(Timeline):
         return int(self.agenda.head is not None)
 
     def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
-        """A worker is gone: what it had in hand waits again, and no event comes of it.
+        """Requeue the tasks of a dead worker. This is no event, as clients do not depend on a worker.
 
-        But for a task that workers die of: its client dies when it would have arrived.
+        If a task has killed too many workers, its client dies when its update would have arrived.
         """
         if peer.role == control.WORKER:
             self._withdrawn.pop(peer.number, None)
@@ -138,7 +139,7 @@ class VirtualTimeline(Timeline):
             dispatch.worker_gone(peer.number, self._computing(end), end.reason)
             for task in orphans:
                 self.aggregator.leases[task.task].holder = -1
-                buffer.state[task.slot] = SlotState.LEASED  # nobody writes to it now
+                buffer.state[task.slot] = SlotState.LEASED  # the dead worker does not write to it any more
                 if task.task in dispatch.results:
                     self.aggregator.fetched(task.slot)
                 elif self._under_way[task.task].cancelled:
@@ -148,7 +149,7 @@ class VirtualTimeline(Timeline):
         return iter(())
 
     def _computing(self, end: control.Departed) -> int | None:
-        """The task that the worker had begun last, if it had not answered it."""
+        """Return the task that the worker began last, if it has not answered it."""
         task = end.task
         return task if task is not None and self._dispatch.held_by(task) == end.peer else None
 
@@ -156,7 +157,7 @@ class VirtualTimeline(Timeline):
         return end.role == control.WORKER and self._computing(end) is not None
 
     def give(self, task: messages.Task, sent_s: float | None = None) -> None:
-        """A trip begins now, or has begun at ``sent_s``. It is drawn as the client itself would draw it."""
+        """Begin a trip, now or at ``sent_s``; its plan is drawn as the client itself would draw it."""
         self._turns = 0
         client, dynamics = task.client, self.dynamics
         sent_s = (self.clock.now_s() if sent_s is None else sent_s) + task.wait_s
@@ -175,7 +176,7 @@ class VirtualTimeline(Timeline):
             self._dispatch.add(task, due_s)
 
     def cancel(self, client: int, task: int) -> None:
-        """The trip ends now. If no worker has begun it, it is never computed."""
+        """End the trip now. If no worker has begun its task, the task is never computed."""
         trip = self._under_way[task]
         trip.cancelled, trip.doomed = True, False
         self.agenda.enter(Due(self.clock.now_s(), ARRIVAL, client, task))
@@ -195,7 +196,7 @@ class VirtualTimeline(Timeline):
             self.aggregator.fetched(self._under_way[task].task.slot)
 
     def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
-        """A worker is done with a task, which arrives when that is due."""
+        """Store a worker's result until its arrival is due."""
         assert not isinstance(said, messages.Done), "no client serves the virtual clock"
         if isinstance(said, GivenBack):
             task = self._dispatch.finished(messages.Gone(said.client, said.task, said.reason))
@@ -205,7 +206,7 @@ class VirtualTimeline(Timeline):
         return iter(())
 
     def flush(self) -> None:
-        """Tell the workers what they are to compute next, and what no more."""
+        """Send the workers their next tasks and the withdrawal of others."""
         if not self._started or self.core.stopped is not None:
             return
         for worker, tasks in self._withdrawn.items():
@@ -242,13 +243,13 @@ class VirtualTimeline(Timeline):
         return 0 if self._more else 1000
 
     def due(self) -> Iterator[Happening]:
-        """The next events that can be taken now, and no more than a few of them."""
+        """Yield the next events that can be processed now, a limited number of them."""
         agenda, dispatch, self._more = self.agenda, self._dispatch, False
         for _ in range(EVENTS_AT_ONCE):
             if self.core.stopped is not None or self.aggregator.deferred is not None:
                 return
             if self.experiment.stop.measured and self.evaluation.waiting:
-                return  # the answer may end the run here, whenever it comes
+                return  # the result of the evaluation may end the run at this event
             due = agenda.head
             if due is None:
                 return
@@ -257,7 +258,7 @@ class VirtualTimeline(Timeline):
                 trip = self._under_way[task]
                 computed = task in dispatch.results or trip.broken != ""
                 if not (dispatch.held_by(task) is None if trip.cancelled else computed):
-                    return  # or a worker may still write into its slot
+                    return  # otherwise a worker may still write into its slot
             agenda.take()
             if kind in (JOIN, LEAVE) and not self._turns_up(due):
                 continue
@@ -305,7 +306,7 @@ class VirtualTimeline(Timeline):
         return Left(client, at_s, f"{OF_TRAINING}: {reason}")
 
     def _back_s(self, client: int) -> float:
-        """The instant before which a client that died of its training does not come."""
+        """Return the earliest time at which a client that died in training rejoins, emulated s."""
         if not (deaths := self._deaths.get(client)):
             return -math.inf
         gone = self.experiment.fleet.on_death == "drop" or len(deaths) >= MOST_DEATHS_IN_A_ROW
@@ -320,7 +321,7 @@ class VirtualTimeline(Timeline):
         return max(at_s, self.clock.now_s(), self._back_s(client))
 
     def _require_time(self, at_s: float) -> None:
-        """RunError where trips take no time and nothing but time, or an accuracy, would end the run."""
+        """Raise RunError if trips take no time and only emulated time or an accuracy would end the run."""
         last_s, count = self._instant
         self._instant = (at_s, count + 1 if at_s == last_s else 1)
         stop = self.experiment.stop
@@ -332,10 +333,10 @@ class VirtualTimeline(Timeline):
             )
 
     def save(self) -> Ahead:
-        """Answers that are not due yet, and the versions that the other tasks start from."""
+        """Return the results that are not due yet, and the versions that unfinished tasks start from."""
         trips, results = self._under_way, self._dispatch.results.values()
         answers = [answer for answer in results if not trips[answer.task].cancelled]
-        # A task whose client is on its way out is computed no more: the client leaves again after a resume.
+        # A leaving client's task is not computed any more: after a resume the client leaves again.
         left = [(task, trip.left) for task, trip in trips.items() if trip.left is not None]
         gone = [messages.Gone(event.client, task, event.reason) for task, event in left]
         starting = self._dispatch.unfinished
@@ -348,12 +349,12 @@ class VirtualTimeline(Timeline):
         )
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
-        """The clients know nothing of an interruption: every trip goes on that was under way."""
+        """Continue all trips that were running; clients do not notice the interruption."""
         self._deaths = restored.deaths
         for number, (train, sent_s) in restored.tasks.items():
             client, version, answer = train.client, train.version, restored.answers.get(number)
             entry = restored.entries.get(version, -1)
-            if isinstance(answer, messages.TaskResult):  # its update was computed before it was due
+            if isinstance(answer, messages.TaskResult):  # the update was computed before its arrival was due
                 update = restored.checkpoint.held[number]
                 lease = self.aggregator.restore(
                     task=number, client=client, version=version, update=update, entry=entry
@@ -372,7 +373,7 @@ class VirtualTimeline(Timeline):
         return iter(())
 
     def _follow(self) -> None:
-        """Enter the next change of each client that no task causes."""
+        """Schedule the next join or leave of each client whose dynamics have changed."""
         dynamics = self.dynamics
         if dynamics is None:
             return
@@ -384,7 +385,7 @@ class VirtualTimeline(Timeline):
                 self.agenda.enter(Due(max(at_s, self.clock.now_s()), LEAVE, client))
 
     def _turns_up(self, due: Due) -> bool:
-        """Returns True if a client still comes or goes as entered; RunError if nothing else ever happens."""
+        """Return True if a scheduled join or leave is still valid. Raises RunError if no event can follow."""
         if self.dynamics is None or due.client not in self.dynamics:
             return True
         move = self.dynamics.move(due.client)

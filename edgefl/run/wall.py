@@ -1,11 +1,11 @@
-"""The wall clock's timeline: clients are throttled for real, and what they say happens when they say it.
+"""Timeline of the wall clock: clients are throttled in real time; an event happens when its message arrives.
 
-A client that goes offline with a task that it does not finish first has left when its process says that it
-gave the task up: until then it may still write into its slot.
+A client that goes offline and does not finish its task first leaves when its process confirms the
+cancellation: until then the process may still write into its slot.
 
 In a private run participation must not depend on client data, but failures may. A failed trip therefore ends
-when its update would have arrived. A client whose process died, although the experiment did not declare it,
-stays in the fleet; its trips fail until it has a process again.
+when its update would have arrived. If a client's process dies, and the experiment did not declare that death,
+the client stays in the fleet; its trips fail until it has a process again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from edgefl.run.peers import Peer
 from edgefl.run.timeline import Delivery, Happening, Order, Restored, Timeline
 
 AT_ONCE = 16
-"""Tasks that are sent together at most: the client that waits for the first one must not wait long."""
+"""Maximum number of tasks sent together: the client of the first task must not wait long."""
 
 
 @dataclass(eq=False)
 class WallTimeline(Timeline):
-    """Gives tasks to the clients' own processes, a few at once, and knows who comes and goes by itself.
+    """Sends tasks to the clients' processes in small batches, and schedules joins and leaves.
 
-    Each task wakes a client, which may take the server's processor, and acknowledges its last update.
+    A task wakes its client, which may take the server's CPU core, and acknowledges the client's last update.
     """
 
     ahead: WriteAhead
@@ -40,16 +40,16 @@ class WallTimeline(Timeline):
     def __post_init__(self) -> None:
         self._private = self.core.privacy is not None
         self._given: dict[int, tuple[messages.Task, float]] = {}
-        """By client of a private run, its last task, and when it was given, emulated s."""
+        """Private runs: each client's last task, and when it was assigned, emulated s."""
         self._failed: dict[int, tuple[int, str]] = {}
-        """By client of a private run, its task that has failed and is not due yet, and the reason."""
+        """Private runs: each client's failed task whose end is not due yet, and the reason."""
         self._tasks: list[messages.Task] = []
         self._coming: dict[int, float] = {}
-        """By client, the instant at which it is entered to join next."""
+        """For each client, the time of its next scheduled join, emulated s."""
         self._leaving: dict[int, str] = {}
-        """Clients that have been told to give their task up, and why they go."""
+        """Clients that were sent a cancellation because they leave, and the reason."""
         self._returns_s: dict[int, float] = {}
-        """By client of a resumed run, the instant before which it does not join."""
+        """Resumed runs: for each client, the time before which it does not join, emulated s."""
 
     def expect(self) -> None:
         for client in range(len(self.core.devices)):
@@ -97,7 +97,7 @@ class WallTimeline(Timeline):
             self.gate.send(peer, messages.Cancel(task))
 
     def _fails(self, client: int, task: int, reason: str) -> None:
-        """A trip of a private run has failed, which happens when it would have ended."""
+        """Schedule the failure of a private run's trip for the time at which the trip would have ended."""
         lease, (order, given_s) = self.aggregator.leases[task], self._given[client]
         ends_s = given_s + order.wait_s + self.plan(order).over_s(private=True)
         lease.holder = -1
@@ -106,12 +106,12 @@ class WallTimeline(Timeline):
         self._failed[client] = task, reason
         if self.dynamics is not None and client in self.dynamics:
             move = self.dynamics.move(client)
-            if move.why == "died" and move.at_s < ends_s:  # it dies as declared, though it has no process
+            if move.why == "died" and move.at_s < ends_s:  # the declared death happens without a process too
                 self._leaving[client], ends_s = move.why, move.at_s
         self.agenda.enter(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
 
     def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
-        """One that was told to give it up goes right before it would arrive."""
+        """Handle a task's end. A client that was to give the task up leaves just before the event."""
         assert not isinstance(said, messages.TaskResult), "no worker serves the wall clock"
         client, now_s = said.client, self.clock.now_s()
         why = self._leaving.pop(client, None)
@@ -166,7 +166,7 @@ class WallTimeline(Timeline):
 
     def wait_ms(self) -> int:
         if self.aggregator.deferred is not None:
-            return 1  # a client that has fetched its model, and so made room for the sum, says nothing
+            return 1  # poll: a client that fetches its model frees a ring entry without a message
         head = self.agenda.head
         if head is None:
             return 1000
@@ -202,7 +202,7 @@ class WallTimeline(Timeline):
             move = self.dynamics.move(client)
             if move.joins:
                 self._comes(client, move.at_s)
-            elif move.why != "died" and move.at_s < math.inf:  # a process that dies sees to that itself
+            elif move.why != "died" and move.at_s < math.inf:  # a dying process ends by itself
                 self.agenda.enter(Due(move.at_s, LEAVE, client))
 
     def _comes(self, client: int, at_s: float) -> None:
@@ -212,7 +212,7 @@ class WallTimeline(Timeline):
             self.agenda.enter(Due(at_s, JOIN, client))
 
     def _joins(self, due: Due) -> bool:
-        """Returns True if the client still joins at that instant."""
+        """Return True if a scheduled join is still valid."""
         if self.dynamics is None or due.client not in self.dynamics:
             return True
         move = self.dynamics.move(due.client)
@@ -242,9 +242,9 @@ class WallTimeline(Timeline):
             self.cancel(client, task)
 
     def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
-        """The processes of before are gone, and their tasks with them. Clients return at random instants.
+        """Restart all clients: their processes and tasks are gone. They return at random times.
 
-        Those without a task go first: nobody is left to be started in the place of one that had a task.
+        Clients without a task leave first, so that no idle client is started in place of one that had a task.
         """
         core, now_s, resumption = self.core, self.clock.now_s(), self.store.seq
         for client in range(len(core.devices)):

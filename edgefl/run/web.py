@@ -1,6 +1,6 @@
-"""The live page's half in the supervisor: it starts the process that serves the page, and tells it the news.
+"""Live page, supervisor side: starts the process that serves the page, and sends it updates.
 
-Nothing here waits for that process: a page that is behind misses a picture, and the run goes on.
+Nothing here waits for that process: if it falls behind, it misses updates, and the run continues.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from edgefl.run.view import RunView
 from edgefl.terminal import say
 
 GRACE_S = 5.0
-"""Time that the process is given to tell its readers of the end."""
+"""Time that the process gets to send its readers the last update, seconds."""
 
 
 def listening(port: int = 0) -> socket.socket:
-    """A socket that listens on this machine's own address; port 0 is any that is free.
+    """Return a socket that listens on the loopback address; port 0 selects any free port.
 
-    Raises `ConfigError` where the port cannot be had.
+    Raises `ConfigError` if the port is not available.
 
     >>> with listening() as page:
     ...     page.getsockname()[0]
@@ -51,7 +51,7 @@ def listening(port: int = 0) -> socket.socket:
 
 @contextmanager
 def page_socket(port: int | None) -> Iterator[socket.socket | None]:
-    """A socket of `listening` for the time of a run; None for None: the run is not to be shown."""
+    """Provide a `listening` socket during a run; None if ``port`` is None, for a run that is not shown."""
     if port is None:
         yield None
         return
@@ -60,12 +60,13 @@ def page_socket(port: int | None) -> Iterator[socket.socket | None]:
 
 
 def with_page(view: RunView, listener: socket.socket | None, folder: Path) -> RunView:
-    """Returns a view that shows the run as ``view`` does, and as a page to those who ask the ``listener``."""
+    """Return a view that extends ``view`` by the page served at ``listener``; without a listener,
+    ``view``."""
     return view if listener is None else _PageView(view, listener, folder)
 
 
 class _PageView(RunView):
-    """Passes everything on: to the view that was there, and to the process that serves the page."""
+    """Forwards every call to another view and to the process that serves the page."""
 
     def __init__(self, view: RunView, listener: socket.socket, folder: Path) -> None:
         super().__init__(view.experiment)
@@ -102,7 +103,7 @@ class _PageView(RunView):
             self._process, self._channel = start_process(
                 "edgefl.run.web_process", None, dict(os.environ), str(fd), inherited=[fd]
             )
-            # Other users of this machine can reach the port; they cannot know the path.
+            # Other users of this machine can reach the port, but cannot guess the path.
             path = f"/{secrets.token_urlsafe(12)}/"
             say(f"edgefl: live at http://127.0.0.1:{listener.getsockname()[1]}{path}", err=True)
         self._tell(control.Shown(self.experiment, str(self._folder), path))
@@ -124,6 +125,6 @@ class _PageView(RunView):
             end_child(self._process, GRACE_S)
 
     def _tell(self, message: control.ToWeb) -> None:
-        """Tell the process, unless it is not there or has fallen behind."""
+        """Send a message, unless the process does not run or has fallen behind."""
         if self._process is not None and self._channel.has_room:
             self._channel.tell(message)

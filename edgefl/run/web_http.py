@@ -1,8 +1,8 @@
-"""A web server for one page on this machine: GET of a few paths, all that a stranger may do bounded.
+"""HTTP server for one page on this machine: GET requests for a few paths, with limits for strangers.
 
-At most so many connections, so many bytes of a request, so long to send it, so long to read the answer; one
-request a connection. It answers only who calls it by this machine's own name, so that no other site's script
-reaches it by pointing a name of its own here (DNS rebinding).
+The number of connections, the size of a request, and the times to send it and to read the answer are limited;
+a connection serves one request. The Host header must be a loopback name, so that scripts of other sites
+cannot use DNS rebinding to reach the server.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple
 MOST_CONNECTIONS = 64
 MOST_HEAD_BYTES = 8192
 PATIENCE_S = 10.0
-"""Time that a client is given to send its request, and to read what it was sent."""
+"""Time limit for receiving a request, and for each write of the answer, seconds."""
 NAMES = ("127.0.0.1", "localhost")
-"""Host names that a request may use, with any port: a tunnel may change it."""
+"""Allowed host names of a request, with any port because a tunnel may change it."""
 HEADERS = (
     "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
     "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
@@ -27,16 +27,16 @@ HEADERS = (
 
 
 class WebReply(NamedTuple):
-    """The answer to a path: a body, or one that comes part by part."""
+    """Reply to a request; the body is complete or streamed."""
 
     kind: str
-    """Its Content-Type."""
+    """Content-Type."""
     body: bytes | AsyncGenerator[bytes, None]
     headers: str = ""
 
 
 Answer = Callable[[str], WebReply | None]
-"""The reply for a path, or None: there is nothing."""
+"""Maps a path to a reply, or to None if there is nothing."""
 
 
 class _Refused(Exception):
@@ -46,7 +46,7 @@ class _Refused(Exception):
 
 
 class WebServer:
-    """Answers on one listening socket until `close`."""
+    """Serves one listening socket until `close`."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -57,7 +57,7 @@ class WebServer:
         self._server = await asyncio.start_server(self._connected, sock=listener, limit=MOST_HEAD_BYTES)
 
     async def close(self, patience_s: float) -> None:
-        """Take no more requests; give the last answers that long to be read, then drop their connections."""
+        """Stop accepting requests; close open connections after ``patience_s``."""
         self._server.close()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=patience_s)
@@ -95,7 +95,7 @@ class WebServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, EOFError, TimeoutError):
-            pass  # whoever asked is gone, or too slow
+            pass  # the reader is gone or too slow
         finally:
             writer.transport.abort()
 

@@ -1,6 +1,6 @@
-"""The process that serves a run's live page: the supervisor tells it the figures, the record the rest.
+"""Process that serves a run's live page, from the supervisor's messages and the record.
 
-It reads the record as anyone may, takes the processor only when the clients leave it, and goes with the run.
+It reads the record like any other reader, runs at low priority, and ends with the run.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from edgefl.run.web_http import WebReply, WebServer
 
 HTML = "text/html; charset=utf-8"
 EVERY_S = 0.9
-"""Time between two pictures at least."""
+"""Minimum interval between updates of the page, seconds."""
 FAREWELL_S = 2.0
-"""Time that readers are given to take in the last picture."""
+"""Time that readers get to receive the last update, seconds."""
 MOST_POINTS = 600
-"""Points of a curve at most: beyond, every second one is left out."""
+"""Maximum number of points of a curve; beyond it every second point is dropped."""
 RECENT = 200
-"""Trips whose staleness is averaged for a point."""
+"""Number of trips over which a point's staleness is averaged."""
 LAST_TRIPS, LAST_INCIDENTS = 12, 6
-"""Rows of a phone's page."""
+"""Number of rows on a phone's page."""
 LAST_TASKS = 500_000
-"""Tasks among which a phone's last trips are looked for."""
+"""Number of latest tasks that are searched for a phone's last trips."""
 STATES = ("absent", "idle", "downloading", "training", "uploading")
-"""By `control.Progress.states`."""
+"""Names of the states in `control.Progress.states`."""
 
 
 def main(channel_fd: int, parent_pid: int, listener_fd: int) -> int:
     become_child(parent_pid, "edgefl-web")
-    os.nice(10)  # the host is the clients'
+    os.nice(10)  # leave the host to the clients
     channel: Channel[control.ToWeb] = Channel.inherit(channel_fd, control.ToWeb)
     try:
         shown = channel.receive()
@@ -84,16 +84,16 @@ async def _serve(channel: Channel[control.ToWeb], live: LivePage, listener: sock
     server = WebServer(live.answer)
     await server.start(listener)
     asyncio.get_running_loop().add_reader(channel.fileno(), news)
-    news()  # what came together with the first message
+    news()  # messages that arrived together with the first one
     await ended.wait()
     live.end("ended")
     await server.close(FAREWELL_S)
 
 
 def document() -> tuple[str, str, str]:
-    """The page, one document with its style and script: what is before its first picture, and what behind.
+    """Return the page, split where its first data are inserted, and its Content-Security-Policy header.
 
-    And the header that lets no other script run in it, and nothing be asked of anybody else.
+    The page includes its style and its script. The header forbids all other scripts and all foreign requests.
     """
     style, _, body = (
         resources.files("edgefl.run").joinpath("web_page.html").read_text("utf-8").partition("</style>\n")
@@ -111,7 +111,7 @@ def document() -> tuple[str, str, str]:
 
 
 class LivePage:
-    """The state of the page: what the supervisor told, the curves so far, and the paths that show it."""
+    """State of the page: the supervisor's messages, the curves so far, and the replies to requests."""
 
     def __init__(self, experiment: Experiment, folder: Path, path: str) -> None:
         self._experiment, self._folder, self._path = experiment, folder, path.encode()
@@ -120,14 +120,14 @@ class LivePage:
         self._fleet: list[tuple[str, str, int]] = []
         self._states = b""
         self._curve: list[tuple[float, ...]] = []
-        """Emulated s, wall s, trips, share of the way, mean staleness of late, median and p95 error."""
+        """Emulated s, wall s, trips, share of the goal, mean recent staleness, median and p95 error."""
         self._drawn_s = -math.inf
         self._ended = ""
         self._picture = b""
         self._new = asyncio.Event()
 
     def take(self, message: control.ToWeb) -> None:
-        """Take in what the supervisor says; at most one picture a second comes of it."""
+        """Handle a message of the supervisor; update the page at most about once a second."""
         match message:
             case control.Said(text=text, restarted=again):
                 (self._view.restarted if again else self._view.say)(text)
@@ -150,7 +150,7 @@ class LivePage:
         self._draw()
 
     def end(self, outcome: str) -> None:
-        """The supervisor is gone."""
+        """Handle the supervisor's end."""
         self._ended = self._ended or outcome
         self._draw()
 
@@ -160,12 +160,12 @@ class LivePage:
         new.set()
 
     def _drawn(self) -> bytes:
-        """The last picture as JSON, made once for all who look."""
+        """Return the page's data as JSON, encoded once for all readers."""
         self._picture = self._picture or msgspec.json.encode(self.picture())
         return self._picture
 
     def answer(self, path: str) -> WebReply | None:
-        """The reply to a request below the page's own path: the page, its pictures, or one phone."""
+        """Reply to a request below the page's secret path: the page, its event stream, or a phone."""
         given, rest = path.encode()[: len(self._path)], path[len(self._path) :]
         return self._below(rest) if hmac.compare_digest(given, self._path) else None
 
@@ -209,13 +209,13 @@ class LivePage:
         try:
             with Record(self._folder) as record:
                 return record.select(statement)
-        except EdgeflError:  # there is none yet
+        except EdgeflError:  # there is no record yet
             return []
 
     # ---- the picture of now --------------------------------------------------------------------
 
     def picture(self) -> dict[str, Any]:
-        """The page's content, as its script takes it."""
+        """Return the page's data for its script."""
         view, progress = self._view, self._view.progress
         about = [f"{self._experiment.clock.kind} clock"]
         if view.scale is not None:
@@ -240,7 +240,7 @@ class LivePage:
         return found
 
     def _left(self, steady: bool) -> str:
-        """The time that is left at the pace of the last minutes, in words; empty while nobody can tell."""
+        """Estimate the remaining time from the pace of the last minutes; empty if that is impossible."""
         if not steady or len(self._curve) < 3 or self._ended:
             return ""
         last = self._curve[-1]
@@ -249,7 +249,7 @@ class LivePage:
         return f"{seconds((1 - last[3]) * took_s / gained)} left" if gained > 0 else ""
 
     def _cards(self, progress: control.Progress) -> str:
-        """The headline cards as HTML."""
+        """Return the headline cards as HTML."""
         view, fidelity = self._view, self._view.fidelity(progress)
         figures = view.figures(progress)
         lost = [f"{progress.dropped:,} dropped"] * bool(progress.dropped)
@@ -268,14 +268,14 @@ class LivePage:
         return "".join(page.stat(*one) for one in cards)
 
     def _rate(self) -> float | None:
-        """Trips a wall second over the last few points."""
+        """Return the rate of trips per wall second over the last few points."""
         if len(self._curve) < 2:
             return None
         first, last = self._curve[max(0, len(self._curve) - 6)], self._curve[-1]
         return (last[2] - first[2]) / (last[1] - first[1]) if last[1] > first[1] else None
 
     def _charts(self) -> list[dict[str, Any]]:
-        """The curves over emulated time: a title, how to write a value, and a line for each series."""
+        """Return the curves over emulated time: title, number format, and a line per series."""
         rows = self._select("SELECT at_s, accuracy, loss FROM evaluations ORDER BY version")
         rows = rows[:: -(-len(rows) // MOST_POINTS)] if rows else []
         at_s, accuracy, loss = np.array(rows, dtype=np.float64).reshape(-1, 3).T
@@ -296,11 +296,11 @@ class LivePage:
     # ---- one phone -----------------------------------------------------------------------------
 
     def _phone(self, client: int) -> str:
-        """A phone's device and link, last trips and incidents, as HTML."""
+        """Return a phone's device, link, last trips and incidents as HTML."""
         trips: list[TripRow] = []
         incidents: list[IncidentRow] = []
         facts = self._facts(client)
-        with suppress(EdgeflError), Record(self._folder) as record:  # while there is none, nothing is said
+        with suppress(EdgeflError), Record(self._folder) as record:  # without a record yet, show less
             row, trips, incidents = record.phone(client, LAST_TRIPS, LAST_INCIDENTS, LAST_TASKS)
             facts |= {} if row is None else _of_row(row)
         state = STATES[self._states[client]] if client < len(self._states) else "not connected"
@@ -324,7 +324,7 @@ class LivePage:
 
 
 def _of_row(row: ClientRow) -> dict[str, str]:
-    """A client's facts from the record, in words."""
+    """Describe a client's facts from the record."""
     return {
         "Step": "" if row.step_s is None else f"{number(row.step_s)} s declared, for a whole batch",
         "Memory": "" if row.memory_mib is None else f"{number(row.memory_mib)} MiB for the app",
@@ -344,7 +344,7 @@ TRIP_COLUMNS = (">Trip", ">From version", ">Staleness", ">Download, s", ">Traini
 
 
 def _trip(row: TripRow) -> Sequence[object]:
-    """A trip's cells; each part as it was achieved, of what was declared."""
+    """Return a trip's table cells; times as achieved and declared."""
     parts = ((row.down_s, row.down_declared_s), (row.compute_s, row.compute_declared_s),
              (row.up_s, row.up_declared_s))  # fmt: skip
     times = [

@@ -1,14 +1,13 @@
-"""The clients' own account of which of their updates the server acknowledged: a witness beside the record.
+"""The witness: the clients' own log of acknowledged updates, for tests of the record.
 
-With ``EDGEFL_WITNESS=FILE`` in a run's environment every client of the wall clock appends one line to FILE
-before it says that an update is whole, and one at the task that it is given next, which no server gives
-before it has taken the update in:
+With ``EDGEFL_WITNESS=FILE`` in a run's environment, every client of the wall clock appends a line to FILE
+before it sends `Done`, and another when it receives its next task, which acknowledges the update:
 
     done CLIENT TASK CHECKSUM
     acknowledged CLIENT TASK
 
-The checksum is that of the update as it lies in its slot, a decimal number of 64 bits. Each line is one write
-to a file opened to append, so a kill of any process tears none. Off unless the variable is set.
+The checksum is that of the update in its slot, a decimal number of 64 bits. Each line is one write to a file
+opened for appending, so a kill cannot tear it. Without the variable there is no log.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ VARIABLE = "EDGEFL_WITNESS"
 
 
 class Acknowledged(NamedTuple):
-    """An update that its client was told to be taken in."""
+    """An update whose acknowledgement its client received."""
 
     client: int
     task: int
@@ -33,7 +32,7 @@ class Acknowledged(NamedTuple):
 
 
 class Witness:
-    """One client's end of the account; silent without the variable."""
+    """A client's log writer; does nothing without the variable."""
 
     def __init__(self, client: int) -> None:
         self._client = client
@@ -43,20 +42,20 @@ class Witness:
         self._fd = os.open(path, flags, 0o600) if path else None
 
     def done(self, task: int, checksum: int) -> None:
-        """The client is about to say that this update is whole."""
+        """Log that the client is about to send `Done`."""
         if self._fd is not None:
             self._open = task
             os.write(self._fd, f"done {self._client} {task} {checksum}\n".encode())
 
     def given_another(self) -> None:
-        """The client was given its next task."""
+        """Log that the client received its next task."""
         if self._fd is not None and self._open is not None:
             os.write(self._fd, f"acknowledged {self._client} {self._open}\n".encode())
             self._open = None
 
 
 def read(path: Path) -> list[Acknowledged]:
-    """The updates that were acknowledged, in order, by the account in ``path``.
+    """Read the acknowledged updates, in order, from the log ``path``.
 
     >>> import tempfile; path = Path(tempfile.mkdtemp()) / "account"
     >>> _ = path.write_text("done 3 0 77\\ndone 2 1 78\\nacknowledged 3 0\\n")
@@ -76,7 +75,7 @@ def read(path: Path) -> list[Acknowledged]:
 
 
 def problems(path: Path, folder: Path) -> list[str]:
-    """Lines of the account in ``path`` that the record in ``folder`` does not hold exactly once."""
+    """Describe acknowledgements in the log ``path`` that are not exactly once in the record in ``folder``."""
     with Record(folder) as record:
         arrivals = Counter(
             (event.client, event.task) for _, event in record.events() if type(event) is Arrived

@@ -1,4 +1,4 @@
-"""The processes that compute at the host's full speed: workers train for any client, the evaluator tests."""
+"""Processes that compute at the host's full speed: workers train for any client, the evaluator evaluates."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from edgefl.run.workload import Workload
 
 TELL_NS = 300_000
-"""Results wait for others so long at most, as long as there is more to compute."""
+"""Maximum delay of results to send them together, while there is more to compute, ns."""
 LOOK_NS = 2_000_000
-"""Nanoseconds of training between two looks at what the server says."""
+"""Interval between checks for messages during training, ns."""
 
 
 class VirtualWorker:
-    """Answers orders until the server says goodbye."""
+    """Computes tasks until the server sends `Bye`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class VirtualWorker:
         lifeline: int,
         begun: memoryview[int],
     ) -> None:
-        """``begun`` holds the number of the task that was begun last, for whoever sees this process end."""
+        """``begun`` is shared memory for the task begun last; the zygote reads it if this process dies."""
         self._workload, self._buffer, self._begun = workload, buffer, begun
         server = workload.experiment.server
         self._server = Connection(spec, server.heartbeat_s, lifeline)
@@ -62,7 +62,7 @@ class VirtualWorker:
             task, frames = self._hand.popleft()
             self._server.task, self._cancelled = task.task, False
             self._transport.begin(task)
-            self._begun[0] = task.task  # what this process dies of, if it does now
+            self._begun[0] = task.task  # blamed if this process dies now
             self._server.attempt(task, partial(self._compute, task, frames))
             self._server.task = None
             if time.monotonic_ns() > self._told_ns + TELL_NS:
@@ -88,7 +88,7 @@ class VirtualWorker:
     def _hear(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
         match message:
             case messages.Tasks(tasks=orders):
-                self._take_from_hand([task.task for task in orders])  # of orders that were given again
+                self._take_from_hand([task.task for task in orders])  # replace repeated orders
                 self._hand.extend((task, frames) for task in orders)
             case messages.Withdraw(tasks=tasks):
                 self._cancelled |= self._server.task in tasks
@@ -108,7 +108,7 @@ class VirtualWorker:
     def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> None:
         cpu_started = time.thread_time()
         place = (task.client, task.trip)
-        # The version that it starts from stays where it lies: nobody writes there until the task is done.
+        # Nobody overwrites the base version until the task is done, so it is used in place.
         base = self._transport.base(task.entry, task.version, frames)
         vector, cut = self._workload.flat.whole, task.cut
         np.copyto(vector, base)
@@ -131,7 +131,7 @@ class VirtualWorker:
         raw = self._buffer.raw(task.slot) if self._shared else self._own
         self._update.write(raw, task.client, base)
         checksum = self._update.checksum(raw)
-        self._transport.base(task.entry, task.version, frames)  # it must have been the same all the time
+        self._transport.base(task.entry, task.version, frames)  # raises if the entry was overwritten
         if failpoints.hit("alter", *place):
             raw[:1] = ~raw[:1]
         if self._shared:
@@ -154,9 +154,9 @@ class VirtualWorker:
 
 
 def run_evaluator(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:
-    """Measure published versions: each `Assess` is answered with an `Assessed`.
+    """Evaluate published versions: answer each `Assess` with an `Assessed`.
 
-    Versions that are due meanwhile wait, or are skipped: see `edgefl.run.evaluation`.
+    Versions that are requested in the meantime are queued or skipped; see `edgefl.run.evaluation`.
     """
     server = Connection(spec, workload.experiment.server.heartbeat_s, lifeline)
 

@@ -1,4 +1,4 @@
-"""The clients' computation: data, model, each client's examples, device and link."""
+"""The computation of all clients: data, model, each client's examples, device and link."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from edgefl.strategies.base import Strategy, TripInputs
 def own_training(
     training: Training, strategy: Strategy, base: Path, clients: int
 ) -> tuple[TrainFunction, str] | None:
-    """The user's own training and its name: the strategy's, or the experiment's; None: SGD."""
+    """Return the user's own training function, of the strategy or the experiment, and its name; None: SGD."""
     method, name = type(strategy).train is not Strategy.train, training.function
     if not method and name is None:
         return None
@@ -82,7 +82,7 @@ def own_training(
 
 
 def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) -> None:
-    """Raise `ConfigError` if what the strategy says of the SGD of clients on such devices cannot be."""
+    """Raise `ConfigError` if the terms that the strategy adds to SGD do not fit this fleet."""
     kind, terms = type(strategy).__name__, rule.terms
     exchanged, own = terms.control or (None, None)
     for name, have in ((exchanged, strategy.vectors), (own, strategy.client_vectors)):
@@ -110,7 +110,7 @@ def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) ->
 
 @contextmanager
 def _refusing_training() -> Iterator[None]:
-    """Raise `ConfigError` for a failure of the user's training before the run."""
+    """Turn a failure of the user's training before the run into a `ConfigError`."""
     try:
         yield
     except TrainingError as error:
@@ -119,7 +119,7 @@ def _refusing_training() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusing_model(name: str) -> Iterator[None]:
-    """Raise `ConfigError` for a training step that the model cannot make, with the user's file and line."""
+    """Turn a model's failing training step into a `ConfigError` with the user's file and line."""
     try:
         yield
     except EdgeflError:
@@ -135,13 +135,13 @@ def _refusing_model(name: str) -> Iterator[None]:
 
 MEASURED_TRIPS = 5
 SAMPLED_EXAMPLES = 1000
-"""Examples whose inputs a fingerprint is made of, about."""
+"""Approximate number of examples whose inputs enter a fingerprint."""
 CACHE_BYTES = 64 * 2**20
-"""More than the caches of a core hold."""
+"""More than the size of a core's caches."""
 
 
 class Workload:
-    """Everything that a client, a worker or the evaluator needs to compute."""
+    """All computations of clients, workers and the evaluator."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         torch.set_num_threads(1)
@@ -174,9 +174,9 @@ class Workload:
             Strategy.end_trip,
         )
         self.needs_given = own is not None or keeps
-        """True where a trip's training has to know what it was `TripInputs`."""
+        """True if a trip's training needs the trip's `TripInputs`."""
         self._state = self.flat.trainable * (1 + self.rule.state_vectors) if own is None else 0
-        """Numbers of gradients and the optimizer's state; a function's are part of its trace."""
+        """Number of gradient and optimizer-state elements; those of a user's function are in its trace."""
         self.work = self._work()
         self._check_memory()
         examples = self._rows.sizes.data
@@ -187,20 +187,20 @@ class Workload:
             experiment, clients, examples, self.work, 4 * numbers, up_bytes, transfers_apart=apart
         )
         self.known = KnownClients(self._trips)
-        """The facts of the clients that a strategy may know."""
+        """Facts about the clients that a strategy may use."""
         self.host_step_s = 0.0
-        """CPU time of a step on this host, once `prepared` has measured it."""
+        """CPU time of a training step on this host, seconds; measured by `prepared`."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
 
     def _own_rule(self, client: int) -> LocalRule:
-        """The rule with the client's own learning rate."""
+        """Return the training rule with the client's own learning rate."""
         if (terms := self.rule.terms).lr is None:
             return self.rule
         factor = terms.lr_factor(client, self._clients[client].profile)
         return self.rule if factor == 1.0 else replace(self.rule, lr=factor * self.rule.lr)
 
     def _work(self) -> BatchWork:
-        """The work of a step of training: as declared, as watched, or counted."""
+        """Return the work of a training step: as declared, traced, or counted."""
         if (flop := self.experiment.model.flops_per_example) is not None:
             return BatchWork(fixed=StepWork(), per_example=StepWork(matmul_flop=flop))
         if self._custom is None:
@@ -209,7 +209,7 @@ class Workload:
         return self._watched(self._custom)
 
     def _watched(self, trainer: CustomTrainer) -> BatchWork:
-        """The work of a step of a function of the user's, on the client with the most examples."""
+        """Trace a step of the user's training function, on the client with the most examples."""
         first, client = self.flat.array.copy(), self._largest()
         rows = self._rows[client]
 
@@ -233,14 +233,14 @@ class Workload:
             np.copyto(self.flat.array, first)
 
     def peak_mib(self, client: int) -> float:
-        """Memory that the client's training needs at once: see `_needed_mib`."""
+        """Return the peak memory of the client's training, MiB; see `_needed_mib`."""
         return self._needed_mib(self.examples(client))
 
     def _needed_mib(self, examples: int) -> float:
-        """Peak memory of a step: weights, gradients, optimizer state, batch, activations, temporaries.
+        """Peak memory of a step, MiB: weights, gradients, optimizer state, batch, activations, temporaries.
 
-        It follows from the step's trace, so it is the same on every host and under both clocks. A copy of
-        the downloaded model, the update and the strategy's vectors are not part of it.
+        It is computed from the step's trace, so it is equal on all hosts and under both clocks. It excludes
+        the copy of the downloaded model, the update and the strategy's vectors.
         """
         live = self.work.live_bytes(min(self.rule.batch_size, examples))
         return (4 * (self.flat.size + self._state) + live) / 2**20
@@ -267,25 +267,25 @@ class Workload:
             )
 
     def _largest(self) -> int:
-        """The client with the most examples."""
+        """Return the client with the most examples."""
         return int(np.argmax(self._rows.sizes))
 
     def device(self, client: int) -> Device:
-        """The device that this client emulates."""
+        """Return the device that this client emulates."""
         return device_of(self.experiment, client, self._clients[client].profile)
 
     def step_s(self, client: int) -> float:
-        """Seconds of a step on a whole batch at the full speed of the client's device."""
+        """Return the time of a step on a full batch at the full speed of the client's device, seconds."""
         return self._trips.full_step_s(client)
 
     def examples(self, client: int) -> int:
-        """The number of examples that this client holds: FedAvg's n_k."""
+        """Return the number of the client's training examples, FedAvg's n_k."""
         return len(self._rows[client])
 
     def plan(
         self, client: int, trip: int, end: End | None = None, condition: Condition | None = None
     ) -> TripPlan:
-        """One trip of a client: see `Trips.plan`."""
+        """Compute the plan of a client's trip; see `Trips.plan`."""
         return self._trips.plan(client, trip, end, condition)
 
     def train(
@@ -296,10 +296,10 @@ class Workload:
         steps: int | None = None,
         given: TripInputs | None = None,
     ) -> TrainResult:
-        """Train the model in `flat` as on this trip, ``steps`` of them if they are not the experiment's.
+        """Train the model in `flat` as on this trip, for ``steps`` steps if given.
 
-        ``done`` gets the seconds of each step at the device's full speed. ``given`` is what the trip starts
-        from; only training that is not ours alone asks for it (`needs_given`).
+        ``done`` is called after each step with the step's time at the device's full speed, seconds. ``given``
+        holds the trip's inputs; only custom training and strategies with vectors use them (`needs_given`).
         """
         rng = stream(self.experiment.seed, "batches", client, trip)
         step_s, data, rows = self._trips.step_s, self.data, self._rows[client]
@@ -318,19 +318,19 @@ class Workload:
         return result
 
     def _blank(self) -> TripInputs:
-        """The start of a run's first trip: all vectors are zeros."""
+        """Return the inputs of a run's first trip, in which all vectors are zeros."""
         names = (self.vectors, self.vectors, self.client_vectors)
         zeros = ({name: np.zeros(self.flat.size, np.float32) for name in each} for each in names)
         return TripInputs(0, self.flat.array.copy(), *zeros)
 
     def assess(self, version: int, beat: Callable[[], None]) -> tuple[EvalResult, ClientScores]:
-        """Test this version, which is in `flat`; see `Assessor.assess`. `flat` then holds something else."""
+        """Evaluate this version, which is in `flat` and is overwritten; see `Assessor.assess`."""
         return self._assessor.assess(partial(self._personalise, version), beat)
 
     def _personalise(self, version: int, client: int) -> None:
-        """Train the model in `flat` as on one more trip of the client, in an order of its own.
+        """Train the model in `flat` as on one more trip of the client, with its own random stream.
 
-        What the clients keep is theirs: SGD goes without it, a function finds zeros, as on a first trip.
+        The vectors that clients keep are not available here: SGD ignores them, a function gets zeros.
         """
         rng = stream(self.experiment.seed, "personal", client, version)
         data, rows = self.data, self._rows[client]
@@ -344,11 +344,11 @@ class Workload:
             self._custom.run(data.train_x, data.train_y, rows, client, 0, given, rng, rule=rule)
 
     def settle(self) -> None:
-        """This process computes from now on: move the model to where that is done."""
+        """Move the model to the device on which this process computes from now on."""
         self._arithmetic.move(self.flat)
 
     def fingerprint(self) -> Fingerprint:
-        """Digests of the data, their split and the first model, and of a trip's training; the model stays."""
+        """Digest the data, their split and the first model, and the result of one trip's training."""
         data, first = hashlib.sha256(), self.flat.array.copy()
         every = 1 + len(self.data.train_x) // SAMPLED_EXAMPLES
         for part in (self.data.train_x[::every], self.data.train_y, self._rows.sizes, self._rows.rows, first):
@@ -360,9 +360,9 @@ class Workload:
         return Fingerprint(data.hexdigest(), trained)
 
     def prepared(self) -> Prepared:
-        """Run a few training steps, restore the model, and say what this workload is and costs."""
+        """Run a few training steps, restore the model, and return the facts and costs of the workload."""
         first = self.flat.array.copy()
-        # A step is measured in trips that find nothing in the caches: many other clients ran before them.
+        # Fill the caches with other data before each trip, as the trips of other clients would.
         client = self._largest()
         other = np.zeros(CACHE_BYTES, dtype=np.uint8)
         costs = []
@@ -393,7 +393,7 @@ class Workload:
         )
 
     def _try_smallest_batch(self) -> None:
-        """Train on the smallest batch of the fleet: a batch normalisation refuses a single example."""
+        """Train on the fleet's smallest batch: batch normalisation fails on a single example."""
         sizes = set(self._rows.sizes.tolist())
         smallest = {size: min(self.rule.batches(size), default=size) for size in sizes}
         size = min(smallest, key=lambda examples: (smallest[examples], examples))
@@ -403,7 +403,7 @@ class Workload:
                 self.train(client, 0, None)
 
     def _outputs_remark(self) -> str:
-        """A line on a model that has more outputs than the data have classes; empty for every other."""
+        """Return a remark if the model has more outputs than the data have classes, otherwise ""."""
         data, module = self.data, self.flat.module
         if data.classes is None or data.target_shape:
             return ""
@@ -418,7 +418,7 @@ class Workload:
         return f"model {name!r} has {outputs.shape[1]} outputs for {data.classes} classes"
 
     def _labels(self) -> Parts:
-        """The classes of which each client holds examples to train on; none where targets are no classes."""
+        """Return the classes in each client's training examples; none if targets are not classes."""
         rows, labels = self._rows, self.data.labels
         if labels is None:
             return Parts(rows.rows[:0], np.zeros(len(rows), np.int64))
