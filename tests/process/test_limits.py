@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from edgefl import ConfigError, Fleet, Stop, host
+from edgefl import Fleet, Stop, host
 from edgefl.host import groups, probe
 from edgefl.host.groups import Groups, find, read_words
 from edgefl.host.throttle import cpu_ns
@@ -87,26 +86,6 @@ def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subpr
     before = cpu_ns(busy.pid)
     until(lambda: cpu_ns(busy.pid) - before > 100_000_000)
     assert psutil.Process(busy.pid).status() != psutil.STATUS_STOPPED
-
-
-def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: subprocess.Popen[bytes]) -> None:
-    throttle = host.open(kind, busy.pid, SHARE)
-    os.kill(busy.pid, signal.SIGKILL)  # also a stopped one
-    assert busy.wait(BOUND_S) == -signal.SIGKILL
-    throttle.close()
-    assert throttle.achieved().cpu_s >= 0.0
-
-
-def test_many_at_once(kind: str) -> None:
-    with probe.loaded() as one, probe.loaded() as other:
-        first = host.open(kind, one.pid, 0.05)
-        second = host.open(kind, other.pid, 0.1)
-        until(lambda: second.achieved().cpu_s > 0.05 and first.achieved().cpu_s > 0.025)
-        first.close()
-        was = second.achieved().cpu_s
-        until(lambda: second.achieved().cpu_s > was + 0.02)  # still looked after
-        second.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "edgefl-governor"]
 
 
 def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
@@ -186,28 +165,6 @@ def test_the_probe_says_what_it_saw(what: str) -> None:
         needs_groups("cpu" if what == "cgroup" else what)
     found = probe.memory_group() if what == "memory" else probe.throttle(what)
     assert ("killed" in found.what) if what == "memory" else ("requested" in found.what)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (("sigstp", 1, 0.5), ConfigError, "throttle 'sigstp' not found; did you mean 'sigstop'?"),
-        (("sigstop", 0, 0.5), ValueError, "pid must be at least 1 (got 0)"),
-        (("sigstop", 1, 0.0), ValueError, "share must be a finite number of cores above 0 (got 0.0)"),
-        (("cgroup", 1, float("nan")), ValueError, "share must be a finite number of cores above 0 (got nan)"),
-    ],
-)
-def test_misuse_is_said(arguments: tuple[str, int, float], error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as raised:
-        host.open(*arguments)
-    assert message in str(raised.value)
-
-
-def test_a_process_that_is_gone_cannot_be_held(kind: str) -> None:
-    child = subprocess.Popen([sys.executable, "-ISc", "pass"])
-    child.wait()
-    with pytest.raises(ProcessLookupError):
-        host.open(kind, child.pid, SHARE)
 
 
 def unprivileged(code: str) -> str:

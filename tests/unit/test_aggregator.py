@@ -138,29 +138,6 @@ def test_plain_sums_have_the_kernels_bits(make: Make) -> None:
     assert aggregator.buffer.model(aggregator.buffer.latest[1]).tobytes() == expected.tobytes()
 
 
-def test_updates_stay_as_they_were_and_may_be_summed_again(make: Make) -> None:
-    aggregator = make()
-    deliver(aggregator, 0, np.full(SIZE, 2.0))
-    first = aggregator.buffer.model(0).astype(np.float64)
-    for weight in (1.0, 0.5):
-        step(aggregator, [0], [weight])
-    version, entry = aggregator.buffer.latest
-    assert version == 2
-    np.testing.assert_allclose(aggregator.buffer.model(entry), first + 3.0, rtol=1e-6, atol=1e-6)
-
-
-def test_totals_count_what_was_moved(make: Make) -> None:
-    aggregator = make(slots=8)
-    for task in range(5):
-        deliver(aggregator, task, np.ones(SIZE))
-    first = step(aggregator, [0, 1, 2], [1.0, 1.0, 1.0])
-    second = step(aggregator, [3, 4], [0.1, 0.1], 0.5)
-    totals = aggregator.totals
-    assert totals.updates == 5
-    assert totals.bytes == ((3 + 2) + (2 + 2)) * SIZE * 4
-    assert totals.seconds == first.seconds + second.seconds > 0
-
-
 def assert_nothing_published(aggregator: Aggregator, before: list[bytes]) -> None:
     buffer = aggregator.buffer
     assert buffer.latest == (0, 0)
@@ -261,18 +238,6 @@ def test_any_sum_of_any_size_is_the_oracles(size: int, weights: list[float], bas
     buffer.close()
 
 
-def test_a_lease_is_of_the_latest_version_only(make: Make) -> None:
-    aggregator = make()
-    with pytest.raises(SlotError, match="task 5 wants version 1, the latest is 0"):
-        aggregator.lease(task=5, client=0, version=1)
-    assert aggregator.leases == {}
-    lease = aggregator.lease(task=5, client=3, version=0)
-    buffer = aggregator.buffer
-    assert (lease.entry, lease.client, lease.version) == (0, 3, 0)
-    assert (int(buffer.task[lease.slot]), int(buffer.client[lease.slot])) == (5, 3)
-    assert buffer.state[lease.slot] == SlotState.LEASED
-
-
 def test_a_restored_update_is_one_like_the_others(make: Make) -> None:
     aggregator = make(slots=1)
     update = np.arange(SIZE + 1, dtype=np.float32)
@@ -325,13 +290,6 @@ def test_only_so_many_entries_are_lent_that_the_run_never_waits_for_one(make: Ma
         assert entry is not None
         buffer.publish(version=version + 1, entry=entry)
     assert lent == [1] * 4 + [0] * 16  # seven entries less the five that a run needs
-
-
-@pytest.mark.parametrize(("ring", "lends"), [(5, True), (6, False)])
-def test_a_small_ring_lends_nothing_and_another_only_if_asked(make: Make, ring: int, lends: bool) -> None:
-    aggregator = make(ring=ring)
-    aggregator.lends = lends
-    assert not aggregator.buffer.lent[aggregator.lease(task=0, client=0, version=0).slot]
 
 
 def test_slots_run_out_with_a_clear_error_and_come_back(make: Make) -> None:

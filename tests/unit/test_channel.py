@@ -107,15 +107,6 @@ def test_every_split_of_the_stream_gives_the_same_messages(raw: tuple[socket.soc
         assert got == messages
 
 
-def test_several_messages_of_one_read_come_one_by_one(ends: Ends) -> None:
-    left, right = ends
-    for number in range(5):
-        left.send(number)
-    assert [right.receive(), right.receive()] == [0, 1]
-    assert list(right.receive_ready()) == [2, 3, 4]  # read from the socket before, still delivered
-    assert list(right.receive_ready()) == []
-
-
 def test_a_stream_ready_in_parts_never_blocks_its_reader(ends: Ends) -> None:
     left, right = ends
     body = random.Random(3).randbytes(3 << 20)
@@ -192,16 +183,6 @@ def test_a_descriptor_travels_with_its_message(ends: Ends, passed: list[int]) ->
         same_file(right.descriptor(), fd)
 
 
-def test_descriptors_come_in_the_order_of_their_messages_of_megabytes(ends: Ends, passed: list[int]) -> None:
-    left, right = ends
-    bodies = [random.Random(seed).randbytes(3 << 20) for seed in range(2)]
-    sender = in_thread(lambda: [left.send(body, fd) for body, fd in zip(bodies, passed, strict=True)])
-    for body, fd in zip(bodies, passed, strict=True):
-        assert right.receive() == body
-        same_file(right.descriptor(), fd)
-    assert ended(sender)
-
-
 def test_what_was_sent_before_the_end_still_arrives(ends: Ends) -> None:
     left, right = ends
     right.send("never read")  # the kernel then reports a reset and not an end of the stream
@@ -223,14 +204,6 @@ def test_receive_ready_gives_the_last_messages_and_then_says_closed(ends: Ends) 
     assert list(arrived) == []  # the end of the stream has not been read yet
     with pytest.raises(Closed):
         list(right.receive_ready())
-
-
-def test_half_a_message_at_the_end_is_the_end(raw: tuple[socket.socket, Channel[Any]]) -> None:
-    writer, channel = raw
-    writer.sendall(framed("whole")[:-2])
-    writer.close()
-    with pytest.raises(Closed):
-        channel.receive()
 
 
 def test_sending_to_nobody_says_closed(ends: Ends, passed: list[int]) -> None:
@@ -274,15 +247,6 @@ def test_a_killed_process_is_the_end_of_its_channel() -> None:
         channel.receive()
     os.waitpid(pid, 0)
     channel.close()
-
-
-def test_an_inherited_end_is_a_channel() -> None:
-    a, b = pair()
-    left, right = Channel[Any](a, Any), Channel[Any].inherit(b.detach(), Any)
-    right.send({"pid": 1})
-    assert left.receive() == {"pid": 1}
-    for end in (left, right, right, left):  # in any order, and twice
-        end.close()
 
 
 _FAULTS = """

@@ -149,11 +149,6 @@ def test_a_key_can_be_unset(toml: Path) -> None:
             config.load(toml, unset=[key])
 
 
-def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
-    assert config.load(toml, ["strategy.buffer_size=3"]).strategy == {"name": "fedbuff", "buffer_size": 3}
-    assert config.load(toml, ["strategy={}"]).strategy == {"name": "fedbuff"}
-
-
 WRONG = r"""
 lr=3 -> unknown key 'lr'; did you mean 'training.lr'? allowed at the top: checkpoin
 training.learning_rate=3 -> unknown key 'training.learning_rate'; did you mean 'training.lr'? allowed i
@@ -305,11 +300,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert fault(Path("/dev/zero")) == "/dev/zero: cannot be read: not a regular file"
 
 
-def test_a_byte_order_mark_is_no_fault(toml: Path) -> None:
-    toml.write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
-    assert config.load(toml).stop.versions == 10
-
-
 def test_a_fleet_file_becomes_its_devices_and_networks(toml: Path) -> None:
     toml.write_text("[fleet]\ndevices = 'mixed-24'\n[stop]\nversions = 1")
     in_python = Experiment(fleet=Fleet(devices="mixed-24"), stop=Stop(versions=1))
@@ -365,13 +355,6 @@ def test_paths_are_found_beside_the_file_from_any_folder(
     assert found.data.path == str(tmp_path / "data")
 
 
-def test_a_path_may_be_in_the_home_folder(
-    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert config.load(toml, ["data.path='~/images'"]).data.path == str(tmp_path / "images")
-
-
 def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> None:
     """Else one of them would take the other's clients away."""
     own = (bundled_folder() / "devices" / "pi-4.toml").read_text().replace('id = "pi-4"', 'id = "mine"')
@@ -387,11 +370,6 @@ def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> Non
     fleet.write_text(f"{head}[devices]\n'mine.toml' = 3\n'./mine.toml' = 2\n")
     with pytest.raises(ProfileError, match="devices: one profile has two names"):
         load_fleet(fleet)
-
-
-def test_validating_twice_changes_nothing(toml: Path) -> None:
-    once = config.load(toml)
-    assert config.validate(once) == once
 
 
 def test_keys_that_are_gone_are_passed_over_in_a_runs_own_file_alone(tmp_path: Path) -> None:

@@ -238,11 +238,6 @@ def test_a_task_is_cancelled_once_and_its_clients_next_one_not_with_it() -> None
     assert core.handle(Failed(1, train.task, 2.0, "broken"))[0] == Release(train.task, "lost", "broken")
 
 
-def test_evaluation_must_have_a_period() -> None:
-    with pytest.raises(ValueError, match="evaluate_every must be at least 1, got 0"):
-        Core(FedBuff(), fleet(3), 0, experiment.Stop(), 0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scripted(Strategy):
     """Answers what it is told to: for a method's name, its answer to a view."""

@@ -18,7 +18,7 @@ from edgefl.learning.data import load_data
 from edgefl.learning.dataset import Images, Tokens
 from edgefl.learning.evaluate import evaluate
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.leaf import FIRST_WORD, LETTERS, PADDING, UNKNOWN, VOCABULARY
+from edgefl.learning.leaf import FIRST_WORD, LETTERS, PADDING, UNKNOWN
 from edgefl.learning.models import make_model
 from edgefl.learning.partition import partition
 from edgefl.learning.rule import LocalRule
@@ -77,11 +77,6 @@ def test_femnist_is_read_back_exactly_and_kept_as_bytes(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.train_x[:].reshape(4, 784), user(content)["x"], atol=1e-7)
 
 
-def test_images_that_are_no_bytes_stay_as_they_are(tmp_path: Path) -> None:
-    held = {"u": {"x": [[0.1234] * 784], "y": [3]}}
-    assert load(write_splits(tmp_path, held, held)).train_x[:].ravel()[:2] == pytest.approx([0.1234] * 2)
-
-
 def test_words_are_numbered_by_how_often_the_training_part_has_them(tmp_path: Path) -> None:
     train = {"u": {"x": [tweet("b a! A b's"), tweet("a b, c")], "y": ["0", 1]}}
     test = {"v": {"x": [tweet("c zebra a " + "b " * 40)], "y": [1]}}
@@ -92,12 +87,6 @@ def test_words_are_numbered_by_how_often_the_training_part_has_them(tmp_path: Pa
     assert data.train_x[:, :].tolist() == [first, second]
     assert data.test_x[0:1].tolist() == [[c, UNKNOWN, a] + [b] * 22]
     assert data.train_y.tolist() == [0, 1]
-
-
-def test_no_more_words_than_the_model_knows(tmp_path: Path) -> None:
-    words = [tweet(f"w{number} w{number + 1}") for number in range(0, VOCABULARY + 500, 2)]
-    held = {"u": {"x": words, "y": [0] * len(words)}}
-    assert load(write_splits(tmp_path, held, held)).train_x[:].max() == VOCABULARY + FIRST_WORD - 1
 
 
 def test_letters_are_leafs_80(tmp_path: Path) -> None:
@@ -308,9 +297,3 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path, kind: str, spoil:
     spoil(write_leaf(tmp_path, kind))
     with pytest.raises(ConfigError, match=words):
         load(tmp_path)
-
-
-def test_the_folder_may_be_edgefl_datas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_leaf(tmp_path / "leaf", "numbers")
-    monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
-    assert load_data(Data(name="leaf"), seed=0).name == "leaf-numbers"

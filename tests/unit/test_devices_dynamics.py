@@ -207,11 +207,6 @@ def test_a_dead_device_is_back_after_rejoin_s(profile: str) -> None:
         assert next(back) == pytest.approx(event.at_s + 7.5)
 
 
-def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
-    wanted, infos = experiment(profile, thermal=False, battery=False), [ClientInfo(0, profile, "lte")]
-    assert dynamics_of(wanted, infos, trips(wanted, infos)) is None
-
-
 @pytest.mark.parametrize(
     ("fleet", "said"),
     [
@@ -235,15 +230,6 @@ def test_what_cannot_be_is_refused_in_one_line(fleet: Any, said: str) -> None:
 
 def churn(client: int = 0, on_s: float = 60.0, off_s: float = 20.0) -> AlternatingRenewal:
     return AlternatingRenewal(on_s, off_s, stream(7, "churn", client))
-
-
-def test_windows_that_touch_are_one() -> None:
-    night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0)
-    assert night.on(0.0)
-    assert [night.changes_s(at_s) for at_s in (0.0, 6.0, 22.0)] == [6, 22, 30]
-    assert Windows([(1.0, 2.0), (2.0, 3.0)], period_s=4.0).changes_s(1.0) == 3.0
-    always = Windows([(0.0, 5.0)], period_s=5.0)
-    assert (always.on(1e6 + 4.999), always.changes_s(1.0)) == (True, math.inf)
 
 
 def test_windows_are_right_at_and_around_every_change() -> None:

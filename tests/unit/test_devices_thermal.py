@@ -16,7 +16,6 @@ from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.profiles import load_device, load_network
 from edgefl.devices.schema import NOMINAL_V, Battery, Device, Direction, Network, Thermal, ThrottlingStep
 from edgefl.devices.thermal import POWER_EXPONENT, Computation, ThermalModel, thermal_model
-from edgefl.errors import ProfileError
 from edgefl.host.pacing import Pacer
 
 STEPS_C, SPEEDS = (43.0, 45.0, 47.0, 49.0, 51.0), (1.0, 0.75, 0.635, 0.493, 0.372, 0.291)
@@ -54,14 +53,6 @@ def test_it_settles_at_the_step_whose_speeds_heat_and_cool_it() -> None:
     share = (2.5 - 5 * 0.635**2) / (5 * 0.75**2 - 5 * 0.635**2)
     assert last.speed == pytest.approx(0.635 + share * (0.75 - 0.635))
     assert work.temp_c(1e6) == pytest.approx(45.0)
-
-
-def test_a_device_that_settles_below_its_first_step_never_slows_down() -> None:
-    cool = PIXEL_4._replace(r_c_per_w=3.0)
-    work = cool.compute(25.0, 1e5)
-    assert (work.total_s, len(work.stretches)) == (1e5, 1)
-    exact = cool._replace(r_c_per_w=(43.0 - 25.0) / 5.0)  # it would reach the step after infinite time
-    assert exact.compute(25.0, 1e5).total_s == 1e5
 
 
 def test_a_device_that_gets_too_hot_goes_off_and_is_never_done() -> None:
@@ -164,14 +155,6 @@ def test_work_that_is_never_done_waits_to_be_cancelled() -> None:
         phase.done(1.0)
 
 
-def test_a_profile_without_all_figures_has_no_thermal_model() -> None:
-    assert thermal_model(hot_device(tau_s=None)) is None
-    assert thermal_model(load_device("board-qrb2210")) is None
-    given = hot_device(busy_w=None).thermal  # the power of all cores then
-    model = thermal_model(msgspec.structs.replace(load_device("pixel-4"), thermal=given, battery=None))
-    assert model.busy_w == pytest.approx(CORES_A * 3.85)
-
-
 def test_a_hot_trip_that_is_cut_short_makes_the_steps_that_the_heat_allows() -> None:
     whole, reaches_s = hot_trip(25.0), 2 * math.log(2)
     cut = whole.within(5.0, [whole.work_s / 80] * 80)  # 80 steps of 0.1 s at full speed
@@ -261,16 +244,6 @@ def test_energy_is_power_times_time() -> None:
     assert energy_j(of, compute_s=0, radio_s=5, bearer="wifi") == pytest.approx(0.2 * 5 + 0.4 * 5)
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
-    assert load_device("board-qrb2210").busy_w is None
-    assert power_of(load_device("board-qrb2210")) is None
-    with pytest.raises(ProfileError, match=r"no \[battery\]"):
-        energy_j(load_device("board-qrb2210"), compute_s=1.0)
-    bare = msgspec.structs.replace(load_device("board-qrb2210"), battery=Battery(capacity_mah=100))
-    with pytest.raises(ProfileError, match=r"thermal\.busy_w"):
-        power_of(bare)
-
-
 def test_a_trip_drains_by_its_phases() -> None:
     plan, before = trip(20.0, model=COOL), Condition(5.0, charge_j=900.0)
     after = COOL.after_trip(before, plan, plan.total_s)
@@ -278,16 +251,6 @@ def test_a_trip_drains_by_its_phases() -> None:
     assert after.charge_j == pytest.approx(900 - 0.5 * 23 - 4 * 20 - 1 * 3)
     half = COOL.after_trip(before, plan, 12.0)
     assert half.charge_j == pytest.approx(900 - 0.5 * 12 - 4 * 10 - 1 * 2)
-
-
-def test_a_throttled_model_draws_less() -> None:
-    plan = trip(60.0)
-    hot = plan.heat.stretches[1]
-    assert hot.power_w == pytest.approx(2.0)  # what keeps it at 45 °C
-    after = MODEL.after_trip(Condition(0.0, 25.0, 1000.0), plan, plan.total_s)
-    drawn = 4 * hot.at_s + 2 * (plan.heat.total_s - hot.at_s)
-    assert after.charge_j == pytest.approx(1000 - 0.5 * plan.total_s - 1 * 3 - drawn)
-    assert after.temp_c == pytest.approx(25 + 20 * math.exp(-1 / 60))
 
 
 @pytest.mark.parametrize("model", [MODEL, COOL], ids=["heat", "no heat"])
@@ -306,13 +269,6 @@ def test_a_client_that_made_every_step_rests_until_its_time_is_over(model: Condi
     enough_j = before.charge_j - rested.charge_j + POWER.least_j - 20 * POWER.idle_w
     stops_s = pytest.approx(trained.at_s + 280.0)
     assert model.interruption(Condition(0.0, 25.0, enough_j), cut) == (stops_s, "battery")
-
-
-def test_a_client_with_a_step_left_computes_until_its_time_is_over() -> None:
-    cut, before = trip(60.0, model=COOL).within(2.0 + 33.0, [6.0] * 10), Condition(0.0, charge_j=900.0)
-    assert (cut.steps, cut.rests, cut.tail_s) == (5, False, pytest.approx(3.0))
-    found = COOL.after_trip(before, cut, cut.total_s)
-    assert found.charge_j == pytest.approx(900 - 0.5 * 36 - 4 * 33 - 1 * 3)
 
 
 def test_a_battery_that_gets_low_ends_the_trip_there() -> None:

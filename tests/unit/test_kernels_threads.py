@@ -115,23 +115,3 @@ def test_numba_uses_threads_that_end_with_the_call() -> None:
     assert threading.active_count() == 1
     assert norms.tolist() == kernels.weighted_sum(other, None, [x] * 3, [1.0] * 3, "c").tolist()
     assert out.tobytes() == other.tobytes()
-
-
-def test_wrong_numbers_of_threads() -> None:
-    for wrong, error, allowed in ((0, ValueError, "at least 1"), (1.5, TypeError, "an integer or None")):
-        with pytest.raises(error, match=rf"^threads must be {allowed} \(got {wrong}\)$"):
-            kernels.set_threads(wrong)
-    kernels.set_threads(None)
-    assert 1 <= kernels.threads() <= 16
-
-
-def test_views_are_given_back() -> None:
-    """A held buffer would keep its owner from being resized."""
-    raw = bytearray(4 * SIZE)
-    view = np.frombuffer(raw, dtype=np.float32)
-    kernels.weighted_sum(np.empty(SIZE, dtype=np.float32), None, [view], [1.0], "c")
-    kernels.checksum(raw, "c")
-    with pytest.raises(ValueError, match="out must"):
-        kernels.weighted_sum(np.empty((1, 1), dtype=np.float32), None, [raw, view], [1.0, 1.0], "c")
-    del view
-    raw.clear()

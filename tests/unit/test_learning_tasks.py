@@ -118,18 +118,6 @@ def test_a_model_of_the_wrong_outputs_is_one_line_before_the_run(
         batch_work(nn.Linear(3, outputs), (3,), loss=loss, meta=False)
 
 
-def test_the_trace_of_a_step_counts_its_own_loss() -> None:
-    module, matrix = nn.Linear(3, 2), torch.ones(2, 50)
-
-    def heavy(outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.mse_loss(outputs @ matrix, targets @ matrix)
-
-    plain = batch_work(module, (3,), loss=loss_on_zeros(make_loss("mse", NUMBERS), NUMBERS))
-    more = batch_work(module, (3,), loss=loss_on_zeros(heavy, NUMBERS))
-    # three products a row: of outputs and of targets, and the gradient of the first
-    assert more.per_example.matmul_flop - plain.per_example.matmul_flop == 3 * 2 * 2 * 50
-
-
 class Words(nn.Module):
     """The next word from the present one alone."""
 

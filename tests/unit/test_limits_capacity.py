@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.files import cache_folder
 from edgefl.host import calibration, capacity, host_operations
 from edgefl.host.calibration import Calibration, Measured, Rate, calibrate, stored_calibration
 from edgefl.host.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale
-from edgefl.kernels import cuda_library
 from edgefl.processes import usable_cores
 
 
@@ -126,70 +122,10 @@ def test_the_rule_is_named(demands: list[Demand], options: dict[str, Any], value
     assert chosen.verdict == "fits"
 
 
-HALF = "at most 50% of 2 is allowed"
-
-
-@pytest.mark.parametrize(
-    ("demands", "options", "line"),
-    [
-        ([], {}, "1 was chosen: real time; 0.0 0.0"),
-        (
-            [Demand(0.07, 1.0)] * 16,
-            {},
-            "1 was chosen: real time, kept where a rule needs less than 1.15, here a load of at most 50%: "
-            "the fleet needs 1.12 cores at scale 1; 56.0 7.0",
-        ),
-        (
-            [Demand(0.08, 1.0)] * 16,
-            {},
-            "1.3 was chosen for a load of at most 50%: the fleet needs 1.28 cores at scale 1; 49.2 6.2",
-        ),
-        (
-            [Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12,
-            AT_FIRST,
-            "4 was chosen for clients that train at the same moment and then need 4.00 cores at scale 1, "
-            f"{HALF}; 1.5 0.2",
-        ),
-        (
-            [Demand(0.9, 1.0)],
-            {},
-            "1.3 was chosen for 70% of a core at most for one client, which needs 90% at scale 1; 34.6 69.2",
-        ),
-        (
-            [Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))],
-            {},
-            "3.4 was chosen for 30% of a core at most for one client's training, which needs 100% at "
-            "scale 1; 1.5 2.9",
-        ),
-        (
-            [SERVED] * 60,
-            ALWAYS,
-            f"6 was chosen {SERVER}: that is 18.0% of one, at most 3% is allowed; 10.5 0.3",
-        ),
-        ([Demand(0.1, 1.0)], {"scale": 2.0}, "2 was given; 2.5 5.0"),
-    ],
-)
-def test_each_figure_of_the_line_says_what_it_is_of(
-    demands: list[Demand], options: dict[str, Any], line: str
-) -> None:
-    chosen = choose_time_scale(demands, **{"cores": 2, **options})
-    rule, _, load, share = re.split(r"(; )(\S+) (\S+)$", line)[:4]
-    assert chosen.why == (
-        f"time_scale {rule}; over whole trips the fleet then uses {load}% of the host's 2 cores, "
-        f"its most demanding client {share}% of a core"
-    )
-
-
 @pytest.mark.parametrize(("quota", "cores"), [(0.25, 0.25), (1000.0, usable_cores()), (None, usable_cores())])
 def test_a_quota_counts(quota: float | None, cores: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "cpu_quota", lambda: quota)
     assert capacity.capacity_cores() == cores
-
-
-def test_the_host_has_a_name_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
-    assert capacity.host().cpu
-    assert capacity.host().cores == 3
 
 
 class Times(NamedTuple):
@@ -222,11 +158,6 @@ def test_stolen_share_is_of_all_time_since_the_start(times: list[object]) -> Non
     assert meter.share() == pytest.approx(0.2)
 
 
-def test_a_system_that_does_not_tell_of_stolen_time_gives_none(times: list[object]) -> None:
-    times += [object(), object()]
-    assert StealMeter().share() is None
-
-
 def test_the_run_and_the_others_share_the_cores(times: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "usable_cores", lambda: 2)
     monkeypatch.setattr(capacity.time, "monotonic", iter([0.0, 10.0]).__next__)
@@ -236,15 +167,6 @@ def test_the_run_and_the_others_share_the_cores(times: list[object], monkeypatch
     assert found["used"] == pytest.approx(0.2)  # 4 of 20 core seconds
     assert found["others"] == pytest.approx(0.6)  # 12 of them
     assert (found["steal"], found["throttled"]) == (None, None)  # nothing had begun
-
-
-def test_steal_and_quota_are_of_the_time_in_which_the_clients_ran() -> None:
-    meter = UsageMeter()
-    meter.begin()
-    meter.end()
-    found = meter.usage()
-    assert found["steal"] is None or 0.0 <= found["steal"] <= 1.0
-    assert found["throttled"] is None or 0.0 <= found["throttled"] <= 1.0
 
 
 def rate(median: float = 50.0, cv: float = 0.01) -> Rate:
@@ -292,18 +214,6 @@ def test_an_expired_or_broken_one_is_measured_again(tmp_path: Path, monkeypatch:
     assert made(at_unix_s=time.time() + 3600).expired(time.time())
 
 
-def test_another_version_cpu_or_library_is_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {calibration.fingerprint()}
-    monkeypatch.setattr(calibration, "VERSION", calibration.VERSION + 1)
-    seen.add(calibration.fingerprint())
-    monkeypatch.setattr(calibration, "library", lambda: "torch 99")
-    seen.add(calibration.fingerprint())
-    other = calibration.host()._replace(cpu="another processor")
-    monkeypatch.setattr(calibration, "host", lambda: other)
-    seen.add(calibration.fingerprint())
-    assert len(seen) == 4
-
-
 def test_a_noisy_host_is_refused_and_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_measure_apart", lambda: measured(cv=0.11))
     with pytest.raises(
@@ -312,14 +222,6 @@ def test_a_noisy_host_is_refused_and_not_stored(tmp_path: Path, monkeypatch: pyt
         calibrate(folder=tmp_path)
     assert "\n" not in str(got.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "edgefl"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "edgefl"
 
 
 def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,18 +240,6 @@ def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPat
     assert found.blas
 
 
-def test_of_noisy_rounds_the_calmest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spans(noisy: bool) -> list[float]:
-        return [0.1 * (1 + noisy * (at % 2)) for at in range(host_operations.REPETITIONS)]
-
-    taken = itertools.chain([0.1], spans(True), spans(True), spans(False), itertools.repeat(0.5))
-    readings = itertools.chain.from_iterable((0.0, span) for span in taken)
-    monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
-    found = host_operations.rate(lambda: None, work=3.0)
-    assert found.cv == 0
-    assert found.median == pytest.approx(30.0 * host_operations._CALLS)
-
-
 def test_the_triad_is_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index, text in (("index0", "48K"), ("index3", "491520K"), ("index4", "none"), ("index2", "2097152")):
         (tmp_path / index).mkdir()
@@ -364,30 +254,4 @@ def test_the_triad_is_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_measuring_process_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration.sys, "executable", "/bin/false")
     with pytest.raises(RunError, match="calibration failed with exit code 1: no message"):
-        calibration._measure_apart()
-
-
-def test_a_user_without_a_home_folder_keeps_no_calibration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("EDGEFL_CUDA_LIBRARY", raising=False)
-    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
-    monkeypatch.setattr(calibration, "_measure_apart", measured)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"^no home folder is known: set HOME or XDG_CACHE_HOME$"):
-        cache_folder()
-    assert stored_calibration() is None
-    assert calibrate().measured == measured()
-    assert stored_calibration() is None
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(cuda_library, "DEVICE_NODES", (str(tmp_path),))
-    assert str(cuda_library.problem()).startswith("no home folder is known: set HOME or XDG_CACHE_HOME")
-
-
-def test_a_calibration_that_takes_too_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = Mock(side_effect=calibration.subprocess.TimeoutExpired("python", 300))
-    monkeypatch.setattr(calibration.subprocess, "run", late)
-    said = "^calibration failed: took more than 300 s; stop other work and run it again$"
-    with pytest.raises(RunError, match=said):
         calibration._measure_apart()

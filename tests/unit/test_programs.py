@@ -7,10 +7,8 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock, Mock, call
+from unittest.mock import MagicMock, call
 
 import msgspec
 import numpy as np
@@ -37,7 +35,6 @@ from edgefl.programs.relay import (
     EmulatedTime,
     Flow,
     PhoneLink,
-    Relay,
     carry,
 )
 from edgefl.programs.result import PhoneResult, judge, way_result
@@ -101,17 +98,6 @@ def test_a_relay_that_looks_late_makes_up_for_it_and_a_sender_that_does_not() ->
     assert flow.finished() == [first]
     assert first.achieved_s == 2.5
     assert flow.way.busy_s == pytest.approx(3 * wire_s)
-
-
-def test_a_relay_hears_what_came_in_while_it_spoke() -> None:
-    """A channel takes that in while it sends, and its descriptor then stays still."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        end = messages.EndPhones(now=True)
-        channel = Mock(waiting=True, has_room=True, fileno=ours.fileno)
-        channel.receive_ready.return_value = [end]
-        asyncio.run(asyncio.wait_for(Relay(channel, "run").serve(), 60.0))
-    assert channel.send.call_args == call(messages.Drained())
 
 
 def test_a_server_is_waited_for_at_the_end_while_it_takes_something() -> None:
@@ -239,31 +225,6 @@ def test_what_cannot_be_is_one_line(changes: dict[str, object], says: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_a_command_may_lie_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "command").touch(mode=0o755)
-    command = msgspec.structs.replace(CAT, command=("./command",))
-    look_up([msgspec.structs.replace(command, folder=str(tmp_path))])
-    monkeypatch.chdir(tmp_path)
-    look_up([command])
-
-
-def test_a_phone_without_a_memory_limit_may_be_the_first_of_those_in_control_groups(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def groups(controllers: Iterable[str]) -> Mock:
-        places = dict.fromkeys(controllers, Path())
-        return Mock(group=lambda _: Mock(place=places.__getitem__))
-
-    monkeypatch.setattr(keeper, "Groups", groups)
-    memory = Mock()
-    monkeypatch.setattr(keeper, "GroupMemory", memory)
-    held = keeper.Keeper(Mock())
-    launch = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "cgroup", "off", (0, 1, 2))
-    held._hear(launch)
-    held._hear(msgspec.structs.replace(launch, phone=1, limit_mib=64.0, memory="cgroup"))
-    memory.assert_called_once_with(Path(), 64.0)
-
-
 @pytest.mark.parametrize(
     ("connects", "says"),
     [
@@ -310,17 +271,6 @@ def test_a_wrong_command_line_is_one_line_and_code_2(
     assert said.out == ""
     assert said.err.startswith("edgefl: ")
     assert said.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "many", [["--count", "1000000000", "--device", "moto-g4"], ["-d", "moto-g4=1000000000"]]
-)
-def test_too_many_phones_are_refused_before_one_is_made(
-    many: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("edgefl.programs.Phone", Mock(side_effect=AssertionError))
-    assert main(["exec", *many, "--share", "0.1", "cat"]) == 2
-    assert capsys.readouterr().err == "edgefl: phones: must be from 1 to 10000, got 1000000000\n"
 
 
 def phone_result(**changes: object) -> PhoneResult:
@@ -376,15 +326,6 @@ def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) 
     assert tree.skip.call_args_list == [call(away_ns)] * 2
 
 
-def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what ``sudo`` starts: nothing can be sent to it."""
-    kept = keeper.Keeper(Mock())
-    kept._phones[0] = Mock(tree=SimpleNamespace(root=7))
-    monkeypatch.setattr(keeper.os, "killpg", refused := Mock(side_effect=PermissionError))
-    kept._hear(messages.Pass(2))
-    assert refused.call_args == call(7, 2)
-
-
 def test_what_is_too_little_to_measure_is_not_judged() -> None:
     slept = phone_result(cpu_s=0.01, wanting_s=0.1, achieved_share=0.5)
     assert slept.cpu_error is None
@@ -404,28 +345,3 @@ def test_a_page_says_all_of_it() -> None:
     assert "slow &lt;x&gt;" in text
     assert "out of memory" in text
     assert result.summary()["phones"][0]["up"]["bytes"] == 1000
-
-
-def test_the_live_table_says_what_each_phone_does() -> None:
-    from rich.console import Console
-
-    from edgefl.host.capacity import choose_time_scale
-    from edgefl.programs.messages import PhoneState, TrafficState
-    from edgefl.programs.view import PhonesTable
-
-    held = look_up([CAT] * 30)
-    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    view = PhonesTable(console)
-    view.begin(held, choose_time_scale([], scale=2.0))
-    states = {
-        number: PhoneState(
-            phone=number, state="ended" if number < 5 else "running", wall_s=10.0, cpu_s=0.5, wanting_s=10.0,
-            rss_mib=12.0, peak_mib=12.0, stops=0, processes=1,
-        )
-        for number in range(30)
-    }  # fmt: skip
-    console.print(view.picture(states, [TrafficState(n, 2_000_000, 0, 1, 1, 0, 0, 0.0) for n in range(30)]))
-    text = console.export_text()
-    assert text.splitlines()[2].split() == ["5", "moto-g4", "running", "0.5", "100.0%", "12", "2", "0"]
-    assert "and 10 more" in text
-    console.file.close()

@@ -5,19 +5,14 @@ No function runs here: the measurements are made up. `tests/process/test_pytest_
 
 from __future__ import annotations
 
-import contextlib
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import scipy.stats  # noqa: F401
 from regression_samples import TRIAL, repetition
-
-from edgefl import pytest_plugin
 
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
 from edgefl.regression import device, measurement, table  # noqa: F401
@@ -199,54 +194,6 @@ def test_on_a_busy_host_a_budget_with_wide_head_room_passes_with_a_note_and_noth
     )
 
 
-class _Reporter:
-    verbosity = 0
-
-    def __init__(self, isatty: bool) -> None:
-        self.isatty = isatty
-        self.lines: list[str] = []
-
-    def ensure_newline(self) -> None:
-        self.lines.append("")
-
-    def write_line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def rewrite(self, text: str, erase: bool) -> None:
-        self.lines.append(f"\r{text}")
-
-
-@pytest.mark.parametrize(
-    ("isatty", "every_s", "shown"),
-    [
-        (True, 0.5, ["", "\rrepetition 1", "\rrepetition 2", "\r"]),
-        (False, 10.0, ["", "edgefl: repetition 1", "edgefl: repetition 2"]),
-    ],
-)
-def test_a_long_test_says_how_far_it_is(
-    isatty: bool, every_s: float, shown: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reporter, now_s = _Reporter(isatty), [100.0]
-    capture = SimpleNamespace(global_and_fixture_disabled=contextlib.nullcontext)
-    plugins = {"terminalreporter": reporter, "capturemanager": capture}
-    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=plugins.get))
-    monkeypatch.setattr(pytest_plugin, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    tell = pytest_plugin._Progress(config)
-    tell("repetition 0")
-    tell("")
-    assert reporter.lines == []  # of a short one nothing is said
-    for after_s, text in (
-        (0, "repetition 0"),
-        (every_s, "repetition 1"),
-        (0.1, "soon"),
-        (every_s, "repetition 2"),
-    ):
-        now_s[0] += after_s
-        tell(text)
-    tell("")
-    assert reporter.lines == shown
-
-
 def test_a_baseline_is_saved_and_what_grew_fails(run: Run, baseline: Path) -> None:
     found = run(TEST, "--edgefl-save")
     found.assert_outcomes(passed=1)
@@ -264,13 +211,6 @@ def test_a_baseline_is_saved_and_what_grew_fails(run: Run, baseline: Path) -> No
     )
     wide = ("--edgefl-compare", "--edgefl-tolerance=300")
     run(TEST.replace("mib=10", "mib=30"), *wide).assert_outcomes(passed=1)
-
-
-def test_what_grew_from_a_baseline_of_none_fails(run: Run) -> None:
-    run(TEST.replace("mib=10", "mib=0"), "--edgefl-save").assert_outcomes(passed=1)
-    found = run(TEST.replace("mib=10", "mib=30"), "--edgefl-compare")
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(["*peak memory from none on pixel-4: 0 → 30 MiB*"])
 
 
 def test_an_unfit_baseline_is_no_verdict(run: Run, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +318,3 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
             "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: *",
         ]
     )
-
-
-def test_a_module_may_hold_what_has_any_attribute(run: Run) -> None:
-    run("from unittest.mock import call\n" + TEST).assert_outcomes(passed=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from edgefl.errors import Invalid, ProfileError
 from edgefl.regression import measure as measuring
 from edgefl.regression.measure import Tell, TimeLimit, measure
 from edgefl.regression.measurement import (
-    Interval,
     Measurement,
     median_interval,
     profile_sha256,
@@ -33,10 +31,6 @@ def test_the_90_percent_interval_holds_the_true_median_about_so_often() -> None:
     assert 0.85 * RUNS <= sum(one.low <= 1.0 <= one.high for one in intervals) <= 0.96 * RUNS
     assert sum(one.high >= 1.0 for one in intervals) >= 0.92 * RUNS  # the bound that budgets are held to
     assert intervals[3] == median_interval(draws(3))
-
-
-def test_a_width_without_a_median_is_infinite() -> None:
-    assert [Interval(0.0, 0.0, high).half_width for high in (1.0, 0.0)] == [math.inf, 0.0]
 
 
 def test_device_time_is_cpu_time_over_the_references_times_what_that_takes_the_device() -> None:
@@ -111,19 +105,6 @@ def test_a_calm_measurement_is_believed_and_unknown_steal_is_no_reason(steal: fl
 def test_a_disturbed_one_is_not_believed(repetitions: list[Repetition], steal: float, says: str) -> None:
     (reason,) = measured(repetitions, steal=steal).doubts
     assert says in reason
-
-
-def test_the_pace_is_that_of_the_paced_calls() -> None:
-    assert measured([repetition(achieved_s=0.0101)] * 9).pace == pytest.approx([1.01] * 9)
-    assert measured(time_scale=0.0).pace == []
-
-
-def test_a_profiles_hash_is_of_its_figures() -> None:
-    device, network = load_device("pixel-3a"), load_network("lte")
-    assert profile_sha256(device, network) == profile_sha256(load_device("pixel-3a"), load_network("lte"))
-    assert len({profile_sha256(device, n) for n in (network, load_network("3g"), None)}) == 3
-    other = msgspec.structs.replace(device, year=1999)
-    assert profile_sha256(other, network) != profile_sha256(device, network)
 
 
 def test_a_trace_counts_by_what_is_in_it_and_not_by_where_it_lies(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from engine_world import CLIENTS, SIZE, Faults, World, assessed
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Halted, Left, Sum
+from edgefl.core.events import Left, Sum
 from edgefl.errors import ConfigError
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
@@ -26,7 +26,6 @@ from edgefl.results.store import Store
 from edgefl.run import engine, messages, resume
 from edgefl.run.slots import SumResult
 from edgefl.run.timeline import Ahead, Delivery, Happening
-from edgefl.strategies.base import ServerOptimizer
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet
@@ -191,31 +190,6 @@ def test_while_a_sum_waits_nothing_is_published_or_released(tmp_path: Path) -> N
         assert row.fate != "applied" or row.checksum_seen == row.checksum_sent
 
 
-def test_a_client_that_leaves_loses_its_task_and_frees_its_slot(tmp_path: Path) -> None:
-    world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS).join()
-    task = next(task for task in world.tasks.values() if task.client == 6)
-    world.engine.take(Left(6, world.now, "signal 9"))
-    assert task.task not in world.aggregator.leases
-    world.close()
-    with Record(tmp_path) as record:
-        row = record.trip(task.task)
-    assert (row.fate, row.reason, row.arrived_s) == ("lost", "signal 9", None)
-
-
-def test_a_halted_run_stops_once_and_discards_what_is_held(tmp_path: Path) -> None:
-    world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS).join()
-    while len(world.core.held) < 2:
-        world.turn()
-    held = [update.task for update in world.core.held]
-    world.engine.take(Halted(world.now, "wall_s"))
-    assert world.stopped == "wall_s"
-    assert all(world.store.ends[task] == ["discarded"] for task in held)
-    world.finish()
-    assert world.aggregator.leases == {}
-    assert set(world.store.ends) == set(world.tasks)
-    world.close()
-
-
 @pytest.mark.parametrize(
     ("name", "moment"),
     [
@@ -324,15 +298,6 @@ def test_evaluations_are_dated_when_their_version_was_published(tmp_path: Path) 
             assert row.wall_s >= 2 * row.at_s
 
 
-def test_a_version_measured_on_nothing_has_no_accuracy(tmp_path: Path) -> None:
-    world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(accuracy=0.1)).join()
-    world.engine.assessed(assessed(0, 0.5))
-    assert world.stopped is None
-    world.engine.assessed(assessed(0, 0.5, 0.1, [1], [10]))
-    assert world.stopped == "accuracy"
-    world.close()
-
-
 @pytest.mark.parametrize(
     ("goal", "ends"),
     [
@@ -364,25 +329,6 @@ def test_what_is_measured_goes_on_record_and_what_is_not_is_an_incident(tmp_path
     assert math.isnan(whole.accuracy)
     assert (failed.metrics, failed.clients) == ({}, ())
     assert (incident.kind, incident.detail) == ("evaluation", "version 1: it failed")
-
-
-def test_everything_the_optimiser_keeps_goes_with_its_version(tmp_path: Path) -> None:
-    world = World(tmp_path, STRATEGIES["fedbuff with momentum"], experiment.Stop(versions=3))
-    assert world.aggregator.optimizer == ServerOptimizer(lr=0.3, momentum=0.9)
-    before = world.buffer.latest[1]
-    seen = [world.buffer.vectors(before)[0].copy()]
-    real = world.store.version
-
-    def note(row: Any) -> None:
-        seen.append(world.buffer.vectors(world.buffer.latest[1])[0].copy())
-        real(row)
-
-    world.store.version = note  # type: ignore[method-assign]
-    world.join().finish()
-    assert len(seen) == 4
-    assert not seen[0].any()
-    assert len({vector.tobytes() for vector in seen}) == 4
-    world.close()
 
 
 @pytest.mark.parametrize("long", [True, False])

@@ -138,16 +138,6 @@ def test_only_the_holder_of_a_task_speaks_of_it(parts: Parts) -> None:
     assert parts.received() == [(holder, result)]
 
 
-def test_results_before_a_bad_one_of_the_same_message_count(parts: Parts) -> None:
-    worker = parts.peer(WORKER, 0)
-    (task, lease), (unwritten, _) = parts.lease(client=0, holder=0), parts.lease(client=1, holder=0)
-    good = messages.TaskResult(task, 0, 2, 0.5, parts.written(task, lease), 0.1, 20.0, {})
-    parts.say(worker, messages.Trained([good, messages.TaskResult(unwritten, 0, 2, 0.5, 1, 0.1, 20.0, {})]))
-    first, second = parts.received()
-    assert first == (worker, good)
-    assert isinstance(second[1], Refusal)
-
-
 @pytest.mark.parametrize(
     ("reason", "kind"), [("cancelled", ""), ("ValueError: no", "failed"), ("x" * 900, "failed")]
 )
@@ -203,15 +193,6 @@ def test_a_peer_that_takes_nothing_is_refused_and_one_that_is_gone_is_not(parts:
     assert parts.received() == [(stuck, Refusal("hang", "does not take its messages"))]
     parts.gate.wait(1000)
     assert parts.socket.waited_ms == [0, 1000]
-
-
-def test_a_peer_that_took_nothing_and_is_replaced_or_dead_by_now_is_not_refused(parts: Parts) -> None:
-    stuck = [parts.peer(CLIENT, number) for number in range(2)]
-    parts.socket.full |= {peer.identity for peer in stuck}
-    parts.gate.goodbye(CLIENT)
-    parts.peers.expect(CLIENT, 0, epoch=1)
-    parts.peers.remove(CLIENT, 1, epoch=0)
-    assert parts.received() == []
 
 
 def test_an_update_counts_once_however_often_and_late_it_is_said(wired: Parts) -> None:
@@ -300,12 +281,3 @@ def test_one_that_does_task_after_task_is_no_flood(parts: Parts) -> None:
         said += [type(message) for _, message in parts.received()] == [messages.Done]
         parts.aggregator.release(task)
     assert said == MOST_IDLE + 1
-
-
-def test_a_flood_is_one_also_of_a_client_that_is_given_its_task_again_and_again(parts: Parts) -> None:
-    peer = parts.peer(CLIENT, 1)
-    task, lease = parts.lease(client=1, holder=1)
-    parts.gate.send(peer, messages.Task(1, task, 0, 0, lease.entry, lease.slot, None, None))
-    for _ in range(MOST_IDLE + 1):
-        parts.say(peer, ready(peer))
-    assert refused(parts).endswith("messages in a row that say nothing")

@@ -13,7 +13,7 @@ from edgefl.results.record import Record
 from edgefl.run import control
 from edgefl.run.clock import Alarms, WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, WORKER
-from edgefl.run.peers import CLIENTS, MOST_DEATHS_IN_A_ROW, STARTUP_S, Peer, Peers, Roster
+from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, STARTUP_S, Peer, Peers, Roster
 
 
 class Table:
@@ -34,21 +34,6 @@ class Table:
 @pytest.fixture
 def table() -> Table:
     return Table()
-
-
-def test_each_process_has_an_identity_of_its_own(table: Table) -> None:
-    made = [table.peers.expect(role, number) for role in (CLIENT, WORKER, EVALUATOR) for number in range(3)]
-    made.append(Peer(CLIENT, 0, epoch=1, heard_s=0.0))
-    assert len({peer.identity for peer in made}) == len(made)
-    assert all(0 < len(peer.identity) < 256 for peer in made)  # ZeroMQ's bounds
-    assert not any(peer.identity.startswith(b"\0") for peer in made)  # ZeroMQ's own names begin so
-
-
-def test_strangers_are_nobody(table: Table) -> None:
-    table.peers.expect(CLIENT, 3)
-    for name in (b"", b"client-4-0", b"client-3-1", b"client-3", b"\x00\x01\x02\x03\x04", b"evaluator-3-0"):
-        assert table.peers.heard(name) is None
-    assert table.peers.get(EVALUATOR, 3) is None
 
 
 def test_who_is_ready_is_silent_after_the_time_allowed(table: Table) -> None:
@@ -75,16 +60,6 @@ def test_who_is_still_starting_has_longer_and_who_was_expelled_is_not_found_agai
     assert table.silent() == []
 
 
-def test_the_table_may_change_while_the_silent_are_gone_through(table: Table) -> None:
-    for number in range(5):
-        table.ready(CLIENT, number)
-    table.now += 6
-    for peer, _ in table.peers.silent(5.0):
-        table.peers.remove(peer.role, peer.number, peer.epoch)
-        table.peers.expect(peer.role, peer.number, peer.epoch + 1)
-    assert {peer.epoch for peer in table.peers.of(CLIENT)} == {1}
-
-
 @pytest.mark.parametrize("removed", [True, False])
 def test_late_news_of_a_predecessors_end_removes_nobody(table: Table, removed: bool) -> None:
     first = table.ready(CLIENT, 0)
@@ -97,17 +72,6 @@ def test_late_news_of_a_predecessors_end_removes_nobody(table: Table, removed: b
     assert table.peers.get(CLIENT, 0) is second
     assert table.peers.heard(first.identity) is None  # a message of the dead that was still under way
     assert table.peers.heard(second.identity) is second
-
-
-def test_counts_and_roles(table: Table) -> None:
-    assert (table.peers.unready, table.peers.of(*CLIENTS)) == (0, [])
-    client, worker = table.peers.expect(CLIENT, 0), table.peers.expect(WORKER, 0)
-    evaluator = table.peers.expect(EVALUATOR, 0)
-    assert table.peers.unready == 3
-    assert table.peers.of(*CLIENTS) == [client, worker]
-    assert table.peers.of(EVALUATOR) == [evaluator]
-    client.ready = evaluator.ready = True
-    assert table.peers.unready == 1
 
 
 class Looks:
@@ -132,28 +96,10 @@ def test_time_in_which_nobody_looked_is_nobodys_silence(table: Table) -> None:
     assert [shortest.after(0.1) for _ in range(2)] == [False, True]
 
 
-def test_a_server_that_was_stopped_before_its_first_look_forgives_that_too(table: Table) -> None:
-    client = table.ready(CLIENT, 0)
-    table.now += 60.0
-    assert list(table.peers.look(5.0, 1.25)) == []
-    table.now += 5.1
-    assert [peer for peer, _ in table.peers.look(5.0, 1.25)] == [client]
-
-
 @pytest.mark.parametrize(("late_s", "until"), [(3.0, 3), (4.0, 2), (60.0, 2)])
 def test_who_hangs_is_found_by_a_server_that_is_always_late(table: Table, late_s: float, until: int) -> None:
     looks = Looks(table, seconds=5.0, every_s=1.25)
     assert [looks.after(late_s) for _ in range(until)] == [False] * (until - 1) + [True]
-
-
-def test_who_speaks_after_a_pause_is_not_heard_in_the_future(table: Table) -> None:
-    looks = Looks(table, seconds=5.0, every_s=1.25)
-    table.now += 59.0
-    peer = table.peers.get(CLIENT, 0)
-    assert peer is not None
-    table.peers.heard(peer.identity)
-    assert not looks.after(1.0)
-    assert peer.heard_s == table.now
 
 
 class Office(Parts):

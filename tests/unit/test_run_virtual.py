@@ -305,17 +305,6 @@ def test_a_run_that_an_accuracy_ends_waits_for_each_measurement(tmp_path: Path) 
     world.close()
 
 
-def test_many_events_do_not_keep_the_loop_from_its_socket(world: Virtual) -> None:
-    world.due()
-    for tick in range(300):
-        world.timeline.wake(1e-6 * (1 + tick))
-    assert len(world.due()) == 128
-    assert world.timeline.wait_ms() == 0
-    assert len(world.due()) == 128
-    assert len(world.due()) == 44
-    assert world.timeline.wait_ms() == 1000
-
-
 def test_what_was_computed_early_is_in_the_checkpoint(world: Virtual) -> None:
     world.due()
     tasks = world.given()
@@ -324,17 +313,6 @@ def test_what_was_computed_early_is_in_the_checkpoint(world: Virtual) -> None:
     ahead = world.timeline.save()
     assert [answer.task for answer in ahead.answers] == ahead.tasks == [last.task]
     assert ahead.entries == {0: 0}  # the others start from there
-
-
-def test_a_task_whose_client_is_on_its_way_out_needs_no_version_in_the_checkpoint(world: Virtual) -> None:
-    world.due()
-    task = world.given()[0]
-    left = Left(task.client, 0.0, "offline")
-    world.timeline._under_way[task.task].left = left  # as when a client goes with a task in a worker's hand
-    world.timeline.cancel(task.client, task.task)
-    ahead = world.timeline.save()
-    assert [(type(answer), answer.task) for answer in ahead.answers] == [(messages.Gone, task.task)]
-    assert ahead.tasks == []
 
 
 class Workers:
@@ -402,23 +380,6 @@ def test_tasks_that_take_no_time_are_given_many_at_once(workers: Workers) -> Non
     assert len(workers.given[0]) == 150 + MOST
 
 
-def test_few_tasks_are_shared_by_all(workers: Workers) -> None:
-    workers.knows(100, 0.0)  # so each worker would take many
-    workers.given.clear()
-    workers.add(*range(100, 110), first=100)
-    workers.dispatch.fill([0, 1])
-    assert {worker: len(tasks) for worker, tasks in workers.given.items()} == {0: 5, 1: 5}
-
-
-def test_who_takes_nothing_leaves_it_to_others(workers: Workers) -> None:
-    workers.gone = {0}
-    workers.add(1.0)
-    workers.dispatch.fill([0])
-    assert workers.dispatch.held_by(0) is None
-    workers.dispatch.fill([1])
-    assert workers.dispatch.held_by(0) == 1
-
-
 def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(workers: Workers) -> None:
     workers.add(1.0, 2.0, first=3)
     for loss in range(MOST_LOSSES):
@@ -438,17 +399,6 @@ def test_workers_that_die_between_tasks_cost_no_task(workers: Workers) -> None:
         workers.dispatch.fill([0])
         workers.dispatch.worker_gone(0, None, "signal 9")
     assert workers.dispatch.results == {}
-
-
-def test_neither_queue_grows_for_ever(workers: Workers) -> None:
-    for task in range(20_000):
-        workers.dispatch.oldest_first = task % 3 == 0
-        workers.add(1e6 - task, first=task)
-        workers.dispatch.fill([0])
-        for number in list(workers.dispatch._at_work):
-            workers.finish(number, 0.0)
-            workers.dispatch.results.clear()
-    assert len(workers.dispatch._by_due) < 1100
 
 
 def test_the_states_that_are_told_follow_the_plans_at_the_emulated_instant(world: Virtual) -> None:

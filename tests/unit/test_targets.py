@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -15,15 +14,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from edgefl import toml
 from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.results.compare import compare, goal_of, group, load
-from edgefl.results.record import Record
 from edgefl.results.statistics import summary_curve
 from edgefl.results.store import Store
 from edgefl.results.summary import slow_group
-from edgefl.results.targets import RaceTarget
 from tests.reports import Page, client, evaluation, read_json
 
 Learns = Callable[[float], float]
@@ -135,13 +131,6 @@ def test_without_a_given_target_it_is_that_of_stop_or_a_derived_one(
     assert [row.to_target.reached for row in group(load(folders), target) if row.to_target] == [1, 1]
 
 
-def test_a_loss_has_to_fall_to_its_target(tmp_path: Path) -> None:
-    with Record(run_of(tmp_path / "run", "fedbuff", 1, lambda s: s / 40)) as record:
-        falls = RaceTarget(0.5, "", "loss", at_most=True, window=1)
-        assert falls.reached(record, "at_s") == pytest.approx(20.0)
-        assert math.isnan(RaceTarget(-0.1, "", "loss", at_most=True).reached(record, "at_s"))
-
-
 def test_runs_that_did_not_reach_it_are_counted_and_bound_the_ratio(tmp_path: Path) -> None:
     folders = two(tmp_path, (0.9, 1.0, 1.3), end=36)
     rows = group(load(folders), goal_of(load(folders), 0.8))
@@ -218,16 +207,3 @@ def test_the_table_of_a_sweep_has_the_target(tmp_path: Path) -> None:
     rows = list(csv.DictReader(StringIO(Sweep(tmp_path).table().csv())))
     assert [float(row["emulated_s_to_target"]) for row in rows] == pytest.approx([10, 11, 20, 22])
     assert {row["target"] for row in rows} == {"0.5"}
-
-
-def test_a_comparison_reads_each_experiment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, plain = Counter[Path](), toml.read
-
-    def counted(path: Path) -> dict[str, Any]:
-        read[path] += 1
-        return plain(path)
-
-    folders = two(tmp_path)
-    monkeypatch.setattr(toml, "read", counted)
-    compare(folders, tmp_path / "out")
-    assert read == dict.fromkeys([folder / "experiment.toml" for folder in folders], 1)

@@ -117,12 +117,6 @@ def test_a_metric_is_a_goal_where_there_is_no_other() -> None:
     assert nearest_goal(over_loss, progress(trial)).share == 1.0
 
 
-def test_patience_is_a_goal_without_a_share() -> None:
-    trial = experiment({"pixel-4": 4})
-    found = nearest_goal(Stop(patience_evaluations=5), progress(trial))
-    assert found == (0.0, "until 5 evaluations are no better", False)
-
-
 def test_shows_the_figures() -> None:
     trial = experiment({"pixel-4": 4, "pi-4": 8})
     text = "\n".join(lines_of(trial, progress(trial, version=40), progress(trial, dropped=3, incidents=1)))
@@ -278,14 +272,6 @@ def test_lines_say_how_it_ended(error: BaseException, word: str, capsys: pytest.
     assert capsys.readouterr().err.splitlines()[-1] == f"edgefl: {word}: no client was trained"
 
 
-def test_what_is_wrong_before_the_start_is_the_errors_line_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    view = LineView(experiment())
-    view.say("loading data and model")
-    with pytest.raises(RuntimeError), view:
-        raise RuntimeError
-    assert capsys.readouterr().err == ""
-
-
 def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
     trial = experiment()
     with LineView(trial, Hand()) as view:
@@ -294,18 +280,6 @@ def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.Captur
         view.say("interrupted: writing a checkpoint (again to stop at once)")
         view.update(progress(trial))
     assert capsys.readouterr().err.splitlines()[-1].startswith("edgefl: interrupted: 25%, version 50, ")
-
-
-def test_a_closed_pipe_ends_the_lines_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    with open(write, "w", buffering=1) as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        with LineView(experiment()) as view:
-            view.say("one")
-            view.say("two")
-        with open(os.devnull, "w") as null:
-            os.dup2(null.fileno(), write)  # so that closing the stream has somewhere to flush
 
 
 class Tape(io.StringIO):
