@@ -1,17 +1,17 @@
-"""pytest: run a function in a process held to a device's pace and memory, and fail if it takes too much.
+"""The pytest plugin: run a function in a process held to a device's pace and memory, and judge its cost.
 
     @pytest.mark.edge_device("pixel-3a", "moto-g4")
     def test_training_step(edge_device):
         edge_device.run(training_step, batch=32).assert_budget(seconds=2.0, peak_mib=120)
 
-This is loaded in every pytest session: it imports nothing that measures until a test has the mark or fixture.
+Every pytest session loads this module. Until a test uses the mark or the fixture, it imports nothing that
+measures.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,6 @@ _MARK = (
     "sent_mib=, joules=): run on these emulated devices, one test each, within these budgets; without the "
     "edge_device fixture the test itself is what runs there"
 )
-_LINES = 3
-"""Lines of an exception's message that the table shows."""
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
 _ROWS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
@@ -38,17 +36,21 @@ _ROWS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("edgefl", "edgefl: tests on emulated devices").addoption
-    kept = "Keep what passes as the baseline: edgefl-baselines/MODULE.json beside each test module."
+    kept = "Save passing tests' figures as baselines: edgefl-baselines/MODULE.json beside each test module."
     add("--edgefl-save", action="store_true", help=kept)
-    add("--edgefl-compare", action="store_true", help="Fail where a function takes more than its baseline.")
-    grows = "By how many percent a median may grow (default: 5)."
+    add("--edgefl-compare", action="store_true", help="Fail if a function takes more than its baseline.")
+    grows = "Percent by which a median may grow (default: 5)."
     add("--edgefl-tolerance", metavar="PCT", default="5", help=grows)
-    never = "What becomes of a test whose figures cannot be believed (default: fail). It never passes."
+    never = "Outcome of a test whose figures do not count (default: fail)."
     add("--edgefl-invalid", choices=("fail", "skip"), default="fail", help=never)
-    wall = "Wall seconds for one second of a device (default: 1); 0 does not wait for it."
+    wall = "Wall seconds per second of a device (default: 1); 0 does not pace."
     add("--edgefl-time-scale", metavar="X", help=wall)
-    add("--edgefl-repetitions", metavar="N", help="Repetitions at least, whatever the marks say; 9 or more.")
-    cap = "Wall seconds for measuring in each test; fewer than 9 repetitions in them are INVALID."
+    add(
+        "--edgefl-repetitions",
+        metavar="N",
+        help="Minimum number of repetitions, overrides the marks; 9 or more.",
+    )
+    cap = "Wall seconds for measuring in each test; INVALID if fewer than 9 repetitions fit."
     add("--edgefl-limit", metavar="S", help=cap)
 
 
@@ -60,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
-    if not inspect.isfunction(obj):  # others may have any attribute, as `unittest.mock.call` has
+    if not inspect.isfunction(obj):  # other objects may have any attribute, like `unittest.mock.call`
         return
     marks = getattr(obj, "pytestmark", [])
     if any(mark.name == "edge_device" for mark in marks) or collector.get_closest_marker("edge_device"):
@@ -88,7 +90,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
-    """The device of the test's mark: ``edge_device.run(function, …)`` runs a function on it."""
+    """The device of the test's mark; ``edge_device.run(function, …)`` runs a function on it."""
     if not hasattr(request, "param"):
         which = 'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")'
         pytest.fail(which, pytrace=False)
@@ -97,7 +99,7 @@ def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
 
 @pytest.fixture
 def _edge_device_itself(request: pytest.FixtureRequest) -> EdgeDevice | None:
-    """The device on which a test runs that does not use the other fixture."""
+    """The device of a marked test without the other fixture: the test itself runs on it."""
     return _make(request, request.param) if hasattr(request, "param") else None
 
 
@@ -124,41 +126,25 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         return (yield)
     import msgspec
 
-    from edgefl.errors import ConfigError, Invalid, NotMet
     from edgefl.regression.baseline import path_of
     from edgefl.regression.table import properties, rows
 
-    failed = invalid = ""
     try:
-        result = yield
-        try:
-            device.judge()
-        except NotMet as error:  # no line of the test's is to blame
-            failed = str(error)
-        else:
-            return result
-    except Invalid as error:
-        invalid = str(error)
-    except ConfigError as error:
-        failed = str(error)
-    except pytest.skip.Exception:
-        raise
-    except BaseException as error:
-        if not (device.doubt and isinstance(error, AssertionError)) or isinstance(error, NotMet):
-            failed = _in_short(str(error)) or type(error).__name__
-            raise
-        invalid = device.doubt  # what the test asserts of such figures says nothing
+        with device.judged() as found:
+            result = yield
     finally:
         device.session.tell("")
         file = str(path_of(pyfuncitem.path)) if pyfuncitem.config.getoption("edgefl_save") else None
-        found = rows(device, pyfuncitem.nodeid, failed, invalid, file)
-        pyfuncitem.stash[_ROWS] = msgspec.to_builtins(found)
-        pyfuncitem.user_properties += itertools.chain.from_iterable(map(properties, found))
-    if failed:
-        pytest.fail(failed, pytrace=False)
+        made = rows(device, pyfuncitem.nodeid, found.failed, found.invalid, file)
+        pyfuncitem.stash[_ROWS] = msgspec.to_builtins(made)
+        pyfuncitem.user_properties += itertools.chain.from_iterable(map(properties, made))
+    if not (found.failed or found.invalid):
+        return result
+    if found.failed:
+        pytest.fail(found.failed, pytrace=False)
     if pyfuncitem.config.getoption("edgefl_invalid") == "skip":
-        pytest.skip(f"INVALID: {invalid}")
-    pytest.fail(f"INVALID: {invalid}", pytrace=False)
+        pytest.skip(f"INVALID: {found.invalid}")
+    pytest.fail(f"INVALID: {found.invalid}", pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
@@ -174,7 +160,7 @@ def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
 
 @pytest.hookimpl(specname="pytest_pyfunc_call")
 def pytest_pyfunc_call_async(pyfuncitem: pytest.Function) -> None:
-    """Say it of an ``async def`` that no other plugin has taken by now."""
+    """Refuse an ``async def`` that no other plugin has run."""
     if pyfuncitem.stash.get(_DEVICE, None) is not None and inspect.iscoroutinefunction(pyfuncitem.obj):
         from edgefl.errors import ConfigError
 
@@ -188,51 +174,13 @@ def pytest_pyfunc_call_async(pyfuncitem: pytest.Function) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call" and (rows := item.stash.get(_ROWS, None)):
-        # A report's attributes travel from a worker of pytest-xdist as they are.
+        # pytest-xdist copies a report's attributes from its workers.
         report.edgefl = rows  # type: ignore[attr-defined]
     return report
 
 
-class _Progress:
-    """Tells what is measured: in one line of a terminal, in a pipe every ten seconds."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._reporter = config.pluginmanager.getplugin("terminalreporter")
-        self._capture = config.pluginmanager.getplugin("capturemanager")
-        self._every_s = 0.5 if self._reporter is not None and self._reporter.isatty else 10.0
-        self._next_s = 0.0
-        self._shown = False
-
-    def __call__(self, text: str) -> None:
-        """Show ``text`` if it is time to; an empty one ends the line."""
-        now_s = time.monotonic()
-        if self._reporter is None or self._reporter.verbosity < 0:
-            return
-        if text and not self._next_s:
-            self._next_s = now_s + self._every_s
-        if text and now_s >= self._next_s:
-            self._next_s = now_s + self._every_s
-            self._write(text)
-        elif not text:
-            if self._shown and self._reporter.isatty:
-                self._write("")
-            self._next_s, self._shown = 0.0, False
-
-    def _write(self, text: str) -> None:
-        from edgefl.terminal import printable
-
-        with self._capture.global_and_fixture_disabled():
-            if not self._shown:
-                self._reporter.ensure_newline()
-            if self._reporter.isatty:
-                self._reporter.rewrite(printable(text), erase=True)
-            else:
-                self._reporter.write_line(f"edgefl: {printable(text)}")
-            self._shown = True
-
-
 class _SessionReport:
-    """The rows of all tests, wherever they ran; shown and saved at the end."""
+    """Collects the rows of all tests, also of pytest-xdist's workers; shows and saves them at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._worker = hasattr(config, "workerinput")
@@ -270,34 +218,22 @@ class _SessionReport:
         return msgspec.convert(self._plain, list[ResultRow])
 
 
-def _in_short(message: str) -> str:
-    """Shorten a message to what the table has room for: of a traceback, where it was and the exception."""
-    first, *rest = message.split("\n")
-    after = itertools.dropwhile(lambda line: line.startswith("  "), rest)  # a traceback's frames are indented
-    return " ".join(" ".join((first, *itertools.islice(after, _LINES))).split())
-
-
 def _session(config: pytest.Config) -> Session:
-    """Return the session, made when the first device is."""
+    """Return the session; created with the first device."""
     if _SESSION not in config.stash:
         from edgefl.regression.device import Session, SessionOptions
+        from edgefl.regression.progress import Progress
 
         save, compare = config.getoption("edgefl_save"), config.getoption("edgefl_compare")
         tolerance, repetitions = (_number(config, name) or 0 for name in ("tolerance", "repetitions"))
-        options = SessionOptions(
-            save,
-            compare,
-            tolerance / 100,
-            _number(config, "time_scale"),
-            int(repetitions) or None,
-            _number(config, "limit"),
-        )
-        config.stash[_SESSION] = Session(options, _Progress(config))
+        scale, limit_s = _number(config, "time_scale"), _number(config, "limit")
+        options = SessionOptions(save, compare, tolerance / 100, scale, int(repetitions) or None, limit_s)
+        config.stash[_SESSION] = Session(options, Progress(config))
     return config.stash[_SESSION]
 
 
 def _number(config: pytest.Config, option: str) -> float | None:
-    """Return a numeric option. UsageError in one line for what is no such number."""
+    """Return a numeric option; UsageError for an invalid number."""
     text = config.getoption(f"edgefl_{option}")
     if text is None:
         return None

@@ -1,15 +1,16 @@
-"""Tests on emulated devices: does this function take too long, or too much, on that device?
+"""Tests on emulated devices: does a function take too much time or memory on a device?
 
-A test sees `edgefl.pytest_plugin`; its parts, from the outside in:
+`edgefl.pytest_plugin` is the pytest plugin; the modules here, from the outside in:
 
-    device      the fixture: runs a function, holds its result to budgets and baselines; the mark, the session
-    table       the table at the end, JUnit's properties, saved baselines
+    device      the fixture: runs a function, judges its result by budgets and baselines; mark and session
+    progress    the progress line
+    table       the table at the end of the session, JUnit properties, saved baselines
     measure     the loops: repetitions until the time is known, measurements until they can be judged
-    verdict     the judge, pure: measurements, budgets and a baseline give a Verdict, or NeedMore
-    baseline    earlier measurements, in git
+    verdict     the judge, pure: measurements, budgets and a baseline give a Verdict or NeedMore
+    baseline    earlier measurements, kept in git
     measurement a function's figures on a device
-    process     the measuring process from the test's side: where functions are, requests and answers
-    worker      the same from its own side: it forks a process for each repetition
-    memory      the peak memory of such a process and all that it has started
+    process     the measuring process as the test sees it: functions by location, requests and answers
+    worker      the measuring process itself: it forks a process for each repetition
+    memory      peak memory of such a process and of all processes that it started
     repetition  the work of such a process: the device's clock, link and memory, and the reference
 """

@@ -1,6 +1,6 @@
-"""Baselines: earlier measurements, in a JSON file beside the tests, to be kept in git.
+"""Baselines: earlier measurements in a JSON file beside the tests, to be kept in git.
 
-An entry belongs to a test, a function and a host: another host's figures do not compare.
+An entry belongs to a test, a function and a host: figures of another host are not comparable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_BYTES = 64 << 20
 FOLDER = "edgefl-baselines"
 SAMPLES = ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
 MOST = 1e12
-"""Most seconds or MiB that a file may give."""
+"""Upper bound of seconds and MiB in a file."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Flop = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
@@ -39,7 +39,7 @@ Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MOST)], ...], 
 
 
 class Samples(NamedTuple):
-    """The figures of a measurement, as a baseline has them."""
+    """The figures of a measurement that a baseline holds."""
 
     device: str
     reference: str
@@ -52,7 +52,7 @@ class Samples(NamedTuple):
 
 
 class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The machine that a baseline was measured on."""
+    """The host of a baseline."""
 
     fingerprint: str
     cpu: str
@@ -61,7 +61,7 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CPU times of the reference: the host's calibration at that moment."""
+    """CPU times of the reference, which calibrates the host."""
 
     against: ShotSizes
     version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
@@ -70,7 +70,7 @@ class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One function of one test on one device, with its raw samples, one a repetition."""
+    """One function of one test on one device, with one sample per repetition."""
 
     test: str
     function: str
@@ -96,7 +96,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.test, self.function, self.host.fingerprint
 
     def outdated(self, profile_sha256: str) -> str | None:
-        """Return why nothing that is measured with the profile of this digest compares; None if it does."""
+        """Return why measurements with the profile of this digest are not comparable; None if they are."""
         if self.profile_sha256 != profile_sha256:
             return f"the profile of {self.device} or its network has changed since the baseline was saved"
         if self.reference.version != REFERENCE_VERSION:
@@ -168,7 +168,7 @@ def entry(test: str, function: str, measured: Measurement) -> BaselineEntry:
 
 
 def this_host() -> BaselineHost:
-    """Return the machine that this runs on."""
+    """Return this host."""
     this = host()
     return BaselineHost(
         fingerprint=f"{fingerprint()}-py{platform.python_version()}",
@@ -184,7 +184,7 @@ def path_of(test_file: Path) -> Path:
 
 
 def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
-    """Return the file's entries by key; none if there is no file. ConfigError for a broken one."""
+    """Return the file's entries by key, none if it does not exist; ConfigError for an invalid file."""
     try:
         plain = msgspec.json.decode(read_file(path, MOST_BYTES))
     except FileNotFoundError:
@@ -208,7 +208,7 @@ def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
 
 
 def save(path: Path, entries: Iterable[BaselineEntry]) -> None:
-    """Put the entries in the file, in place of those with the same key; whole or not at all."""
+    """Write the entries to the file atomically; they replace entries with the same key."""
     merged = load(path) | {one.key: one for one in entries}
     ordered = [msgspec.to_builtins(merged[key]) for key in sorted(merged)]
     text = _text({"edgefl_baselines": 1, "entries": ordered}) + "\n"
@@ -217,7 +217,7 @@ def save(path: Path, entries: Iterable[BaselineEntry]) -> None:
 
 
 def _text(value: Any, indent: str = "") -> str:
-    """Return JSON whose rows of numbers are one line each, so that a changed figure is one changed line."""
+    """Format as JSON with each list of numbers on one line, for readable diffs."""
     inner = indent + "  "
     if isinstance(value, Mapping):
         lines = [f"{inner}{json.dumps(name)}: {_text(item, inner)}" for name, item in value.items()]

@@ -1,18 +1,21 @@
-"""The ``edge_device`` of a test: runs functions as the device would, holds them to budgets and baselines."""
+"""The fixture ``edge_device``: runs functions like the device and judges them by budgets and baselines."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import pytest
 
 from edgefl.devices import load_device, load_network
 from edgefl.devices.schema import Device, Network
@@ -31,7 +34,7 @@ DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
 MOST_LIMIT_S = 86_400
 BASELINE_TIMES = 2
-"""Factor for the repetitions of a baseline: many measurements will be held against it."""
+"""Factor on the repetitions of a baseline, since many measurements are compared with it."""
 
 
 class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +44,7 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     network: str | None = None
     time_scale: NonNegative | None = None
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=MOST_LIMIT_S)] = DEFAULT_LIMIT_S
-    """Wall seconds for each of its processes."""
+    """Maximum wall seconds of each of the function's processes."""
     seconds: NonNegative | None = None
     peak_mib: NonNegative | None = None
     sent_mib: NonNegative | None = None
@@ -60,7 +63,7 @@ class MarkOptions(MarkKeys, frozen=True):
 
 
 def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkOptions]:
-    """Check a mark's arguments. ConfigError for a profile, a key or a value that is not allowed."""
+    """Validate a mark's arguments; ConfigError for an unknown or invalid profile, key or value."""
     if not profiles:
         raise ConfigError('edge_device: no profile is named; name one or more: edge_device("pixel-3a")')
     for profile in profiles:
@@ -84,27 +87,27 @@ class SessionOptions(NamedTuple):
     time_scale: float | None = None
     repetitions: int | None = None
     limit_s: float | None = None
-    """Wall seconds that the measurements of one test may take."""
+    """Maximum wall seconds of the measurements of one test."""
 
 
 class DeviceResult:
-    """Figures of one function on the device: medians of its repetitions, in the device's seconds."""
+    """Figures of one function on the device: medians over its repetitions; seconds are the device's."""
 
     def __init__(self, function: str, measured: Measurement) -> None:
         self.function, self.measured, self.device = function, measured, measured.plan.device.id
         self.repetitions = len(measured.repetitions)
         figures = (measured.seconds, measured.host_cpu_s, measured.peak_mib, measured.sent_mib)
         self.seconds, self.host_cpu_s, self.peak_mib, self.sent_mib = map(statistics.median, figures)
-        """Device time with transfers, this host's CPU time, growth of memory, and bytes of a call."""
+        """Device time including transfers, this host's CPU time, memory growth, and bytes sent per call."""
         self.joules: float | None = None
-        """Energy from the device's battery; None where its profile does not say what it draws."""
+        """Energy from the device's battery; None if its profile does not state its power."""
         with contextlib.suppress(ProfileError):
             self.joules = statistics.median(measured.joules)
         self._verdicts: list[Verdict] = []
 
     @property
     def note(self) -> str:
-        """Set where budgets with head-room have made up for the doubts."""
+        """Set if doubtful figures passed because they are far below the budgets."""
         return next((one.note for one in self._verdicts if one.note), "")
 
     @property
@@ -119,7 +122,7 @@ class DeviceResult:
 
     @property
     def why(self) -> str:
-        """The reason of the outcome, or why doubtful figures passed."""
+        """Reason of the outcome, or why doubtful figures passed."""
         whys = [one.why for one in self._verdicts if one.outcome == self.outcome and one.why]
         return "; ".join(whys) or self.doubt or self.note
 
@@ -140,7 +143,7 @@ class DeviceResult:
         self.require(verdict.paced(self.measured, margin, settled=bool(self.note)))
 
     def require(self, found: Verdict) -> None:
-        """Note a verdict. `NotMet` or `Invalid` unless it is PASS."""
+        """Add a verdict; raise `NotMet` or `Invalid` unless it is PASS."""
         __tracebackhide__ = True
         self._verdicts.append(found)
         since = f"{self.function} changed since its baseline: {found.why}"
@@ -154,7 +157,7 @@ class DeviceResult:
 
 
 class Session:
-    """The options, the measuring process and the comparisons of one pytest process; `close` it at its end."""
+    """Options, measuring process and comparisons of one pytest process; `close` it at the end."""
 
     def __init__(self, options: SessionOptions, tell: Callable[[str], None] = lambda _: None) -> None:
         self.options, self.tell = options, tell
@@ -164,7 +167,7 @@ class Session:
         """First comparisons with a baseline, by group of tests."""
 
     def process(self, file: Path) -> MeasuringProcess:
-        """Return a test module's measuring process: its figures do not depend on what ran before it."""
+        """Return a test module's own measuring process, unaffected by other modules."""
         if self._process is None or self._file != file or self._process.popen.poll() is not None:
             self.close()
             self._process, self._file = MeasuringProcess(), file
@@ -177,15 +180,23 @@ class Session:
             self._process = None
 
 
+@dataclass
+class Reasons:
+    """Why a test failed or is INVALID; both empty for a test that passed."""
+
+    failed: str = ""
+    invalid: str = ""
+
+
 class DeviceTest(NamedTuple):
-    """The test that a device belongs to."""
+    """The test of a device."""
 
     test: str
     """Its node id without the file: ``test_step[pixel-3a]``."""
     file: Path
     group: str
     devices: int
-    """A name shared by the same test on its other devices, and their number."""
+    """A name shared with the same test on its other devices, and the number of devices."""
 
 
 class EdgeDevice:
@@ -207,14 +218,15 @@ class EdgeDevice:
     def run(
         self, function: Callable[..., Any], *args: Any, setup: Callable[..., Any] | None = None, **kwargs: Any
     ) -> DeviceResult:
-        """Run ``function(*args, **kwargs)`` as this device would, in processes of their own.
+        """Run ``function(*args, **kwargs)`` like this device, in separate processes.
 
-        The function is at the top of a module; its arguments are what JSON holds: numbers of 64 bits,
+        The function must be at the top level of a module; its arguments must be JSON values: 64-bit numbers,
         strings, lists, tables. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but
-        within the device's memory; what it returns is the function's first argument. A parameter named
-        ``edge_device`` is given the device, whose ``send(data)`` sends. `OutOfDeviceMemory` if the device has
-        not enough memory, ConfigError for what cannot be handed over. Figures that do not count are
-        `Invalid`: at once where they are saved or compared, else unless every budget has head-room.
+        within the device's memory; its result is the function's first argument. A parameter named
+        ``edge_device`` receives the device, whose ``send(data)`` sends data. Raises `OutOfDeviceMemory` if
+        the device has too little memory, ConfigError for arguments that cannot be passed, and `Invalid` for
+        figures that do not count: at once if they are saved or compared, else unless they are far below every
+        budget.
         """
         __tracebackhide__ = True
         location = locate(function)
@@ -222,7 +234,7 @@ class EdgeDevice:
         calls = self._calls[location.qualname]
         label = location.qualname if calls == 1 else f"{location.qualname} {calls}"
         options, mark = self.session.options, self._mark
-        if options.save:  # a broken file is said before minutes are spent
+        if options.save:  # report a broken file before measuring for minutes
             baseline.load(baseline.path_of(self._test.file))
         before = self._baseline(label) if options.compare else None
         if isinstance(before, str) and not mark.budgets:
@@ -255,7 +267,7 @@ class EdgeDevice:
 
     @property
     def doubt(self) -> str:
-        """The reason why a result does not count, if no budget with head-room has made up for it."""
+        """Why a result does not count; empty if all count, or pass far below their budgets."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
 
@@ -263,7 +275,7 @@ class EdgeDevice:
         self.session.tell(f"{label} on {self.name}: {about}")
 
     def judge(self) -> None:
-        """Hold a test's results to its mark's budgets and the baselines: `NotMet` or `Invalid`."""
+        """Judge the results by the mark's budgets and the baselines; raises `NotMet` or `Invalid`."""
         __tracebackhide__ = True
         if not (self._calls or self.results):
             raise NotMet(
@@ -275,8 +287,34 @@ class EdgeDevice:
             samples = before.samples if isinstance(before, BaselineEntry) else before
             result.require(self.verdict(result, samples))
 
+    @contextlib.contextmanager
+    def judged(self) -> Iterator[Reasons]:
+        """Judge the results of a test that runs in this context; the reasons are known at its end.
+
+        Exceptions of edgefl become reasons. Other exceptions propagate, except the AssertionError of a test
+        with doubtful figures: it makes the test INVALID.
+        """
+        found = Reasons()
+        try:
+            yield found
+            try:
+                self.judge()
+            except NotMet as error:  # the error of no line of the test
+                found.failed = str(error)
+        except Invalid as error:
+            found.invalid = str(error)
+        except ConfigError as error:
+            found.failed = str(error)
+        except pytest.skip.Exception:
+            raise
+        except BaseException as error:
+            if not (self.doubt and isinstance(error, AssertionError)) or isinstance(error, NotMet):
+                found.failed = _shortened(str(error)) or type(error).__name__
+                raise
+            found.invalid = self.doubt
+
     def verdict(self, result: DeviceResult, before: Samples | str | None) -> Verdict:
-        """Judge a result against its budgets and a baseline, with as many measurements as that takes."""
+        """Judge a result by its budgets and a baseline, with more measurements if needed."""
         __tracebackhide__ = True
         group = f"{self._test.group} {result.function}"
         known = self.session.compared.get(group, ())
@@ -297,11 +335,11 @@ class EdgeDevice:
         return judged(judge, result.measured, lambda: self._measured(result.function, result.measured.plan))
 
     def entry(self, result: DeviceResult) -> BaselineEntry:
-        """Return the baseline's entry of a result."""
+        """Return the baseline entry of a result."""
         return baseline.entry(self._test.test, result.function, result.measured)
 
     def _baseline(self, function: str) -> BaselineEntry | str:
-        """Return the function's baseline, or why there is none that compares."""
+        """Return the function's baseline, or the reason why none is comparable."""
         file = baseline.path_of(self._test.file)
         here, entries, mine = baseline.this_host(), baseline.load(file), (self._test.test, function)
         if (found := entries.get((*mine, here.fingerprint))) is not None:
@@ -315,11 +353,22 @@ class EdgeDevice:
         return f"no baseline in {file}; save one with --edgefl-save"
 
 
+MESSAGE_LINES = 3
+"""Lines of an exception's message in the table."""
+
+
+def _shortened(message: str) -> str:
+    """Return the first line of a message and the lines after a traceback's frames, as one line."""
+    first, *rest = message.split("\n")
+    after = itertools.dropwhile(lambda line: line.startswith("  "), rest)  # frames are indented
+    return " ".join(" ".join((first, *itertools.islice(after, MESSAGE_LINES))).split())
+
+
 def _plain(name: str, value: Any) -> Any:
-    """Return the value, if another process gets the same from its JSON."""
+    """Return the value if another process would get the same from its JSON; else raise ConfigError."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False)) == value
-        msgspec.msgpack.encode(value)  # as it is sent
+        msgspec.msgpack.encode(value)  # the format in which it is sent
     except (TypeError, ValueError, OverflowError):
         same = False
     if not same:

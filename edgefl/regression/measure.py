@@ -1,4 +1,4 @@
-"""The loops that measure: repetitions until the time is known, measurements until they can be judged."""
+"""The measuring loops: repetitions until the time is known, measurements until they can be judged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from edgefl.regression.verdict import NeedMore, Verdict
 
 MOST_REPETITIONS = 60
 PRECISE = 0.0125
-"""Half the 90% interval of the median time, as a share of it, at which measuring ends."""
+"""Half the 90% interval of the median time ÷ the median, at which measuring ends."""
 
 Tell = Callable[[str], None]
 
 
 class TimeLimit:
-    """Wall seconds that one test's measurements may take together; waiting for other tests does not count."""
+    """Limit on the total wall seconds of one test's measurements, without waiting for other tests."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -37,7 +37,7 @@ class TimeLimit:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count the time that passes."""
+        """Count the time spent in this context."""
         self._began_s = time.monotonic()
         try:
             yield
@@ -50,7 +50,7 @@ class TimeLimit:
         return self._before_s + (passed_s if passed_s == passed_s else 0.0)
 
     def allows(self, seconds: float) -> bool:
-        """Returns True if as much time is left."""
+        """Return True if that much time is left."""
         return self.spent_s + seconds <= self.seconds
 
 
@@ -61,7 +61,7 @@ def judged(
 ) -> Verdict:
     """Measure ``again`` until the measurements can be judged.
 
-    Where no more can be had (`Invalid`), the verdict is the one that stands ``otherwise``.
+    If another measurement is `Invalid`, the result is the verdict ``otherwise``.
     """
     __tracebackhide__ = True
     made = [first]
@@ -80,10 +80,10 @@ def measure(
 ) -> Measurement:
     """Repeat until the median time is known to ±1.25%, at most 60 times, while no other test measures here.
 
-    If the figures do not count, measure once more: what disturbed them may have passed. Past the limit
-    nothing is begun that is not needed. ``tell`` is called before each repetition.
-    `OutOfDeviceMemory` if the function needs more memory than the device gives it, `NotMet` if it raises,
-    `Invalid` where the limit came before there were nine repetitions.
+    If the figures do not count, everything is measured once more, if the time limit allows it: a disturbance
+    may have ended. ``tell`` is called before each repetition. Raises `OutOfDeviceMemory` if the function
+    exceeds the device's memory, `NotMet` if it raises an exception, and `Invalid` if fewer than nine
+    repetitions fit into the limit.
     """
     __tracebackhide__ = True
     with alone(), limit.counted():

@@ -1,6 +1,6 @@
-"""A function's figures on one device: its repetitions, and what follows from them.
+"""A function's figures on one device, computed from its repetitions.
 
-Resamples come from a seeded stream, so that the same samples always give the same bounds.
+Bootstrap resamples are drawn from a seeded stream: the same samples always give the same bounds.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from edgefl.seeds import stream
 MIB = 1 << 20
 LEAST_REPETITIONS = 9
 NOISY = 0.03
-"""Half the 90% interval of the median time, as a share of it, above which figures do not count."""
+"""Half the 90% interval of the median time ÷ the median, above which figures do not count."""
 WAITED_MAX = 0.6
-"""Share of the time in which the function could have run and had no core."""
+"""Maximum share of the time in which the function was runnable but had no core."""
 REFERENCE_CV_MAX = 0.30
-"""Variation of the reference's CPU time between repetitions: above it this is no host to measure on."""
+"""Maximum coefficient of variation of the reference's CPU time between repetitions."""
 RESAMPLES = 2000
 
 
@@ -43,7 +43,7 @@ class Interval(NamedTuple):
 
     @property
     def half_width(self) -> float:
-        """Half the interval's width as a share of the median; infinite where only the median is 0."""
+        """Half the interval's width ÷ the median; infinite if only the median is 0."""
         if self.high == self.low:
             return 0.0
         return round((self.high - self.low) / 2 / abs(self.median), 12) if self.median else math.inf
@@ -63,29 +63,29 @@ class MeasurementPlan(NamedTuple):
     network: Network | None
     request: PrepareRequest
     repetitions: int
-    """The least number of them; more where they vary."""
+    """Minimum number; more are made if times vary."""
     time_scale: float
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The repetitions of one function on one device. All seconds are emulated unless they say ``host``."""
+    """Repetitions of one function on one device. Seconds are emulated except in names with ``host``."""
 
     plan: MeasurementPlan
     trial: TrialRun
     repetitions: Sequence[Repetition]
     steal: float | None
 
-    # The least of a repetition's shots counts: interference only adds time, and seldom to all of them.
+    # The minimum over a repetition's shots counts: interference adds time, and rarely to all shots.
 
     @cached_property
     def host_cpu_s(self) -> list[float]:
-        """CPU seconds of this host that a call takes."""
+        """CPU seconds of a call on this host, per repetition."""
         return [min(one.cpu_s) / self.trial.shots.calls for one in self.repetitions]
 
     @cached_property
     def reference_cpu_s(self) -> list[float]:
-        """CPU seconds of this host that a unit of the reference takes."""
+        """CPU seconds of a unit of the reference on this host, per repetition."""
         return [min(one.reference_cpu_s) / self.trial.shots.units for one in self.repetitions]
 
     @cached_property
@@ -98,7 +98,7 @@ class Measurement:
 
     @cached_property
     def seconds(self) -> list[float]:
-        """Device time: the larger of both clocks, and the transfers."""
+        """Device time: the larger of counted and measured time, plus transfers."""
         pairs = zip(self.repetitions, self.cpu_s, strict=True)
         return [max(self.trial.model_s + one.blocked_s, cpu_s) + one.radio_s for one, cpu_s in pairs]
 
@@ -112,12 +112,12 @@ class Measurement:
 
     @cached_property
     def waited(self) -> float:
-        """Median share of the time in which the function could have run and had no core."""
+        """Median share of the time in which the function was runnable but had no core."""
         return statistics.median(one.waited for one in self.repetitions)
 
     @property
     def joules(self) -> list[float]:
-        """Energy that each repetition takes from the battery. ProfileError where the profile does not say."""
+        """Energy of each repetition; ProfileError if the profile does not state the device's power."""
         bearer = self.plan.network.bearer if self.plan.network is not None else "mobile"
         cost = partial(energy_j, self.plan.device, bearer=bearer)
         return [
@@ -127,18 +127,18 @@ class Measurement:
 
     @property
     def pace(self) -> list[float]:
-        """Achieved over declared time of the paced calls; empty where they were not paced."""
+        """Achieved ÷ declared time of the paced calls; empty without pacing."""
         paced = self.repetitions if self.plan.time_scale else []
         return [one.achieved_s / one.declared_s for one in paced if one.declared_s > 0]
 
     @cached_property
     def noise(self) -> float:
-        """Half the width of the 90% interval of the median CPU clock, as a share of the median."""
+        """Half the width of the 90% interval of the median CPU time ÷ the median."""
         return median_interval(self.cpu_s).half_width
 
     @cached_property
     def doubts(self) -> list[str]:
-        """The reasons why the figures do not count."""
+        """Reasons why the figures do not count; empty if they count."""
         cv = statistics.stdev(self.reference_cpu_s) / statistics.fmean(self.reference_cpu_s)
         after = f"after {len(self.repetitions)} repetitions"
         return [
@@ -150,7 +150,7 @@ class Measurement:
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:
-    """Return 16 hex digits of all figures of the device and its network, wherever their files lie."""
+    """Return a digest, 16 hex digits, of all figures of the device and its network."""
     plain = None if network is None else to_json(network)
     for way in (plain["down"], plain["up"]) if plain else ():
         if "trace" in way:

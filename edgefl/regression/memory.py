@@ -1,4 +1,4 @@
-"""The memory of a repetition: of its own process as the kernel keeps it, and of all that it has started."""
+"""Peak memory of a repetition: of its own process by the kernel, and of all processes that it started."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from edgefl.host.children import children_of
 from edgefl.host.groups import process_stat
 
 LOOK_S = 0.005
-"""Time between two looks at what a call has started."""
+"""Minimum time between two samples of the started processes."""
 PAUSE = 4
-"""A look is followed by a pause of so many times its CPU time: looking takes at most a fifth of a core."""
-_FORKED = 0x40  # PF_FORKNOEXEC in proc_pid_stat(5): it has its parent's program
+"""Pause after a sample ÷ its CPU time: sampling takes at most a fifth of a core."""
+_FORKED = 0x40  # PF_FORKNOEXEC in proc_pid_stat(5): forked and no exec since
 
 
 class TreeWatch:
-    """Looks at the memory of a call's process and of all that it has started, while the call runs.
+    """Samples the memory of a call's process and of all processes that it started, while the call runs.
 
-    The measuring process makes it and then forks the call's, which says when to begin and end: a page that
-    both have tells the one of that, and the other the most that was seen.
+    The measuring process creates it, then forks the call's process, which begins and ends the sampling. They
+    communicate through one shared page: the call's process id, and the highest memory so far.
     """
 
     def __init__(self) -> None:
         self._measuring = os.getpid()
-        # The call's process, 0 before it begins and -1 once it is over; KiB at the highest.
+        # The call's process id (0 before its begin, -1 after its end), and the highest KiB.
         self._page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
 
     def reset(self) -> None:
-        """Get ready for the next process."""
+        """Prepare for the next process."""
         self._page[0] = self._page[1] = 0
 
     def begin(self) -> int:
-        """Begin, in the call's process; returns the KiB that all hold now."""
+        """Begin sampling (called in the call's process); return the present KiB of all processes."""
         for pid in self._others(os.getpid()):
             _forget_peak(pid)
         self._page[0] = os.getpid()
         return self._now_kib(os.getpid())
 
     def end(self) -> int:
-        """End, in the call's process; returns the KiB that all held at the highest that was seen."""
+        """End sampling (called in the call's process); return the highest KiB of all processes."""
         last = self._now_kib(os.getpid())
         self._page[0] = -1
         return max(last, self._page[1])
 
     def look(self) -> float:
-        """Look, in the measuring process; returns the seconds until the next look."""
+        """Take a sample (called in the measuring process); return the seconds until the next one."""
         pid, start_s = self._page[0], time.thread_time()
         if pid < 0:
             return math.inf
@@ -59,12 +59,12 @@ class TreeWatch:
         return max(LOOK_S, PAUSE * (time.thread_time() - start_s))
 
     def _now_kib(self, pid: int) -> int:
-        """KiB of the call's process now, and of the others since they are there."""
+        """Return the present KiB of the call's process plus the peaks of the started ones; 0 without any."""
         others = sum(map(_started_kib, self._others(pid)))
         return own_kib(kib("status", pid)) + others if others else 0
 
     def _others(self, own: int) -> Iterator[int]:
-        """All that the call has started; what has lost its parent fell to the measuring process."""
+        """Yield all processes that the call started; orphans are children of the measuring process."""
         waiting = [self._measuring]
         for pid in waiting:
             waiting += children_of(pid) or ()
@@ -73,9 +73,9 @@ class TreeWatch:
 
 
 class Peak:
-    """Private and shared memory gained since this was made, at its highest.
+    """Highest growth of private and shared memory since this object was created.
 
-    Of this process as the kernel keeps it; with what it has started, as far as ``watch`` has seen it.
+    This process's peak is the kernel's; that of started processes is sampled by ``watch``.
 
     >>> block = mmap.mmap(-1, 4096 * 4096)
     >>> peak = Peak(TreeWatch())
@@ -86,36 +86,36 @@ class Peak:
     """
 
     def __init__(self, watch: TreeWatch) -> None:
-        _forget_peak(os.getpid())  # where it cannot, it is since the process began: in a fresh one the same
+        _forget_peak(os.getpid())  # if this fails, the peak counts from the start of the process
         self._watch, self._start_kib = watch, own_kib(kib("status"))
         self._all_start_kib = watch.begin() or self._start_kib
 
     def mib(self) -> float:
-        """Return the peak in MiB, less the file pages mapped now, since the kernel keeps one for all."""
+        """Return the peak in MiB without file pages, which the kernel's peak includes."""
         now = kib("status")
         own = now["VmHWM"] - now["RssFile"] - self._start_kib
         return max(0, own, self._watch.end() - self._all_start_kib) / 1024
 
 
 def kib(file: str, pid: int | str = "self") -> dict[str, int]:
-    """Return what a file of the process in /proc gives in kB, by name; nothing of one that is gone."""
+    """Return the values in kB of a file in a process's /proc folder by name; empty for an ended process."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/{file}").read_bytes().split(b"\n")[1:]  # after a name, of any bytes
+        lines = Path(f"/proc/{pid}/{file}").read_bytes().split(b"\n")[1:]  # the name may have any bytes
         words = (line.decode().split() for line in lines if line.endswith(b" kB"))
         return {name.removesuffix(":"): int(count) for name, count, _ in words}
     return {}
 
 
 def own_kib(status: dict[str, int]) -> int:
-    """Return a process's resident memory that is no file's."""
+    """Return a process's resident memory without file pages, KiB."""
     return status.get("RssAnon", 0) + status.get("RssShmem", 0)
 
 
 def _started_kib(pid: int) -> int:
-    """Memory that this process alone holds: since its program began at its highest, of a mere fork now.
+    """Return the KiB of a started process alone: its peak since exec, or the present value before an exec.
 
-    Pages that a fork shares with its parent are the parent's; one that is about to become another program
-    may still have its parent's memory as its own, while the parent waits for it.
+    Pages that a fork shares with its parent count for the parent. After vfork, a process appears to own its
+    parent's memory until its exec, while the parent waits.
     """
     fork = _is_fork(pid)
     now, highest = kib("smaps_rollup", pid), kib("status", pid).get("VmHWM", 0)
@@ -131,7 +131,7 @@ def _is_fork(pid: int) -> bool:
 
 
 def _parent_waits(pid: int) -> bool:
-    """Returns True if a thread of the process's parent is in a wait that cannot be interrupted."""
+    """Return True if a thread of the process's parent is in an uninterruptible wait."""
     parent = next(iter(process_stat(pid)[1:2]), "")
     with contextlib.suppress(OSError):
         return any(process_stat(int(task))[:1] == ["D"] for task in os.listdir(f"/proc/{parent}/task"))

@@ -1,4 +1,4 @@
-"""The report of a session at its end: the table, 80 columns wide, JUnit's properties, saved baselines."""
+"""The report at the end of a session: a table of 80 columns, JUnit properties, saved baselines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one function on one device: plain data that may cross processes."""
+    """Figures of one function on one device; plain data, sent between processes."""
 
     test: str
     function: str
@@ -35,13 +35,13 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     repetitions: int = 0
     entry: BaselineEntry | None = None
     file: str = ""
-    """The baseline's entry, where one is to be saved, and its file's path."""
+    """The baseline entry to be saved, if any, and the path of its file."""
 
 
 def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str | None) -> list[ResultRow]:
-    """Return the rows of a test that has ended; ``failed`` and ``invalid`` say why it did not pass.
+    """Return the rows of a finished test; ``failed`` and ``invalid`` are reasons why it did not pass.
 
-    With ``baseline``, the file's path, rows that passed carry the entry that is saved there.
+    If ``baseline`` names a file, rows that passed have an entry to be saved there.
     """
     found = [
         ResultRow(
@@ -64,7 +64,7 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
 
 
 def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
-    """Yield the properties that a JUnit file has of a row."""
+    """Yield a row's properties for a JUnit file."""
     name = f"edgefl.{row.device}.{row.function}" if row.function else f"edgefl.{row.device}"
     yield f"{name}.outcome", row.outcome
     for metric in _METRICS:
@@ -77,7 +77,7 @@ def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
 
 
 def lines(found: Sequence[ResultRow]) -> Iterator[str]:
-    """Yield the table: for each test and function a line a device, and below it what is to be said of it."""
+    """Yield the lines of the table: per test and function a row for each device, followed by its reason."""
     room = WIDTH - sum(width for _, width in _COLUMNS) - _VERDICT
     yield " " * room + "".join(f"{name:>{width}}" for name, width in _COLUMNS)
     before = None
@@ -107,12 +107,12 @@ def _cell(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    """Shorten a long name to its end, which says more than its beginning."""
+    """Shorten a long name to its end, the more specific part."""
     return name if len(name) <= width else f"…{name[-(width - 1) :]}"
 
 
 def save_all(found: Iterable[ResultRow]) -> list[str]:
-    """Save the baseline of every row that carries an entry; returns a line for each file."""
+    """Save the entries of all rows that have one; return a line per file."""
     files: dict[str, list[BaselineEntry]] = {}
     for row in found:
         if row.entry is not None:

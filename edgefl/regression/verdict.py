@@ -1,4 +1,4 @@
-"""The judge: a function's measurements against its budgets and its baseline. Pure; `measure` has the loop."""
+"""Judges a function's measurements by its budgets and its baseline. Pure; `measure` has the loop."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ ALPHA = 0.05
 BUDGETS = {"seconds": "s", "peak_mib": "MiB", "sent_mib": "MiB", "joules": "J"}
 """Figures that may have a budget, and their units."""
 TESTED = {"cpu_s": "CPU time", "peak_mib": "peak memory", "sent_mib": "sent"}
-"""Metrics that are compared with a baseline by a test, and their names."""
+"""Metrics that a statistical test compares with the baseline, and their names."""
 TOLERANCE = 0.05
 DOUBTFUL = 0.5
-"""Share of the tolerance beyond which a growth is measured a second time."""
+"""Growth ÷ tolerance above which a second measurement is made."""
 LEAST_MIB = 4.0
-"""Growth of memory up to which nothing has changed, whatever share it is."""
+"""Growth of memory that never counts, whatever its share."""
 HEAD_ROOM = 2.0
-"""A budget so many times the upper bound holds, whatever the host did to the figures."""
+"""Budget ÷ upper bound from which on doubtful figures pass too."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
-"""Factors between the reference's CPU times then and now: figures compare; the host is as it was."""
+"""Limits on the ratio of the reference's CPU times, now and then: for comparable figures; for equal load."""
 DRIFT, DRIFT_WAITED = 0.6, 0.16
-"""Shares of changes of the reference's CPU time and of waiting for a core that explain the function's."""
+"""Parts of changes in the reference's CPU time, and in waiting for a core, that apply to the function."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,16 @@ class Verdict:
     outcome: Outcome = "PASS"
     why: str = ""
     note: str = ""
-    """Set where doubtful figures passed."""
+    """Set if doubtful figures passed."""
     grew: tuple[str, ...] = ()
-    """Metrics that grew since the baseline, if it fails by them."""
+    """Metrics whose growth since the baseline made it fail."""
     compared: tuple[Compared, ...] = ()
     """The first comparison with the baseline."""
 
 
 @dataclass(frozen=True)
 class NeedMore:
-    """So many further measurements decide; ``otherwise`` is the verdict where they cannot be made."""
+    """Further measurements are needed; ``otherwise`` is the verdict if they cannot be made."""
 
     measurements: int = 1
     otherwise: Verdict | None = None
@@ -55,11 +55,11 @@ class NeedMore:
 
 
 class Family(NamedTuple):
-    """The comparisons that one correction for chance is over: a test's on all its devices."""
+    """The comparisons under one correction for multiple testing: a test's, on all its devices."""
 
     devices: int = 1
     known: Sequence[Compared] = ()
-    """Comparisons of the devices before this one."""
+    """Comparisons of earlier devices."""
 
 
 ONE_DEVICE = Family()
@@ -74,10 +74,10 @@ def judge(
     tolerance: float = TOLERANCE,
     family: Family = ONE_DEVICE,
 ) -> Verdict | NeedMore:
-    """Judge a function's first measurement, and those that were made since because `NeedMore` asked for them.
+    """Judge a function's first measurement, together with those made since because of `NeedMore`.
 
-    ``baseline`` is None where nothing is compared, and a string says why none compares. With ``settled`` the
-    first measurement's doubts no longer matter. ConfigError for a budget that cannot be held.
+    ``baseline`` is None if nothing is compared, and a string if it is not comparable: the reason. With
+    ``settled`` the first measurement's doubts do not count. ConfigError for an invalid budget.
     """
     first, *later = measurements
     found = within(first, budgets, settled=settled)
@@ -98,9 +98,9 @@ def doubted(measured: Measurement) -> Verdict:
 
 
 def within(measured: Measurement, budgets: Mapping[str, float], *, settled: bool = False) -> Verdict:
-    """Hold each figure to its budget: the one-sided 95% bootstrap upper bound of the median.
+    """Compare the one-sided 95% bootstrap upper bound of each median with its budget.
 
-    Doubtful figures must be below half of every budget, and have one.
+    Doubtful figures must have budgets and be below half of each.
     """
     wrong, narrow = [], []
     for name, allowed in budgets.items():
@@ -131,7 +131,7 @@ def within(measured: Measurement, budgets: Mapping[str, float], *, settled: bool
 
 
 def paced(measured: Measurement, margin: float, *, settled: bool = False) -> Verdict:
-    """Show that the device's pace is kept: two one-sided tests at 5%, ± ``margin``."""
+    """Judge whether the device's pace is kept within ± ``margin``: two one-sided tests at 5%."""
     if measured.doubts and not settled:
         return doubted(measured)
     if not measured.pace:
@@ -147,7 +147,7 @@ def paced(measured: Measurement, margin: float, *, settled: bool = False) -> Ver
 
 
 def _with_flop(more: str, found: Verdict | NeedMore) -> Verdict | NeedMore:
-    """Add that counted FLOP grew, which fails whatever the host's load."""
+    """Add the growth of counted FLOP, which fails at any load of the host."""
     grew, why = (found.grew, found.why) if isinstance(found, Verdict) and found.grew else ((), "")
     fails = Verdict("FAIL", "; ".join(filter(None, (more, why))), "", ("flop", *grew), found.compared)
     return fails if isinstance(found, Verdict) else NeedMore(otherwise=fails, compared=found.compared)
@@ -156,10 +156,10 @@ def _with_flop(more: str, found: Verdict | NeedMore) -> Verdict | NeedMore:
 def grown(
     before: Samples, measured: Sequence[Samples], tolerance: float = TOLERANCE, family: Family = ONE_DEVICE
 ) -> Verdict | NeedMore:
-    """Judge the metrics that are measured: FAIL if one grew, INVALID if the host's load leaves that open.
+    """Judge the measured metrics: FAIL if one grew, INVALID if the host's load leaves that undecided.
 
-    Where one seems to have grown, or nearly so, two measurements count together: what a neighbour did may
-    look like a change, or hide one. A first one under a load too far from the baseline's is replaced.
+    If one seems to have grown, or nearly so, two measurements are pooled, because other processes may imitate
+    or hide a change. A first measurement under a load too far from the baseline's is replaced.
     """
     now, *later = measured
     if loads_apart(before, now) is not None:
@@ -191,7 +191,7 @@ def grown(
 
 
 def loads_apart(before: Samples, now: Samples) -> str | None:
-    """Return why the host was too busy, then or now, for the two to be compared; None if it was not."""
+    """Return why the host's loads, then and now, differ too much for a comparison; None if they do not."""
     factor = _load(before, now)
     if 1 / LOAD_MAX <= factor <= LOAD_MAX:
         return None
@@ -202,7 +202,7 @@ def loads_apart(before: Samples, now: Samples) -> str | None:
 
 
 def drift(before: Samples, now: Samples) -> float:
-    """Return the share of the CPU clock that may be due to the host's load: 0 where that is the same."""
+    """Return the share of the CPU time that may be due to the host's load; 0 for equal loads."""
     slower = max(0.0, abs(math.log(_load(before, now))) - math.log(LOAD_SAME))
     return DRIFT * slower + DRIFT_WAITED * abs(now.waited - before.waited)
 
@@ -212,15 +212,15 @@ def _load(before: Samples, now: Samples) -> float:
 
 
 def together(first: Samples, second: Samples) -> Samples:
-    """Join the samples of two measurements of the same function; all else is the first's."""
+    """Pool the samples of two measurements of a function; everything else is the first one's."""
     joined: dict[str, Any] = {name: (*getattr(first, name), *getattr(second, name)) for name in TESTED}
     return first._replace(**joined)
 
 
 def holm(p_values: Sequence[float], tests: int) -> list[float]:
-    """Return p-values adjusted by Holm's step-down: rejecting those ≤ α keeps the chance of an alarm ≤ α.
+    """Return p-values adjusted by Holm's step-down: rejecting those ≤ α keeps the chance of any error ≤ α.
 
-    Of the ``tests`` those not known yet count as 1, so what is rejected now stays rejected when they are.
+    Of the ``tests`` those not made yet count as p = 1, so that later ones revoke no rejection.
     """
     adjusted = [1.0] * len(p_values)
     worst = 0.0
@@ -239,28 +239,28 @@ class Compared(NamedTuple):
     now: float
     """Medians."""
     p: float
-    """Two-sided Mann–Whitney test: how likely so different ranks are if nothing changed."""
+    """p-value of a two-sided Mann–Whitney test."""
     tolerance: float
     drift: float
-    """Shares of the baseline by which the median may grow, and that may be due to the host's load."""
+    """Shares of the baseline: allowed growth of the median, and growth that the host's load may explain."""
     least: float
-    """Growth of the median up to which nothing has changed, whatever share it is."""
+    """Growth of the median that never counts, whatever its share."""
 
     @property
     def shift(self) -> float:
-        """now / before − 1; infinite from 0 to something."""
+        """now / before − 1; infinite if only ``before`` is 0."""
         if self.before:
             return self.now / self.before - 1
         return math.inf if self.now else 0.0
 
     @property
     def grew(self) -> bool:
-        """Growth by more than is tolerated and the host explains; its p-value tells it from chance."""
+        """True if it grew by more than the tolerance and the host's load explain; see also ``p``."""
         return self.now - self.before > max(self.least, (self.tolerance + self.drift) * self.before)
 
     @property
     def undecided(self) -> bool:
-        """The host's load may have caused a growth beyond the tolerance, or may hide one."""
+        """True if the host's load may have caused growth beyond the tolerance, or may hide it."""
         return self.drift > 0 and abs(self.shift - self.tolerance) <= self.drift
 
     def __str__(self) -> str:
@@ -279,9 +279,9 @@ def compare(
 ) -> list[Compared]:
     """Compare every tested metric with its baseline's.
 
-    ``most`` is the share of the CPU clock that may be due to the host's load; None: by these two's loads.
+    ``most`` is the share of the CPU time that may be due to the host's load; None: computed from both loads.
     """
-    from scipy.stats import mannwhitneyu  # half a second to import: only where something is compared
+    from scipy.stats import mannwhitneyu  # takes half a second to import
 
     found = []
     for metric in TESTED:
@@ -303,7 +303,7 @@ def compare(
 
 
 def more_flop(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str | None:
-    """Return how the model clock grew; None within the tolerance. It is counted, so any growth is real."""
+    """Describe a growth of counted FLOP above the tolerance; None if there is none. Counts have no noise."""
     if now.flop <= before.flop * (1 + tolerance):
         return None
     share = f"{now.flop / before.flop - 1:+.1%}" if before.flop else "from none"
@@ -311,11 +311,11 @@ def more_flop(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> st
 
 
 def changed(known: Sequence[Compared], tests: int) -> list[bool]:
-    """Tell which metrics grew: above the tolerance and, by Holm's correction over all, not by chance."""
+    """Return which metrics grew above the tolerance, significantly by Holm's correction over all."""
     adjusted = holm([one.p for one in known], tests)
     return [one.grew and p <= ALPHA for one, p in zip(known, adjusted, strict=True)]
 
 
 def figure(value: float) -> str:
-    """Return four digits, and whole numbers below a million."""
+    """Format with four digits, or as a whole number from 1,000 to a million."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"

@@ -15,7 +15,7 @@ import scipy.stats  # noqa: F401
 from regression_samples import TRIAL, repetition
 
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
-from edgefl.regression import device, measurement, table  # noqa: F401
+from edgefl.regression import device, measurement, progress, table  # noqa: F401
 from edgefl.regression.device import Session
 from edgefl.regression.measure import Tell
 from edgefl.regression.measurement import Measurement, MeasurementPlan

@@ -1,0 +1,45 @@
+"""Progress of measuring: one rewritten line on a terminal, elsewhere a line every ten seconds."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from edgefl.terminal import printable
+
+
+class Progress:
+    """Shows what is measured, at most every half second on a terminal."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._reporter = config.pluginmanager.getplugin("terminalreporter")
+        self._capture = config.pluginmanager.getplugin("capturemanager")
+        self._every_s = 0.5 if self._reporter is not None and self._reporter.isatty else 10.0
+        self._next_s = 0.0
+        self._shown = False
+
+    def __call__(self, text: str) -> None:
+        """Show ``text`` if the last one is old enough; an empty text ends the line."""
+        now_s = time.monotonic()
+        if self._reporter is None or self._reporter.verbosity < 0:
+            return
+        if text and not self._next_s:
+            self._next_s = now_s + self._every_s
+        if text and now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            self._write(text)
+        elif not text:
+            if self._shown and self._reporter.isatty:
+                self._write("")
+            self._next_s, self._shown = 0.0, False
+
+    def _write(self, text: str) -> None:
+        with self._capture.global_and_fixture_disabled():
+            if not self._shown:
+                self._reporter.ensure_newline()
+            if self._reporter.isatty:
+                self._reporter.rewrite(printable(text), erase=True)
+            else:
+                self._reporter.write_line(f"edgefl: {printable(text)}")
+            self._shown = True
