@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
-    from edgefl.run.nodes import Nodes
+    from edgefl.hosts.nodes import Nodes
 
 Bind = Annotated[str, typer.Option(metavar="tcp://HOST:PORT", help="Where nodes join; * is any free port.")]
 KeysFolder = Annotated[
@@ -54,7 +54,7 @@ def serve(
 @contextmanager
 def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool) -> Iterator[Nodes]:
     """A run's door, which invites nodes once the run can begin."""
-    from edgefl.run.nodes import opened
+    from edgefl.hosts.nodes import opened
 
     with opened(bind, keys, wanted, insecure=insecure) as door:
         if not quiet:
@@ -64,7 +64,7 @@ def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool
 
 def _invitation(door: Nodes) -> str:
     """The command by which nodes join, as they reach this host."""
-    from edgefl.run.nodes import LOOPBACK
+    from edgefl.hosts.nodes import LOOPBACK
 
     host, _, port = door.address.removeprefix("tcp://").rpartition(":")
     where = " on this host" if host in LOOPBACK else ""
@@ -106,7 +106,7 @@ def join(
     It ends when the run is over.
     """
     from edgefl.devices.profiles import is_path, load_device
-    from edgefl.run import node
+    from edgefl.hosts import node
     from edgefl.zeromq import keys
 
     run.require_torch()

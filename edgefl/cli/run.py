@@ -19,8 +19,8 @@ from edgefl.terminal import say
 
 if TYPE_CHECKING:
     from edgefl.experiment import Experiment
+    from edgefl.hosts.nodes import Nodes
     from edgefl.results.result import Result
-    from edgefl.run.nodes import Nodes
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment, a TOML file.")]
 Changes = Annotated[
@@ -104,7 +104,7 @@ def read_experiment(
     transport = "wire" if on_nodes else None
     found = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or (), transport=transport)
     if on_nodes:
-        from edgefl.run import nodes
+        from edgefl.hosts import nodes
 
         if found.server.transport == "shm":
             say("edgefl: server.transport is 'wire' on nodes, which share no memory, not 'shm'", err=True)
@@ -136,7 +136,7 @@ def carry_out(
     with page_socket(0 if web and web_port is None else web_port) as page, nodes as hosts:
         while True:
             try:
-                begin = partial(supervisor.run, experiment, folder, quiet, base, page, nodes=hosts)
+                begin = partial(supervisor.run, experiment, folder, quiet, base, page, hosts=hosts)
                 return _finish(begin, folder, quiet, accept_invalid)
             except FolderTaken:
                 if out is not None:
@@ -162,7 +162,7 @@ def resume(
     require_torch()
     page_at = page_socket(0 if web and web_port is None else web_port)
     with page_at as page, damaged(str(folder)), _cluster_for(ray, folder, quiet) as nodes:
-        again = partial(supervisor.resume, folder, quiet, page, nodes=nodes)
+        again = partial(supervisor.resume, folder, quiet, page, hosts=nodes)
         return _finish(again, folder, quiet, accept_invalid)
 
 

@@ -12,8 +12,9 @@ import signal
 import site
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,31 @@ def stops() -> list[signal.Signals]:
     """
     kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in STOPS if not (kept and number == signal.SIGHUP)]
+
+
+@contextmanager
+def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[None]:
+    """Call ``handle`` for these signals, but not for SIGHUP after another one: a closed terminal sends two.
+
+    Does nothing outside the main thread, where Python allows no handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = 0
+
+    def note(number: int, _: object) -> None:
+        nonlocal seen
+        if number != signal.SIGHUP or not seen:
+            seen += 1
+            handle(number)
+
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

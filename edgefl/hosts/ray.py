@@ -16,9 +16,9 @@ from edgefl.experiment import Experiment
 from edgefl.host.channel import Channel, Closed, Refused
 from edgefl.host.children import end_child
 from edgefl.host.process import start_process
+from edgefl.hosts.nodes import LOOPBACK, Nodes
 from edgefl.hosts.ray_driver import CONNECT_S, ActorEnded, FromDriver, Opened, Placed, bracketed
 from edgefl.loading import own_code
-from edgefl.run.nodes import LOOPBACK, Nodes
 from edgefl.terminal import say
 from edgefl.zeromq.keys import public
 

@@ -17,7 +17,7 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.host.channel import Channel, Refused
 from edgefl.host.process import STOPS, become_child
-from edgefl.run.node import join
+from edgefl.hosts.node import join
 from edgefl.zeromq.keys import Key, public
 
 CONNECT_S = 60
@@ -61,7 +61,7 @@ FromDriver = Placed | ActorEnded | Refused
 
 
 class RayNode:
-    """The actor. Its process is the node (`edgefl.run.node`), so the peers it hosts end with it."""
+    """The actor. Its process is the node (`edgefl.hosts.node`), so the peers it hosts end with it."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         for name, value in environment.items():

@@ -20,7 +20,7 @@ from edgefl.host.capacity import Demand, TimeScale, UsageMeter, capacity_cores, 
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import end_child
 from edgefl.host.groups import Groups, NoGroup
-from edgefl.host.process import STOPS, allow_open_files, start_process
+from edgefl.host.process import STOPS, allow_open_files, handled, start_process
 from edgefl.host.verdict import Conditions
 from edgefl.programs import messages
 from edgefl.programs.phone import (
@@ -401,20 +401,13 @@ class RunningPhones:
         """Forward SIGINT, SIGTERM and SIGHUP unless they are ignored; the second signal kills the phones."""
         seen = 0
 
-        def hear(number: int, _: object) -> None:
+        def handle(number: int) -> None:
             nonlocal seen
-            if number == signal.SIGHUP and seen:
-                return  # both the shell and the kernel send SIGHUP when a terminal closes
             seen += 1
             self.pass_signal(number) if seen == 1 else self.kill()
 
-        heard = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, hear) for number in heard}
-        try:
+        with handled([number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN], handle):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     # ---- the end -------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ update          train → amplify → write → checksum, for all of them
 durability      what is done before a client is told that its update was taken in; witness: the clients' own
                 account of that
 connection      ZeroMQ between server and peers; messages is its language, transport carries the numbers
-nodes           other processes, which join by the door and host the peers (node: one of them)
-demands         an experiment's: whether it can be done, and the shape of its memory
+hosting         where the peers are: this host, or nodes (`edgefl.hosts`)
+demands         whether an experiment can be run, the shape of its memory, the time scale hosts can carry
 control         messages between the supervisor and the processes that it starts
 web             the live page: what the supervisor tells web_process, which serves web_page by web_http
 verify          a finished run, made again from its journal

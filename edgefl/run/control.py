@@ -7,11 +7,11 @@ experiment. Both communicate only with the supervisor.
 from __future__ import annotations
 
 import hmac
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from edgefl.experiment import MOST_PROCESSES, Experiment
+from edgefl.experiment import Experiment
 from edgefl.host.capacity import TimeScale
 from edgefl.host.channel import Refused
 from edgefl.host.confinement import Enforcement
@@ -25,8 +25,6 @@ EVALUATOR: Role = "evaluator"
 
 ABSENT, IDLE = range(2)
 """States of a client; during a trip its state is `IDLE` plus the trip's `TripPhase`."""
-Figure = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
-"""A number reported by a node; bounded, because the node may be untrusted."""
 OUT_OF_MEMORY = "device out of memory"
 """Prefix of the reason if a process was killed at its memory limit."""
 
@@ -111,8 +109,8 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     experiment: Experiment
     base: str
     enforcement: Enforcement = Enforcement()
-    nodes: bool = False
-    """Other hosts will compute too: report the `Prepared.fingerprint` that must be equal everywhere."""
+    fingerprint: bool = False
+    """Fill in `Prepared.fingerprint`, by which hosts are compared."""
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
@@ -218,65 +216,16 @@ class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
 
 FromZygote = Prepared | Adopted | Spawned | Departed | Cleared | Refused
 
-# ---- node ⇄ supervisor: what supervisor and zygote say to each other, and this -----------------
-
-
-class Join(msgspec.Struct, frozen=True, tag="join"):
-    """Node → supervisor: offer to host peers of the run."""
-
-    host: tuple[str, int, str]
-    """CPU, usable cores and system, as `edgefl.host.capacity.Host`."""
-    machine: str
-    """Id of the running system: nodes on the same system share its cores."""
-    cores: Figure
-    """Usable cores, by affinity and quota."""
-    software: dict[str, str]
-    """Versions, by name, of the software that affects the bits of the results."""
-    workers: Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
-    """Number of workers hosted under the virtual clock."""
-    device: str = ""
-    """Profile of the node's single client, if it emulates one client only."""
-    as_is: bool = False
-    """Do not limit that client: the host is a device of that profile."""
-
-
-class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
-    """Node → supervisor: data and model are loaded; the cost of a training step there in CPU seconds."""
-
-    fingerprint: Fingerprint
-    host_step_s: Figure
-
-
-class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """Supervisor → node: no content; sending it detects a dead node."""
-
-
-class Over(msgspec.Struct, frozen=True, tag="over"):
-    """Supervisor → node: the run has ended; end all processes."""
-
-    outcome: str
-
-
-class NodeEnded(msgspec.Struct, frozen=True, tag="node-ended"):
-    """Node → supervisor: all processes of the node have ended after the run."""
-
-    usage: dict[str, float | None]
-    """Measurements of `edgefl.host.capacity.UsageMeter`."""
-
-
-ToNode = ToZygote | Alive | Over | Refused
-FromNode = Join | Agreed | Adopted | Spawned | Departed | Cleared | Refused | NodeEnded
-
-# ---- nodes → supervisor's loop -----------------------------------------------------------------
+# ---- hosts → supervisor's loop -----------------------------------------------------------------
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
-    """Another node has joined and its fingerprint matches; ``nodes`` is their number."""
+    """Number of hosts that are ready for peers, after a change."""
 
-    nodes: int
+    hosts: int
 
 
-FromNodes = Gathered | Departed | Cleared | Refused
+FromHosts = Gathered | Departed | Cleared | Refused
 
 # ---- supervisor → server -----------------------------------------------------------------------
 

@@ -1,15 +1,19 @@
-"""Requirements of an experiment: whether it can run, and the shape of its parameter buffer."""
+"""What an experiment demands: whether it can be run, its memory, the time scale that hosts can carry."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgefl import config, kernels
-from edgefl.devices.fleet import fleet_of
+from edgefl.devices.fleet import any_exact, first_tasks, fleet_of
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
+from edgefl.host.capacity import TRIP_OVERHEAD_S, Burst, Demand, TimeScale, choose_time_scale
 from edgefl.parameters.buffer import Shape, blocks, ring_entries
 from edgefl.results.tail import TAIL_BYTES
+from edgefl.run import control
+from edgefl.run.hosting import Share
 from edgefl.run.slots import ENTRIES_NOT_LENT
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
@@ -66,4 +70,35 @@ def shape_of(
         clients=clients if kept else 0,
         kept=kept,
         tail=TAIL_BYTES if experiment.clock.kind == "wall" else 0,
+    )
+
+
+def wall_scale(
+    experiment: Experiment, strategy: Strategy, prepared: control.Prepared, shares: Sequence[Share]
+) -> TimeScale:
+    """Return the time scale that every host can carry, for clients under the wall clock."""
+    scales = [(_scale(experiment, strategy, prepared, share), share.host) for share in shares if share.peers]
+    scale, host = max(scales, key=lambda one: (one[0].value, one[0].load))
+    if scale.value != 1.0 and any(share.as_is for share in shares):
+        raise ConfigError(
+            f"clock.time_scale: must be 1 with a device as it is, got {scale.value:g} ({scale.why})"
+        )
+    return scale._replace(why=f"{scale.why} (node {host})") if host else scale
+
+
+def _scale(experiment: Experiment, strategy: Strategy, prepared: control.Prepared, share: Share) -> TimeScale:
+    clients = fleet_of(experiment)
+    waits = first_tasks(experiment, strategy, len(clients)) and not any_exact(clients)
+    spread = experiment.fleet.join_spread_s or waits
+    demands = []
+    for trip in (prepared.first_trips[client] for client in share.peers):
+        cpu_s = trip.steps * share.step_s
+        burst = Burst(cpu_s, trip.down_s, trip.compute_s)
+        demands.append(Demand(cpu_s + TRIP_OVERHEAD_S, trip.total_s, burst))
+    return choose_time_scale(
+        demands,
+        cores=share.cores,
+        scale=experiment.clock.time_scale,
+        active=strategy.max_training(len(clients)),
+        together="always" if strategy.lockstep else "never" if spread else "at first",
     )

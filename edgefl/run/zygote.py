@@ -88,7 +88,7 @@ class Zygote:
                     self._enforcement = message.enforcement
                     self._workload = self._make_workload(experiment, fleet_of(experiment), Path(base))
                     prepared = self._workload.prepared()
-                    if message.nodes:
+                    if message.fingerprint:
                         fingerprint = self._workload.fingerprint()
                         prepared = msgspec.structs.replace(prepared, fingerprint=fingerprint)
                     self._channel.send(prepared)

@@ -18,9 +18,9 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Experiment, Fleet, Model, Server, Stop
+from edgefl.hosts.nodes import Nodes, opened
 from edgefl.results.result import Result
 from edgefl.run import supervisor
-from edgefl.run.nodes import Nodes, opened
 
 from .disturbed import left, made_in, plan
 from .runs import MINUTE_S, Command, experiment, incidents, summary, virtual
@@ -37,7 +37,7 @@ def join(address: str, folder: Path, workers: int = 1) -> Command:
 
 
 def serve(wanted: Experiment, folder: Path, nodes: Nodes) -> Result:
-    return supervisor.run(wanted, folder, quiet=True, base=folder.parent, nodes=nodes)
+    return supervisor.run(wanted, folder, quiet=True, base=folder.parent, hosts=nodes)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_nodes_end_with_the_run_and_it_is_resumed_on_others(
     assert command.finish()[0] == run
     with opened(ANY, None, 1) as nodes:
         joined = join(nodes.address, tmp_path)
-        figures = supervisor.resume(tmp_path / "run", quiet=True, nodes=nodes).summary()
+        figures = supervisor.resume(tmp_path / "run", quiet=True, hosts=nodes).summary()
     joined.ends(0)
     assert figures["model_sha256"] == alone
 

@@ -15,9 +15,10 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop
 from edgefl.host.capacity import machine
 from edgefl.host.channel import Refused
+from edgefl.hosts import messages, node
+from edgefl.hosts.nodes import Nodes, on_nodes, opened, software
 from edgefl.parameters.buffer import Shape
-from edgefl.run import control, node
-from edgefl.run.nodes import Nodes, on_nodes, opened, software
+from edgefl.run import control
 from edgefl.zeromq import keys
 
 OTHER = keys.Key("other", bytes(32), keys.public(bytes(32)))
@@ -27,9 +28,9 @@ WANTED = Experiment(fleet=Fleet(devices={"pi-4": 6}), stop=Stop(versions=3), clo
 
 def joining(
     cores: float = 2.0, workers: int = 1, where: str = "", device: str = "", **versions: str
-) -> control.Join:
+) -> messages.Join:
     about = {**software(), **versions}
-    return control.Join(("cpu", 2, "Linux"), where or str(cores), cores, about, workers, device)
+    return messages.Join(("cpu", 2, "Linux"), where or str(cores), cores, about, workers, device)
 
 
 class World(Nodes):
@@ -40,21 +41,21 @@ class World(Nodes):
         self.lines: list[str] = []
         self.say = self.lines.append
 
-    def hear(self, name: str, *said: control.FromNode) -> list[control.FromNodes]:
+    def hear(self, name: str, *said: messages.FromNode) -> list[control.FromHosts]:
         return [answer for message in said for answer in self._heard(name, message)]
 
-    def ready(self, name: str, join: control.Join, step_s: float = 0.001) -> list[control.FromNodes]:
-        return self.hear(name, join, control.Agreed(SAME, step_s))
+    def ready(self, name: str, join: messages.Join, step_s: float = 0.001) -> list[control.FromHosts]:
+        return self.hear(name, join, messages.Agreed(SAME, step_s))
 
-    def told(self, name: str) -> list[control.ToNode]:
+    def told(self, name: str) -> list[messages.ToNode]:
         outbox = self._nodes[name].outbox
         return [outbox.popleft() for _ in range(len(outbox))]
 
 
 def begun(same_bits: bool = True) -> World:
     world = World()
-    world.prepare(control.Prepare(WANTED, "", nodes=True), same_bits=same_bits)
-    assert list(world.expect(SAME)) == []
+    world.prepare(control.Prepare(WANTED, "", fingerprint=True), same_bits=same_bits)
+    assert list(world.expect(SAME, 0.001)) == []
     return world
 
 
@@ -75,7 +76,7 @@ def test_peers_go_where_there_is_most_room_and_a_lost_nodes_have_departed(world:
     assert world.ready("b", joining(workers=1)) == [control.Gathered(2)]
     shape = Shape(8, 5, 3)
     world.adopt(shape)
-    assert [its for _, its in world.shares(3)] == [[0, 1], [2]]
+    assert [share.peers for share in world.shares(3)] == [[0, 1], [2]]
     for number in range(3):
         world.spawn(spawn(number))
     prepare, adopt, *spawns = world.told("a")
@@ -152,7 +153,7 @@ def test_nodes_that_hold_something_else_are_turned_away(
     same_bits: bool, said: control.Fingerprint, versions: dict[str, str], why: str
 ) -> None:
     world = begun(same_bits)
-    world.hear("a", joining(**versions), control.Agreed(said, 0.001))
+    world.hear("a", joining(**versions), messages.Agreed(said, 0.001))
     assert (why in world.lines[-1] and not world.agreed) if why else world.agreed
     world._nodes.clear()
     world.close()
@@ -165,7 +166,7 @@ def test_a_node_of_another_edgefl_is_told_so(world: World, monkeypatch: pytest.M
     monkeypatch.setattr(world._door, "send", lambda name, frames: answers.append((name, *frames)))
     assert list(world.heard()) == []
     ((name, answer),) = answers
-    (refused,) = msgspec.msgpack.decode(answer, type=list[control.ToNode])
+    (refused,) = msgspec.msgpack.decode(answer, type=list[messages.ToNode])
     why = f"what it says is no message of edgefl {software()['edgefl']}"
     assert (name, refused) == (b"a", Refused(why, config=True))
     assert world.lines == []  # it may say so as often as it likes
@@ -178,7 +179,7 @@ def test_clients_are_placed_by_what_each_node_carries() -> None:
     world.ready("b", joining(4.0, where="one"))
     world.ready("c", joining(4.0, where="two"), step_s=0.002)
     assert [node.cores for node in world.agreed] == [2.0, 2.0, 4.0]
-    assert [len(its) for _, its in world.shares(60)] == [20, 20, 20]
+    assert [len(share.peers) for share in world.shares(60)] == [20, 20, 20]
     world.hear("b", Refused("gone", config=False))
     assert [node.cores for node in world.agreed] == [4.0, 4.0]
     world._nodes.clear()
@@ -189,12 +190,12 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile() -> None:
     world = World()
     fleet = Fleet(devices={"pi-4": 2, "moto-g4": 1})
     wanted = Experiment(fleet=fleet, stop=Stop(versions=3))
-    world.prepare(control.Prepare(wanted, "", nodes=True), same_bits=False)
-    list(world.expect(SAME))
+    world.prepare(control.Prepare(wanted, "", fingerprint=True), same_bits=False)
+    list(world.expect(SAME, 0.001))
     world.ready("pi", joining(device="pi-4"))
-    assert [its for _, its in world.shares(3)] == [[0]]  # nobody is there for the others
+    assert [share.peers for share in world.shares(3)] == [[0]]  # nobody is there for the others
     world.ready("host", joining())
-    assert [its for _, its in world.shares(3)] == [[0], [1, 2]]
+    assert [share.peers for share in world.shares(3)] == [[0], [1, 2]]
     world.ready("watch", joining(device="watch-a7"))
     assert "no client of this run is a watch-a7 that has no host" in world.lines[-1]
     world.adopt(Shape(8, 5, 3))
@@ -213,8 +214,8 @@ def test_the_worst_machine_counts_and_nodes_on_one_are_not_each_others_others(wo
     for name, where, steal in (("a", machine(), 0.0), ("b", machine(), 0.0), ("c", "far", 0.3)):
         world.ready(name, joining(where=where))
         used = {"used": 0.2, "others": 0.5, "steal": steal, "throttled": None}
-        world.hear(name, control.NodeEnded(used))
-    found = world.conditions({"used": 0.1, "others": 0.6, "steal": 0.1, "throttled": 0.0})
+        world.hear(name, messages.NodeEnded(used))
+    found = world.usage({"used": 0.1, "others": 0.6, "steal": 0.1, "throttled": 0.0})
     assert {name: round(value or 0.0, 9) for name, value in found.items()} == {
         "used": 0.5,
         "others": 0.5,  # of the far one: here it is 0.7 - 0.5
@@ -296,7 +297,7 @@ def test_a_transport_that_nodes_cannot_have_is_a_line_where_somebody_asks_for_it
 
 
 NOTHING = Refused("", config=False)
-WORDS = msgspec.to_builtins([joining(), control.Agreed(SAME, 0.001)])
+WORDS = msgspec.to_builtins([joining(), messages.Agreed(SAME, 0.001)])
 
 
 def words(**changed: object) -> bytes:

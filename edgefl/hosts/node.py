@@ -21,9 +21,10 @@ from edgefl.host.channel import Channel, Closed, Refused
 from edgefl.host.children import Child, end_child, exit_of
 from edgefl.host.confinement import enforced
 from edgefl.host.process import start_process
+from edgefl.hosts import messages
+from edgefl.hosts.nodes import LOOPBACK, encode, software
 from edgefl.processes import usable_cores
 from edgefl.run import control
-from edgefl.run.nodes import LOOPBACK, encode, software
 from edgefl.terminal import say
 from edgefl.zeromq import keys
 from edgefl.zeromq.door import CallerSocket, endpoint
@@ -37,7 +38,7 @@ _EVENTS = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 )  # fmt: skip
-_decoder = msgspec.msgpack.Decoder(list[control.ToNode])
+_decoder = msgspec.msgpack.Decoder(list[messages.ToNode])
 
 
 def join(
@@ -60,7 +61,7 @@ def join(
     """
     say(f"edgefl: looking for a run at {address}", err=True)
     with contextlib.ExitStack() as stack:
-        about = control.Join(
+        about = messages.Join(
             host(), machine(), capacity_cores(), software(), workers or usable_cores(), device, as_is
         )
         return _Node(address, key, about, stack).run()
@@ -95,12 +96,12 @@ class _NodeSocket(CallerSocket):
 
 class _Node:
     def __init__(
-        self, address: str, key: keys.Key | None, about: control.Join, stack: contextlib.ExitStack
+        self, address: str, key: keys.Key | None, about: messages.Join, stack: contextlib.ExitStack
     ) -> None:
         self._address, self._keyed, self._stack = address, key is not None, stack
         self._line = _NodeSocket(address, key or keys.Key("", os.urandom(32), keys.public(keys.OPEN)))
         stack.callback(self._line.close)
-        self._outbox: list[control.FromNode] = [about]
+        self._outbox: list[messages.FromNode] = [about]
         self._zygote: Channel[control.FromZygote] | None = None
         self._child: Child | None = None
         self._usage = UsageMeter()
@@ -113,7 +114,7 @@ class _Node:
             self._usage.end()
             self._end_zygote()
             with contextlib.suppress(Full):  # nobody is there to hear it
-                self._line.send([encode([control.NodeEnded(self._usage.usage())])])
+                self._line.send([encode([messages.NodeEnded(self._usage.usage())])])
             return over.outcome
         except BaseException as error:
             if not isinstance(error, ConfigError) or self._zygote is not None:
@@ -122,13 +123,13 @@ class _Node:
         finally:
             self._end_zygote()
 
-    def _turn(self) -> control.Over | None:
+    def _turn(self) -> messages.Over | None:
         """Hear and pass on what is said; the end of the run, once it is there."""
         self._send()
         self._line.wait(20 if self._outbox else 1000)
         broke = self._line.broke()
         for message in self._told():
-            if isinstance(message, control.Over):
+            if isinstance(message, messages.Over):
                 return message
             self._carry_out(message)
         if broke:
@@ -152,11 +153,11 @@ class _Node:
                 self._line.send([encode(self._outbox)])
                 self._outbox = []
 
-    def _told(self) -> Iterator[control.ToNode]:
+    def _told(self) -> Iterator[messages.ToNode]:
         while (frames := self._line.receive()) is not None:
             yield from _decoder.decode(frames[0])
 
-    def _carry_out(self, message: control.ToNode) -> None:
+    def _carry_out(self, message: messages.ToNode) -> None:
         match message:
             case Refused():
                 raise ConfigError(f"the run does not take this node: {message.message}")
@@ -171,7 +172,7 @@ class _Node:
                 port = address.rpartition(":")[2]
                 where = self._address.rpartition(":")[0]
                 message = msgspec.structs.replace(message, address=f"{where}:{port}")
-        if self._zygote is not None and not isinstance(message, control.Alive):
+        if self._zygote is not None and not isinstance(message, messages.Alive):
             self._zygote.tell(message)
 
     def _start_zygote(self) -> None:
@@ -191,7 +192,7 @@ class _Node:
                     raise (ConfigError if message.config else RunError)(message.message)
                 if isinstance(message, control.Prepared):
                     assert message.fingerprint is not None
-                    self._outbox.append(control.Agreed(message.fingerprint, message.host_step_s))
+                    self._outbox.append(messages.Agreed(message.fingerprint, message.host_step_s))
                 else:
                     self._outbox.append(message)
         except Closed:

@@ -1,8 +1,8 @@
 """The nodes of a run: processes, on this host or others, whose zygotes host its clients or workers.
 
-A run with a door has none of its own. The supervisor keeps the door, and has here who has joined, who hosts
-which peer, and who is lost. A node (`edgefl.run.node`) loads data and model itself; it is taken only if it
-then holds the same, and makes the same of it where that matters for the run's bits.
+This is the supervisor's side: the door by which nodes join, which node hosts which peer, and which are lost.
+A node (`edgefl.hosts.node`) loads data and model itself. It is accepted only if these are the same as here,
+and if its training gives the same bits where the run's bits depend on it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl import terminal
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
 from edgefl.host.capacity import machine
 from edgefl.host.channel import Refused
+from edgefl.hosts import messages
 from edgefl.parameters.buffer import Shape
 from edgefl.results.record import NodeRow
 from edgefl.results.tables import many
 from edgefl.run import control
 from edgefl.run.demands import shape_of
+from edgefl.run.hosting import Seat, Share
 from edgefl.strategies import resolve
-from edgefl.terminal import say
 from edgefl.zeromq import keys
 from edgefl.zeromq.door import DoorSocket, endpoint
 from edgefl.zeromq.sockets import Full, Unreachable
@@ -43,7 +45,7 @@ MOST_BYTES = 4 * 2**20
 BITS = ("python", "torch", "numpy")
 """Software that the bits of a training depend on, besides edgefl."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-_decoder = msgspec.msgpack.Decoder(list[control.FromNode])
+_decoder = msgspec.msgpack.Decoder(list[messages.FromNode])
 encode = msgspec.msgpack.encode
 
 
@@ -83,7 +85,7 @@ def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = Fals
                 f"--bind {bind}: anybody who reaches it could join and run code in its clients' place; give "
                 "--keys DIR (edgefl keygen DIR NAME makes them), or --insecure"
             )
-        say(f"edgefl: anybody who reaches {bind} may join this run", err=True)
+        terminal.say(f"edgefl: anybody who reaches {bind} may join this run", err=True)
     known = None if folder is None else keys.read_server(folder)
     if known is not None and (there := len(known[1])) < wanted:
         raise ConfigError(
@@ -95,7 +97,7 @@ def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = Fals
             nodes = Nodes(bind, known, wanted)
             stack.callback(nodes.close, "interrupted")
             if port != "*":
-                DoorSocket(nodes.for_peers, keys.OPEN, MOST_BYTES).close()  # it will be the server's
+                DoorSocket(nodes.door, keys.OPEN, MOST_BYTES).close()  # it will be the server's
         except RunError as error:
             raise ConfigError(f"--bind: {error}") from None
         yield nodes
@@ -106,7 +108,7 @@ class Node:
     """A process that has joined."""
 
     name: str
-    about: control.Join
+    about: messages.Join
     host_step_s: float = 0.0
     """CPU seconds of a training step there; 0 until it has agreed."""
     cores: float = 0.0
@@ -118,7 +120,7 @@ class Node:
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
     """Peers that are ended to be started elsewhere, and why: the task in hand is not to blame."""
     cleared: int = 0
-    outbox: deque[control.ToNode] = field(default_factory=deque)
+    outbox: deque[messages.ToNode] = field(default_factory=deque)
 
     @property
     def agreed(self) -> bool:
@@ -154,12 +156,14 @@ def _together(usages: list[dict[str, float | None]]) -> tuple[float, float]:
 
 
 class Nodes:
-    """The door at ``bind`` (``tcp://HOST:PORT``, or ``*`` as port), and who has come in by it.
+    """The nodes that have joined at ``bind`` (``tcp://HOST:PORT``, or ``*`` as port), as a run's `Hosts`.
 
-    ``known`` are its own secret key and the public keys of those that may join, by name; without it anybody
-    may. A run waits for the first ``wanted`` nodes. Use it for one run.
-    Raises `RunError` where the address cannot be had.
+    ``known`` are the door's secret key and the public keys of the nodes that may join, by name; without it
+    any node may. The run waits for ``wanted`` nodes. Use it for one run.
+    Raises `RunError` if the address is not available.
     """
+
+    name, compare = "nodes", True
 
     def __init__(self, bind: str, known: tuple[bytes, dict[str, bytes]] | None, wanted: int = 1) -> None:
         secret, joiners = known or (keys.OPEN, {})
@@ -179,7 +183,7 @@ class Nodes:
         self._prepare: control.Prepare | None = None
         self._expected: control.Fingerprint | None = None
         self._same_bits = False
-        self._waiting: dict[str, control.Agreed] = {}
+        self._waiting: dict[str, messages.Agreed] = {}
         """Nodes that have loaded everything before this host has."""
         self._adopt: control.Adopt | None = None
         self._reserved: dict[int, str] = {}
@@ -195,8 +199,8 @@ class Nodes:
         return self._door.address
 
     @property
-    def for_peers(self) -> str:
-        """The address of the server's own door: on the next port, or on any if this one's was any."""
+    def door(self) -> str:
+        """Address of the server's door: the port after this one, or any port if this door is on any."""
         where, _, port = self._bind.rpartition(":")
         return f"{where}:{int(port) + 1 if port.isdecimal() else '*'}"
 
@@ -207,17 +211,23 @@ class Nodes:
 
     # ---- the supervisor's turns -----------------------------------------------------------------
 
-    def watch(self, fd: int) -> None:
-        """Have `wait` end when this descriptor is ready."""
-        self._door.watch(fd)
+    def adapted(self, experiment: Experiment, base: Path) -> Experiment:
+        return on_nodes(experiment, base)
 
-    def wait(self, timeout_ms: int | None) -> None:
-        """Send what is to be sent, then wait until somebody says something, for a second at most."""
+    def open(self, fd: int, say: Callable[[str], None]) -> None:
+        self.say = say
+        self._door.watch(fd)
+        if self.invitation:
+            terminal.say(self.invitation, err=True)
+
+    def wait(self, timeout_s: float | None) -> float:
+        """Send the nodes their messages, then wait for theirs, at most one second; return 0."""
         late = any(not self._send(node) for node in self._nodes.values())
         most_ms = 20 if late else ALIVE_MS
-        self._door.wait(most_ms if timeout_ms is None else min(timeout_ms, most_ms))
+        self._door.wait(most_ms if timeout_s is None else min(round(1000 * timeout_s), most_ms))
+        return 0.0
 
-    def heard(self) -> Iterator[control.FromNodes]:
+    def heard(self) -> Iterator[control.FromHosts]:
         """Yields the words of the nodes, and their ends, as far as they concern the run."""
         for name, frames in self._door.receive():
             try:
@@ -237,7 +247,7 @@ class Nodes:
             for node in [node for node in self._nodes.values() if not self._is_there(node)]:
                 yield from self._lose(node.name, "its connection broke")
 
-    def _look_out(self) -> Iterator[control.FromNodes]:
+    def _look_out(self) -> Iterator[control.FromHosts]:
         try:
             if self.outlook is not None and (most := self.outlook()) < self.wanted:
                 self.wanted = most
@@ -247,7 +257,7 @@ class Nodes:
 
     def _is_there(self, node: Node) -> bool:
         try:
-            self._door.send(node.name.encode(), [encode([control.Alive()])])
+            self._door.send(node.name.encode(), [encode([messages.Alive()])])
         except Full:
             pass
         except Unreachable:
@@ -266,8 +276,8 @@ class Nodes:
             node.outbox.clear()
         return True
 
-    def _heard(self, name: str, message: control.FromNode) -> Iterator[control.FromNodes]:
-        if isinstance(message, control.Join):
+    def _heard(self, name: str, message: messages.FromNode) -> Iterator[control.FromHosts]:
+        if isinstance(message, messages.Join):
             yield from self._lose(name, "it joined again")
             self._join(name, message)
             return
@@ -275,7 +285,7 @@ class Nodes:
         if node is None:
             return
         match message:
-            case control.Agreed():
+            case messages.Agreed():
                 self._waiting[name] = message
                 yield from self._compare()
             case control.Departed(role=role, peer=peer, epoch=epoch):
@@ -288,14 +298,14 @@ class Nodes:
                 yield from self._all_clear()
             case Refused():
                 yield from self._lose(name, message.message)
-            case control.NodeEnded(usage=usage):
+            case messages.NodeEnded(usage=usage):
                 self.rows.append(node.row(usage=usage))
                 del self._nodes[name]
                 self._waiting.pop(name, None)
 
     # ---- who comes and goes ---------------------------------------------------------------------
 
-    def _join(self, name: str, join: control.Join) -> None:
+    def _join(self, name: str, join: messages.Join) -> None:
         here, names = software(), ("edgefl", *(BITS if self._same_bits else ()))
         differ = [f"{what} {join.software.get(what)}, here {here[what]}" for what in names
                   if join.software.get(what) != here[what]]  # fmt: skip
@@ -318,7 +328,7 @@ class Nodes:
         with contextlib.suppress(Full, Unreachable):
             self._door.send(name.encode(), [encode([Refused(why, config=True)])])
 
-    def _compare(self) -> Iterator[control.FromNodes]:
+    def _compare(self) -> Iterator[control.FromHosts]:
         """Take the nodes that hold what this host holds, as soon as that is known."""
         if self._expected is None:
             return
@@ -349,7 +359,7 @@ class Nodes:
                 return ""
         return f"no client of this run is a {device} that has no host"
 
-    def _take(self, node: Node, said: control.Agreed) -> Iterator[control.FromNodes]:
+    def _take(self, node: Node, said: messages.Agreed) -> Iterator[control.FromHosts]:
         """A node has what the run has: it is given the peers that have no host, or no room where they are."""
         node.host_step_s, node.cleared = said.host_step_s, self._clearing
         self._share_cores()
@@ -377,7 +387,7 @@ class Nodes:
             there = sum(other.about.machine == node.about.machine for other in self.agreed)
             node.cores = node.about.cores / there
 
-    def _lose(self, name: str, why: str) -> Iterator[control.FromNodes]:
+    def _lose(self, name: str, why: str) -> Iterator[control.FromHosts]:
         """A node is gone, and with it all that it hosts."""
         self._waiting.pop(name, None)
         if (node := self._nodes.pop(name, None)) is None:
@@ -391,23 +401,23 @@ class Nodes:
             yield control.Departed(role, peer, epoch, f"node {name} is lost: {why}")
         yield from self._all_clear()
 
-    def _all_clear(self) -> Iterator[control.FromNodes]:
+    def _all_clear(self) -> Iterator[control.FromHosts]:
         if self._clearing and all(node.cleared == self._clearing for node in self.agreed):
             yield control.Cleared(self._clearing)
 
     # ---- what the supervisor has them do --------------------------------------------------------
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
-        """Have each node that joins from now on load data and model; ``same_bits`` if training must agree."""
         self._prepare, self._same_bits = message, same_bits
 
-    def expect(self, fingerprint: control.Fingerprint | None) -> Iterator[control.FromNodes]:
-        """Learn what the nodes must hold."""
+    def expect(
+        self, fingerprint: control.Fingerprint | None, host_step_s: float
+    ) -> Iterator[control.FromHosts]:
         self._expected = fingerprint
         yield from self._compare()
 
     def adopt(self, shape: Shape) -> None:
-        """Have the nodes make their buffers: they host peers from now on."""
+        """Have the nodes make their buffers; from now on they host peers."""
         self._adopt = control.Adopt(initialise=False, shape=shape)
         for node in self.agreed:
             node.outbox.append(self._adopt)
@@ -438,17 +448,24 @@ class Nodes:
         names = [name for name in sorted(peers) if not self._nodes[name].about.device]
         return self._nodes[min(names, key=full)] if names else None
 
-    def shares(self, count: int) -> list[tuple[Node, list[int]]]:
-        """The nodes with the numbers of the peers that `spawn` will give them, if they come in order."""
+    def carries(self) -> int:
+        return sum(node.about.workers for node in self.agreed)
+
+    def shares(self, count: int) -> list[Share]:
         given: dict[str, list[int]] = {node.name: [] for node in self.agreed}
         for number in range(count):
             node = self._host_of(number, {name: len(its) for name, its in given.items()})
             if node is not None:
                 given[node.name].append(number)
-        return [(self._nodes[name], its) for name, its in given.items()]
+        return [
+            Share(node.name, given[node.name], node.host_step_s, node.cores, node.about.as_is)
+            for node in self.agreed
+        ]
 
-    def conditions(self, here: dict[str, float | None]) -> dict[str, float | None]:
-        """The worst of the machines' figures, of which the server's own has those of ``here``."""
+    def seat(self, server: control.Listening, name: bytes) -> Seat:
+        return Seat(server.door, key=server.key)
+
+    def usage(self, here: dict[str, float | None]) -> dict[str, float | None]:
         found = [(machine(), here), *((row.machine, row.usage) for row in self.rows)]
         by_machine: dict[str, list[dict[str, float | None]]] = {}
         for name, usage in found:
@@ -462,7 +479,6 @@ class Nodes:
         }
 
     def expel(self, message: control.Expel) -> control.Departed | None:
-        """Have a peer's process ended; its end at once if there is none."""
         who = message.role, message.peer
         for spawn in [one for one in self._homeless if (one.role, one.peer) == who]:
             self._homeless.remove(spawn)
@@ -472,8 +488,7 @@ class Nodes:
                 node.outbox.append(message)
         return None
 
-    def clear(self, restarts: int) -> Iterator[control.FromNodes]:
-        """Have all peers ended: their server is gone."""
+    def clear(self, restarts: int) -> Iterator[control.FromHosts]:
         self._clearing = restarts
         self._homeless.clear()
         for node in self.agreed:
@@ -482,17 +497,16 @@ class Nodes:
         yield from self._all_clear()
 
     def close(self, outcome: str = "") -> None:
-        """Have the nodes end what they host, as the run is over, and shut the door."""
         if self._closed:
             return
         self._closed, self._clearing = True, 0
         for node in self._nodes.values():
-            node.outbox.append(control.Over(outcome))
+            node.outbox.append(messages.Over(outcome))
         until_s = time.monotonic() + GRACE_S
         try:
             while self._nodes and time.monotonic() < until_s:
                 self.wait(None)
                 for _ in self.heard():
-                    pass  # nobody is told any more
+                    pass  # the run is over
         finally:
             self._door.close()

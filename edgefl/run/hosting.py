@@ -1,0 +1,162 @@
+"""Where the clients or workers of a run are: `Hosts`, on this host by default.
+
+`edgefl.hosts.nodes.Nodes` are the other implementation. With nodes, this host's zygote still loads the
+workload, makes the first model and hosts the evaluator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from edgefl.experiment import Experiment
+from edgefl.host.channel import Channel
+from edgefl.parameters.buffer import Shape
+from edgefl.processes import usable_cores
+from edgefl.results.record import NodeRow
+from edgefl.run import control
+
+
+class Share(NamedTuple):
+    """The peers that one host will have."""
+
+    host: str
+    peers: Sequence[int]
+    step_s: float
+    """CPU seconds of a training step there."""
+    cores: float | None = None
+    """Cores for these peers; None for all that this process may use."""
+    as_is: bool = False
+    """The peers are not held to their device profiles."""
+
+
+class Seat(NamedTuple):
+    """How a peer reaches the server: address, the server's pid (0 if remote) and its public key."""
+
+    address: str
+    server: int = 0
+    key: bytes = b""
+
+
+class Hosts(Protocol):
+    """Hosts of a run's clients or workers. The supervisor calls it; it answers with messages."""
+
+    name: str
+    compare: bool
+    """They load data and model themselves, which the fingerprint of `control.Prepared` must match."""
+    wanted: int
+    """Number of hosts that the run waits for."""
+    rows: list[NodeRow]
+    """Hosts to record."""
+
+    @property
+    def door(self) -> str:
+        """Address of the server's socket for peers on other machines; "" if all are on this one."""
+
+    def adapted(self, experiment: Experiment, base: Path) -> Experiment:
+        """Return the experiment as it runs on these hosts. Raises `ConfigError` if it cannot."""
+
+    def open(self, fd: int, say: Callable[[str], None]) -> None:
+        """Start. `wait` returns when ``fd`` is readable; ``say`` shows the user a line."""
+
+    def wait(self, timeout_s: float | None) -> float | None:
+        """Wait for messages of the hosts; return the seconds that the caller should still wait for others."""
+
+    def heard(self) -> Iterator[control.FromHosts]:
+        """Yield the messages that have arrived."""
+
+    def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
+        """Load data and model. ``same_bits``: training must give the same bits on all hosts."""
+
+    def expect(
+        self, fingerprint: control.Fingerprint | None, host_step_s: float
+    ) -> Iterator[control.FromHosts]:
+        """Accept the hosts that match this host's fingerprint; a training step takes ``host_step_s`` here."""
+
+    def carries(self) -> int:
+        """Return the number of workers that the hosts have room for."""
+
+    def shares(self, count: int) -> list[Share]:
+        """Return each host's share of ``count`` peers that are spawned in order."""
+
+    def adopt(self, shape: Shape) -> None:
+        """Make parameter buffers on hosts that share no memory with this one."""
+
+    def seat(self, server: control.Listening, name: bytes) -> Seat: ...
+
+    def spawn(self, spawn: control.Spawn) -> None:
+        """Start a peer."""
+
+    def expel(self, message: control.Expel) -> control.Departed | None:
+        """Kill a peer; return its end at once if it has no process."""
+
+    def clear(self, restarts: int) -> Iterator[control.FromHosts]:
+        """Kill all peers, because their server is gone; `control.Cleared` follows."""
+
+    def usage(self, here: dict[str, float | None]) -> dict[str, float | None]:
+        """Return the load of the worst host; that of this one is ``here``."""
+
+    def close(self, outcome: str = "") -> None:
+        """End all peers, because the run is over."""
+
+
+class ThisHost:
+    """This host's zygote. Its messages arrive at the supervisor by its channel."""
+
+    name, compare, wanted, door = "zygote", False, 1, ""
+    zygote: Channel[control.FromZygote]
+
+    def __init__(self) -> None:
+        self.rows: list[NodeRow] = []
+        self._step_s = 0.0
+
+    def adapted(self, experiment: Experiment, base: Path) -> Experiment:
+        return experiment
+
+    def open(self, fd: int, say: Callable[[str], None]) -> None:
+        pass
+
+    def wait(self, timeout_s: float | None) -> float | None:
+        return timeout_s
+
+    def heard(self) -> Iterator[control.FromHosts]:
+        return iter(())
+
+    def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
+        self.zygote.tell(message)
+
+    def expect(
+        self, fingerprint: control.Fingerprint | None, host_step_s: float
+    ) -> Iterator[control.FromHosts]:
+        self._step_s = host_step_s
+        yield control.Gathered(1)
+
+    def carries(self) -> int:
+        return usable_cores()
+
+    def shares(self, count: int) -> list[Share]:
+        return [Share("", range(count), self._step_s)]
+
+    def adopt(self, shape: Shape) -> None:
+        pass
+
+    def seat(self, server: control.Listening, name: bytes) -> Seat:
+        return Seat(control.address(server.root, server.secret, name), server.pid)
+
+    def spawn(self, spawn: control.Spawn) -> None:
+        self.zygote.tell(spawn)
+
+    def expel(self, message: control.Expel) -> control.Departed | None:
+        self.zygote.tell(message)
+        return None
+
+    def clear(self, restarts: int) -> Iterator[control.FromHosts]:
+        self.zygote.tell(control.Clear(restarts))
+        return iter(())
+
+    def usage(self, here: dict[str, float | None]) -> dict[str, float | None]:
+        return here
+
+    def close(self, outcome: str = "") -> None:
+        pass
