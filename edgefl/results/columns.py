@@ -1,4 +1,4 @@
-"""A run's record as columns, for a notebook, a data frame or a file: a table for each question."""
+"""A run's record as tables of columns, for a notebook, a data frame or a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgefl.results.summary import applied_weight, metric_names, profile_of, val
 
 
 class Table(dict[str, NDArray[Any]]):
-    """Columns of one length by name: int64 and float64 arrays, texts as objects. A missing figure is NaN.
+    """Columns of equal length by name: int64, float64 and, for texts, object arrays. Missing numbers are NaN.
 
     >>> table = Table(version=np.array([0, 10]), accuracy=np.array([0.1, 0.9]))
     >>> float(table["accuracy"][table["version"] == 10][0]), table.rows
@@ -34,7 +34,7 @@ class Table(dict[str, NDArray[Any]]):
         return len(next(iter(self.values()), ()))
 
     def frame(self) -> Any:
-        """A pandas DataFrame, or a polars one where there is no pandas. `ConfigError` if there is neither."""
+        """A pandas DataFrame, or a polars one without pandas. `ConfigError` if neither is installed."""
         for name in ("pandas", "polars"):
             try:
                 return importlib.import_module(name).DataFrame(dict(self))
@@ -44,7 +44,7 @@ class Table(dict[str, NDArray[Any]]):
         raise ConfigError("a data frame needs pandas or polars, neither is installed: pip install pandas")
 
     def csv(self) -> str:
-        """The table as CSV with a line of names (RFC 4180, lines end in LF); NaN is empty.
+        """The table as CSV with a header (RFC 4180, but lines end in LF); NaN is empty.
 
         >>> Table(x=np.array([1.5, np.nan]), name=np.array(["a", "b,c"], object)).csv()
         'x,name\\n1.5,a\\n,"b,c"\\n'
@@ -57,10 +57,10 @@ class Table(dict[str, NDArray[Any]]):
         return text.getvalue()
 
     def write(self, path: str | Path) -> Path:
-        """Write the table to ``path``, ``.csv`` or ``.parquet``; returns it.
+        """Write the table to ``path``, ``.csv`` or ``.parquet``; returns the path.
 
-        Parquet needs polars or pyarrow. Raises `ConfigError` without either, for another ending, and
-        `RunError` where the file cannot be written.
+        Raises `ConfigError` for another suffix and for Parquet without polars or pyarrow, and `RunError` if
+        the file cannot be written.
         """
         path = Path(path)
         writers: dict[str, Callable[[], bytes]] = {
@@ -89,7 +89,7 @@ class Table(dict[str, NDArray[Any]]):
 
 
 def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
-    """The values of one column; None is NaN, which makes a column of whole numbers one of floats.
+    """The values of one column; None becomes NaN, so that a column of integers becomes one of floats.
 
     >>> column([1, None], int), column([1, 2], int)
     (array([ 1., nan]), array([1, 2]))
@@ -114,11 +114,11 @@ def _single(columns: Columns) -> Table:
 
 
 def evaluations(record: Record) -> Table:
-    """One row an evaluation, by version: the learning curve.
+    """The learning curve, one row per evaluation, by version.
 
-    ``at_s`` is the emulated second at which the version was made, ``trips`` are the client trips until then;
-    after ``accuracy`` and ``loss`` come the measures of the user's own ``evaluation.function``, and of a
-    private run ``epsilon``, which the version and all before it have spent.
+    ``at_s`` is the emulated second at which the version was made, ``trips`` the client trips until then.
+    After ``accuracy`` and ``loss`` come the metrics of the user's ``evaluation.function`` and, in a private
+    run, the ``epsilon`` spent until the version.
     """
     rows = record.evaluations
     kinds = {"version": int, "at_s": float, "wall_s": float, "trips": int, "accuracy": float, "loss": float}
@@ -131,9 +131,9 @@ def evaluations(record: Record) -> Table:
 
 
 def trips(record: Record) -> Table:
-    """One row a client trip, by task: `TripRow`'s fields, the client's profile, what training logged.
+    """One row per client trip, by task: `TripRow`'s fields, the client's profile, and logged metrics.
 
-    Times are emulated seconds; what a trip never came to is NaN.
+    Times are emulated seconds; NaN for parts that did not happen.
     """
     table = _single(record.trips)
     table["profile"] = profile_of(record, table["client"])
@@ -143,7 +143,7 @@ def trips(record: Record) -> Table:
 
 
 def versions(record: Record) -> Table:
-    """One row a version: the fields of `VersionRow`; of a private run ``epsilon`` and ``clip_norm`` too."""
+    """One row per version: the fields of `VersionRow`; in a private run ``epsilon`` and ``clip_norm`` too."""
     table = _single(record.versions)
     if (spent := spending(record)) is not None:
         table["epsilon"], table["clip_norm"] = (
@@ -153,7 +153,7 @@ def versions(record: Record) -> Table:
 
 
 def clients(record: Record) -> Table:
-    """One row a client: the fields of `ClientRow`, its trips, and ``applied_weight``.
+    """One row per client: the fields of `ClientRow`, its trips, and its ``applied_weight``.
 
     The latter is its share of all applied weight, times the number of clients: 1 is fair.
     """
@@ -166,12 +166,12 @@ def clients(record: Record) -> Table:
 
 
 def incidents(record: Record) -> Table:
-    """One row an incident: the fields of `IncidentRow`."""
+    """One row per incident: the fields of `IncidentRow`."""
     return _single(Columns(record, "incidents"))
 
 
 def weights(record: Record) -> Table:
-    """One row an update that a version was made of: its weight in the sum, its client and its staleness."""
+    """One row per update in a version: its weight in the sum, its client and its staleness."""
     sums = list(record.sums())
     tasks = np.concatenate([tasks for _, tasks, _ in sums]) if sums else np.empty(0, np.int64)
     values = np.concatenate([values for *_, values in sums]) if sums else np.empty(0)
@@ -192,7 +192,7 @@ def weights(record: Record) -> Table:
 
 
 def staleness(record: Record) -> Table:
-    """One row an update that arrived, by task: its client, its staleness in versions, and its fate."""
+    """One row per update that arrived, by task: its client, its staleness in versions, and its fate."""
     every = trips(record)
     arrived = ~np.isnan(every["arrived_s"])
     names = ("task", "client", "profile", "arrived_s", "staleness", "fate")
@@ -209,10 +209,10 @@ TABLES_OF_A_RUN: dict[str, Callable[[Record], Table]] = {
     "clients": clients,
     "incidents": incidents,
 }
-"""What `edgefl export` writes, by name."""
+"""The tables that `edgefl export` writes."""
 
 
 def export(folder: Path, out: Path, kind: str = "csv") -> list[Path]:
-    """Write the run's tables into ``out``, a csv or parquet file each; returns their paths."""
+    """Write each of the run's tables into ``out`` as a csv or parquet file; returns their paths."""
     with Record(folder) as record:
         return [make(record).write(out / f"{name}.{kind}") for name, make in TABLES_OF_A_RUN.items()]

@@ -1,4 +1,4 @@
-"""Runs side by side: a table for the terminal, and a folder with summary, page and trace."""
+"""Comparison of runs: tables for the terminal, and a folder with summary, page and trace."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Run(NamedTuple):
     record: Record
     summary: dict[str, Any]
     slow: Group
-    """The slow profiles and the classes that only they hold, the same for all runs (`slow_group`)."""
+    """The slow profiles and the classes that only they have, the same for all runs (`slow_group`)."""
 
 
 class RunGroup(NamedTuple):
-    """Runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed: one row of the comparison."""
 
     label: str
     runs: tuple[Run, ...]
@@ -69,7 +69,7 @@ class RunGroup(NamedTuple):
     """The figures of each run."""
     valid: bool
     to_target: ToTarget | None = None
-    """The cost until the comparison's target, beside its first row."""
+    """The cost until the comparison's target."""
 
     def estimates(self) -> dict[str, Any]:
         """The figures for JSON: mean and half the width of its 95% interval."""
@@ -82,9 +82,9 @@ class RunGroup(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """VALID or INVALID; under the virtual clock nothing is measured that could be valid.
+        """VALID or INVALID; ``computed`` under the virtual clock, which measures no times.
 
-        A row with a run that learned nothing has no progress, and no rank.
+        A row with a run that learned nothing is called `NO_PROGRESS` and not ranked.
         """
         if not self.ranked:
             return NO_PROGRESS
@@ -96,14 +96,13 @@ class RunGroup(NamedTuple):
 def compare(
     folders: Sequence[str | Path], out: str | Path | None = None, target: float | None = None
 ) -> RenderGroup:
-    """Tables of the runs in ``folders``, 80 columns wide; with ``out`` also a folder about them.
+    """Return tables of the runs in ``folders``, 80 columns wide, and write the folder ``out``.
 
-    Runs that differ in nothing but their seed are one row, mean ± half the 95% interval of the mean
-    (Student's t). The time to the accuracy ``target`` is compared seed by seed; without one the target is
-    that of the runs' ``[stop]``, else the highest that every run reached. ``out`` gets summary.json (the
-    first run's, with ``runs`` and ``comparison``), report.html and trace.json.
-    Raises `ConfigError` if a folder is not a run's, is named twice, or holds a run on other data, and if
-    ``out`` is a file, or holds a run or a reproduction.
+    Runs that differ only in their seed are one row: mean ± half the 95% interval of the mean (Student's t).
+    The time to the accuracy ``target`` is compared seed by seed; see `targets.target_of` for the default.
+    ``out`` gets summary.json (the first run's, with ``runs`` and ``comparison``), report.html and trace.json.
+    Raises `ConfigError` if a folder is not a run's, is repeated, or holds a run on other data, and if ``out``
+    is a file, or holds a run or a reproduction.
     """
     if out is not None:
         require_free(Path(out), "comparison")
@@ -126,7 +125,7 @@ def write(
 
 
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
-    """The time to the target, the rows' figures, and the runs' own measures; 80 columns wide."""
+    """Tables of the time to the target, the rows' figures, and the runs' own metrics."""
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">"), own, fold=True)] if own else []
@@ -211,19 +210,19 @@ def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
 
 
 def _scored(rows: Sequence[RunGroup]) -> bool:
-    """Returns False where no run has an accuracy and one has a loss: tasks without classes."""
+    """Returns False if no run has an accuracy and one has a loss, as in a task without classes."""
     return is_scored(
         {name: any(np.isfinite(row.figures[name].mean) for row in rows) for name in ("accuracy", "loss")}
     )
 
 
 def own_names(rows: Sequence[RunGroup]) -> list[str]:
-    """The runs' own measures: the figures besides those that every run has."""
+    """Names of the runs' own metrics: all figures besides `FIGURES`."""
     return list(dict.fromkeys(name for row in rows for name in row.figures if name not in FIGURES))
 
 
 def load(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs, checked to be comparable."""
+    """Load the runs. Raises `ConfigError` if they cannot be compared."""
     if not folders:
         raise ConfigError("nothing to compare: name at least one run's folder")
     paths = [Path(folder) for folder in folders]
@@ -255,7 +254,7 @@ def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | Non
 
 
 def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
-    """Runs of one experiment under several seeds together; a repeated seed keeps its runs apart."""
+    """Group runs that differ only in their seed; runs with a repeated seed stay apart."""
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         meta = run.record.meta
@@ -277,7 +276,7 @@ def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGrou
 
 
 def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:
-    """A row for each label: each figure's mean over its runs, and the cost until the target."""
+    """One row per label: the mean of each figure over its runs, and the cost until the target."""
     rows: list[RunGroup] = []
     first: list[Record] = []
     for label, part in runs.items():
@@ -293,7 +292,7 @@ def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> lis
 
 
 def _figures(run: Run, passed: ToTarget | None, place: int) -> dict[str, float]:
-    """The run's figures by name of `FIGURES`, NaN where it has none, and its own measures."""
+    """The run's `FIGURES`, NaN for missing ones, and its own metrics."""
     summary, evaluations = run.summary, run.record.evaluations
     weight = applied_weight(run.record)
     theirs = weight.shares[np.isin(profile_of(run.record, weight.clients), run.slow.profiles)]
@@ -323,7 +322,7 @@ def _count(value: Estimate) -> str:
 def document(
     out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None
 ) -> dict[str, Any]:
-    """The comparison's summary.json: the first run's fields, then every run and how rows differ."""
+    """The comparison's summary.json: the first run's fields, all runs, and the rows."""
     first = rows[0].figures
     return {
         **runs[0].summary,
@@ -355,7 +354,7 @@ def document(
 def comparison_page(
     out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None
 ) -> str:
-    """The page: self-contained HTML that links to each run's own report."""
+    """The comparison's page: self-contained HTML with links to the runs' reports."""
     meta, kinds = runs[0].record.meta, " · ".join(row.label for row in rows[:4])
     about = "" if _scored(rows) else "No accuracy is measured. "
     lines = "On test examples."
@@ -402,7 +401,7 @@ def _race_html(rows: Sequence[RunGroup]) -> str:
 
 
 def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
-    """The result in words: the time to the target, then the accuracy at the end, each with its interval."""
+    """The result in words: the time to the target and the accuracy at the end, with their intervals."""
     ranked = [row for row in rows if row.ranked]
     race = race_in_words({row.label: [run.record for run in row.runs] for row in ranked}, target)
     known = [row for row in ranked if np.isfinite(row.figures["accuracy"].mean)]
@@ -434,21 +433,21 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
 
 
 def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
-    """Pictures of the accuracy, or of the loss where no run has one, and of own measures."""
+    """Pictures of the accuracy, or of the loss if no run has one, and of the runs' own metrics."""
     about = {"at_s": lines, "trips": "What it cost in downloads, training and uploads.", "own": lines}
     own = dict.fromkeys(name for row in rows for run in row.runs for name in metric_names(run.record))
     last = ""
     if _scored(rows):
         slow = curves(rows, "accuracy", "trips", slow=True) if rows[0].runs[0].slow.labels else ()
         drawn = curves_picture(slow, "trips", "Accuracy on slow phones' classes")
-        empty = "Every class is held by a fast phone too."
-        says = "Classes that no faster phone holds."
+        empty = "Fast phones have every class too."
+        says = "Classes that no faster phone has."
         last = page.figure("Accuracy on the slow phones' classes", says, drawn, empty)
     return learning_figures(lambda *what: curves(rows, *what), [*own], about, last)
 
 
 def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
-    """Cards with applied weight and staleness by profile, slowest first, a column a row of the comparison."""
+    """Cards with applied weight and staleness by profile, slowest first, one column per row."""
     names = dict.fromkeys(name for row in rows for name in profiles_by_speed(row.runs[0].record))
 
     def by_profile(title: str, about: str, value: Callable[[dict[str, Any]], dict[str, float]]) -> str:
@@ -469,7 +468,7 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
 
 
 def _measures(rows: Sequence[RunGroup]) -> str:
-    """The runs' own measures, a column a run."""
+    """The runs' own metrics, one column per row."""
     cells = [[name, *(_plain(row.figures.get(name, NONE)) for row in rows)] for name in own_names(rows)]
     return html_table(["Measure", *(f">{row.label}" for row in rows)], cells)
 
@@ -489,9 +488,9 @@ def _each(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
 
 
 def curves(rows: Sequence[RunGroup], name: str, over: str, *, slow: bool = False) -> list[Curve]:
-    """A measure's curve for each row over ``at_s`` or ``trips``: thin for each seed, thick for their mean.
+    """A metric's curve for each row over ``at_s`` or ``trips``: one per seed, and their mean.
 
-    With ``slow`` it is the accuracy on the classes that only slow clients hold.
+    With ``slow``, the metric is the accuracy on the classes that only slow clients have.
     """
     found = []
     for k, row in enumerate(rows):

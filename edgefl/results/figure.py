@@ -1,4 +1,4 @@
-"""A figure for a paper: learning curves over seeds, in one call, as vectors with the fonts inside."""
+"""A figure for a paper: learning curves over seeds as vector graphics with embedded fonts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from edgefl.results.summary import measured, metric_names
 Runs = Sequence[Result | str | Path]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Of Okabe and Ito's palette, told apart by colour-blind readers; each with a dash of its own for print."""
+"""Okabe and Ito's palette for colour-blind readers. Each colour has its own dash for print."""
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _SETTINGS: Any = {
-    "pdf.fonttype": 42,  # TrueType, whole letters: some publishers refuse Type 3
+    "pdf.fonttype": 42,  # TrueType: some publishers refuse Type 3
     "ps.fonttype": 42,
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",
@@ -56,14 +56,13 @@ def plot(
 ) -> Path:
     """Draw learning curves into ``file`` (.pdf, .svg, .eps, or .png at 300 dpi); returns its path.
 
-    ``runs`` are finished runs by label, one for each seed; without labels runs that differ only in their seed
-    go together, as in `edgefl compare`. A line is the mean over seeds of the measure ``y`` (accuracy, loss or
-    one of your own evaluation's), linear between evaluations, up to where the
-    last of them ends: a seed that ended before keeps its last value. ``band``
-    around it is the mean's 95% interval (Student's t), the range of the seeds, or nothing. The size is a
-    paper's column, in inches. Nothing in the file says when it was made: the same runs give the same bytes.
+    ``runs`` are finished runs by label, one per seed; without labels, runs that differ only in their seed are
+    grouped as in `edgefl compare`. A line is the mean over seeds of the metric ``y`` (accuracy, loss or your
+    own), linear between evaluations, until the last seed ends; seeds that ended before keep their last
+    value. The ``band`` is the mean's 95% interval (Student's t), the range of the seeds, or nothing. The
+    default size is a paper's column, in inches. The same runs give the same bytes.
 
-    Raises `ConfigError` where a run has no such measure, and for another ending.
+    Raises `ConfigError` if a run has no such metric, and for another suffix.
     """
     file = Path(file)
     if file.suffix not in ENDINGS:
@@ -110,7 +109,7 @@ def _result(run: Result | str | Path) -> Result:
 
 
 def _curve(result: Result, y: str, over: str) -> Points:
-    """The measure ``y`` at each evaluation that has it: x over y."""
+    """The metric ``y`` at each evaluation that has it, as rows x and y."""
     with Record(result.dir) as record:
         known = ["accuracy", "loss", *metric_names(record)]
         points = measured(record, y, over)

@@ -1,7 +1,7 @@
-"""The page kit: every HTML page of edgefl is made of these parts. Pages are readable without scripts.
+"""The page kit: the parts of every HTML page of edgefl, which needs no scripts.
 
-`page` makes a whole page, `stat`, `card`, `figure`, `facts` and `bullets` its parts, `tables.html_table` its
-tables, and `pictures` its pictures. Each takes texts, which it escapes, and returns HTML.
+`page` makes a whole page; `stat`, `card`, `figure`, `facts` and `bullets` its parts, `tables.html_table` its
+tables, and `pictures` its pictures. They escape their texts and return HTML.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _HEAD = """<!doctype html>
 
 
 class Picture(NamedTuple):
-    """An inline SVG, its legend (the role of each colour, and what it stands for), and its data."""
+    """An inline SVG, its legend (colour roles and their meanings), and its data."""
 
     svg: str
     keys: Sequence[tuple[str, str]] = ()
     wide: bool = False
     data: Sequence[Sequence[object]] = ()
-    """The rows drawn, the first of them the columns' names."""
+    """The plotted rows after a row of column names."""
 
 
 def head(title: str, more: str = "", style: str = "") -> str:
@@ -58,10 +58,10 @@ def page(
     lead: str = "",
     banner: str = "",
 ) -> str:
-    """A whole HTML page: head, figures in ``headline``, and under each heading cards in two columns.
+    """A whole HTML page: figures in ``headline``, then cards in two columns under each heading.
 
-    ``lead`` is the result in a sentence. ``headline``, ``sections`` and ``banner`` are HTML. A heading
-    without cards is left out. The terms used are explained at the end.
+    ``lead`` is the result in a sentence. ``headline``, ``sections`` and ``banner`` are HTML. Headings without
+    cards are left out. A glossary of the terms used follows at the end.
     """
     policy = f'<meta http-equiv="Content-Security-Policy" content="{NO_SCRIPT}">'
     body = [
@@ -80,7 +80,7 @@ def page(
 
 
 def stat(name: str, value: str, note: str = "", tone: str = "") -> str:
-    """One headline card; ``tone`` is "", "good" or "bad". Words are set smaller than numbers."""
+    """One headline card; ``tone`` is "", "good" or "bad". Words are smaller than numbers."""
     word = "" if value[:1].isdigit() or value in ("–", "VALID", "INVALID") else " word"
     return (
         f'<div class="card"><p class="stat"><span{hint(name)}>{escape(name)}</span></p>'
@@ -102,17 +102,17 @@ def bullets(items: Iterable[str]) -> str:
 
 
 def facts(rows: Mapping[str, str]) -> str:
-    """Names and their values; a name without a value is left out."""
+    """Names and their values; names without a value are left out."""
     return definitions((escape(name), escape(value)) for name, value in rows.items() if value)
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> str:
-    """Pairs of HTML, each a name and its value."""
+    """A definition list of pairs of HTML."""
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in rows)}</dl>"
 
 
 def figure(title: str, about: str, picture: Picture | None, empty: str = "Nothing was recorded.") -> str:
-    """A picture in its card, with title, legend and a sentence that says how to read it."""
+    """A card with a picture, its legend, an explanation and its data."""
     if picture is None:
         return card(title, empty, "", wide=False)
     keys = [f'<i style="background:var(--{role})"></i>{escape(text)}' for role, text in picture.keys]
@@ -122,7 +122,7 @@ def figure(title: str, about: str, picture: Picture | None, empty: str = "Nothin
 
 
 def _download(title: str, data: Sequence[Sequence[object]]) -> str:
-    """A link to a picture's data as CSV. The link itself contains the data."""
+    """A link that contains a picture's data as CSV."""
     if not data:
         return ""
     file = io.StringIO()

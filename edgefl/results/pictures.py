@@ -1,7 +1,4 @@
-"""The drawing kit of the pages: matplotlib figures as inline SVG.
-
-A picture has one palette by role. The page's CSS fills it in for light and dark.
-"""
+"""The drawing kit: matplotlib figures as inline SVG, with colours by role from the page's CSS."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from edgefl.results.page import Picture, figure
 from edgefl.results.tables import number
 
 COLOURS = 8
-# matplotlib draws with these stand-ins; `Canvas.svg` turns each into the CSS variable of its name
+# matplotlib draws with these placeholder colours; `Canvas.svg` replaces each by its role's CSS variable
 _NAMES = "ink muted line band good bad down compute up c1 c2 c3 c4 c5 c6 c7 c8"
 _ROLES = {role: f"#0a0b{number:02x}" for number, role in enumerate(_NAMES.split(), 1)}
 _SETTINGS: Any = {
@@ -50,20 +47,20 @@ _SETTINGS: Any = {
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """Gives all that is drawn meanwhile the look of our pages; also a decorator of a function that draws."""
+    """Context or decorator in which figures get the pages' style."""
     with mpl.rc_context(_SETTINGS):
         yield
 
 
 def close_fonts() -> None:
-    """Close the font files that matplotlib keeps open for good: a page leaves no descriptor behind."""
+    """Close the font files that matplotlib would keep open."""
     for name in ("_get_font", "get_font"):
         if (clear := getattr(getattr(font_manager, name, None), "cache_clear", None)) is not None:
             clear()
 
 
 colour = _ROLES.__getitem__
-"""The stand-in colour of a role, such as ink, muted, line, bad, down or c1."""
+"""The placeholder colour of a role, such as ink, muted, line, bad, down or c1."""
 
 
 def series(k: int) -> str:
@@ -89,7 +86,7 @@ class Canvas:
         self._tips: list[str] = []
 
     def shares(self, top: float = 1.03, low: float = 0.0) -> float:
-        """Make the y axis one of shares, in per cent; returns its lower end."""
+        """Show the y axis in per cent; returns its lower end."""
         self.axes.set_ylim(low, top - low * 0.03)
         self.axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.3g}%")
         return low
@@ -100,21 +97,21 @@ class Canvas:
         self._tips.append(text)
 
     def svg(self, label: str) -> str:
-        """The picture as inline SVG whose colours are the page's; ``label`` is read to the blind."""
+        """The picture as inline SVG in the page's colours; ``label`` is for screen readers."""
         file = io.StringIO()
-        # a salt of its own keeps the ids of one page's pictures apart
+        # the salt keeps the ids of a page's pictures distinct
         with mpl.rc_context({"svg.hashsalt": label}):
             self.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         text = file.getvalue()
-        # a style sheet inside would reach out over the whole page, which has the same two rules itself
+        # drop inline styles: they would restyle the page, whose CSS has the same two rules
         unwanted = r"^.*?(?=<svg)|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>"
         text = re.sub(unwanted, "", text, flags=re.S)
         for k, tip in enumerate(self._tips):
             text = text.replace(f'<g id="tip-{k}">', f"<g><title>{escape(tip)}</title>", 1)
         used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
         text = re.sub(r' id="([^"]+)"', lambda m: m[0] if m[1] in used else "", text)
-        text = re.sub(r'(?<==")[^"<>]+', _shorter, text)  # coordinates; what is to be read stays as it is
-        text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # the page's own
+        text = re.sub(r'(?<==")[^"<>]+', _shorter, text)  # shorten coordinates, not text
+        text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # inherit the page's font
         for role, stand_in in _ROLES.items():
             text = text.replace(stand_in, f"var(--{role})")
         text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
@@ -127,7 +124,7 @@ def _shorter(attribute: re.Match[str]) -> str:
 
 
 class Curve(NamedTuple):
-    """A measure over time or trips: a line with its legend, and a thin one for each of several seeds."""
+    """A metric over time or trips: a line with its legend, and a thin line for each of several seeds."""
 
     role: str
     name: str
@@ -140,17 +137,14 @@ AXES = {
     "at_s": ("emulated seconds", "emulated_s", "emulated time"),
     "trips": ("client trips", "client_trips", "client trips"),
 }
-"""What a curve may be over: the axis, the name of its column in the data, and in words."""
+"""The possible x axes of a curve: label, column name in the data, and title."""
 
 
 @house_style()
 def curves_picture(
     curves: Sequence[Curve], over: str, what: str = "Accuracy", *, ends: bool = False, share: bool = True
 ) -> Picture | None:
-    """Curves over ``at_s`` (emulated time) or ``trips``, of a ``share`` or of any numbers.
-
-    ``ends`` writes their last values.
-    """
+    """Curves of a ``share`` or other numbers over ``at_s`` or ``trips``; ``ends`` labels last values."""
     if not curves:
         return None
     canvas = Canvas()
@@ -194,10 +188,10 @@ def learning_figures(
     ends: bool = False,
     empty: str = "Nothing was recorded.",
 ) -> list[str]:
-    """Cards of what was learned: the accuracy, or the loss of a task that has none, and the ``own`` measures.
+    """Cards with the accuracy, or the loss of a task without one, and the ``own`` metrics.
 
-    ``curves_of`` returns the curves of a measure over ``at_s`` or ``trips``. ``about`` has the sentence of
-    each axis, and of "own". ``last`` is the card after the accuracy's; without it the loss is shown.
+    ``curves_of`` returns the curves of a metric over ``at_s`` or ``trips``. ``about`` has the explanation for
+    each axis and for "own". ``last`` is the card after the accuracy's; if it is empty, the loss is shown.
     """
 
     def drawn(name: str, over: str, what: str) -> str:
@@ -212,18 +206,18 @@ def learning_figures(
 
 
 EARLY = 0.1
-"""The first part of a picture's span, in which curves rise: it does not count where all are near the top."""
+"""Initial part of a picture in which curves rise; ignored for the lower end of the axis."""
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:
-    """The lower end of an axis of shares: 0, or a little below all curves where they soon stay above 70%."""
+    """The lower end of an axis of shares: 0, or just below all curves if they soon stay above 70%."""
     later = [curve.y[curve.x >= EARLY * farthest] for curve in curves]
     lowest = min((float(np.nanmin(y)) for y in later if np.isfinite(y).any()), default=0.0)
     return max(0.0, np.floor(lowest * 20 - 1) / 20) if lowest > 0.7 else 0.0
 
 
 def _end_dots(canvas: Canvas, curves: Sequence[Curve]) -> None:
-    """A dot at the end of each curve; rings around it for those that end at almost the same place."""
+    """Draw a dot at the end of each curve, with rings if several end at almost the same point."""
     across, up = canvas.axes.get_xlim()[1], float(np.diff(canvas.axes.get_ylim())[0])
     placed: list[tuple[float, float]] = []
     for curve in curves:
@@ -238,7 +232,7 @@ def _end_dots(canvas: Canvas, curves: Sequence[Curve]) -> None:
 
 
 def bars_of(axes: Axes, spans: Sequence[tuple[float, float, float]], height: float, role: str) -> None:
-    """Many horizontal bars (start, end, y of the middle) as one path, which takes a few bytes a bar."""
+    """Draw horizontal bars (start, end, y of the middle) as one path, a few bytes per bar."""
     if spans:
         start, end, y = np.array(spans).T
         low, high = y - height / 2, y + height / 2

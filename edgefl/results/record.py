@@ -1,8 +1,8 @@
-"""The run record: its tables as typed rows, and its reader, with numpy arrays for the tables that are long.
+"""The run record: its tables as typed rows, and its reader, which gives long tables as numpy arrays.
 
-Each row type is one table of ``record.sqlite``, field for column; its first field is the primary key. Rows
-are built by keyword: two figures in swapped columns would be believed.
-Times in ``_s`` are emulated seconds since the start of the run unless they say ``wall_s``.
+Each row type is one table of ``record.sqlite``: a field is a column, the first one the primary key. Rows take
+keywords only, since nothing would notice two swapped columns. Times in ``_s`` are emulated seconds since the
+start of the run, those in ``wall_s`` seconds of this machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ APPLICATION_ID = 0x45464C52
 SCHEMA_VERSION = 5
 FILE_NAME = "record.sqlite"
 FATES = ("applied", "discarded", "dropped", "lost")
-"""Ends of a trip: used in a version, valid but not used, bad, or its client was gone."""
+"""Outcomes of a trip: its update was used, was valid but not used, was bad, or its client was gone."""
 
 
 class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -42,45 +42,45 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     profile: str
     network: str
     examples: int
-    """Examples that it trains on."""
+    """Examples for training."""
     test_examples: int = 0
-    """Examples of its own that it holds out."""
+    """Held-out examples."""
     labels: tuple[int, ...] = ()
-    """Classes of which the client holds at least one example, ascending."""
+    """Classes with at least one example on this client, ascending."""
     step_s: float | None = None
-    """Declared seconds of a training step on a whole batch; None where a delay sets the trip's time."""
+    """Declared seconds of a training step on a whole batch; None if a delay replaces the trip's time."""
     memory_mib: float | None = None
     down_mbps: float | None = None
     up_mbps: float | None = None
 
 
 class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One client trip: a download, a local training and an upload; or the part of it that happened.
+    """One client trip: download, local training and upload, as far as they happened.
 
-    ``*_declared_s`` is what the profile says the part takes, the field without ``declared`` what it took.
+    ``*_declared_s`` is a part's duration by the profile, the field without ``declared`` its actual duration.
     """
 
     task: int
     client: int
     base_version: int
     trip: int
-    """Number of tasks that the client was given before this one."""
+    """Number of the client's tasks before this one."""
     sent_s: float
     received_s: float | None = None
     arrived_s: float | None = None
-    """The update was in its slot; None for a trip that never ended."""
+    """Time at which the update was complete in its slot; None for a trip that did not end."""
     staleness: int | None = None
     applied_version: int | None = None
-    """The version that used the update first."""
+    """The first version that used the update."""
     weight: float | None = None
     fate: str | None = None
-    """One of `FATES`; None while the trip runs or its update is held."""
+    """One of `FATES`; None while the trip runs or its update waits in the buffer."""
     reason: str = ""
     examples: int | None = None
     steps: int | None = None
     loss: float | None = None
     trained_version: int | None = None
-    """The version that the client says it trained from; must be ``base_version``."""
+    """The version from which the client trained by its own report; must be ``base_version``."""
     down_bytes: int | None = None
     up_bytes: int | None = None
     down_s: float | None = None
@@ -90,25 +90,25 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     compute_declared_s: float | None = None
     up_declared_s: float | None = None
     delay_declared_s: float | None = None
-    """One-way delays of the download and the upload, in all."""
+    """Sum of the one-way delays of the download and the upload."""
     delay_s: float | None = None
     trip_declared_s: float | None = None
     trip_achieved_s: float | None = None
     work_s: float | None = None
-    """The training at the device's full speed, as its time model has it."""
+    """Training time at the device's full speed, by its time model."""
     lateness_s: float | None = None
-    """Emulated seconds by which the trip ended after its scheduled moment."""
+    """Emulated seconds by which the trip ended too late."""
     cpu_s: float | None = None
-    """CPU seconds that the training really took on this machine."""
+    """CPU seconds of the training on this machine."""
     peak_mib: float | None = None
-    """Memory that the training needs at once, as predicted from the trace of its step."""
+    """Peak memory of the training, predicted from the trace of its step."""
     process_grew_mib: float | None = None
-    """Growth of the client's process on this machine until then; None under the virtual clock."""
+    """Growth of the client's process on this machine so far; None under the virtual clock."""
     checksum_sent: int | None = None
     checksum_seen: int | None = None
-    """The update's 64-bit checksum as the client computed it, and as the server did from the slot."""
+    """64-bit checksum of the update, computed by the client and, from the slot, by the server."""
     metrics: dict[str, float] = {}
-    """Figures that the user's own training logged. See `Record.metrics`."""
+    """Metrics logged by the user's own training function. See `Record.metrics`."""
 
 
 class VersionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -120,36 +120,36 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     updates: int
     weight_sum: float
     sum_s: float
-    """Wall seconds in the kernel."""
+    """Wall seconds of the weighted sum."""
 
 
 class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One measurement of a version on the server's test examples, and on the clients' own."""
+    """Measurement of a version on the server's test examples and on the clients' own."""
 
     version: int
     at_s: float
     wall_s: float
     trips: int
-    """Client trips that had ended when the version was published."""
+    """Client trips that had ended before the version was published."""
     accuracy: float
-    """NaN where targets are no classes and the user's function gives none."""
+    """NaN for a task without classes, unless the user's function returns an accuracy."""
     loss: float
     correct: tuple[int, ...] = ()
     total: tuple[int, ...] = ()
-    """Right answers and test examples in each class."""
+    """Correct predictions and test examples in each class."""
     metrics: dict[str, float] = {}
-    """The measures of the user's own function that were finite numbers."""
+    """Finite metrics returned by the user's own function."""
     clients: tuple[int, ...] = ()
-    """The clients that it was measured on, on their own held-out examples."""
+    """Clients on whose held-out examples the version was measured."""
     client_loss: tuple[float, ...] = ()
     client_accuracy: tuple[float, ...] = ()
     personal_loss: tuple[float, ...] = ()
     personal_accuracy: tuple[float, ...] = ()
-    """For each of ``clients``: the global model's, and its own after a trip's training on its others."""
+    """For each of ``clients``: of the global model, and of that model after training on the client's data."""
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Something that went wrong and was dealt with: death, hang, oom, checksum, rejoin and such."""
+    """A fault that the run handled, such as death, hang, oom, checksum or rejoin."""
 
     id: int | None
     at_s: float
@@ -159,7 +159,7 @@ class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Wall seconds that the server spent in one stage of its work, and how often."""
+    """Wall seconds and calls of one stage of the server's work."""
 
     stage: str
     seconds: float
@@ -167,11 +167,11 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernel's work in all; ``bytes`` are those it moved, (K + 2)·D·4 a sum."""
+    """Totals of all weighted sums; each moves (K + 2)·D·4 ``bytes``."""
 
     backend: str = ""
     threads: int = 1
-    """The most threads that one sum may use."""
+    """Maximum number of threads of one sum."""
     updates: int = 0
     seconds: float = 0.0
     bytes: int = 0
@@ -187,7 +187,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     shared_mib: float | None = None
     """The parameter buffer."""
     clients_mib: dict[int, float] = {}
-    """Client (wall clock) or worker (virtual clock) to its size."""
+    """Size by client (wall clock) or by worker (virtual clock)."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,44 +201,44 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     host_step_s: float
     peers: list[int]
-    """Clients, or workers under the virtual clock, that it hosted at some time."""
+    """Clients, or workers under the virtual clock, that the node has hosted."""
     as_is: bool = False
-    """It is such a device itself, as which it trained at its own speed."""
+    """The node is a real device and trains at its own speed."""
     lost: str = ""
-    """The reason why it was not there to the end."""
+    """Reason for which the run lost the node; empty if it did not."""
     usage: dict[str, float | None] = {}
-    """Shares of its cores and time: ``used``, ``others``, ``steal`` and ``throttled``, as `Meta` has them."""
+    """``used``, ``others``, ``steal`` and ``throttled`` as in `Meta`."""
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of the run as a whole: one row of table ``meta`` a field, JSON, by ``Store.set_meta``."""
+    """Facts about the whole run; table ``meta`` has one row of JSON for each field. See `Store.set_meta`."""
 
     name: str = ""
     edgefl: str = ""
     """Version of edgefl that made the record."""
     created_unix_s: float | None = None
     base: str = ""
-    """Folder in which the user's own modules are looked for."""
+    """Folder from which the user's own modules are imported."""
     status: str = "created"
     """created, running, done, interrupted or failed."""
     stop_reason: str = ""
     no_progress: str = ""
-    """The reason why a run that is done has no result: its model learned nothing."""
+    """Reason for which the model learned nothing, so that the run has no result; empty if it did learn."""
     strategy: str = ""
     strategy_fields: dict[str, Any] = {}
     remark: str = ""
-    """`Strategy.remark`: hyperparameters that do not fit each other, in a line."""
+    """`Strategy.remark`: a warning about hyperparameters that do not fit together."""
     in_phase: str = ""
-    """The reason why clients act together by design; empty where they should be independent."""
+    """Reason for which clients act together by design; empty if they should be independent."""
     privacy: Privacy | None = None
     """The experiment's ``[privacy]``."""
     sampling: tuple[float, bool] | None = None
-    """`Strategy.sampling`: the chance with which a step's clients are drawn, and whether each by itself."""
+    """`Strategy.sampling`: probability with which a client is drawn, and whether draws are independent."""
     clock: str = ""
     seed: int = 0
     clients: int = 0
     processes: int = 0
-    """Processes that trained: one a client under the wall clock, the workers under the virtual one."""
+    """Training processes: one per client under the wall clock, workers under the virtual clock."""
     transport: str = ""
     time_scale: float = 1.0
     wall_s: float = 0.0
@@ -253,28 +253,28 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     model_sha256: str = ""
     aggregation: Aggregation = Aggregation()
     server_trip_us: float | None = None
-    """Median wall time that one trip costs the server, in µs, without the sum."""
+    """Median wall time of the server per trip without the sum, µs."""
     memory: MemoryUse = MemoryUse()
     throttle: str = ""
     memory_mechanism: str = ""
-    """Means that made training slow (paced, sigstop, cgroup) and enforced memory (rlimit, cgroup, off)."""
+    """Mechanisms that slowed training (paced, sigstop, cgroup) and limited memory (rlimit, cgroup, off)."""
     model_error_factor: dict[str, float] = {}
-    """Profile to the factor within which its device model says what a real device takes (90% of steps)."""
+    """Factor between a real device's step times and its profile's, for 90% of steps, by profile."""
     host_step_s: float | None = None
     """CPU seconds of one training step on this host, measured before the run."""
     load: float | None = None
     used: float | None = None
     others: float | None = None
-    """Shares of the host's cores that the fleet was expected to ask for, that it used, that others did."""
+    """Shares of the host's cores: predicted for the fleet, used by it, and used by other processes."""
     steal: float | None = None
-    """Share of CPU time that the hypervisor gave to others during the run."""
+    """Share of CPU time that the hypervisor gave to other guests during the run."""
     throttled: float | None = None
-    """Share of the run in which a core stood still because of a CPU quota around it."""
+    """Share of the run during which a CPU quota stopped a core."""
     nodes: list[NodeRow] = []
-    """Hosts of the clients or workers, where they are not the server's; shares above are of the worst."""
+    """Nodes that hosted the clients or workers; the shares above are then those of the worst node."""
     network: dict[str, int] = {}
-    """Bytes of messages that came ``in`` from nodes' processes and went ``out`` to them since the run was
-    begun, resumed or given another server last; and the ``versions`` made since then."""
+    """Message bytes received from nodes (``in``) and sent to them (``out``), and ``versions`` made, since the
+    last start of the server."""
     host: dict[str, Any] = {}
     software: dict[str, str] = {}
     toml: str = ""
@@ -310,8 +310,7 @@ _SQL = {int: "INTEGER", float: "REAL", str: "TEXT", tuple: "TEXT", dict: "TEXT"}
 def schema() -> str:
     """The SQL that makes an empty record."""
     extra = {
-        # `seq` is the last journal entry when the row was written, of a version the one that says it is:
-        # a rewind removes what came after it
+        # `seq` is the last journal entry before the row, or a version's own entry; a rewind compares it
         "trips": ", uses INTEGER NOT NULL DEFAULT 0, seq INTEGER NOT NULL DEFAULT 0, fate_seq INTEGER",
         "versions": ", seq INTEGER NOT NULL DEFAULT 0",
     }
@@ -419,7 +418,7 @@ def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
 
 
 class Record:
-    """Reader of ``<folder>/record.sqlite``: one moment of the run, also while the writer goes on unhindered.
+    """Reader of ``<folder>/record.sqlite`` that shows one moment of the run and never blocks its writer.
 
     Raises `ConfigError` if ``folder`` is not a run's folder or its record cannot be read.
     """
@@ -510,21 +509,21 @@ class Record:
 
     @cached_property
     def fleet(self) -> Columns:
-        """Columns of `ClientRow`, by client: what a large fleet is read by."""
+        """Columns of `ClientRow`, by client; faster than `clients` for a large fleet."""
         return Columns(self, "clients")
 
     def kinds(self) -> list[tuple[str, str, int]]:
-        """Profile, network and number of clients of each part of the fleet that is alike."""
+        """Profile, network and number of clients of each kind of client."""
         return self.select("SELECT profile, network, COUNT(*) FROM clients GROUP BY profile, network")
 
     @cached_property
     def trips(self) -> Columns:
-        """Columns of `TripRow`, by task; ``uses`` too: in how many versions the update was summed."""
+        """Columns of `TripRow`, by task, and ``uses``: the number of versions that used the update."""
         return Columns(self, "trips")
 
     @cached_property
     def metrics(self) -> Mapping[str, NDArray[np.float64]]:
-        """Figures that own training logged, by name: float64, one a trip as in `trips`; NaN for none."""
+        """Metrics logged by the user's training function: float64 arrays over `trips`; NaN if missing."""
         logged = self.trips["metrics"]
         names = sorted({name for figures in logged for name in figures})
         return {name: np.array([figures.get(name, math.nan) for figures in logged]) for name in names}
@@ -563,9 +562,9 @@ class Record:
     def phone(
         self, client: int, trips: int, incidents: int, tasks: int
     ) -> tuple[ClientRow | None, list[TripRow], list[IncidentRow]]:
-        """A client's row, its last ``trips`` among the last ``tasks`` of all, and its last ``incidents``.
+        """A client's row (None before the fleet is recorded), and its last trips and incidents, newest first.
 
-        Newest first, and found without reading the rest; no row while the fleet is not on record.
+        Only the run's last ``tasks`` are searched for trips, so that the query is fast.
         """
         rows = self._rows(ClientRow, "clients WHERE client = ?", (client,))
         since = "(SELECT COALESCE(MAX(task), 0) FROM trips) - ?"
@@ -579,12 +578,12 @@ class Record:
         )
 
     def events(self) -> Iterator[tuple[int, Event]]:
-        """The journal, with each event's number, in order."""
+        """The journal in order, each event with its number."""
         with self._errors():
             yield from read_events(self._db)
 
     def moves(self) -> Iterator[Joined | Left]:
-        """The coming and going of clients, in order: found without decoding the other events."""
+        """The clients' arrivals and departures, in order, without decoding the other events."""
         statement = "SELECT event FROM journal WHERE instr(event, ?) OR instr(event, ?) ORDER BY seq"
         with self._errors():
             for (encoded,) in self._db.execute(statement, (b"\xa6joined", b"\xa4left")):
@@ -593,7 +592,7 @@ class Record:
                     yield event
 
     def close(self) -> None:
-        """Let the file go. A record that is garbage-collected is closed too."""
+        """Close the file. Garbage collection closes it too."""
         self._db.close()
 
     def __enter__(self) -> Record:

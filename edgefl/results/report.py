@@ -1,4 +1,4 @@
-"""One run: report.html with its pictures, and a table of its summary for the terminal."""
+"""The report of one run: report.html with its pictures, and a table of its summary for the terminal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PARTS = {"compute": "Training", "down": "Download", "up": "Upload", "delay": "Li
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the run's ``report.html``, or the same to the file ``out``; returns its path."""
+    """Write the run's report to ``out``, by default its ``report.html``; returns the path."""
     with Record(folder) as record:
         text = report(record)
     close_fonts()
@@ -67,13 +67,13 @@ def _mark(content: bytes) -> str:
 
 
 def is_whole(content: bytes) -> bool:
-    """Return whether a report's file holds what was written."""
+    """Return True if the content of a report's file is undamaged."""
     text = content[: content.rfind(b"<!--")]
     return content == text + _mark(text).encode()
 
 
 def report(record: Record) -> str:
-    """The page: self-contained HTML with inline pictures, light and dark, no script, no network."""
+    """The run's page: self-contained HTML with inline pictures, light and dark, without scripts."""
     summary = summarize(record)
     not_judged = "Error of achieved against declared time. "
     not_judged += f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged. "
@@ -81,7 +81,7 @@ def report(record: Record) -> str:
     experiment = f"<pre>{escape(record.meta.toml.strip() or 'not recorded')}</pre>"
     fidelity, meta, stages = summary["fidelity"], record.meta, summary["server_time"]["stages"].items()
     banner = (
-        "<b>INVALID.</b> The emulation did not hold its promises; do not use these figures as results."
+        "<b>INVALID.</b> The emulation missed its accuracy limits; do not use these figures as results."
         + page.bullets(fidelity["reasons"])
     )
     stuck = (
@@ -103,12 +103,12 @@ def report(record: Record) -> str:
                         draw_weights(record), "No update was applied."),
         ],
         "Fleet": [
-            page.figure("Timeline of trips", "A lane a client, fastest profile first.",
+            page.figure("Timeline of trips", "One lane per client, fastest profile first.",
                         draw_timeline(record), "No trip was made."),
             page.card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
                       _profiles(record, summary)),
             page.card("Fidelity", not_judged, _fidelity(fidelity, summary["model_error_factor"])),
-            page.card("Phase", "Phones of one model that act together bend comparisons: docs/individuals.md.",
+            page.card("Phase", "Phones of one model in step distort comparisons: docs/individuals.md.",
                       _phase(summary["phase"]), wide=False),
             page.card("Integrity and incidents", "", _incidents(record, summary)),
         ],
@@ -118,7 +118,7 @@ def report(record: Record) -> str:
             page.card("Memory", "Proportional set size: a shared page counts once.", _memory(record, summary),
                       wide=False),
         ],
-        "How it was made": [
+        "Provenance": [
             page.card("Run", "", page.facts(_provenance(record, summary)), wide=False),
             page.card("Experiment", "", experiment, wide=False),
         ],
@@ -136,7 +136,7 @@ def report(record: Record) -> str:
 
 
 def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
-    """A sentence of what the run showed: what was learned, in how much time, and how slow phones fared."""
+    """The result in a sentence: the learned accuracy or loss, the time, and the share of slow phones."""
     trips, versions = many(summary["client_trips"], "client trip"), many(summary["versions"], "version")
     spent = f"in {seconds(summary['emulated_s'])} of emulated time ({trips}, {versions})"
     if summary["strategy"]:
@@ -162,7 +162,7 @@ def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
 
 
 def _learning(record: Record) -> list[str]:
-    """The cards of what was learned: the accuracy, or the loss of a task that has none, and own measures."""
+    """Cards with the accuracy, or the loss of a task without one, and the user's own metrics."""
     empty = "No accuracy was a number." if record.evaluations else "No evaluation was made."
     about = {
         "at_s": "On the server's test examples.",
@@ -177,12 +177,12 @@ def _learning(record: Record) -> list[str]:
 
 
 def _scored(record: Record) -> bool:
-    """Returns False for a task without accuracy: one that has a loss alone."""
+    """Returns False for a task that has a loss but no accuracy."""
     return is_scored({name: measured(record, name, "trips").size > 0 for name in ("accuracy", "loss")})
 
 
 def _curves(record: Record, name: str, over: str) -> list[Curve]:
-    """A measure over emulated time or trips; the accuracy also on the classes that only slow phones hold."""
+    """A metric over emulated time or trips; the accuracy also on the classes that only slow phones have."""
     points = measured(record, name, over)
     if name != "accuracy":
         return [Curve("c1", name, *points)] if points.size else []
@@ -213,7 +213,7 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
 
 
 def _privacy(record: Record) -> list[str]:
-    """The card of what a private run has spent."""
+    """The card with the ε of a private run."""
     if (found := spending(record)) is None:
         return []
     made, curves = record.versions, []
@@ -224,7 +224,7 @@ def _privacy(record: Record) -> list[str]:
 
 
 def _logged(record: Record) -> list[str]:
-    """The card of what the user's own training logged, if it logged anything."""
+    """The card with the metrics that the user's training function logged, if any."""
     rows = []
     for name, values in record.metrics.items():
         known = values[np.isfinite(values)]
@@ -294,7 +294,7 @@ def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float]) ->
 
 
 def _errors(found: Mapping[str, Any]) -> str:
-    """Signed median and 95th percentile of the absolute errors."""
+    """Median error with its sign, and 95th percentile of absolute errors."""
     if found.get("p95_abs_error") is None:
         return "–"
     return f"{_signed(found['median_error'])} / {percent(found['p95_abs_error'], 2)}"
@@ -343,7 +343,7 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
     more = f"The first {INCIDENTS} of {len(rows):,}: " if len(rows) > INCIDENTS else ""
     counts = ", ".join(f"{count:,} {kind}" for kind, count in summary["incidents"].items())
     shown = [(f"{row.at_s:.1f}", row.client, row.kind, row.detail) for row in rows[:INCIDENTS]]
-    table = html_table([">At, s", ">Client", "Kind", "What"], shown)
+    table = html_table([">At, s", ">Client", "Kind", "Detail"], shown)
     return f'{out}<p class="about">{escape(more + counts)}.</p>{table}'
 
 
@@ -352,7 +352,7 @@ def _memory(record: Record, summary: dict[str, Any]) -> str:
     names = {"processes": many(len(record.meta.memory.clients_mib), kind), "per_process": f"each {kind}"}
     names |= {name: name for name in ("evaluator", "zygote", "server", "supervisor")}
     sizes = [[text, found[f"{name}_mib"]] for name, text in (names | {"shared": "shared buffer"}).items()]
-    return html_table(["Who", ">MiB"], [row for row in sizes if row[1]])
+    return html_table(["Process", ">MiB"], [row for row in sizes if row[1]])
 
 
 def _provenance(record: Record, summary: dict[str, Any]) -> dict[str, str]:
@@ -380,13 +380,13 @@ def _provenance(record: Record, summary: dict[str, Any]) -> dict[str, str]:
 
 
 def profile_roles(record: Record) -> dict[str, str]:
-    """Each profile's colour, fastest first, the same in every picture."""
+    """Each profile's colour in all pictures, fastest profile first."""
     return {profile: series(k) for k, profile in enumerate(reversed(profiles_by_speed(record)))}
 
 
 @house_style()
 def draw_classes(record: Record) -> Picture | None:
-    """Accuracy in each class at the last evaluation; classes that only slow clients hold stand out."""
+    """Accuracy in each class at the last evaluation, with the classes of slow clients in another colour."""
     if not record.evaluations or not record.evaluations[-1].total:
         return None
     last = record.evaluations[-1]
@@ -405,7 +405,7 @@ def draw_classes(record: Record) -> Picture | None:
     axes.set_xticks(range(0, len(values), max(1, -(-len(values) // 12))))
     axes.set_xlabel("class")
     canvas.shares(1.09)
-    keys = (("c1", "held by faster phones too"), ("c2", "held only by slow phones")) if only else ()
+    keys = (("c1", "also on faster phones"), ("c2", "only on slow phones")) if only else ()
     data = [
         (k, right, of, k in only) for k, (right, of) in enumerate(zip(last.correct, last.total, strict=True))
     ]
@@ -415,7 +415,7 @@ def draw_classes(record: Record) -> Picture | None:
 
 @house_style()
 def draw_weights(record: Record) -> Picture | None:
-    """Each client's share of the applied weight, times n, against the fair share 1."""
+    """Each client's share of the applied weight, times n, and the fair share 1."""
     (clients, share), roles = applied_weight(record), profile_roles(record)
     if not len(share):
         return None
@@ -451,7 +451,7 @@ def draw_weights(record: Record) -> Picture | None:
 
 @house_style()
 def draw_timeline(record: Record) -> Picture | None:
-    """Downloads, training and uploads over emulated time, a lane a client; a part of a large fleet."""
+    """Downloads, trainings and uploads over emulated time, in one lane per client."""
     trips = record.trips
     if not trips["task"].size:
         return None
@@ -461,7 +461,7 @@ def draw_timeline(record: Record) -> Picture | None:
     fleet = sorted(profile, key=lambda client: (order.index(profile[client]), client))
     chosen = np.unique(np.linspace(0, len(fleet) - 1, min(LANES, len(fleet))).astype(int))
     lane_of = {fleet[k]: -lane for lane, k in enumerate(chosen)}
-    # the middle of the run, as long as about six trips of the slowest client
+    # the middle of the run, about six trips of the slowest client
     sent_s, arrived_s = trips["sent_s"], trips["arrived_s"]
     span_s = float(np.nanmax(np.concatenate([sent_s, arrived_s])))
     length_s = (arrived_s - sent_s)[np.isfinite(arrived_s - sent_s)]
@@ -508,7 +508,7 @@ def draw_timeline(record: Record) -> Picture | None:
 
 
 def model_error(factors: Mapping[str, float]) -> str:
-    """The error of the profiles against real devices, in words: another than that of enforcing them.
+    """The error of the profiles against real devices, in words; the error of enforcing them is another one.
 
     >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
     ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')

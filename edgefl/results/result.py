@@ -1,4 +1,4 @@
-"""A finished run's folder, read: its summary, its record, its tables and its model."""
+"""Reader of a finished run's folder: its summary, record, tables and model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgefl.results.run_folder import CHECKPOINTS, SUMMARY_FILE
 
 
 class Result:
-    """A finished run's folder. Raises `ConfigError` if there is no run in it."""
+    """A finished run's folder. Raises `ConfigError` if it does not exist."""
 
     def __init__(self, folder: str | Path) -> None:
         self.dir = Path(folder)
@@ -43,31 +43,31 @@ class Result:
 
     @cached_property
     def record(self) -> Record:
-        """Everything that was recorded, by trip, version and evaluation."""
+        """The complete record, by trip, version and evaluation."""
         return Record(self.dir)
 
     def evaluations(self) -> Table:
-        """The learning curve, a row an evaluation: `columns.evaluations`."""
+        """The learning curve, one row per evaluation: `columns.evaluations`."""
         return self._table("evaluations")
 
     def trips(self) -> Table:
-        """A row a client trip: `columns.trips`."""
+        """One row per client trip: `columns.trips`."""
         return self._table("trips")
 
     def weights(self) -> Table:
-        """A row an update that a version was made of, with its weight: `columns.weights`."""
+        """One row per update in a version, with its weight: `columns.weights`."""
         return self._table("weights")
 
     def staleness(self) -> Table:
-        """A row an update that arrived, with its staleness: `columns.staleness`."""
+        """One row per update that arrived, with its staleness: `columns.staleness`."""
         return self._table("staleness")
 
     def clients(self) -> Table:
-        """A row a client, with its share of the applied weight: `columns.clients`."""
+        """One row per client, with its share of the applied weight: `columns.clients`."""
         return self._table("clients")
 
     def versions(self) -> Table:
-        """A row a version: `columns.versions`."""
+        """One row per version: `columns.versions`."""
         return self._table("versions")
 
     def _table(self, name: str) -> Table:
@@ -76,7 +76,7 @@ class Result:
         return found
 
     def model(self) -> dict[str, NDArray[np.float32]]:
-        """The final global model: a float32 array for each of its tensors, by name."""
+        """The final global model: its tensors as float32 arrays, by name."""
         from safetensors import SafetensorError
 
         from edgefl.parameters.checkpoint import read_sealed

@@ -1,4 +1,4 @@
-"""A run's folder: new or empty at the start, one process's own while it runs, gone if nothing came of it."""
+"""A run's folder: creation, lock, checks and removal."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from edgefl.results.store import Store
 
 CHECKPOINTS = "checkpoints"
 EXPERIMENT_FILE = "experiment.toml"
-"""The resolved experiment: what makes a folder a run. Whoever runs it holds a lock on the folder."""
+"""The resolved experiment, which marks a folder as a run's. The running process locks the folder."""
 SUMMARY_FILE = "summary.json"
-"""The findings of a run, a comparison or a reproduction."""
+"""The summary of a run, a comparison or a reproduction."""
 DATA_FILES = "data-*.safetensors"
-"""The arrays of a run whose data were given as objects: all that a new run's folder may hold."""
+"""Arrays passed to a run as objects; a new run's folder may hold nothing else."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
-"""The files that are made of a run's record when it ends."""
+"""Files made from the record at the end of a run."""
 
 
 @contextlib.contextmanager
 def new(folder: Path, experiment: str) -> Iterator[int]:
-    """Make ``folder``, write the ``experiment`` into it, and hold it; gives the lock's descriptor.
+    """Create ``folder`` with the ``experiment`` and lock it; yields the lock's descriptor.
 
-    If what follows fails before there is a checkpoint, nothing is left: the same command works again.
-    Raises `ConfigError` if the folder is not empty or cannot be made.
+    If the context raises before the first checkpoint, everything is removed, so that the command can be
+    repeated. Raises `ConfigError` if the folder is not empty or cannot be created.
     """
     try:
         made = not folder.exists()
@@ -41,7 +41,7 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
             what = "holds a run" if (folder / EXPERIMENT_FILE).exists() else "not empty"
             raise FolderTaken(f"{folder}: {what}, expected a new or empty folder")
         file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:  # a file, or another process was faster
+    except FileExistsError:  # a file, or created by another process just now
         raise FolderTaken(f"{folder}: taken, expected a new or empty folder") from None
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
@@ -63,10 +63,10 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
 
 
 def _write(file: int, folder: Path, experiment: str) -> None:
-    """Write the experiment, all of it, to the disk. `ConfigError` where that cannot be done."""
+    """Write the experiment to the disk. Raises `ConfigError` if that fails."""
     left = experiment.encode()
     try:
-        while left:  # a disk that gets full takes a part
+        while left:  # a full disk may take only a part
             left = left[os.write(file, left) :]
         os.fsync(file)
         flush_folder(folder)
@@ -77,7 +77,7 @@ def _write(file: int, folder: Path, experiment: str) -> None:
 def require_free(folder: Path, mine: str) -> None:
     """Raise `ConfigError` if results written to ``folder`` would replace others.
 
-    It may hold a summary with the key ``mine``: results of the same kind, made anew.
+    A summary with the key ``mine`` is of the same kind and may be replaced.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: a file, expected a folder")
@@ -95,14 +95,14 @@ def require_free(folder: Path, mine: str) -> None:
 
 
 def restore_experiment(folder: Path) -> None:
-    """Write the experiment's file anew from the record, where a power cut or a mishap took it.
+    """Restore a lost experiment file from the record.
 
-    Raises `ConfigError` if it is there and another than the run began with.
+    Raises `ConfigError` if the file exists and differs from the record.
     """
     try:
         with Record(folder) as record:
             text = record.meta.toml
-    except ConfigError:  # there is none yet, or whoever reads it next says what is wrong with it
+    except ConfigError:  # no record yet, or the next reader will report what is wrong with it
         return
     path = folder / EXPERIMENT_FILE
     if text and not (path.is_file() and path.stat().st_size):
@@ -111,7 +111,7 @@ def restore_experiment(folder: Path) -> None:
 
 
 def check_experiment(folder: Path, recorded: str) -> None:
-    """Raise `ConfigError` unless the experiment's file is what the record says that the run began with."""
+    """Raise `ConfigError` if the experiment's file differs from the recorded one."""
     path = folder / EXPERIMENT_FILE
     if recorded and path.read_bytes() != recorded.encode():
         raise ConfigError(
@@ -121,9 +121,9 @@ def check_experiment(folder: Path, recorded: str) -> None:
 
 @contextlib.contextmanager
 def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
-    """Hold the ``folder`` of a run, whoever replaces files in it; gives the lock's descriptor.
+    """Lock the ``folder`` of a run; yields the lock's descriptor.
 
-    Raises `ConfigError` if another process holds it for longer than ``patience_s``, or there is none.
+    Raises `ConfigError` if another process holds the lock for longer than ``patience_s``, or there is no run.
     """
     with contextlib.ExitStack() as stack:
         for path, how in ((folder, os.O_RDONLY | os.O_DIRECTORY), (folder / EXPERIMENT_FILE, os.O_RDWR)):
@@ -133,41 +133,41 @@ def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
                 raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from None
             stack.callback(os.close, lock)
             if _lock(lock, folder, patience_s):
-                break  # NFS locks what can be written alone; other file systems nothing
+                break  # NFS locks only files open for writing; some file systems lock nothing
         yield lock
 
 
 def resumable(folder: Path) -> bool:
-    """Returns True if there is a checkpoint from which the run in ``folder`` may go on."""
+    """Returns True if the run in ``folder`` has a checkpoint from which it can be resumed."""
     return any((folder / CHECKPOINTS).glob("journal-*.safetensors"))
 
 
 def way_on(folder: Path) -> str:
-    """The end of the message of a run that failed: how to carry on with it, where that can be done."""
+    """The end of a failed run's message: the command that resumes it, if it can be resumed."""
     return f"; carry on with: edgefl resume {folder}" if resumable(folder) else ""
 
 
 def begun(folder: Path) -> bool:
-    """Returns True if anything has happened in the run: nothing does before its first checkpoint."""
+    """Returns True if the run has begun: it has a checkpoint or an event."""
     if resumable(folder):
         return True
     try:
         with Record(folder) as record:
             return next(record.events(), None) is not None
-    except ConfigError:  # none, or one that was killed while it was made and has no tables yet
+    except ConfigError:  # no record, or one whose creation was interrupted
         file = folder / FILE_NAME
         return file.exists() and file.stat().st_size > 4096  # SQLite's page
 
 
 def begin(folder: Path, base: Path) -> None:
-    """Make the record, with what is needed to carry on or to start again."""
+    """Create the record with the facts needed to resume or restart the run."""
     toml = (folder / EXPERIMENT_FILE).read_text("utf-8")
     with Store(folder) as store:
         store.set_meta(base=str(base), toml=toml)
 
 
 def missing_results(folder: Path) -> list[str]:
-    """The results of a run that is over which nobody has written; none if it is not over."""
+    """The missing result files of an ended run; empty if it has not ended."""
     with contextlib.suppress(ConfigError), Record(folder) as record:
         if record.meta.status == "done":
             return [name for name in RESULTS if not (folder / name).is_file()]
@@ -175,22 +175,22 @@ def missing_results(folder: Path) -> list[str]:
 
 
 def forget_noise(folder: Path) -> None:
-    """Delete the key of a run's secret noise once the run is over, before anyone is told."""
+    """Delete the key of a run's secret noise if the run has ended."""
     with Record(folder) as record:
         if record.meta.status == "done":
             (folder / KEY_FILE).unlink(missing_ok=True)
 
 
 def remove_results(folder: Path) -> None:
-    """Remove the results of an interrupted run that goes on: they are not those of its end."""
+    """Remove the results of an interrupted run that is resumed."""
     for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
 
 
 def base_of(folder: Path, begun: bool = False) -> Path:
-    """The folder in which the run's own modules are looked for; `ConfigError` if the run is over.
+    """The folder from which the run's own modules are imported; `ConfigError` if the run has ended.
 
-    Where one that has not ``begun`` was killed before that was on record, it is this one.
+    It is the working directory if the run was killed before it recorded the folder, and has not ``begun``.
     """
     try:
         with Record(folder) as record:
@@ -205,13 +205,13 @@ def base_of(folder: Path, begun: bool = False) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Remove what a run that has not begun wrote into ``folder``, but for its experiment.
+    """Remove the files of a run that has not begun, except its experiment.
 
-    The record goes last: until then it says from where the run can be started again.
+    The record is removed last, since it has the folder of the run's modules.
     """
     for partial in (folder / CHECKPOINTS).glob(f"*{PARTIAL}"):
         partial.unlink()
-    with contextlib.suppress(OSError):  # there is none, or somebody's own file lies in it
+    with contextlib.suppress(OSError):  # it does not exist, or holds other files
         (folder / CHECKPOINTS).rmdir()
     (folder / KEY_FILE).unlink(missing_ok=True)
     for ending in ("-journal", "-wal", "-shm", "-seal", ""):
@@ -219,7 +219,7 @@ def clear(folder: Path) -> None:
 
 
 def _lock(lock: int, folder: Path, patience_s: float) -> bool:
-    """Returns False where the file system has no such lock."""
+    """Lock the descriptor; returns False if the file system has no such lock."""
     until = time.monotonic() + patience_s
     while True:
         try:
@@ -228,7 +228,7 @@ def _lock(lock: int, folder: Path, patience_s: float) -> bool:
             if time.monotonic() >= until:
                 way_on = "wait for its end or stop it"
                 raise ConfigError(f"{folder}: another edgefl process runs it; {way_on}") from None
-            time.sleep(0.05)  # a lock that is waited for has no time-out
+            time.sleep(0.05)  # a blocking lock has no time-out
             continue
         except OSError:
             return False

@@ -1,4 +1,4 @@
-"""The ε that a private run has spent, over its versions, and that several runs have spent together."""
+"""The ε that a private run has spent by each version, and that several runs have spent together."""
 
 from __future__ import annotations
 
@@ -22,36 +22,34 @@ class Spending(NamedTuple):
     rules: Privacy
     account: PrivacyAccount
     sampled: bool
-    """Each version's cohort was drawn uniformly from all clients, which counts."""
+    """Each version's cohort was drawn uniformly from all clients, which lowers ε."""
     epsilon: NDArray[np.float64]
-    """By version, from 0 on: what it and all before it have spent."""
+    """ε spent until each version, from version 0 on."""
     clip_norm: NDArray[np.float64]
-    """By version: what its updates were clipped to; NaN for 0."""
+    """Clipping norm of each version's updates; NaN for version 0."""
 
     @property
     def private(self) -> bool:
-        """There is noise that nobody can draw again."""
+        """The run added noise that cannot be reproduced from the seed."""
         return self.rules.noise == "secure" and self.rules.noise_multiplier > 0
 
     @property
     def says(self) -> str:
-        """A sentence of what is promised."""
+        """The guarantee in a sentence."""
         rules, bound = self.rules, f"ε = {self.epsilon[-1]:.3g} at δ = {self.rules.delta:g}"
         if not rules.noise_multiplier:
-            return "Updates are clipped and no noise is added: nobody is protected."
+            return "Updates are clipped, but no noise is added: clients are not protected."
         if not self.private:
-            return (
-                f"The noise follows from the seed and protects nobody; of a secret key it would give {bound}."
-            )
+            return f"The noise follows from the seed and protects nobody; a secret key would give {bound}."
         how = "the tree of DP-FTRL" if rules.mechanism == "tree" else "noise in each version"
-        text = "Each client is protected from whoever sees the models of this run, and them alone: "
+        text = "Each client is protected from anyone who sees only the models of this run: "
         text += f"{bound}, by {how}."
         warning = delta_warning(rules, len(self.account.squares))
         return f"{text} {warning}." if warning else text
 
 
 def spending(record: Record) -> Spending | None:
-    """The account of a run's versions; None of a run without ``[privacy]``."""
+    """The account of a run's versions; None for a run without ``[privacy]``."""
     rules, clients = record.meta.privacy, len(record.fleet["client"])
     if rules is None:
         return None
@@ -88,7 +86,7 @@ def summary_of(found: Spending | None) -> dict[str, Any] | None:
 
 
 def _whole(record: Record) -> bool:
-    """Tells whether each cohort was drawn from all clients: nobody came late, left, or lost a task."""
+    """Returns True if each cohort was drawn from all clients: none joined late, left, or lost a task."""
     moves, rules, trips = list(record.moves()), record.meta.privacy, record.trips
     limited = rules is not None and (rules.max_participations is not None or rules.min_separation > 1)
     late = max((move.at_s for move in moves), default=0.0) > trips["sent_s"].min(initial=math.inf)
@@ -115,6 +113,6 @@ def together(records: Iterable[Record]) -> str:
     bound = composed([one.account for one in found], delta)
     return (
         f"Each ε is that of one run. All {len(found)} runs together have spent ε = {bound:.3g} at "
-        f"δ = {delta:g} on their clients, if these are the same people: it holds for whoever sees several of "
-        "the runs, or chooses one by its results."
+        f"δ = {delta:g} on their clients, if these are the same people. This bound applies to anyone who "
+        "sees several of the runs or chooses one by its results."
     )

@@ -1,8 +1,8 @@
 """Statistics of runs over seeds: estimates, p-values, and the cost until a learning curve reaches a target.
 
-A curve of accuracies swings by percents from one evaluation to the next. The first evaluation that touches
-a target therefore depends on luck and on how often the model is evaluated. Here both curves are sampled at
-equal periods, smoothed over `WINDOW` evaluations, and compared seed by seed.
+Accuracies fluctuate by percents between evaluations, so the first one at a target depends on luck and on the
+number of evaluations. Therefore curves are sampled at equal periods, smoothed over `WINDOW` evaluations, and
+compared seed by seed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from edgefl.experiment import Evaluation
 from edgefl.results.record import EvaluationRow
 
 WINDOW = 5
-"""Evaluations whose mean is one point of a smoothed curve."""
+"""Evaluations per point of a smoothed curve, which is their mean."""
 Over = Literal["trips", "at_s", "version"]
 """A run's cost until an evaluation: client trips, emulated seconds, or versions."""
 Points = NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A figure over seeds: its mean, and half the width of the mean's 95% interval (None for one seed)."""
+    """A mean over seeds, and half the width of its 95% interval (None for one seed)."""
 
     mean: float
     half: float | None
@@ -36,12 +36,12 @@ class Estimate(NamedTuple):
         return f"{self.mean:.4g}" + ("" if self.half is None else f" ±{self.half:.2g}")
 
     def at(self, digits: str) -> str:
-        """Both at these digits, such as ``.1f``."""
+        """Both in this format, such as ``.1f``."""
         return format(self.mean, digits) + ("" if self.half is None else f" ±{format(self.half, digits)}")
 
 
 NONE = Estimate(math.nan, None)
-"""The estimate of a figure that no run has."""
+"""The estimate of a figure that is missing in all runs."""
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -72,7 +72,7 @@ def share(value: Estimate) -> str:
 
 
 def points(found: Estimate) -> str:
-    """A difference of shares, in points of per cent.
+    """A difference of shares, in percentage points.
 
     >>> points(Estimate(0.021, 0.004)), points(Estimate(-0.01, None))
     ('+2.1 ±0.4 points', '-1.0 points')
@@ -110,9 +110,9 @@ def p_value(found: Estimate, seeds: int) -> float:
 
 
 def discovery_limit(ps: Sequence[float], share: float) -> float:
-    """The largest p-value that passes Benjamini and Hochberg's correction (1995); -1 where none does.
+    """The largest p-value that passes the correction of Benjamini and Hochberg (1995); -1 if none does.
 
-    ``share`` is the expected share of false ones among those that pass.
+    ``share`` is the false discovery rate.
 
     >>> discovery_limit([0.001, 0.02, 0.024, 0.2], 0.05), discovery_limit([0.9], 0.05)
     (0.024, -1.0)
@@ -122,7 +122,7 @@ def discovery_limit(ps: Sequence[float], share: float) -> float:
 
 
 def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
-    """The means over each ``window`` values in a row.
+    """The means over each ``window`` consecutive values.
 
     >>> smoothed([1.0, 2.0, 3.0, 10.0], window=3)
     [2.0, 5.0]
@@ -133,11 +133,11 @@ def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
 def filled(
     at: Sequence[float], costs: Sequence[float], accuracies: Sequence[float], period: float
 ) -> tuple[list[float], list[float]]:
-    """Costs and accuracies with one evaluation per ``period``: a model keeps its accuracy until the next one.
+    """Costs and accuracies with one evaluation per ``period``; a model keeps its accuracy until the next one.
 
-    Where versions are further apart than evaluations are asked for, as rounds are, there is one evaluation
-    for each version, and a window over them would be wider than another run's. ``at`` is the time of each
-    evaluation, in the unit of ``period``.
+    A run whose versions are further apart than the period, such as one with rounds, has fewer evaluations, so
+    that a window over them would be wider than another run's. ``at`` is each evaluation's time in the unit of
+    ``period``.
 
     >>> filled([0, 10, 40], [0, 100, 400], [0.1, 0.2, 0.5], period=10)
     ([0, 100, 200.0, 300.0, 400], [0.1, 0.2, 0.2, 0.2, 0.5])
@@ -156,10 +156,9 @@ def filled(
 def passage(
     costs: Sequence[float], accuracies: Sequence[float], target: float, window: int = WINDOW
 ) -> float:
-    """The cost at which the smoothed accuracy first reaches ``target``; NaN where it does not.
+    """The cost at which the smoothed accuracy first reaches ``target``; NaN if it does not.
 
-    Between two points the curve is a straight line. Costs are smoothed as accuracies are, so that a window
-    stands for its middle, however far apart evaluations are.
+    The curve is linear between points. Costs are smoothed too, so that a window stands for its middle.
 
     >>> passage([0, 10, 20, 30], [0.0, 0.2, 0.4, 0.6], 0.3, window=1)
     15.0
@@ -177,27 +176,27 @@ def passage(
 
 
 class LearningCurve(NamedTuple):
-    """A run's accuracy (or another measure that grows) over its cost, one value per evaluation."""
+    """A run's accuracy (or another metric to be maximised) over its cost, one value per evaluation."""
 
     costs: list[float]
     accuracies: list[float]
     periodic: tuple[list[float], list[float]]
-    """The same with one evaluation per period that the experiment asks for: see `filled`."""
+    """The same with one evaluation per period of the experiment: see `filled`."""
     window: int = WINDOW
-    """Evaluations whose mean is one point."""
+    """Evaluations per point."""
 
     def reached(self, target: float) -> float:
-        """The cost until the smoothed accuracy reached ``target``; NaN where it did not.
+        """The cost until the smoothed accuracy reached ``target``; NaN if it did not.
 
-        A run that stops by ``stop.accuracy`` stops at the mean of its last evaluations, before which the
-        periodic curve may stay just below the target.
+        A run with ``stop.accuracy`` stops at the mean of its last evaluations; its periodic curve may then
+        stay just below the target.
         """
         passed = passage(*self.periodic, target, self.window)
         return passage(self.costs, self.accuracies, target, self.window) if math.isnan(passed) else passed
 
     @property
     def end(self) -> float:
-        """The cost until the smoothed curve's end; 0 where it has no point."""
+        """The cost until the end of the smoothed curve; 0 for a curve without points."""
         return max(smoothed(self.periodic[0], self.window), default=0.0)
 
 
@@ -208,7 +207,7 @@ def learning_curve(
     value: Callable[[EvaluationRow], float] = lambda row: row.accuracy,
     window: int = WINDOW,
 ) -> LearningCurve:
-    """The accuracies, or another ``value`` that grows, of a run that was evaluated as ``asked``."""
+    """The accuracies, or other ``value`` to be maximised, of a run with the evaluation settings ``asked``."""
     costs, accuracies = [float(getattr(row, over)) for row in rows], [value(row) for row in rows]
     periodic = (costs, accuracies)
     if asked.every_trips is not None:
@@ -219,7 +218,7 @@ def learning_curve(
 
 
 def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> float:
-    """The mean accuracy over a budget: the area under the curve, which keeps its last value after its end.
+    """The mean accuracy over a budget of cost; after its end the curve keeps its last value.
 
     >>> area([0.0, 10.0], [0.0, 0.5], budget=20.0)
     0.375
@@ -230,17 +229,17 @@ def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> 
 
 
 class CostRatio(NamedTuple):
-    """A cost over another of the same seed: geometric mean over seeds, and its 95% interval."""
+    """The ratio of two costs of the same seed: geometric mean over seeds, and its 95% interval."""
 
     mean: float
     low: float
     high: float
-    """0 and infinity where the interval is open on that side."""
+    """0 or infinity if the interval is open on that side."""
     at_least: bool = False
-    """In some seed the other run ended before it reached the target: its end counts."""
+    """The mean is a lower bound: in some seed the numerator's run ended before it reached the target."""
 
     def at(self, mean: str, ends: str) -> str:
-        """The mean, or a bound on it, and the interval where there is one, at these digits.
+        """The mean, or a bound on it, and the interval if there is one, in these formats.
 
         >>> found = CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7), CostRatio(3.0, 0.0, math.inf)
         >>> print(*found, found[0].at(".2f", ".2f"), sep=", ")
@@ -260,12 +259,12 @@ class CostRatio(NamedTuple):
 def ratio(
     other: Sequence[float], mine: Sequence[float], other_end: Sequence[float], mine_end: Sequence[float]
 ) -> CostRatio | None:
-    """The cost of ``other`` over that of ``mine``, paired over seeds; None where a run ended too soon.
+    """The cost of ``other`` over that of ``mine``, paired over seeds; None if a run ended too soon.
 
-    The first two are the costs until the target, NaN where a run did not reach it; the last two are the
-    costs until each run's end. A run that did not reach the target counts with its end, and the ratio is a
-    bound. The interval is Student's t on the logarithms, open on the side that no run bounds, and on both
-    sides for one seed.
+    The first two are the costs until the target (NaN if it was not reached), the last two the costs until
+    each run's end. The end stands in for a target that was not reached; the ratio is then a bound. The
+    interval is Student's t on the logarithms, open on the side without a bound, and on both sides for one
+    seed.
 
     >>> nan = math.nan
     >>> print(ratio([4.0, 4.4, 3.6], [2.0, 2.0, 2.0], [9.0] * 3, [9.0] * 3))
@@ -296,9 +295,7 @@ def ratio(
 
 
 def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
-    """The one-sided p-value that the ratio is above 1 by chance, on logarithms.
-
-    A run that ended before the target counts with its end, as in the interval: then the p-value is a bound.
+    """One-sided p-value that the ratio is above 1 by chance, on logarithms; a bound if the ratio is one.
 
     >>> p_of_ratio(CostRatio(2.0, 1.0, 4.0), seeds=3), p_of_ratio(None, seeds=3)
     (0.025, 1.0)
@@ -312,10 +309,10 @@ def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
 def summary_curve(
     seeds: Sequence[Points], band: str = "interval", *, share: bool = False
 ) -> tuple[Points, Points, Points, Points]:
-    """Points x, the mean over seeds there, and the band's lower and upper edge; each seed is x over y.
+    """Points x, the mean over seeds at x, and the band's lower and upper edge; each seed has rows x and y.
 
-    The curve ends with the last seed; a seed that ended before keeps its last value. The band of a ``share``
-    stays inside [0, 1].
+    The curve ends with the last seed; seeds that ended before keep their last value. The band of a ``share``
+    is clipped to [0, 1].
 
     >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
     >>> [part.tolist() for part in summary_curve([a, b], "range")]

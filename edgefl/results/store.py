@@ -1,7 +1,7 @@
 """The run record's writer: one SQLite file in the run's folder, written by one process at a time.
 
-Rows wait in memory until `Store.commit` writes them in one transaction. What was committed survives
-a ``kill -9`` of the writer at any instant; what `Store.sync` wrote also survives a power cut.
+Rows wait in memory until `Store.commit` writes them in one transaction. Committed rows survive a ``kill -9``
+of the writer at any instant; rows written by `Store.sync` also survive a power cut.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from edgefl.results.record import (
 from edgefl.results.tail import Tail
 
 WAIT_MS = 10_000
-"""Time that a commit waits for another writer."""
+"""Maximum time that a commit waits for another writer, ms."""
 LOG_ROWS = 50_000
-"""Rows that the log takes in before it is copied to the file: some 16 MiB."""
+"""Rows in the log, about 16 MiB, after which it is copied to the file."""
 
 
 class _End(msgspec.Struct):
-    """The end of a trip, known after its row was written."""
+    """The end of a trip, which may be known only after its row was written."""
 
     task: int
     fate: str | None = None
@@ -61,14 +61,14 @@ class _End(msgspec.Struct):
     checksum_seen: int | None = None
 
     def use(self, version: int, weight: float, seq: int) -> None:
-        """The update was summed with ``weight`` into ``version``, as event ``seq`` was journaled."""
+        """Note that ``version`` used the update with ``weight`` before event ``seq``."""
         if self.version is None:
             self.version = version
         self.weights.append(weight)
         self.seq = seq
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Parameters of `FINISH_TRIP`, for each use: the sum has the same bits, whenever it is written."""
+        """Parameters of `FINISH_TRIP` for each use, so that sums do not depend on when they are written."""
         uses = len(self.weights[:1])
         for weight in self.weights or [0.0]:
             how = (self.fate, self.reason, self.version, uses, weight)
@@ -76,9 +76,8 @@ class _End(msgspec.Struct):
 
 
 class Store:
-    """Writer of ``<dir>/record.sqlite``, which it makes where it may ``create`` one. Not for several threads.
+    """Writer of ``<folder>/record.sqlite``, which it may ``create``; to be used by one thread.
 
-    What is secured or committed survives a kill of the writer.
     Raises `ConfigError` if the file is not a run record of this version of edgefl, `FolderError` if it cannot
     be written.
 
@@ -149,14 +148,14 @@ class Store:
         return self.seq
 
     def trip(self, row: TripRow) -> None:
-        """A trip that ended: its update arrived, or it was lost. A row of the same task is replaced."""
+        """Add a trip whose update arrived or was lost; replaces the row of the same task."""
         self._trips.append((row, self.seq))
         self._told.append(("trip", row))
 
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
-        """``version`` was made with these updates, as the next event says: a rewind to before it undoes it.
+        """Add the updates of ``version``, which the next event announces; a rewind to before it removes them.
 
-        A task named twice counts with the sum of its weights.
+        The weights of a repeated task are added.
         """
         if len(tasks) != len(weights):
             raise ValueError(f"as many weights as tasks: got {len(weights)} for {len(tasks)}")
@@ -166,12 +165,12 @@ class Store:
         self._told.append(("applied", version, tasks, weights))
 
     def checksum_seen(self, task: int, checksum: int) -> None:
-        """Add the checksum that the server computed from the slot to a trip that is on record already."""
+        """Add the checksum that the server computed from the slot to a recorded trip."""
         self._end(task).checksum_seen = to_signed(checksum)
         self._told.append(("checksum_seen", task, checksum))
 
     def released(self, task: int, fate: str, reason: str = "") -> None:
-        """The trip's end: ``fate`` is one of `FATES`."""
+        """Set the outcome of a trip; ``fate`` is one of `FATES`."""
         if fate not in FATES:
             raise ValueError(f"fate must be one of {', '.join(FATES)} (got {fate!r})")
         end = self._end(task)
@@ -186,17 +185,17 @@ class Store:
         return end
 
     def version(self, row: VersionRow) -> None:
-        """A version was published, as the next event says."""
+        """Add a published version, which the next event announces."""
         self._rows[_insert("versions", "seq")].append((*astuple(row), self.seq + 1))
         self._told.append(("version", row))
 
     def evaluation(self, row: EvaluationRow) -> None:
-        """A version was measured."""
+        """Add the measurement of a version."""
         self._rows[_insert("evaluations")].append(_columns(row))
         self._told.append(("evaluation", row))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
-        """Something went wrong and was dealt with; kept even by `truncate`, because it did happen."""
+        """Add a fault that the run handled; `truncate` keeps it, because it did happen."""
         self._rows[_insert("incidents")].append((None, at_s, client, kind, detail))
 
     def cost(self, stage: str, seconds: float, calls: int = 1) -> None:
@@ -206,7 +205,7 @@ class Store:
         entry[1] += calls
 
     def clients(self, rows: Collection[ClientRow]) -> None:
-        """The fleet, written at the start of the run: ``rows`` are read when they are written."""
+        """Set the fleet, which the next commit reads from ``rows`` and writes."""
         self._fleet = rows
 
     def set_meta(self, **fields: Any) -> None:
@@ -262,12 +261,12 @@ class Store:
         self._told.clear()
 
     def commit(self) -> None:
-        """Write every row that waits, in one transaction; afterwards it survives a kill of this process.
+        """Write all waiting rows in one transaction; afterwards they survive a kill of this process.
 
-        On `FolderError` (disk full, locked) nothing was written and everything still waits.
+        After a `FolderError` (disk full, locked) nothing was written and all rows still wait.
         """
         events = enumerate(map(event_encoder.encode, self._journal), self.seq + 1 - len(self._journal))
-        ends = dict(self._ends)  # what a trip's own row takes along needs no statement of its own
+        ends = dict(self._ends)  # an end that is written with its trip's row needs no statement of its own
         often = {task: ends.pop(task) for task, end in self._ends.items() if len(end.weights) > 1}
         batches: list[tuple[str, list[Any]]] = [
             ("INSERT INTO journal VALUES (?, ?)", list(events)),
@@ -291,9 +290,9 @@ class Store:
                 self._copy_log()
 
     def sync(self) -> None:
-        """`commit`, and have the disk confirm it: afterwards it survives a power cut too.
+        """`commit` and flush to the disk: afterwards the rows survive a power cut too.
 
-        A reader, however long it looks, holds nothing up: only the log grows meanwhile.
+        An open reader does not delay this; the log grows until the reader closes.
         """
         self._flush()
         self._copy_log()
@@ -310,13 +309,13 @@ class Store:
         self._costs.clear()
 
     def _copy_log(self) -> None:
-        """Have SQLite copy the log to the file, as far as no reader needs it, under a new seal."""
+        """Have SQLite copy the log to the file, as far as no reader needs it, and seal the file anew."""
         self._rows_in_log = 0
         with self._writing():
             seal.lift(self.path)
             try:
-                # Emptied, too: were a bit of it lost, its older entries would hide the newer file's pages.
-                self._db.execute("PRAGMA busy_timeout = 0")  # with a reader it is copied and stays
+                # TRUNCATE: after damage to one entry, older entries would hide newer pages of the file.
+                self._db.execute("PRAGMA busy_timeout = 0")  # while a reader is open the log is only copied
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -333,13 +332,13 @@ class Store:
             raise FolderError(f"run record {self.path} cannot be written: {error}") from None
 
     def truncate(self, after_seq: int) -> None:
-        """Rewind the record to the moment at which event ``after_seq`` was journaled, before its successor.
+        """Rewind the record to the moment after event ``after_seq`` was journaled.
 
-        Later events, trips, versions, fates and evaluations go; incidents, costs and meta stay.
+        Removes later events, trips, versions, fates and evaluations; keeps incidents, costs and meta.
         """
         if not 0 <= after_seq <= self.seq:
             raise ValueError(f"after_seq must be from 0 to {self.seq} (got {after_seq})")
-        self.commit()  # incidents and meta that wait stay too
+        self.commit()  # keeps waiting incidents and meta too
         with self._transaction():
             for statement in REWIND.strip().split(";"):
                 self._db.execute(statement, {"seq": after_seq} if ":seq" in statement else ())
@@ -347,7 +346,7 @@ class Store:
         self.seq = after_seq
 
     def _recount(self, after_seq: int) -> None:
-        # an update that was used before and again after the cut keeps its earlier uses
+        # an update used both before and after the cut keeps its earlier uses
         rows = self._db.execute("SELECT task FROM trips WHERE fate_seq > ?", (after_seq,))
         cut = {task for (task,) in rows}
         self._db.execute("UPDATE trips SET fate_seq = NULL WHERE fate_seq > ?", (after_seq,))
@@ -369,7 +368,7 @@ class Store:
         return read_events(self._db, until)
 
     def close(self, *, commit: bool = True) -> None:
-        """Commit and close. Leaves the file and its seal, without a log, if no reader has it open."""
+        """Commit and close. Without an open reader this leaves the file and its seal, and no log."""
         with closing(self._db), self._writing():
             try:
                 seal.lift(self.path)
@@ -379,15 +378,15 @@ class Store:
             if commit:
                 self._flush()
                 self._db.execute("PRAGMA busy_timeout = 0")
-                with suppress(sqlite3.OperationalError):  # a reader looks at the log
+                with suppress(sqlite3.OperationalError):  # a reader has the log open
                     self._db.execute("PRAGMA journal_mode = DELETE").fetchone()
             self._db.close()
             seal.put(self.path)
 
     def _leave(self) -> None:
-        """Close without a change of the file, which is sealed: the last to close it would copy its log there.
+        """Close without changing the sealed file.
 
-        So the last one is a reader, which cannot.
+        SQLite copies the log when the last connection closes, so the last one is a reader, which cannot.
         """
         address = f"{self.path.resolve().as_uri()}?mode=ro"
         with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as reader:
@@ -421,8 +420,8 @@ def _insert(table: str, extra: str = "") -> str:
 
 
 _FINISHED = ("task", "applied_version", "weight", "fate", "reason")
-"""Columns of a trip that only `Store.applied` and `Store.released` change once its row is there."""
-# A trip whose row is replaced stays the trip of the event that it was first recorded at: a rewind keeps it.
+"""Columns of a trip that only `Store.applied` and `Store.released` change after its row was written."""
+# A replaced row keeps the number of the event at which the trip was first recorded, which a rewind compares.
 INSERT_TRIP = _insert("trips", "uses seq fate_seq").replace("OR REPLACE ", "") + (
     " ON CONFLICT (task) DO UPDATE SET "
     + "".join(f"{name} = excluded.{name}, " for name in TripRow.__struct_fields__ if name not in _FINISHED)
@@ -466,7 +465,7 @@ _METRICS = _PLACE["metrics"]
 
 
 def _trip_columns(row: TripRow, seq: int, end: _End | None) -> list[Any]:
-    """The parameters of `INSERT_TRIP`: a trip's row, with its end if that is known."""
+    """The parameters of `INSERT_TRIP`: a trip's row, and its end if it is known."""
     columns = list(astuple(row))
     for place in (_SENT, _SEEN):
         if columns[place] is not None:
@@ -485,5 +484,5 @@ def _trip_columns(row: TripRow, seq: int, end: _End | None) -> list[Any]:
 
 
 def _columns(row: msgspec.Struct) -> tuple[Any, ...]:
-    """A row's columns in order of its fields; tuples and dicts are kept as JSON."""
+    """A row's columns in order of its fields; tuples and dicts become JSON."""
     return tuple(json.dumps(value) if isinstance(value, tuple | dict) else value for value in astuple(row))

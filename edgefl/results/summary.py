@@ -1,4 +1,4 @@
-"""summary.json: a run in numbers, with its fidelity, its clients' attendance and the server's time."""
+"""The content of summary.json: a run in numbers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _ACHIEVED = {
 _OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock", "seed", "processes", "data",
             "model", "parameters", "time_scale", "model_sha256")  # fmt: skip
 _LONG_TRAINING_S = 0.01
-"""CPU time of a trip's training; in less, what lies between steps would be seen instead."""
-# computed time has no clock to blur it: any length can be judged
+"""CPU time of a training from which its cost per step is judged; in less, overheads dominate."""
+# computed times have no measurement error, so the shortest can be judged
 _EXACT_SCALE = 1e9
 
 
 class Group(NamedTuple):
-    """A part of the fleet."""
+    """Profiles, their clients, and classes."""
 
     profiles: tuple[str, ...]
     clients: NDArray[np.int64]
@@ -46,14 +46,14 @@ class Group(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Clients, ascending, and a share of each."""
+    """Clients, ascending, and each one's share."""
 
     clients: NDArray[np.int64]
     shares: NDArray[np.float64]
 
 
 def rounded(value: float | np.floating[Any] | None, digits: int = 6) -> float | None:
-    """A figure for JSON: None if it is missing or not finite, without noise digits otherwise.
+    """A number for JSON with at most ``digits`` digits; None if it is missing or not finite.
 
     >>> rounded(0.1 + 0.2), rounded(float("nan"))
     (0.3, None)
@@ -74,10 +74,10 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def profiles_by_speed(record: Record) -> list[str]:
-    """The fleet's profiles, slowest first: by the declared time of a whole trip.
+    """The fleet's profiles, slowest first, by the declared time of a whole trip.
 
-    Training counts as the fleet's median number of steps, so that a seed's split of the examples does not
-    change the order. A profile that ended no trip is slower than all that did.
+    Training is counted with the fleet's median number of steps, so that the split of the examples does not
+    change the order. Profiles without a completed trip come first.
     """
     trips, fleet = record.trips, record.fleet
     names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())
@@ -90,7 +90,7 @@ def profiles_by_speed(record: Record) -> list[str]:
 
 
 def labels_by_profile(record: Record) -> dict[str, set[int]]:
-    """The classes that a profile's clients hold, slowest profile first."""
+    """The classes of each profile's clients, slowest profile first."""
     held: dict[str, set[int]] = {profile: set() for profile in profiles_by_speed(record)}
     for profile, labels in record.select("SELECT DISTINCT profile, labels FROM clients"):
         held[profile].update(json.loads(labels))
@@ -98,15 +98,14 @@ def labels_by_profile(record: Record) -> dict[str, set[int]]:
 
 
 BY_CHANCE = ("dirichlet", "iid", "natural", "shards")
-"""Partitions in which the seed decides what a profile holds."""
+"""Partitions in which the seed decides which classes a profile holds."""
 
 
 def slow_group(record: Record, *others: Record) -> Group:
-    """The clients of the slowest profiles, and the classes that only they hold, in all of these runs.
+    """The slowest profiles, their clients, and the classes that only these hold in all of the runs.
 
-    The group is the smallest set of slowest profiles that holds a class which no faster profile holds. If
-    there is none, or if the seed decides which classes a profile holds (`BY_CHANCE`), the group is the
-    slowest profile alone. The group depends on the fleet and not on the seed.
+    The group is the smallest set of slowest profiles with a class that no faster profile has. Without one, or
+    where the seed decides the classes (`BY_CHANCE`), it is the slowest profile alone.
     """
     held = labels_by_profile(record)
     for other in others:
@@ -127,7 +126,7 @@ def slow_group(record: Record, *others: Record) -> Group:
 
 
 def profile_of(record: Record, clients: NDArray[np.int64]) -> NDArray[Any]:
-    """The profile of each of these clients; "" for one that the record does not know."""
+    """The profile of each client; "" for a client that is not in the record."""
     known, profile = record.fleet["client"], record.fleet["profile"]
     found = np.full(len(clients), "", dtype=object)
     place = np.searchsorted(known, clients)
@@ -138,12 +137,12 @@ def profile_of(record: Record, clients: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def profile_of_trips(record: Record) -> NDArray[Any]:
-    """Each trip's profile, by task; "" for a client that the record does not know."""
+    """The profile of each trip, by task; "" for a client that is not in the record."""
     return profile_of(record, record.trips["client"])
 
 
 def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
-    """Median of each profile's trips, missing values left out."""
+    """Median over each profile's trips, without missing values."""
     profile, known = profile_of_trips(record), np.isfinite(values)
     return {
         name: float(np.median(values[chosen]))
@@ -153,9 +152,9 @@ def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def applied_weight(record: Record) -> Shares:
-    """Each client's share of all applied weight, times the number of clients: 1 is fair.
+    """Each client's share of all applied weight, times the number of clients; empty if nothing was applied.
 
-    FedStaleWeight's fairness (Ma 2024, eq. 3) asks for 1/n each. Empty if nothing was applied.
+    1 is fair by FedStaleWeight's definition (Ma 2024, eq. 3).
     """
     weight, owner = record.trips["weight"], record.trips["client"]
     clients = record.fleet["client"] if len(record.fleet["client"]) else np.unique(owner)
@@ -180,14 +179,14 @@ def jain(values: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def class_accuracy(row: EvaluationRow) -> NDArray[np.float64]:
-    """Share of right answers in each class; NaN for a class without test examples."""
+    """Accuracy in each class; NaN for a class without test examples."""
     correct, total = (np.array(counts, dtype=np.float64) for counts in (row.correct, row.total))
     share: NDArray[np.float64] = np.full(total.shape, np.nan)
     return np.divide(correct, total, out=share, where=total > 0)
 
 
 def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
-    """Share of right answers over the test examples of ``labels`` together; NaN if there are none."""
+    """Accuracy over all test examples of ``labels``; NaN if there are none."""
     known = [label for label in labels if 0 <= label < len(row.total)]
     total = sum(row.total[label] for label in known)
     return sum(row.correct[label] for label in known) / total if total else float("nan")
@@ -196,7 +195,7 @@ def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
 def phases(
     sent_s: float, received_s: float, compute_s: float, arrived_s: float
 ) -> tuple[tuple[float, float], tuple[float, float], tuple[float, float]]:
-    """Start and end of a trip's download, training and upload; what is not known has no length.
+    """Start and end of a trip's download, training and upload; unknown parts have no length.
 
     >>> phases(0.0, float("nan"), float("nan"), 4.0)
     ((0.0, 0.0), (0.0, 4.0), (4.0, 4.0))
@@ -209,10 +208,10 @@ def phases(
 
 
 def fidelity_of(record: Record) -> dict[str, Any]:
-    """The errors of the trips' times and a verdict on the run: the fields of `limits.fidelity.Fidelity`.
+    """The errors of the trips' times and a verdict on the run: the fields of `host.fidelity.Fidelity`.
 
-    Judged are the trips that reported their times; ``unmeasured`` counts the others that ended. Under the
-    virtual clock times are computed, so what else the host did does not matter.
+    Only trips that reported their times are judged; ``unmeasured`` counts the other completed ones. Under the
+    virtual clock times are computed, so the state of the host is ignored.
     """
     trips, meta = record.trips, record.meta
     virtual = meta.clock == "virtual"
@@ -241,13 +240,13 @@ def fidelity_of(record: Record) -> dict[str, Any]:
 
 
 def as_they_are(record: Record) -> NDArray[np.bool_]:
-    """True for the trips of clients that are real devices, which nobody held to a pace."""
+    """True for the trips of real devices, whose pace is not controlled."""
     clients = [client for node in record.meta.nodes if node.as_is for client in node.peers]
     return np.isin(record.trips["client"], clients)
 
 
 def _network(moved: dict[str, int]) -> dict[str, Any]:
-    """Bytes between the server and its nodes, in all and a version."""
+    """Bytes between the server and its nodes, in total and per version."""
     versions = moved.get("versions", 0)
     ways = {way: moved[way] for way in ("in", "out") if way in moved}
     a_version = {f"{way}_a_version": rounded(count / versions) for way, count in ways.items() if versions}
@@ -255,7 +254,7 @@ def _network(moved: dict[str, int]) -> dict[str, Any]:
 
 
 def _real_devices(record: Record) -> list[dict[str, Any]]:
-    """By client that is a real device: seconds of its trainings, by its clock, over those of its profile."""
+    """For each real device: the measured time of its trainings over the time by its profile."""
     trips, found = record.trips, []
     whole = as_they_are(record) & ~np.isnan(trips["compute_s"])
     for client in np.unique(trips["client"][whole]).tolist():
@@ -276,7 +275,7 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 
 
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
-    """CPU time of training over what its steps were measured to cost before the run, where that is long."""
+    """Median CPU time of long trainings over that of their steps as measured before the run."""
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
     there_s = np.full(len(trips["client"]), step_s)
     for node in record.meta.nodes:
@@ -294,10 +293,10 @@ def _plain(value: Any) -> Any:
 
 
 def summarize(run: Record | str | Path) -> dict[str, Any]:
-    """The run in numbers.
+    """The run in numbers; None for a figure that was not measured (no evaluation, no trip).
 
-    A figure that was not measured (no evaluation, no trip) is None. ``client_trips`` counts whole trips
-    (download, training, upload), whatever became of their update; staleness is of applied updates.
+    ``client_trips`` counts completed trips (download, training, upload) whether or not their update was used;
+    staleness is that of applied updates.
     """
     record = run if isinstance(run, Record) else Record(run)
     meta, trips = record.meta, record.trips
@@ -308,7 +307,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
     versions, done, spent = record.versions, meta.aggregation, spending(record)
     times = np.concatenate([[0.0], versions["at_s"], trips["arrived_s"]])
     emulated_s = meta.emulated_s or float(np.nanmax(times))
-    # where one of both is missing their comparison is NULL, which does not count
+    # if one of the two is missing, their comparison is NULL, which COUNT ignores
     ((checked, altered),) = record.select(
         "SELECT COUNT(checksum_sent != checksum_seen), TOTAL(checksum_sent != checksum_seen) FROM trips"
     )
@@ -369,7 +368,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
 
 
 def _curve(record: Record, spent: Spending | None) -> dict[str, list[float | None]]:
-    """The evaluations by column: version, at_s, trips, accuracy, loss, the user's own measures, and ε."""
+    """The evaluations by column: version, at_s, trips, accuracy, loss, the user's own metrics, and ε."""
     rows = record.evaluations
     curve: dict[str, list[float | None]] = {
         name: [getattr(row, name) for row in rows] for name in ("version", "trips")
@@ -383,21 +382,21 @@ def _curve(record: Record, spent: Spending | None) -> dict[str, list[float | Non
 
 
 def metric_names(record: Record) -> list[str]:
-    """The measures that the user's own function gave, in the order in which they came."""
+    """Names of the metrics that the user's own function returned, in order of appearance."""
     return list(dict.fromkeys(name for row in record.evaluations for name in row.metrics))
 
 
 def value_of(row: EvaluationRow, name: str) -> float:
-    """``loss``, ``accuracy`` or another measure of an evaluation; NaN where it has none."""
+    """``loss``, ``accuracy`` or another metric of an evaluation; NaN if it is missing."""
     return float(getattr(row, name) if name in ("loss", "accuracy") else row.metrics.get(name, math.nan))
 
 
 def measured(
     record: Record, name: str, over: str, labels: Sequence[int] | None = None
 ) -> NDArray[np.float64]:
-    """A measure's finite values over ``at_s``, ``trips`` or ``version``, as two rows: x and y.
+    """A metric's finite values over ``at_s``, ``trips`` or ``version``, as two rows: x and y.
 
-    With ``labels`` it is the accuracy on these classes.
+    With ``labels``, the metric is the accuracy on these classes.
     """
     found = [
         (getattr(row, over), value_of(row, name) if labels is None else label_accuracy(row, labels))
@@ -408,12 +407,12 @@ def measured(
 
 
 def is_scored(known: Mapping[str, bool]) -> bool:
-    """False where a loss is known and no accuracy: targets are no classes."""
+    """False if a loss is known but no accuracy, as in a task without classes."""
     return known["accuracy"] or not known["loss"]
 
 
 def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float:
-    """Mean over the worst tenth of the clients, at least one: the lowest values, or the ``largest``.
+    """Mean over the worst tenth of the values, at least one: the smallest, or the ``largest``.
 
     >>> worst_decile(np.arange(20.0)), worst_decile(np.arange(20.0), largest=True)
     (0.5, 18.5)
@@ -423,11 +422,10 @@ def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float
 
 
 def on_clients(record: Record) -> dict[str, Any] | None:
-    """The last measurement on clients' own examples: each client counts the same, whatever it holds.
+    """The last measurement on the clients' own examples, with equal weights; None without one.
 
-    ``global`` is the global model, ``personal`` each client's own after training; of both the mean over
-    clients and over their worst tenth, of accuracy or, where targets are no classes, of ``loss``. None
-    without any.
+    Of the ``global`` model and of each client's ``personal`` one (after training): the mean over all clients
+    and over their worst tenth of the accuracy or, for a task without classes, of the loss.
     """
     row = next((row for row in reversed(record.evaluations) if row.clients), None)
     if row is None:
@@ -457,7 +455,7 @@ def on_clients(record: Record) -> dict[str, Any] | None:
 
 
 def measures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """The last evaluation's measures besides loss and accuracy, under the names that tables give them."""
+    """The last evaluation's metrics besides loss and accuracy, by their names in tables."""
     found: dict[str, float | None] = dict(summary["metrics"])
     clients = summary["on_clients"] or {}
     for kind in ("global", "personal"):
@@ -514,7 +512,7 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def _memory(record: Record) -> dict[str, Any]:
-    """Memory of processes; by profile what training needs, and how much processes grew (wall clock)."""
+    """Memory of processes; by profile the training's peak and the processes' growth (wall clock)."""
     memory, peak, grew = record.meta.memory, record.trips["peak_mib"], record.trips["process_grew_mib"]
     sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
@@ -536,9 +534,9 @@ def _memory(record: Record) -> dict[str, Any]:
 
 
 def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
-    """The share of all clients' time that they were online, how often one left and came back, and why.
+    """The clients' online share of their time, and the numbers and reasons of their departures and returns.
 
-    One that finished its task before it left counts to when it should have gone.
+    A client that finishes its task before it leaves counts as online until the time it was to leave.
     """
     since: dict[int, float] = {}
     joined, reasons = Counter[int](), Counter[str]()
@@ -571,17 +569,17 @@ WORDS = {
     "report": "reporting progress",
     "checkpoint": "writing checkpoints",
 }
-"""Stages of the server's stopwatch in words; one that is not here is called by its name."""
+"""Descriptions of the stages of the server's stopwatch."""
 BUSY = 0.9
-"""From this share of the time on the server itself is what limits the run."""
+"""Busy share from which the server itself limits the run."""
 
 
 def breakdown(record: Record) -> dict[str, Any]:
-    """The server's time from its first task on, by stage, and the run's bottleneck in one sentence.
+    """The server's time since its first task, by stage, and the run's bottleneck in one sentence.
 
-    ``busy`` is the share of its time that the server did not wait, ``us_a_trip`` each stage's wall time over
-    the trips that ended, ``limited_by`` ``server``, or whom it waits for: ``phones`` (wall clock) or
-    ``training`` (virtual clock); None where nothing was recorded.
+    ``busy`` is the share of the time in which the server did not wait, ``us_a_trip`` a stage's wall time per
+    completed trip. ``limited_by`` is ``server``, or what it waits for: ``phones`` (wall clock) or
+    ``training`` (virtual clock); None if nothing was recorded.
     """
     seconds = {row.stage: row.seconds for row in record.costs if row.stage != "start"}
     total = sum(seconds.values())

@@ -1,4 +1,4 @@
-"""A sweep's folder: its runs by what they change, their figures, and their picture."""
+"""Reader of a sweep's folder: its runs, their settings, figures and picture."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class SweepRun(NamedTuple):
 
     label: str
     changes: dict[str, str]
-    """Key of the grid to its value, as ``--set`` takes it."""
+    """Values of the grid's keys, as for ``--set``."""
     seed: int
     result: Result
 
 
 class Sweep:
-    """A finished sweep's folder. Raises `ConfigError` if there is none in it."""
+    """A finished sweep's folder. Raises `ConfigError` if it holds no sweep."""
 
     def __init__(self, folder: str | Path) -> None:
         self.dir = Path(folder)
@@ -36,7 +36,7 @@ class Sweep:
         if not isinstance(found, dict):
             raise ConfigError(f"{self.dir}: no sweep in it")
         self.keys = tuple(found["grid"])
-        """Keys of the experiment that it goes over, besides the seed."""
+        """Keys of the grid, besides the seed."""
         self.runs = tuple(
             SweepRun(row["label"], row["changes"], row["seed"], Result(self.dir / row["folder"]))
             for row in found["runs"]
@@ -46,22 +46,22 @@ class Sweep:
         return f"Sweep({str(self.dir)!r})"
 
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``: of the first run, of all, their comparison, and the ``sweep``."""
+        """The content of ``summary.json``: the first run, all runs, their comparison, and the ``sweep``."""
         return self._summary
 
     def results(self) -> dict[str, list[Result]]:
-        """The runs by label, each label's in the order of seeds: as `edgefl.plot` takes them."""
+        """The runs by label, in order of their seeds, as for `edgefl.plot`."""
         found: dict[str, list[Result]] = {}
         for run in self.runs:
             found.setdefault(run.label, []).append(run.result)
         return found
 
     def table(self) -> Table:
-        """One row a run: its label, the grid's values, the seed, and the run's figures.
+        """One row per run: its label, the grid's values, the seed, and the run's figures.
 
         Figures are accuracy, loss, versions, client trips, emulated seconds, staleness, the accuracy and the
-        applied weight of slow phones, what it took to reach the target (empty where it was not reached) and
-        the target, and whether the run is valid (1.0 or 0.0).
+        applied weight of slow phones, the cost until the target (NaN if it was not reached) and the target,
+        and 1.0 for a valid run or 0.0.
         """
         figures = [run.result.summary() for run in self.runs]
         table = Table(label=column((run.label for run in self.runs), str))
@@ -85,9 +85,9 @@ class Sweep:
         return table
 
     def means(self) -> Table:
-        """One row a label: each figure's mean over seeds, and half the width of the mean's 95% interval.
+        """One row per label: each figure's mean over seeds.
 
-        The latter is ``…_half_95`` (Student's t), NaN for one seed.
+        ``…_half_95`` is half the width of its 95% interval (Student's t), NaN for one seed.
         """
         rows = self._summary["comparison"]["rows"]
         names = dict.fromkeys(name for row in rows for name in row["figures"])
@@ -102,7 +102,7 @@ class Sweep:
         return table
 
     def evaluations(self) -> Table:
-        """The evaluations of all runs, as `Result.evaluations`, behind each run's label and seed."""
+        """The evaluations of all runs, as in `Result.evaluations`, after columns with label and seed."""
         parts = [(run, run.result.evaluations()) for run in self.runs]
         counts = [part.rows for _, part in parts]
         table = Table(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import Literal
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -22,7 +21,7 @@ from edgefl.terminal import printable
 
 
 class PlainConsole(Console):
-    """rich's, but whatever is in a text it takes for text."""
+    """rich's console, but control characters in a text are printed as text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for text, style, control in super().render(renderable, options):
@@ -43,71 +42,70 @@ def progress_bar(what: str) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-class FittedTable:
-    """A table that keeps words and numbers whole: in a narrow terminal text folds between words.
+LONG_WORD = 16
+"""Longer words of text, such as paths, may be broken."""
 
-    Made by `table`. Where even the longest words of all columns do not fit beside each other, each row is a
-    block: its first cell, and below it the others behind their columns' names.
+
+class FittedTable:
+    """A table for the terminal, made by `table`, that never breaks numbers and short words.
+
+    In a narrow terminal, text wraps between words. Where even the longest words of all columns do not fit
+    side by side, each row becomes a block: its first cell, and below it the others behind their headings.
     """
 
     def __init__(
         self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None,
         caption: str | None, fold: bool, gap: int,
     ) -> None:  # fmt: skip
-        self._columns, self._title, self._caption, self._gap = columns, title, caption, gap
-        self._fold = fold
+        self._heads = [column.lstrip(">") for column in columns]
         self._rows = [
             [cell if isinstance(cell, Text) else Text(figure(cell)) for cell in row] for row in rows
         ]
+        self._title, self._caption, self._gap = title and Text(title), caption and Text(caption), gap
+        numbers = self._numbers = [column.startswith(">") for column in columns]
+        whole = [number or (place == 0 and not fold) for place, number in enumerate(numbers)]
+        cells = [[row[place].plain for row in self._rows if row] for place in range(len(columns))]
+        self._widths = [
+            max(map(cell_len, [head, *texts])) for head, texts in zip(self._heads, cells, strict=True)
+        ]
+        self._least = [
+            max(
+                _longest_word([head]),
+                max(map(cell_len, texts), default=0) if kept else min(_longest_word(texts), LONG_WORD),
+            )
+            for head, texts, kept in zip(self._heads, cells, whole, strict=True)
+        ]
+        """Each column's width with whole cells, and the least that breaks no number, name or short word."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        gaps = len(self._columns) - 1
-        if sum(self._lengths(whole=True)) + self._gap * gaps <= options.max_width:
-            yield self._table(None, self._gap)
-        elif widths := self._squeezed(options.max_width - gaps):
-            yield self._table(widths, 1)
+        gaps = len(self._heads) - 1
+        if sum(self._widths) + self._gap * gaps <= options.max_width:
+            yield self._table([None] * len(self._heads), self._gap)
+        elif sum(self._least) <= (room := options.max_width - gaps):
+            yield self._table(self._squeezed(room), 1)
         else:
             yield from self._blocks(options.max_width - 2)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self._table(None, self._gap))
+        return Measurement.get(console, options, self._table([None] * len(self._heads), self._gap))
 
-    def _lengths(self, *, whole: bool) -> list[int]:
-        """Each column's width: with whole cells, or the least that breaks no number, name or short word."""
-        found = []
-        for place, column in enumerate(self._columns):
-            cells = [row[place].plain for row in self._rows if row]
-            kept = whole or column.startswith(">") or (place == 0 and not self._fold)
-            most = max(map(cell_len, cells), default=0) if kept else min(_longest_word(cells), LONG_WORD)
-            head = column.lstrip(">")
-            found.append(max(most, cell_len(head) if whole else _longest_word([head])))
-        return found
-
-    def _squeezed(self, room: int) -> list[int] | None:
-        """Widths that fill the room, the widest columns made narrower first; None if there is too little."""
-        widths, least = self._lengths(whole=True), self._lengths(whole=False)
+    def _squeezed(self, room: int) -> list[int]:
+        """Widths that fill the room; the widest columns are narrowed first."""
+        widths = list(self._widths)
         while sum(widths) > room:
-            loose = [k for k, (width, end) in enumerate(zip(widths, least, strict=True)) if width > end]
-            if not loose:
-                return None
+            loose = [
+                k for k, (width, least) in enumerate(zip(widths, self._least, strict=True)) if width > least
+            ]
             widths[max(loose, key=lambda k: widths[k])] -= 1
         return widths
 
-    def _table(self, widths: Sequence[int] | None, gap: int) -> Table:
+    def _table(self, widths: Sequence[int | None], gap: int) -> Table:
         made = Table(
-            box=SIMPLE_HEAD,
-            title=self._title and Text(self._title),
-            title_justify="left",
-            caption=self._caption and Text(self._caption),
-            caption_justify="left",
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, gap - 1, 0, 0),
-        )
-        for place, column in enumerate(self._columns):
-            justify: Literal["right", "left"] = "right" if column.startswith(">") else "left"
-            width = None if widths is None else widths[place]
-            made.add_column(Text(column.lstrip(">")), justify=justify, overflow="fold", width=width)
+            box=SIMPLE_HEAD, title=self._title, title_justify="left", caption=self._caption,
+            caption_justify="left", show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0),
+        )  # fmt: skip
+        for head, number, width in zip(self._heads, self._numbers, widths, strict=True):
+            made.add_column(Text(head), justify="right" if number else "left", overflow="fold", width=width)
         for row in self._rows:
             if row:
                 made.add_row(*row)
@@ -116,20 +114,17 @@ class FittedTable:
         return made
 
     def _blocks(self, room: int) -> Iterator[RenderableType]:
-        if self._title:
-            yield Text(self._title)
-        heads = [column.lstrip(">") for column in self._columns]
+        yield from filter(None, [self._title])
         for first, *rest in filter(None, self._rows):
             yield first
-            named = zip(heads[1:], rest, strict=True)
-            told = [Text.assemble(f"{head} " if head else "", cell) for head, cell in named if cell.plain]
-            yield Padding(Text("\n").join(_filled(told, room)), (0, 0, 0, 2))
-        if self._caption:
-            yield Text(self._caption)
+            named = zip(self._heads[1:], rest, strict=True)
+            parts = [Text.assemble(f"{head} " if head else "", cell) for head, cell in named if cell.plain]
+            yield Padding(Text("\n").join(_filled(parts, room)), (0, 0, 0, 2))
+        yield from filter(None, [self._caption])
 
 
 def _filled(parts: Iterable[Text], room: int) -> list[Text]:
-    """Lines of parts between dots, as many in each as fit: a name stays with its value."""
+    """Lines of as many parts as fit, with dots between them; a heading stays with its value."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 3 + part.cell_len <= room:
@@ -137,10 +132,6 @@ def _filled(parts: Iterable[Text], room: int) -> list[Text]:
         else:
             lines.append(part)
     return lines
-
-
-LONG_WORD = 16
-"""Longer words of text, such as paths, may be broken."""
 
 
 def _longest_word(texts: Iterable[str]) -> int:
@@ -167,9 +158,9 @@ def table(
 def html_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[int] | None = None
 ) -> str:
-    """The same as a table of a page, which scrolls in its card where that is too narrow. Cells are escaped.
+    """A table of a page, which scrolls if its card is too narrow. Cells are escaped.
 
-    Long words of the columns ``wrap``, by default the last, go on in the next line.
+    Long words of the columns ``wrap``, by default the last, are broken.
     """
     wrapped = (len(columns) - 1,) if wrap is None else wrap
 
@@ -185,7 +176,7 @@ def html_table(
 
 
 def figure(value: object) -> str:
-    """A cell's text: figures at four digits, nothing for None."""
+    """A cell's text: numbers with four digits, a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -196,7 +187,7 @@ def figure(value: object) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share in per cent; a dash if it was not measured.
+    """A share in per cent; a dash if it is missing.
 
     >>> percent(0.5), percent(1e300)
     ('50.0%', '1e+302%')
@@ -207,7 +198,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration for people.
+    """A duration with its unit.
 
     >>> seconds(0.25), seconds(91.87), seconds(8000)
     ('0.25 s', '91.9 s', '2 h 13 min')
@@ -222,7 +213,7 @@ def seconds(value: float) -> str:
 
 
 def short_time(value: float) -> str:
-    """Seconds of a step or a call for people: three digits, in s, ms or µs.
+    """The time of a step or a call with three digits, in s, ms or µs.
 
     >>> short_time(1234.5), short_time(0.9996), short_time(0.0324), short_time(2e-6)
     ('1,234 s', '1 s', '32.4 ms', '2 µs')
@@ -239,7 +230,7 @@ def many(count: int, thing: str) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure with few digits; a dash if there is none.
+    """A number with few digits; a dash if it is missing or not finite.
 
     >>> number(3071.8), number(999.6), number(0.08777), number(None)
     ('3,072', '1,000', '0.0878', '–')

@@ -1,7 +1,7 @@
-"""The tail of a record: what its writer was told since its last commit, in memory that outlives the writer.
+"""The tail of a record: a writer's calls since its last commit, in memory that outlives the writer.
 
-A commit of SQLite's costs a fifth of what a trip costs the server; to copy some hundred bytes costs nothing
-beside it. So a writer puts what must outlive it here, and commits twenty times a second.
+An SQLite commit takes a fifth of the server's time per trip, copying a few hundred bytes next to nothing. So
+the writer copies what must survive its death to the tail, and commits twenty times a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LENGTH_BYTES = 4
 
 
 class Tail:
-    """Batches of bytes in ``memory`` of 16 bytes and more; what was put there outlives this process.
+    """Batches of bytes in shared ``memory`` of at least 16 bytes, which outlives this process.
 
     >>> import numpy as np
     >>> memory = np.zeros(64, np.uint8)
@@ -34,22 +34,22 @@ class Tail:
 
     @property
     def seq(self) -> int:
-        """The number of the last event that was committed when the tail was cleared."""
+        """Number of the last committed event when the tail was cleared."""
         return self._words[1]
 
     def clear(self, seq: int) -> None:
-        """Forget everything: it is committed, up to that event."""
+        """Remove all batches after a commit up to event ``seq``."""
         self._words[0] = 0
         self._words[1] = seq
 
     def append(self, batch: bytes) -> bool:
-        """Keep a batch, all of it or, where there is no room (false), nothing."""
+        """Add a batch; returns False, and adds nothing, if there is no room."""
         start = self._words[0] + _LENGTH_BYTES
         if (end := start + len(batch)) > len(self._room):
             return False
         self._room[start - _LENGTH_BYTES : start] = len(batch).to_bytes(_LENGTH_BYTES, "little")
         self._room[start:end] = batch
-        self._words[0] = end  # one store: from now on it is there
+        self._words[0] = end  # one store makes the batch visible
         return True
 
     def __iter__(self) -> Iterator[memoryview]:

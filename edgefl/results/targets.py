@@ -1,4 +1,4 @@
-"""Time to accuracy: a target, what each run needed to reach it, and ratios over seeds."""
+"""Time to accuracy: a target, the cost of each run until it, and ratios over seeds."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from edgefl.results.summary import rounded, value_of
 
 Cost = Literal["at_s", "trips"]
 COSTS: dict[Cost, str] = {"at_s": "emulated_s_to_target", "trips": "trips_to_target"}
-"""The figure of each cost until the target."""
+"""Costs until the target, and their names in summary.json."""
 
 
 class RaceTarget(NamedTuple):
-    """A value of a measure that runs have to reach."""
+    """A value of a metric that runs have to reach."""
 
     value: float
     why: str
     """The origin of the target, in words."""
     measure: str = "accuracy"
     at_most: bool = False
-    """The measure has to fall to the value, as a loss does."""
+    """The metric has to fall to the value, as a loss does."""
     window: int = WINDOW
-    """Evaluations whose mean has to reach the value."""
+    """Number of consecutive evaluations whose mean has to reach the value."""
 
     def __str__(self) -> str:
         """The target in words.
@@ -56,12 +56,12 @@ class RaceTarget(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """A sentence on how a passage is measured, and on the target's origin."""
+        """A sentence on when a run has reached the target, and on the target's origin."""
         how = f"the mean of {self.window} evaluations in a row" if self.window > 1 else "one evaluation"
         return f"Reached: {how} is {'below' if self.at_most else 'above'} the target ({self.why})."
 
     def curve(self, record: Record, over: Over) -> LearningCurve:
-        """The run's curve of the measure, negated where it has to fall."""
+        """The run's curve of the metric, negated if it has to fall."""
         sign = -1.0 if self.at_most else 1.0
         rows = [row for row in record.evaluations if math.isfinite(value_of(row, self.measure))]
         asked = settings_of(record)[0]
@@ -79,10 +79,10 @@ def check_target(given: float | None) -> None:
 
 
 def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarget | None:
-    """The target of a comparison: the one given, else that of the runs' ``[stop]``, else a derived one.
+    """The target of a comparison: ``given``, else that of the runs' ``[stop]``, else a derived one.
 
-    Derived is the highest smoothed accuracy that every run reached; None if some run has none. Where the
-    runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, so many count here, too.
+    The derived target is the highest smoothed accuracy that every run reached; None if a run has none. If the
+    runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, the target's window is that, too.
     """
     check_target(given)
     stops = [settings_of(record)[1] for record in records]
@@ -104,13 +104,13 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
         best.append(max(smoothed(values), default=math.nan))
     if not best or not all(map(math.isfinite, best)):
         return None
-    # rounded down, so that the run that sets it reaches it
+    # rounded down, so that the worst run reaches it too
     highest = math.floor(min(best) * 1e4) / 1e4
     return RaceTarget(highest, "the highest that every run reached, since no target was given")
 
 
 def settings_of(record: Record) -> tuple[Evaluation, Stop]:
-    """The run's ``[evaluation]`` and ``[stop]``, read once, without the code that its experiment may name."""
+    """The run's ``[evaluation]`` and ``[stop]``, read once, without importing the experiment's own code."""
     if (known := _known.get(record)) is not None:
         return known
     try:
@@ -128,15 +128,15 @@ _known: WeakKeyDictionary[Record, tuple[Evaluation, Stop]] = WeakKeyDictionary()
 
 
 class ToTarget(NamedTuple):
-    """The cost of one setting's seeds until the target, beside the comparison's first setting."""
+    """The costs of one setting's seeds until the target, and their ratios to the first setting's."""
 
     runs: int
     reached: int
-    """Runs that reached it."""
+    """Number of runs that reached the target."""
     costs: dict[Cost, tuple[float, ...]]
-    """Emulated seconds and client trips of each seed; NaN where it was not reached."""
+    """Emulated seconds and client trips of each seed; NaN if it did not reach the target."""
     ratios: dict[Cost, CostRatio | None]
-    """This setting's cost over the first's, seed by seed; None where runs ended too soon or share no seed."""
+    """This setting's cost over the first's, seed by seed; None if runs ended too soon or share no seed."""
 
     def text(self, over: Cost) -> str:
         """The mean cost of the seeds that reached the target, ± half its 95% interval.
@@ -154,7 +154,7 @@ class ToTarget(NamedTuple):
 
     @property
     def passed(self) -> str:
-        """The number of runs that reached the target."""
+        """The number of runs that reached the target, of all."""
         return f"{self.reached} of {self.runs}"
 
     def ratio_text(self, over: Cost) -> str:
@@ -205,7 +205,7 @@ def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record
 
 
 def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | None) -> str:
-    """A sentence on which setting reached the target first in emulated time, and how sure that is."""
+    """A sentence on the setting that reached the target first in emulated time, and its certainty."""
     if target is None or len(rows) < 2:
         return ""
     found = {label: to_target(target, runs, runs) for label, runs in rows.items()}

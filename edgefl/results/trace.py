@@ -15,7 +15,7 @@ from edgefl.results.summary import phases, profile_of, profiles_by_speed
 
 FILE_NAME = "trace.json"
 PIDS_A_RUN = 1000
-"""Room for one run's processes (the server and each profile) in a trace of several."""
+"""Process numbers reserved per run in a trace of several runs."""
 
 Event = dict[str, Any]
 _SERVER, _VERSIONS, _EVALUATIONS, _INCIDENTS = 1, 1, 2, 3
@@ -24,15 +24,15 @@ _SERVER, _VERSIONS, _EVALUATIONS, _INCIDENTS = 1, 1, 2, 3
 def write_trace(folder: str | Path) -> Path:
     """Write the run's ``trace.json``; returns its path.
 
-    Chrome's JSON trace format, times in emulated microseconds: a process for the server and one a profile,
-    a thread a client, and in it each trip with its download, training and upload.
+    The file has Chrome's JSON trace format with times in emulated microseconds. The server and each profile
+    are processes, a profile's clients its threads, with each trip's download, training and upload.
     """
     with Record(folder) as record:
         return write_events(Path(folder) / FILE_NAME, [record])
 
 
 def write_events(path: Path, records: Sequence[Record]) -> Path:
-    """Write one trace of one or several runs, each with its own processes."""
+    """Write the trace of one or several runs, each with its own processes."""
     return write_text(path, trace_text(records))
 
 
@@ -42,13 +42,13 @@ def trace_text(records: Sequence[Record]) -> str:
     for k, record in enumerate(records):
         prefix = "" if len(records) == 1 else f"{record.meta.name or record.folder.name}: "
         events.extend(_events(record, k * PIDS_A_RUN, prefix))
-    # one event a line: a trace can be read with a text editor too
+    # one event per line, for text editors
     body = ",\n".join(msgspec.json.encode(event).decode() for event in events)
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{body}\n]}}\n'
 
 
 def _events(record: Record, first_pid: int, prefix: str) -> Iterator[Event]:
-    """The events of one run: names first, then by process, thread and time, outer before inner."""
+    """The events of one run: names, then slices by process, thread and time, outer before inner."""
     server = first_pid + _SERVER
     pid_of = {name: server + 1 + k for k, name in enumerate(reversed(profiles_by_speed(record)))}
     training = np.unique(record.trips["client"])
@@ -80,7 +80,7 @@ def _event(kind: str, name: str, pid: int, tid: int, ts: float, **more: Any) -> 
 
 
 def _slice(name: str, pid: int, tid: int, start: float, end: float, **args: Any) -> Event:
-    # the end is rounded too, so that neighbours touch and children stay inside
+    # a rounded end lets neighbours touch and keeps children inside
     more = {"args": args} if args else {}
     return _event("X", name, pid, tid, start, dur=round(end - start, 3), **more)
 
@@ -99,7 +99,7 @@ def _server(record: Record, pid: int) -> Iterator[Event]:
     rows = list(zip(*(record.versions[name].tolist() for name in names), strict=True))
     for k, (version, at_s, updates, weight, sum_s, wall_s) in enumerate(rows):
         start = _us(at_s)
-        # the sum took wall time: shown at the run's scale, but never into the next version
+        # the sum's wall time is converted to emulated time, and cut at the next version
         end = _us(at_s + sum_s / scale) if scale > 0 else start
         if k + 1 < len(rows):
             end = min(end, _us(rows[k + 1][1]))
@@ -123,7 +123,7 @@ def _server(record: Record, pid: int) -> Iterator[Event]:
 
 
 def _buffer(record: Record) -> list[tuple[float, int]]:
-    """The times at which updates came into the buffer (+1) or left it with a version (−1), in order."""
+    """The times at which updates entered the buffer (+1) or left it with a version (−1), in order."""
     at_s = dict(zip(record.versions["version"].tolist(), record.versions["at_s"].tolist(), strict=True))
     changes: list[tuple[float, int]] = []
     columns = (record.trips[name].tolist() for name in ("arrived_s", "applied_version", "fate"))
@@ -132,7 +132,7 @@ def _buffer(record: Record) -> list[tuple[float, int]]:
             changes.append((arrived, 1))
             if fate and version in at_s:
                 changes.append((max(at_s[version], arrived), -1))
-    # at equal times arrivals come first: the count is never below zero
+    # at equal times arrivals come first, so that the count is never negative
     return sorted(changes, key=lambda change: (change[0], -change[1]))
 
 
