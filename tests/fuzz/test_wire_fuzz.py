@@ -20,7 +20,7 @@ from edgefl.errors import WireError
 from edgefl.run import messages
 from tests.wire_samples import ALL
 
-CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "100000"))
+CASES = int(os.environ.get("EDGEFL_FUZZ_CASES", "30000"))
 """In all; shared out among the ways of making them."""
 
 SEEDS = [messages.encode(message) for message in ALL]

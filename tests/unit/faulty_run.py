@@ -2,19 +2,13 @@
 
 Real are gate, roster, timeline, engine, core, aggregator, parameter buffer and record, and each client's
 `Connection`; sockets are queues, time is a number, and training is an update that is known beforehand.
-Under the virtual clock (`faulty_virtual`) workers and evaluator are real as a whole.
-
-    PYTHONPATH=. python tests/unit/faulty_run.py [--messages 1000000] [--transport wire] [--clock virtual]
 """
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import random
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,7 +28,7 @@ from edgefl import kernels
 from edgefl.core.events import Sum
 from edgefl.experiment import Experiment, Server, Stop
 from edgefl.parameters.buffer import SlotState
-from edgefl.run import connection, control, messages, worker
+from edgefl.run import connection, control, messages
 from edgefl.run.clock import Alarms
 from edgefl.run.connection import Cancelled, Connection
 from edgefl.run.durability import WriteAhead
@@ -49,16 +43,10 @@ from edgefl.zeromq.sockets import Frame
 CLIENTS = 12
 HEARTBEAT_S = 6.0
 TICK_S = 0.25
-TRAINING_S = 0.001
-"""Seconds of CPU that a worker says it took for a task: it is given a few at once."""
 STALL_S = 600.0
 """Emulated seconds without a new version that are a stall."""
 FAULT = 0.2
 """The share of messages that are dropped, repeated, held back by a little and held back by much, each."""
-
-
-VERY_LATE = 5.0
-"""What is very late is so many times as late as what is late."""
 
 
 class Broken(AssertionError):
@@ -68,32 +56,28 @@ class Broken(AssertionError):
 class Network:
     """Messages under way; each is dropped, repeated, delayed or overtaken by chance."""
 
-    def __init__(self, seed: int, hand: Hand, fault: float = FAULT) -> None:
-        self._draw, self._hand, self._fault = random.Random(seed), hand, fault
+    def __init__(self, hand: Hand) -> None:
+        self._draw, self._hand = random.Random(1), hand
         self._order = itertools.count()
         self._heap: list[tuple[float, int, bytes | None, Any]] = []
         self.sent = 0
-        self.very_late = 0.0
-        """The share of the late messages that are very late."""
         self.faults: Counter[str] = Counter()
 
     def send(self, to: bytes | None, what: object) -> None:
         """Send something to the peer of this name, or to the server."""
-        draw, at_s, fault = self._draw.random, self._hand.at, self._fault
+        draw, at_s = self._draw.random, self._hand.at
         self.sent += 1
-        if draw() < fault:
+        if draw() < FAULT:
             self.faults["dropped"] += 1
             return
-        copies = 1 + (draw() < fault)
+        copies = 1 + (draw() < FAULT)
         self.faults["repeated"] += copies - 1
         for _ in range(copies):
             late_s = 0.0
-            if draw() < fault:
+            if draw() < FAULT:
                 self.faults["delayed"] += 1
                 late_s = HEARTBEAT_S * draw()
-                if self.very_late and draw() < self.very_late:
-                    late_s *= VERY_LATE
-            elif draw() < fault:
+            elif draw() < FAULT:
                 self.faults["overtaken"] += 1
                 late_s = 2 * TICK_S * draw()
             heapq.heappush(self._heap, (at_s + late_s, next(self._order), to, what))
@@ -140,20 +124,16 @@ class Client:
 class FaultyRun(Parts):
     """A run whose messages go over a `Network`."""
 
-    line = Line
-
-    def __init__(
-        self, folder: Path, *, transport: str = "shm", seed: int = 1, fault: float = FAULT, **more: int
-    ) -> None:
-        super().__init__(folder, clients=CLIENTS, transport=transport, stop=Stop(versions=10**9), **more)
-        self.transport, self._draw = transport, random.Random(f"clients {seed}")
+    def __init__(self, folder: Path, transport: str) -> None:
+        super().__init__(folder, clients=CLIENTS, transport=transport, stop=Stop(versions=10**9))
+        self.transport, self._draw = transport, random.Random("clients")
         self.store.close()
         (folder / "counted").mkdir()
         self.store = CountingStore(folder / "counted")
         wanted = msgspec.structs.replace(
             experiment(join_spread_s=0.0), server=Server(heartbeat_s=HEARTBEAT_S, transport=transport)
         )
-        self.network = Network(seed, self.hand, fault)
+        self.network = Network(self.hand)
         self.socket.send = self.network.send  # type: ignore[method-assign]
         self.alarms = Alarms(self.hand)
         self.orders: list[Any] = []
@@ -213,9 +193,6 @@ class FaultyRun(Parts):
         client.connection.say(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
         return client
 
-    def killed(self, process: Any) -> None:
-        """A process writes nowhere from now on."""
-
     def turn(self) -> None:
         """A tick of everybody."""
         self.hand.at += TICK_S
@@ -251,7 +228,7 @@ class FaultyRun(Parts):
                 self.spawn(order.role, order.peer, order.epoch)
                 continue
             name = control.routing_id(order.role, order.peer, order.epoch)
-            self.killed(self.clients.pop(name))
+            del self.clients[name]
             Line.lines.pop(name, None)
             end = control.Departed(order.role, order.peer, order.epoch, "killed")
             departure = self.roster.departed(end)
@@ -328,61 +305,16 @@ class FaultyRun(Parts):
 
 
 @contextmanager
-def faulty_run(
-    folder: Path, *, transport: str = "shm", seed: int = 1, fault: float = FAULT, kind: type[Any] = FaultyRun
-) -> Iterator[Any]:
+def faulty_run(folder: Path, transport: str) -> Iterator[FaultyRun]:
     """A run over such a network; its clients' sockets and time are the run's."""
-    made = kind(folder, transport=transport, seed=seed, fault=fault)
+    made = FaultyRun(folder, transport)
     Line.network, Line.lines = made.network, {}
-    clock = SimpleNamespace(
-        monotonic_ns=lambda: int(made.hand.at * 1e9), thread_time=itertools.count(step=TRAINING_S).__next__
-    )
+    clock = SimpleNamespace(monotonic_ns=lambda: int(made.hand.at * 1e9))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "PeerSocket", made.line)
+        patch.setattr(connection, "PeerSocket", Line)
         patch.setattr(connection, "time", clock)
-        patch.setattr(worker, "time", clock)
         try:
             made.begin()
             yield made
         finally:
-            for process in made.clients.values():
-                made.killed(process)
             made.close()
-
-
-def campaign(folder: Path, messages: int, transport: str, seed: int) -> str:
-    """Send so many messages; returns what came of them in a line. `Broken` if it is not what is promised."""
-    began = time.monotonic()
-    with faulty_run(folder, transport=transport, seed=seed) as run:
-        for turn in itertools.count():
-            if run.network.sent >= messages:
-                break
-            run.turn()
-            if turn % 1000 == 0:
-                run.store.commit()
-        ends, faults = run.check(), run.network.faults
-        versions, expelled = run.core.version, dict(run.roster.incidents)
-    return (
-        f"{transport}: {run.network.sent} messages, {dict(faults)}; {versions} versions, "
-        f"{len(run.said)} updates said to be whole, ends {dict(ends)}, none twice; incidents {expelled}; "
-        f"{time.monotonic() - began:.1f} s"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Messages over a transport that loses, repeats and delays.")
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--transport", choices=["shm", "wire"], default="wire")
-    parser.add_argument("--clock", choices=["wall", "virtual"], default="wall")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        if given.clock == "virtual":
-            from faulty_virtual import compared as run
-        else:
-            run = campaign
-        print(run(Path(folder), given.messages, given.transport, given.seed))
-
-
-if __name__ == "__main__":
-    main()

@@ -109,7 +109,7 @@ def test_each_figure_stands_beside_its_limit() -> None:
     assert ("nexus-6, dl4j", "held") not in told
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("quick", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bench_truth_prints_a_table_and_writes_figures_and_pictures(
     quick: bool,
     rows: Path,

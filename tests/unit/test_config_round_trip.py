@@ -124,7 +124,7 @@ def experiments(draw: st.DrawFn) -> Experiment:
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(experiment=experiments())
 def test_what_is_dumped_is_loaded(tmp_path: Path, experiment: Experiment) -> None:
     path = tmp_path / "e.toml"

@@ -163,9 +163,9 @@ def test_every_mutant_is_another_algorithm_and_runs(family: str) -> None:
 def test_every_arm_that_a_claim_is_about_has_mutants() -> None:
     strategies = set()
     for one in STUDIES:
-        for settings in one.settings():
-            for arm in one.arms_of(settings):
-                strategies.add(one.experiment(arm, 1, settings).strategy["name"])
+        (settings, *_) = one.settings()
+        for arm in one.arms_of(settings):
+            strategies.add(one.experiment(arm, 1, settings).strategy["name"])
     assert strategies - MUTANTS.keys() == {"fedavg", "fedavgm", "fedprox", "fedasync", "favano", "asysg"}
 
 
