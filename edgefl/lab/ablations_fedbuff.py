@@ -1,4 +1,4 @@
-"""FedBuff's ablations (Nguyen 2022): how its lead grows with concurrency, and the split of table 7."""
+"""FedBuff's ablations (Nguyen 2022): how its lead grows with concurrency, and table 7's partition."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ FEW = "10 at once"
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """The growth of FedBuff's lead over FedAvgM with the clients that train at once."""
+    """Judge the growth of FedBuff's lead over FedAvgM with concurrency."""
     many, few = (Race(f"FedBuff{end}", f"FedAvgM{end}", "", "") for end in ("", f", {FEW}"))
     return [lead_grows(curves, many, few)]
 
 
 def lead_grows(curves: Curves, many: Race, few: Race) -> Finding:
-    """Figure 3's claim."""
+    """Judge figure 3's claim."""
     what = f"the lead over FedAvgM grows from {FEW} to all"
     return growing_lead(curves, what, "figure 3", "at 10 much the same, at 1,000 far ahead", many, few)
 
 
 def long_tail(labels: Rows, profiles: list[str], rng: np.random.Generator) -> list[Rows]:
-    """A split in which few clients hold much and many little, as accounts do: log-normal sizes, σ = 1.5.
+    """Partition with few large and many small clients, like user accounts: log-normal sizes with σ = 1.5.
 
-    Each client holds one or two labels, at least one example. For ``data.partition``.
+    Each client holds one or two labels and at least one example. Use it as ``data.partition``.
 
     >>> parts = long_tail(np.repeat(np.arange(10), 50), ["pi-4"] * 40, np.random.default_rng(0))
     >>> len(parts), sum(map(len, parts)), min(map(len, parts)), max(map(len, parts)) > 60

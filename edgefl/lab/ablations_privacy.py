@@ -7,11 +7,11 @@ from edgefl.results.statistics import difference, higher, p_value, points
 
 FEDBUFF, FTRL, SGD = "FedBuff, DP-FTRL", "FedAvgM, DP-FTRL", "FedAvgM, DP-SGD"
 MARGIN = 0.02
-"""So much below another an accuracy is still competitive."""
+"""Difference in accuracy up to which an algorithm is competitive."""
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Final accuracies, seed by seed."""
+    """Compare final accuracies, paired by seed."""
     findings = []
     for mine, other, epsilon, claim, margin in (
         (FEDBUFF, SGD, 24, "ahead", 0.0),

@@ -1,17 +1,17 @@
-"""The limits of ingest: the same processes and bytes without the system, as a program of its own.
+"""The limits of ingest: the same processes and bytes without edgefl, as a separate program.
 
-    python -m edgefl.lab.bare socket wire 1000 8 5 0.75      the fields of `LimitCase`; prints trips a second
+    python -m edgefl.lab.bare socket wire 1000 8 5 0.75    the fields of `LimitCase`; prints trips per second
 
-``socket``: ZeroMQ's ROUTER and DEALERs pass the frames of real trips to and fro, and nobody looks into them:
-headers alone for ``shm``, a model down and an update up in parts as well for ``wire``.
+``socket``: a ZeroMQ ROUTER and DEALERs exchange the frames of real trips without parsing them: headers only
+for ``shm``, also a model down and an update up in parts for ``wire``.
 
-``memory``: each client copies the model out of the parameter buffer and its update into a slot, all of them
-at once and without a word; then the kernel alone sums the slots. Both use the whole machine, so a trip takes
-at least the two times together. It is the memory of a run in the order of a run: trips take turns at the
-slots, and after so many updates comes the next version.
+``memory``: all clients copy the model from the parameter buffer and an update into a slot, without any
+messages; then only the kernel sums the slots. Each part uses the whole machine, so a trip takes at least the
+sum of both times. Memory is used in the order of a run: trips take turns at the slots, and a number of
+updates makes a version.
 
-``passes`` is ``memory`` with what a trip over shared memory cannot do without: the update is not there to be
-copied, it is the difference of the trained vector and the model, written into the slot with its checksum.
+``passes`` is ``memory`` with the passes that a trip over shared memory needs: the update is computed as the
+difference of trained vector and model, and written into the slot with its checksum.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ Limit = Literal["socket", "memory", "passes"]
 TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
 """Headers as long as a run's; ``LEAVE`` ends a client."""
 PATIENCE_S = 60.0
-"""An end that hears nothing for so long gives up: the other one is gone."""
+"""Seconds without a message after which a process assumes that the other one has ended."""
 LOOK_PARAMETERS = 100_000
-"""Parameters that are copied between two looks at the clock."""
+"""Parameters copied between two readings of the clock."""
 FORK = multiprocessing.get_context("fork")
 
 
 class LimitCase(NamedTuple):
-    """One limit, to be measured for about ``seconds``."""
+    """One limit, measured for about ``seconds``."""
 
     what: Limit
     transport: Transport
     parameters: int
     clients: int
     updates: int
-    """Updates in a sum."""
+    """Updates per sum."""
     seconds: float
 
 
 @contextmanager
 def _clients(count: int, life: Callable[[int], None]) -> Iterator[list[ForkProcess]]:
-    """Processes that run ``life(number)``; all have ended afterwards, or `RunError` says that one failed."""
+    """Run ``life(number)`` in ``count`` processes and wait for their ends; `RunError` if one failed."""
     processes = [FORK.Process(target=life, args=(number,), daemon=True) for number in range(count)]
     for process in processes:
         process.start()
@@ -97,7 +97,7 @@ def _through_zeromq(case: LimitCase) -> float:
         address = f"ipc://{folder}/router"
         with _clients(case.clients, life) as processes:
             router = _socket(zmq.ROUTER, 8)
-            router.router_mandatory = True  # at its mark it waits; by default it would drop the message
+            router.router_mandatory = True  # wait at the high-water mark; by default messages are dropped
             router.bind(address)
             peers = {router.recv_multipart()[0] for _ in processes}
             for peer in peers:
@@ -112,14 +112,14 @@ def _through_zeromq(case: LimitCase) -> float:
             for peer in peers:
                 router.send_multipart([peer, LEAVE])
             while any(process.is_alive() for process in processes):
-                if router.poll(20):  # one that is about to send waits until there is room
+                if router.poll(20):  # a client may be waiting for room to send
                     router.recv_multipart()
             router.context.destroy(linger=0)
     return rate
 
 
 def _through_memory(case: LimitCase) -> float:
-    """Trips a second of copying at full speed and then summing at full speed."""
+    """Measure trips per second of copying, then of summing."""
     slots = case.clients + case.updates
     ring = min(max(2, case.clients), ring_entries(case.parameters))
     buffer = ParameterBuffer.create(Shape(case.parameters, ring, slots))
@@ -151,7 +151,7 @@ def _through_memory(case: LimitCase) -> float:
 
 
 def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[], None]:
-    """A client's use of the memory in one trip, to be called again and again."""
+    """Return a function that accesses memory like one trip of a client."""
     shape, trips = buffer.shape, itertools.count(client, case.clients)
     trained, update = np.zeros(shape.size, np.float32), np.ones(shape.size, np.float32)
 
@@ -160,7 +160,7 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
         model, slot = buffer.model(trip // case.updates % shape.ring), buffer.slot(trip % shape.slots)
         np.copyto(trained, model)
         if case.what == "passes":
-            kernels.delta(slot, trained, model)  # of a training that changed nothing
+            kernels.delta(slot, trained, model)  # of a training without changes
         else:
             np.copyto(slot, update)
 
@@ -168,13 +168,13 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
 
 
 def _repeat(call: Callable[[], None], times: int) -> None:
-    """The first calls of a measurement do not count: they find memory that was never touched."""
+    """Call without measuring: the first calls touch fresh memory."""
     for _ in range(times):
         call()
 
 
 def _rate(call: Callable[[], None], seconds: float) -> float:
-    """Calls a second, after a first one that does not count."""
+    """Return calls per second, not counting a first call."""
     call()
     calls, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < seconds or not calls:
@@ -190,5 +190,5 @@ def main(what: Limit, transport: Transport, *figures: str) -> None:
 
 
 if __name__ == "__main__":
-    kill_forks_with_parent()  # Ctrl-C of who started this kills it, and it alone
+    kill_forks_with_parent()  # Ctrl-C of the parent kills this process, and only it
     main(*sys.argv[1:])  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""The limits that predicted step times are held to, beside what `edgefl bench truth` found.
+"""Limits on the errors of predicted step times, for the results of `edgefl bench truth`.
 
-A step counts by the prediction that proves most: by a fit that has not seen its network, or by the profile
-where that was not fitted on it.
+Each step counts with its most independent prediction: by a fit without its network, or by a profile that was
+not fitted to it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from edgefl.devices.fit import HeldOutPrediction, summary
 from edgefl.results.tables import percent
 
 ENOUGH: Final = 20
-"""Steps of a device from which on the share that intervals hold is judged, and networks of this host."""
+"""Minimum steps of a device for judging the share that intervals hold, and minimum networks of this host."""
 HELD: Final = (0.85, 0.97)
 
 
 class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured step, what the device's profile says of it, and what a fit says that has not seen it."""
+    """A measured step with its predictions by the device's profile and by a fit without its network."""
 
     profile: str
     runtime: str
     kind: str
-    """The class of its network."""
+    """Class of its network."""
     by_profile: HeldOutPrediction
-    """The step beside what the profile says."""
+    """Prediction by the profile."""
     fitted: bool
-    """The profile was fitted on this step among others."""
+    """True if the profile was fitted to this and other steps."""
     unseen: HeldOutPrediction | None
-    """The step beside what a fit says that has not seen its network; None where there is no such fit."""
+    """Prediction by a fit without its network; None if there is no such fit."""
     source: str
 
     @property
@@ -41,11 +41,11 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> HeldOutPrediction:
-        """The prediction that proves most."""
+        """The most independent prediction."""
         return self.unseen or self.by_profile
 
     def plain(self) -> dict[str, Any]:
-        """The step as JSON says it, without its work."""
+        """Return the step as plain values, without its work."""
         row = self.by_profile.row
         return {
             "profile": self.profile,
@@ -63,7 +63,7 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bar(NamedTuple):
-    """Steps that are judged together, and the most that their errors may be."""
+    """Steps that are judged together, and upper limits on their errors."""
 
     name: str
     chooses: Callable[[ComparedStep], bool]
@@ -71,7 +71,7 @@ class Bar(NamedTuple):
     p90: float | None = None
     worst_factor: float | None = None
     least: int = 1
-    """With fewer steps nothing is judged."""
+    """Minimum number of steps for a judgement."""
 
 
 def _of(title: str, kind: str = "") -> Callable[[ComparedStep], bool]:
@@ -109,9 +109,9 @@ BARS: Final = (
 
 
 def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
-    """Each figure that has a limit: what it is of, how many steps, found, limit, and whether it is ``met``.
+    """Judge each figure with a limit: name, number of steps, ``found``, ``limit``, and whether it is ``met``.
 
-    ``found`` and ``met`` are None where there are not enough steps.
+    ``found`` and ``met`` are None if there are too few steps.
     """
     return [*_errors(steps), *_intervals(steps)]
 
@@ -135,7 +135,7 @@ def _errors(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
 
 
 def _intervals(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
-    """The share held, of each device of enough steps."""
+    """Judge the share held by the intervals of each device with enough steps."""
     devices: dict[str, list[HeldOutPrediction]] = {}
     for step in steps:
         devices.setdefault(step.title, []).append(step.best)
@@ -149,7 +149,7 @@ def _intervals(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
 
 
 def line(bar: dict[str, Any]) -> list[Any]:
-    """A row of the table: what, steps, figure, found, limit, met."""
+    """Return a row of the table: name, steps, figure, found, limit, met."""
     words = {"p90": "90%", "worst_factor": "worst", "held": "held"}
     met = {None: "not judged", True: "met", False: "NOT MET"}[bar["met"]]
     found = "" if bar["found"] is None else _said(bar["figure"], bar["found"])

@@ -1,7 +1,7 @@
-"""Chaos: an experiment whose processes are killed at drawn instants, resumed until it is done, and judged.
+"""Runs an experiment, kills its processes at drawn instants, resumes it until it is done, and judges it.
 
-A round is one run of the experiment, each with the next seed: killed and resumed until it is over, then held
-against what it must be (`edgefl.lab.outcome`). Rounds follow each other until all kills have been made.
+A round is one run with its own seed, killed and resumed until it is over, then compared with what it must be
+(`edgefl.lab.outcome`). Rounds follow each other until all kills are made.
 """
 
 from __future__ import annotations
@@ -35,55 +35,56 @@ from edgefl.run import witness
 from edgefl.seeds import stream
 
 PEERS = {"client", "worker", "evaluator", "die"}
-"""Kinds of processes whose death does not end the command."""
+"""Processes whose death does not end the command."""
 KEEPERS = {"supervisor", "zygote", "server"}
-"""Kinds of processes of which any one may be killed, under the wall clock too, without losing an update."""
+"""Processes of which any one may be killed without losing an update, under the wall clock too."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
-"""Share of the kills that do not wait until the run has recovered from the one before; and their mean seconds
-while it starts or a keeper is being replaced, which takes that long."""
+"""Share of the kills that do not wait for a recovery from the previous kill, and the mean seconds to such a
+kill while the run starts or replaces one of `KEEPERS`."""
 MOST_SERVERS = 2
-"""Servers and zygotes killed without a new version: one more ends the run, resumable from its checkpoint."""
+"""Maximum servers and zygotes killed without a new version in between: one more ends the run, which can be
+resumed from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
-"""Kinds of processes whose death ends the run, with a last checkpoint."""
+"""Processes whose death ends the run, with a last checkpoint."""
 COMMITTED_S, DELIVERED_S = 0.15, 1.0
-"""Seconds after a kill in which versions from before it may still come onto the record; and after a zygote's,
-in which the server makes some of what its clients had sent."""
+"""Seconds after a kill in which versions from before it may still be recorded; and after the kill of a
+zygote, in which the server still processes its clients' messages."""
 PATIENCE_S = 120.0
-"""Seconds in which a run must make a version, and a command must end."""
+"""Maximum seconds without a new version, and until a command ends."""
 GONE_S = 20.0
-"""Seconds after a command's end in which every process of its run must have ended."""
+"""Maximum seconds that a process of the run may outlive the command."""
 POLL_S = 0.02
 MOST_FAILURES = 3
-"""Ends of a command in a row, none by a kill, after which a round is given up."""
+"""Consecutive commands that end without a kill, after which a round is given up."""
 MOST_MORE_DESCRIPTORS = 8
 PLACE_S = 3.0
-"""Seconds that a steady run is given to pass a place."""
+"""Seconds in which a recovered run must pass a failpoint."""
 MOST_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "named"), 3)
-"""Times that a place is passed until the kill, at most, drawn on a logarithmic scale; few at checkpoints."""
+"""Maximum passes of a failpoint before the kill, drawn on a logarithmic scale; few at checkpoints."""
 MOST_TURNS = 4
-"""Deaths at each place, at most, before a command is ended and the run resumed."""
+"""Maximum deaths at each failpoint before the command is ended and the run resumed."""
 MOST_FRUITLESS = 3
-"""Servers that did not pass a place in their time, after which the experiment has no such place."""
+"""Number of servers that did not pass a failpoint in time, after which the experiment does not have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The experiment in ``file`` and the kills of its processes."""
+    """The experiment in ``file``, and the kills of its processes."""
 
     file: Path
     changes: tuple[str, ...] = ()
-    """Keys that are changed, such as ``"strategy.name=fedavg"``."""
+    """Changed keys, such as ``"strategy.name=fedavg"``."""
     clock: str | None = None
     kills: int = 20
     seed: int = 0
-    """Names the draws of instants and processes."""
+    """Seed of the drawn instants and processes."""
     every_s: float = 1.0
     """Mean seconds from a recovery, or from a kill, to the next kill."""
     failpoints: int = 0
-    """In place of ``kills``: so many of the server at each of its `failpoints` that the experiment passes."""
+    """Number of server deaths at each of its `failpoints` that the experiment passes; replaces ``kills``."""
     only: frozenset[str] = frozenset()
-    """Kinds of processes that are killed, or failpoints; empty for all."""
+    """Processes to kill, or failpoints; empty: all."""
 
     def __post_init__(self) -> None:
         what, names = ("failpoint", PLACES) if self.failpoints else ("process", KINDS)
@@ -93,14 +94,14 @@ class Plan:
 
 
 Tell = Callable[[Findings, str], None]
-"""Told of the findings so far, often, and of what is being done."""
+"""Called often with the findings so far and the present activity."""
 
 
 def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None) -> Findings:
-    """Kill, resume and judge as the ``plan`` says, in the ``folder``, which is made.
+    """Kill, resume and judge as ``plan`` states, in the new folder ``folder``.
 
-    A round that held is removed from the folder. Ctrl-C ends it with what was found. Raises `ConfigError`
-    where the experiment cannot be done.
+    Rounds without a violation are removed from the folder. Ctrl-C ends the function with the findings so far.
+    Raises `ConfigError` if the experiment is invalid.
     """
     experiment = config.load(plan.file, plan.changes, clock=plan.clock)
     findings = Findings(experiment.clock.kind, experiment.server.transport)
@@ -118,17 +119,17 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     except KeyboardInterrupt:
         findings.interrupted = True
     with contextlib.suppress(OSError):
-        folder.rmdir()  # where nothing is left to be looked at
+        folder.rmdir()  # fails if a round with a violation is kept
     return findings
 
 
 def _is_hopeless(findings: Findings) -> bool:
-    """Returns True if two rounds in a row passed without a kill: they are over too soon, or cannot go on."""
+    """Return True if the last two rounds had no kill: runs are too short, or cannot continue."""
     return len(findings.rounds) > 1 and not any(each.kills for each in findings.rounds[-2:])
 
 
 class _Stopwatch:
-    """Seconds in which this process ran: a pause of the whole machine is none of the run's."""
+    """Seconds in which this process ran; a pause of the whole machine does not count."""
 
     def __init__(self) -> None:
         self.now_s, self._looked = 0.0, time.monotonic()
@@ -141,7 +142,7 @@ class _Stopwatch:
 
 
 class Command:
-    """One ``edgefl run`` or ``edgefl resume``, in a session of its own."""
+    """An ``edgefl run`` or ``edgefl resume`` command in its own session."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
@@ -156,7 +157,8 @@ class Command:
             )
 
     def family(self) -> dict[psutil.Process, str]:
-        """Every living process of the run, orphans too, with its kind; empty for a user's own."""
+        """Return every living process of the run, also orphans, with its kind; "" for a user's own
+        process."""
         found = {}
         for pid in psutil.pids():
             with contextlib.suppress(OSError, psutil.Error):
@@ -175,11 +177,11 @@ class Command:
         return next((kind for module, kind in _MODULES.items() if module in process.cmdline()), "")
 
     def said(self) -> list[str]:
-        """The lines that it printed."""
+        """Return the lines that it printed."""
         return self._log.read_text(errors="replace").splitlines()
 
     def collect(self) -> list[psutil.Process]:
-        """The processes that have outlived the command; those that fell to this one and ended are reaped."""
+        """Return the processes that outlived the command; reap adopted ones that have ended."""
         alive = list(self.family())
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error, ChildProcessError):
@@ -188,7 +190,7 @@ class Command:
         return alive
 
     def end(self) -> None:
-        """Ctrl-C, and what does not heed it is killed."""
+        """Interrupt the command, and kill what is left after `GONE_S`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGINT)
@@ -199,7 +201,7 @@ class Command:
 
 
 class _AtInstants:
-    """Kills any process at drawn instants: mostly when the run has recovered from the kill before."""
+    """Kills any process at drawn instants, mostly after the run has recovered from the previous kill."""
 
     def __init__(self, plan: Plan, draw: np.random.Generator, *, one_keeper: bool) -> None:
         self._plan, self._draw, self._left, self._one_keeper = plan, draw, plan.kills, one_keeper
@@ -217,7 +219,7 @@ class _AtInstants:
         return self._left > 0
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
-        """Kill a process if it is time; returns its kind, empty for none."""
+        """Kill a process if one is due; return its kind, "" for none."""
         if self._from_s is None and (steady or self._early):
             self._from_s = now_s
         if self._from_s is None or now_s < self._from_s + self._gap_s or not self.more:
@@ -244,10 +246,10 @@ class _AtInstants:
 
 
 class _AtPlaces:
-    """Has each server of a command killed at a named place (`edgefl.failpoints`).
+    """Makes each server of a command die at a failpoint (`edgefl.failpoints`).
 
-    Every other one as soon as it passes it, the others once the run has recovered, so that versions are made
-    in between; and clients at their place, where the run has a process of each.
+    Every other server dies when it first passes the point, the others after the run has recovered, so that
+    versions are made in between. Clients die at their own failpoint if the run has a process for each.
     """
 
     def __init__(self, plan: Plan, draw: np.random.Generator, *, clients: bool) -> None:
@@ -257,18 +259,19 @@ class _AtPlaces:
         self._places: list[str] = []
         """Failpoints of the present server and of its successors."""
         self._armed = Path()
-        """A file that is there while a pass counts."""
+        """File that exists while passes count."""
         self._early = False
         self._seen = 0
         self._since_s = 0.0
-        """Time at which the run was last seen not to have recovered."""
+        """Last time at which the run had not recovered."""
 
     @property
     def more(self) -> bool:
         return bool(self._left)
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """The failpoints of the next command: one for each server that it will start, and some clients'."""
+        """Return the failpoints of the next command: one for each server that it will start, and some for
+        clients."""
         names = [name for name in self._left if name != "die"]
         turns = min([MOST_TURNS, *(self._left[name] for name in names)])
         self._places = [name for _ in range(turns) for name in self._draw.permutation(names).tolist()]
@@ -289,7 +292,8 @@ class _AtPlaces:
         return int(np.exp(self._draw.uniform(0.0, np.log(MOST_PASSES[place] + 1)))) - 1
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
-        """Returns the place that a server died at, or the kind of a process that was killed to go on."""
+        """Return the failpoint at which a server died, or the kind of a process killed to continue; "" for
+        none."""
         died = [line.removeprefix(failpoints.SAYS) for line in command.said() if failpoints.SAYS in line]
         if len(died) > self._seen:
             place = died[self._seen]
@@ -312,7 +316,8 @@ class _AtPlaces:
         return ""
 
     def _next(self, place: str) -> None:
-        """A client passed its place, or the server of now is no more: it passed its, or none in its time."""
+        """Update the counts after a client or the present server died at its failpoint, or a server missed
+        it."""
         if place:
             self._left[place] = self._left.get(place, 0) - 1
         if place != "die":
@@ -349,7 +354,7 @@ class _Disturbance:
         self._waiting: list[Kill] = []
         """Kills from which the run has not recovered."""
         self._descriptors: dict[psutil.Process, tuple[str, int, int]] = {}
-        """The kind of a process, and its open files at the first recovery and at the last."""
+        """Kind of each process, and its open files at the first and the last recovery."""
 
     def run(self) -> None:
         self._findings.rounds.append(self._round)
@@ -364,7 +369,7 @@ class _Disturbance:
                 break
             failures = 0 if self._round.kills > kills else failures + 1
         else:
-            self._violated(f"{MOST_FAILURES} times in a row it could not go on, though nothing was killed")
+            self._violated(f"{MOST_FAILURES} commands in a row ended early without a kill")
         if not self._round.violations:
             shutil.rmtree(self._folder)
 
@@ -385,7 +390,7 @@ class _Disturbance:
         return False
 
     def _start(self, what: str, folder: Path, disturbance: Mapping[str, str]) -> Command:
-        """Start a run in the folder, or resume the one that is in it."""
+        """Start a run in the folder, or resume the one in it."""
         arguments = [what, str(folder), "--accept-invalid", "--quiet"]
         if what == "run":
             changes = [word for change in self._plan.changes for word in ("--set", change)]
@@ -397,7 +402,7 @@ class _Disturbance:
         return Command(arguments, environment, self._folder / "said.txt")
 
     def _command_ends_run(self) -> bool:
-        """Start or resume the run and kill until the command ends; returns True if the run is over."""
+        """Start or resume the run and kill until the command ends; return True if the run is over."""
         what = "resume" if (self._run / EXPERIMENT_FILE).exists() else "run"
         command = self._start(what, self._run, self._killer.environment(self._run))
         self._round.commands += 1
@@ -429,14 +434,14 @@ class _Disturbance:
 
     def _note(self, kind: str, command: Command) -> None:
         now_s = self._watch.look()
-        self._advanced(now_s, command)  # whatever is on record by now was made before this kill
+        self._advanced(now_s, command)  # versions recorded by now were made before this kill
         kill = Kill(kind, self._number, self._round.commands, now_s)
         self._findings.kills.append(kill)
         self._waiting.append(kill)
         self._round.kills += 1
 
     def _advanced(self, now_s: float, command: Command) -> bool:
-        """Look at the record: returns True if there is a version that there had never been."""
+        """Read the newest version; return True if it is newer than all before."""
         version = _versions_made(self._run)
         if version <= self._highest:
             return False
@@ -450,7 +455,7 @@ class _Disturbance:
         return True
 
     def _is_over(self, kill: Kill, now_s: float) -> bool:
-        """Returns True if a new version is none of those that the dying run still made."""
+        """Return True if a new version was not made by processes that were dying."""
         if kill.kind in ENDS_COMMAND:
             return self._round.commands > kill.command
         after_s = DELIVERED_S if kill.kind == "zygote" else COMMITTED_S
@@ -478,13 +483,16 @@ class _Disturbance:
             if last - first > MOST_MORE_DESCRIPTORS:
                 self._violated(f"the {kind} held {last} open files, {first} at first")
         self._descriptors.clear()
-        self._highest = max(self._highest, _versions_made(self._run))  # with those of the last checkpoint
+        self._highest = max(
+            self._highest, _versions_made(self._run)
+        )  # including versions of the last checkpoint
         left = [path.name for path in self._temporary.iterdir() if path.name.startswith("edgefl")]
         if left := [*left, *(path.name for path in Path("/dev/shm").glob("*edgefl*"))]:
             self._violated(f"left behind: {', '.join(sorted(left))}")
 
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
-        """Returns True if the run is over. A command may end before where it was killed, and in one line."""
+        """Return True if the run is over. The command may have ended before the kill reached it, with one
+        line."""
         code, said = command.process.returncode, command.said()
         last = said[-1] if said else f"exit code {code}"
         if any("Traceback" in line for line in said):
@@ -523,7 +531,7 @@ class _Disturbance:
 
 
 def _versions_made(folder: Path) -> int:
-    """The newest version on record, −1 while there is none that can be read."""
+    """Return the newest recorded version; −1 if none can be read."""
     address = f"{(folder / FILE_NAME).resolve().as_uri()}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=0.0)) as db:
@@ -533,7 +541,7 @@ def _versions_made(folder: Path) -> int:
 
 
 def _last_trips(folder: Path) -> list[tuple[int, int]]:
-    """Each client on record and its last trip; none where there is no record that can be read."""
+    """Return each client and its last trip; empty if the record cannot be read."""
     with contextlib.suppress(ConfigError), Record(folder) as record:
         return record.select("SELECT client, MAX(trip) FROM trips GROUP BY client")
     return []
@@ -547,7 +555,7 @@ def _name(process: psutil.Process) -> str:
 
 
 def _in_words(killed: Counter[str]) -> str:
-    """The processes that a command lost.
+    """Format the processes that a command lost.
 
     >>> _in_words(Counter(["client", "client", "server"]))
     '2 × client, server'

@@ -1,4 +1,4 @@
-"""The findings of `edgefl.lab.chaos`: the runs that were disturbed, and the kills with their recoveries."""
+"""Findings of `edgefl.lab.chaos`: disturbed runs, and kills with the times of recovery."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import numpy as np
 from edgefl import failpoints
 
 KINDS = ("supervisor", "zygote", "server", "client", "worker", "evaluator", "governor")
-"""Kinds of processes of a run."""
+"""Processes of a run."""
 PLACES = ("die", *failpoints.OF_SERVER)
-"""Failpoints: the client's, under the wall clock, and the server's."""
+"""Failpoints of clients (under the wall clock) and of the server."""
 
 
 class Kill(msgspec.Struct):
-    """One kill: of which process, in which round, and how long the run took to be ahead of it again."""
+    """One kill of a process, and the run's time to recover."""
 
     kind: str
     round: int
     command: int
-    """The command of the round that it hit, from 1."""
+    """Number of the round's command that it hit, from 1."""
     at_s: float
     recovery_s: float | None = None
-    """Until a version was on record that had never been before; None where the run was over without one."""
+    """Seconds until a version newer than all before was recorded; None if the run ended without one."""
 
 
 class DisturbedRun(msgspec.Struct, kw_only=True):
-    """One run: killed, resumed, judged."""
+    """A run that was killed, resumed and judged."""
 
     seed: int
     kills: int = 0
     commands: int = 0
-    """Commands that it took: the run, and each time that it was resumed."""
+    """Number of commands: the run, and each time that it was resumed."""
     wall_s: float = 0.0
     versions: int = 0
     trips: int = 0
     acknowledged: int = 0
-    """Updates that the server acknowledged, by the clients' account (wall clock)."""
+    """Number of updates acknowledged by the server, by the clients' own logs (wall clock)."""
     outlived_s: float = 0.0
-    """The longest that a process of the run outlived its supervisor."""
+    """Maximum seconds that a process of the run outlived its supervisor."""
     judged: bool = False
     violations: list[str] = []
 
@@ -58,17 +58,18 @@ class Findings:
 
     @property
     def violations(self) -> list[str]:
-        """One line for each promise that was not held."""
+        """One line per violated promise."""
         return [f"seed {each.seed}: {line}" for each in self.rounds for line in each.violations]
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of processes, and places, of the kills."""
+        """Processes and failpoints of the kills."""
         made = {kill.kind for kill in self.kills}
         return [kind for kind in (*KINDS, *PLACES) if kind in made]
 
     def recovery(self, kind: str | None = None) -> tuple[int, dict[str, float]]:
-        """The number of kills, of one kind or all; median, 95th percentile and worst of their recoveries."""
+        """Return the number of kills, of one kind or all, and median, 95th percentile and worst of the
+        recoveries."""
         kills = [kill for kill in self.kills if kind in (None, kill.kind)]
         seconds = [kill.recovery_s for kill in kills if kill.recovery_s is not None]
         if not seconds:
@@ -77,7 +78,7 @@ class Findings:
         return len(kills), dict(zip(("median_s", "p95_s", "worst_s"), found, strict=True))
 
     def document(self) -> dict[str, Any]:
-        """All of it as plain values, for a JSON file."""
+        """Return everything as plain values for a JSON file."""
         kinds = {kind: self.recovery(kind) for kind in self.kinds}
         return {
             "clock": self.clock,

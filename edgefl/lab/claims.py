@@ -1,4 +1,4 @@
-"""Claims about races, as findings: one algorithm takes so many times as much as another until a target."""
+"""Claims about races: one algorithm costs a factor more than another until a target accuracy."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "
 
 
 SAME_SIZE = 0.5
-"""The share of a paper's effect, on the scale of logarithms, from which on ours counts as of its size."""
+"""Share of a paper's effect, in logarithms, from which on ours counts as equally large."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """A claim: ``other`` takes more than ``mine`` until the target of ``mine``."""
+    """A claim that ``other`` costs more than ``mine`` until the target of ``mine``."""
 
     mine: str
     other: str
     source: str
-    """The claim's place in the paper."""
+    """Place of the claim in the paper."""
     paper: str
-    """The paper's figures."""
+    """Figures in the paper."""
     size: float | tuple[float, float] | None = None
-    """The paper's ratio, or its costs of ``other`` and ``mine``; None: only that the ratio is above 1."""
+    """The paper's ratio, or its costs of ``other`` and ``mine``; None: the ratio is only above 1."""
     over: Over = "trips"
 
     @property
     def ratio(self) -> float | None:
-        """The paper's ratio, of which ours must have half in logarithms."""
+        """The paper's ratio; ours must reach half of it in logarithms."""
         return self.size[0] / self.size[1] if isinstance(self.size, tuple) else self.size
 
     def finding(self, curves: Curves) -> Finding:
-        """The claim, judged by these runs."""
+        """Judge the claim by these runs."""
         target = curves.target(self.mine)
         ours, theirs = (_cost(curves.reached(label, target, self.over)) for label in (self.mine, self.other))
         found = curves.race(self.mine, self.other, target, self.over)
@@ -56,7 +56,7 @@ class Race:
 
 
 def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race, few: Race) -> Finding:
-    """The claim that the lead is larger in ``many`` than in ``few``, seed by seed."""
+    """Judge the claim that the lead is larger in ``many`` than in ``few``, paired by seed."""
     lead = []
     for race in (many, few):
         target = curves.target(race.mine)
@@ -79,11 +79,10 @@ def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race,
 
 
 def judged(found: CostRatio | None, paper: float | None) -> Verdict:
-    """The verdict on a claim that the other takes ``paper`` times as much (None: only that it takes more).
+    """Judge a claim that the other costs ``paper`` times as much (None: more).
 
-    It is reproduced if our interval lies above 1 and our mean has at least half of the paper's effect in
-    logarithms (√paper), smaller if only the first holds. "out of reach" is a race that some run ended too
-    soon to settle.
+    It is reproduced if our interval is above 1 and our mean reaches half of the paper's effect in logarithms
+    (√paper), smaller if only the former holds, and "out of reach" if some run ended too early to judge.
 
     >>> judged(CostRatio(1.2, 1.1, 1.3), 5.7), judged(CostRatio(4.6, 3.1, 6.9), 5.7)
     ('smaller', 'reproduced')
@@ -102,7 +101,7 @@ def judged(found: CostRatio | None, paper: float | None) -> Verdict:
 
 
 def _cost(reached: Sequence[float]) -> str:
-    """The mean of those that got there, and how many did not.
+    """Format the mean cost of the runs that reached the target, and how many did not.
 
     >>> _cost([3.0, 5.0]), _cost([math.nan, 1250.0]), _cost([math.nan])
     ('4', '1,250 (1 of 2 not there)', 'never')

@@ -1,9 +1,9 @@
-"""The papers' convergence theorems, held against runs on a problem whose every constant is known.
+"""Compares the papers' convergence theorems with runs on a problem whose constants are all known.
 
-A bound is loose, and a wrong algorithm stays under it too. So each finding also says what the bounded
-quantity is: how much the descent, the noise and the clients' shares contribute (`edgefl.lab.quadratic`), to
-some per cent. Three theorems do not hold as they are printed; each has the run that shows it, and the term
-that is missing.
+Bounds are loose: wrong algorithms satisfy them too. Each finding therefore also predicts the bounded quantity
+to a few per cent, from the contributions of the descent, the noise and the clients' shares
+(`edgefl.lab.quadratic`). Three theorems do not hold as printed; each has a run that shows it, and the missing
+term.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from edgefl.strategies.fedstaleweight import FedStaleWeight
 
 
 class Ratio(NamedTuple):
-    """A figure that a theorem pins down: what was measured over what is predicted, once a seed."""
+    """A figure that a theorem determines: measured ÷ predicted, per seed."""
 
     name: str
     ratios: Sequence[float]
     within: float
-    """The mean ratio may be so far from 1; of three seeds and more all of its 95% interval."""
+    """Largest distance of the mean ratio from 1; with three seeds or more, of its 95% interval."""
 
     @property
     def agrees(self) -> bool:
@@ -41,7 +41,7 @@ class Ratio(NamedTuple):
 
     @property
     def p(self) -> float | None:
-        """The p-value of agreement by chance with a mean ratio that is ``within`` from 1; None under 3 seeds.
+        """p-value of chance agreement for a true mean ratio ``within`` from 1; None with fewer than 3 seeds.
 
         It is the larger of two one-sided tests (an equivalence test).
         """
@@ -51,7 +51,7 @@ class Ratio(NamedTuple):
         return p_value(found._replace(mean=self.within - abs(found.mean - 1.0)), len(self.ratios))
 
     def __str__(self) -> str:
-        """The ratio, ± half the 95% interval over the seeds.
+        """Format the mean ratio ± half the 95% interval over seeds.
 
         >>> str(Ratio("noise", [1.0, 1.02, 1.01], 0.1))
         'noise 1.010 ±0.025'
@@ -62,7 +62,7 @@ class Ratio(NamedTuple):
 def judged(
     claim: str, source: str, paper: str, quantities: Sequence[Ratio], note: str = "", holds: bool = True
 ) -> Finding:
-    """The finding that every quantity is as predicted, and that what else was asked ``holds``."""
+    """Return the finding that every quantity is as predicted, and that another condition ``holds``."""
     ours = "measured ÷ predicted: " + ", ".join(map(str, quantities))
     ps = [one.p for one in quantities if one.p is not None]
     found = verdict(holds and all(one.agrees for one in quantities))
@@ -72,9 +72,9 @@ def judged(
 def exceeded(
     claim: str, source: str, paper: str, times: Sequence[float], at: str, quantity: Ratio, note: str
 ) -> Finding:
-    """The finding on a bound that does not hold: so many ``times`` over it, once a seed.
+    """Return the finding on a bound that is exceeded by these factors, one per seed.
 
-    It is "not reproduced" only by runs whose ``quantity`` is as predicted; others say nothing of the bound.
+    It is "not reproduced" only if ``quantity`` is as predicted; other runs prove nothing about the bound.
     """
     ours = f"{min(times):.1f} times the bound at {at}; measured ÷ predicted: {quantity}"
     if not quantity.agrees:
@@ -83,13 +83,13 @@ def exceeded(
 
 
 class QuadraticRun(NamedTuple):
-    """A run on the quadratic, and what it is predicted to show."""
+    """A run on the quadratic, and its predictions."""
 
     expected: Expected
     strategy: Strategy
     durations: Callable[[np.random.Generator, int], float]
     shares: Sequence[float] | None = None
-    """The shares of all weight that the clients are predicted to have, times n; None: 1 for each."""
+    """Predicted shares of all weight, times n, by client; None: 1 for each."""
 
     def run(self, seed: int) -> Trajectory:
         problem, versions, rate, steps, *_ = self.expected
@@ -102,14 +102,15 @@ WITHIN = 0.1
 
 
 def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) -> Ratio:
-    """The quantity of several (one list of ratios a seed) whose mean ratio is furthest from 1."""
+    """Return the quantity with the mean ratio furthest from 1; ``ratios`` has a row per seed."""
     table = np.array(ratios, dtype=np.float64)
     column = int(np.argmax(np.abs(table.mean(axis=0) - 1.0)))
     return Ratio(name, table[:, column].tolist(), within)
 
 
 def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
-    """Descent, noise and shares of runs (one row a seed), each in the setting where it is furthest off."""
+    """Compare descent, noise and shares with predictions; ``runs`` has a row per seed. The worst setting
+    counts."""
     pairs = [list(zip(settings, row, strict=True)) for row in runs]
     quantities = [
         worst("descent", [[o.mean_square(DESCENT) / s.expected.descent() for s, o in row] for row in pairs]),
@@ -135,14 +136,15 @@ def slope(
     factor: float,
     expected: float = -0.5,
 ) -> Ratio:
-    """The mean of ‖∇f‖² as a power of what is ``factor`` times larger in the second setting, over −½."""
+    """Return the exponent of mean ‖∇f‖² in what is ``factor`` times larger in the second setting ÷
+    ``expected``."""
     low, high = ends
     found = [math.log(row[high].mean_square() / row[low].mean_square()) / math.log(factor) for row in runs]
     return Ratio(f"slope over {over} ÷ {expected:.2f}", [each / expected for each in found], WITHIN)
 
 
 def of_bound(runs: Sequence[Sequence[Trajectory]], bounds: Callable[[int, Trajectory], float]) -> float:
-    """The largest part of its bound that a run's mean of ‖∇f‖² makes; ``bounds(setting, outcome)``."""
+    """Return the largest mean ‖∇f‖² ÷ its bound; ``bounds(setting, outcome)``."""
     return max(out.mean_square() / bounds(at, out) for row in runs for at, out in enumerate(row))
 
 
@@ -151,7 +153,7 @@ def exponential(draws: np.random.Generator, client: int) -> float:
 
 
 def bounded(draws: np.random.Generator, client: int) -> float:
-    """Around 1, so that the largest staleness is small."""
+    """Draw a duration near 1, so that the largest staleness is small."""
     return float(draws.uniform(0.5, 1.5))
 
 
@@ -159,7 +161,8 @@ def bounded(draws: np.random.Generator, client: int) -> float:
 
 
 def fedbuff(quick: bool = False) -> Finding:
-    """Corollary 1's steps η_g = K, η = 1/(K√(TQ)), and its bound with the sampling term that it lacks."""
+    """Run corollary 1's steps η_g = K, η = 1/(K√(TQ)); compare with its bound plus the missing sampling
+    term."""
     lengths = (1_000, 4_000)
     problem = Quadratic(8, smoothness=0.25, distance=2.0, spread=0.5)
     cases = [(1, 1, lengths[1]), (4, 4, lengths[0]), (4, 1, lengths[0]), (4, 1, lengths[1])]
@@ -189,7 +192,7 @@ def fedbuff(quick: bool = False) -> Finding:
 
 
 def fedbuff_bound(out: Trajectory, versions: int, rate: float, steps: int, server_lr: float) -> float:
-    """The right side of Corollary 1, equation 3, at the run's own largest gradient and staleness.
+    """Return the right side of corollary 1, equation 3, for the run's own largest gradient and staleness.
 
     2F*/(η_g·η·Q·T) + L/2·η_g·η·σ_ℓ² + 3L²Q²η²(η_g²·τ² + 1)(σ_ℓ² + σ_g² + G)
     """
@@ -201,7 +204,7 @@ def fedbuff_bound(out: Trajectory, versions: int, rate: float, steps: int, serve
 
 
 def fedbuff_as_printed(quick: bool = False) -> Finding:
-    """A start at the optimum, no noise, one fresh client after the other, each drawn uniformly."""
+    """Run from the optimum without noise, with fresh clients one by one, drawn uniformly."""
     problem, rate, versions = Quadratic(8, variance=0.0, distance=0.0, spread=1.0), 0.005, 4_000
     setting = QuadraticRun(
         Expected(problem, versions, rate), FedBuff(buffer_size=1, exponent=0.0, concurrency=1), exponential
@@ -216,7 +219,7 @@ def fedbuff_as_printed(quick: bool = False) -> Finding:
         times,
         f"η·L = {rate:g}",
         Ratio("sampling, η·L·σ_g²/2,", sampled, 0.2),
-        "it has σ_g² only in η² terms: equation 20 turns Jensen's inequality round",
+        "it has σ_g² only in η² terms: equation 20 reverses Jensen's inequality",
     )
 
 
@@ -224,7 +227,7 @@ def fedbuff_as_printed(quick: bool = False) -> Finding:
 
 
 def toghani_uribe(quick: bool = False) -> Finding:
-    """FedBuff with β = 1/K and η = 1/(Q·√(LT)); times of U(0.5, 1.5) keep τ, and with it T, small."""
+    """Run FedBuff with β = 1/K and η = 1/(Q·√(LT)); times of U(0.5, 1.5) keep τ, and with it T, small."""
     lengths = (2_000, 5_000) if quick else (2_000, 8_000, 32_000)
     problem, steps, size = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2, 4
     settings = [
@@ -251,7 +254,7 @@ def toghani_uribe(quick: bool = False) -> Finding:
 
 
 def gradient_bound(problem: Quadratic, versions: int, staleness: int, steps: int) -> float:
-    """The right side of Theorem 1 for T versions and a largest delay τ.
+    """Return the right side of theorem 1 for T versions and a largest delay τ.
 
     8√L·(f(w_0) − f*)/√T + 16√L·(σ²/b + γ²)/√T + 320·L·(Q + 1)·(τ² + 1)·(σ²/b + n·γ²)/T
     """
@@ -262,14 +265,14 @@ def gradient_bound(problem: Quadratic, versions: int, staleness: int, steps: int
 
 
 def least_versions(problem: Quadratic, staleness: int, steps: int) -> int:
-    """The T from which on the theorem holds: 160·L·(Q + 7)·(τ + 1)³."""
+    """Return the smallest T of the theorem: 160·L·(Q + 7)·(τ + 1)³."""
     return math.ceil(160 * problem.smoothness * (steps + 7) * (staleness + 1) ** 3)
 
 
 # ---- FedStaleWeight --------------------------------------------------------------------------
 
 RATES = (1 / 1.5,) * 10 + (1 / 10,) * 5
-"""Trips a second of FedStaleWeight's fleet, section 6.2: ten clients of U(1, 2) s, five of U(8, 12) s."""
+"""Trips per second in FedStaleWeight's fleet, section 6.2: ten clients of U(1, 2) s, five of U(8, 12) s."""
 
 
 def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:
@@ -277,19 +280,19 @@ def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:
 
 
 class Composition(NamedTuple):
-    """A buffer's make-up, averaged over those that arrivals in proportion to the clients' rates fill."""
+    """Expected composition of buffers that are filled by arrivals in proportion to the clients' rates."""
 
     shares: tuple[float, ...]
-    """By client: its share of all weight, times n."""
+    """Share of all weight, times n, by client."""
     concentration: float
     """E Σ α²."""
 
 
 def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Composition:
-    """The weights that normalising inside each buffer gives, by counting every buffer that may come.
+    """Compute the weights of normalisation inside each buffer, by enumerating all buffers.
 
-    Each of its ``size`` places is a client with a probability in proportion to its rate; weights are in
-    proportion to ``raw``. Clients of one rate and weight are taken together.
+    Each of its ``size`` places holds a client with a probability in proportion to its rate; weights are in
+    proportion to ``raw``. Clients with equal rate and weight are grouped.
 
     >>> one = composition((1.0, 1.0), 2, (1.0, 1.0))
     >>> one.shares, one.concentration
@@ -315,12 +318,12 @@ def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Comp
 
 
 def fair_weights(rates: Sequence[float]) -> list[float]:
-    """b·E[τ_i] + 1 with E[τ_i] of equation 6: Σ_j r_j/r_i."""
+    """Return b·E[τ_i] + 1 with E[τ_i] of equation 6: Σ_j r_j/r_i."""
     return [sum(rates) / rate for rate in rates]
 
 
 def fedstaleweight(quick: bool = False) -> Finding:
-    """The paper's fleet; the run goes where the shares of equations 6 to 8, normalised a buffer, lead."""
+    """Run the paper's fleet; the model goes where the normalised shares of equations 6 to 8 lead."""
     size, problem = 5, Quadratic(len(RATES), spread=0.1)
     made = composition(RATES, size, fair_weights(RATES))
     setting = QuadraticRun(
@@ -343,7 +346,7 @@ def fedstaleweight(quick: bool = False) -> Finding:
 
 
 def fedstaleweight_bound(out: Trajectory, versions: int, rate: float, size: int) -> float:
-    """The right side of Theorem 1 with Q = η_g = 1, at the run's own largest gradient and staleness.
+    """Return the right side of theorem 1, Q = η_g = 1, for the run's own largest gradient and staleness.
 
     2(f(w_0) − f*)/(η·T) + 12η²L²(τ²((b·τ + 1)/(τ + 1))² + 1)(σ_ℓ² + σ_g² + G) + 4b²·U(τ)·G
     """
@@ -355,7 +358,7 @@ def fedstaleweight_bound(out: Trajectory, versions: int, rate: float, size: int)
 
 
 def deviation(size: int, staleness: float) -> float:
-    """U(τ_max), equation 11: the largest squared distance of a normalised weight from 1/b."""
+    """Return U(τ_max), equation 11: the largest squared distance of a normalised weight from 1/b."""
     return max((1.0 / size - bound) ** 2 for bound in weight_bounds(size, staleness))
 
 
@@ -372,7 +375,7 @@ def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, fl
 
 
 def fedstaleweight_as_printed(quick: bool = False) -> Finding:
-    """All updates fresh, so that U is 0, and the start at the optimum: what is left is noise."""
+    """Run from the optimum with fresh updates only, so that U is 0: the rest is noise."""
     size, rate, versions = 5, 0.002, 3_000
     problem = Quadratic(size, distance=0.0)
     setting = QuadraticRun(
@@ -396,7 +399,7 @@ def fedstaleweight_as_printed(quick: bool = False) -> Finding:
 
 
 def defedavg_iid(quick: bool = False) -> Finding:
-    """Theorem 2's steps η = √(nKF/2), η̄ = 1/(√(σ²LT)·K): both speed-ups, and (14) with its σ²L restored."""
+    """Run theorem 2's steps η = √(nKF/2), η̄ = 1/(√(σ²LT)·K): both speed-ups, and (14) with σ²L restored."""
     problem, versions, clients = Quadratic(32, distance=0.112), 1_500, 32
     cases = [(4, 1), (16, 1), (4, 4)]
     settings = []
@@ -424,7 +427,8 @@ def defedavg_iid(quick: bool = False) -> Finding:
 
 
 def iid_bound(out: Trajectory, versions: int, n: int, steps: int, *, units: bool) -> float:
-    """Equation 14, √(128·F/(nKT)) + 8L/(KT); with ``units`` F times Lσ², as its proof's last but one line."""
+    """Return equation 14, √(128·F/(nKT)) + 8L/(KT); ``units``: F times Lσ², as in its proof's last but one
+    line."""
     problem = out.problem
     unit = problem.smoothness * problem.variance if units else 1.0
     first = math.sqrt(128.0 * unit * problem.gap / (n * steps * versions))
@@ -432,7 +436,7 @@ def iid_bound(out: Trajectory, versions: int, n: int, steps: int, *, units: bool
 
 
 def defedavg_iid_as_printed(quick: bool = False) -> Finding:
-    """The same run with the loss in units of a hundredth."""
+    """Repeat the run with the loss in units of a hundredth."""
     problem, versions, n = Quadratic(16, smoothness=100.0, variance=1e4, distance=0.112), 1_500, 16
     local = 1.0 / math.sqrt(problem.variance * problem.smoothness * versions)
     lr = math.sqrt(n * problem.gap / 2)
@@ -459,14 +463,14 @@ def defedavg_iid_as_printed(quick: bool = False) -> Finding:
 
 
 def defedavg_niid(quick: bool = False) -> Finding:
-    """Theorem 1's steps η = √(4nKF), η̄ = 1/(√((4σ²L + 2LKG²)T)·K), half of the clients at half the speed."""
+    """Run theorem 1's steps η = √(4nKF), η̄ = 1/(√((4σ²L + 2LKG²)T)·K); half of the clients at half speed."""
     problem, versions, largest = Quadratic(8, distance=0.14, spread=0.05), 2_000, 0.3
     cases = [(2, 1), (8, 1), (2, 4)]
     settings = []
     for n, k in cases:
         scale = (4 * problem.variance + 2 * k * largest) * problem.smoothness
         local, lr = 1.0 / (math.sqrt(scale * versions) * k), math.sqrt(4 * n * k * problem.gap)
-        many = (1.0 + (n - 1) / problem.clients) / n  # who is drawn twice brings one noise twice
+        many = (1.0 + (n - 1) / problem.clients) / n  # a client drawn twice brings the same noise twice
         settings.append(
             QuadraticRun(
                 Expected(problem, versions, local, k, gain=lr, concentration=lr**2 * many),

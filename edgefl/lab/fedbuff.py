@@ -1,4 +1,4 @@
-"""FedBuff's claims that are no races (Nguyen 2022, section 5): its lead grows, and staleness over K."""
+"""FedBuff's claims other than races (Nguyen 2022, section 5): its lead grows; staleness over K."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edgefl.lab.study import Curves, Finding, verdict
 
 FEDBUFF, AVGM = "FedBuff, K = 10", "FedAvgM"
 FULL = "1000"
-"""The settings of the paper's size."""
+"""Settings of the paper's size."""
 HALVES = 0.1
 """Largest distance from 2 of a ratio of mean staleness; a buffer of K + 1 would give 1.83 and 1.91."""
 BUFFERS = {5: "FedBuff, K = 5", 10: FEDBUFF, 20: "FedBuff, K = 20"}
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """At the paper's size figure 3's ends; staleness over K."""
+    """Judge figure 3 (only at the paper's size), and staleness over K."""
     findings = []
     if curves.settings == FULL:
         many, few = (Race(f"{FEDBUFF}{end}", f"{AVGM}{end}", "", "") for end in ("", f", {FEW}"))

@@ -9,13 +9,13 @@ from edgefl.results.statistics import difference, higher, p_of_ratio, p_value, p
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"
 FAIR = 0.05
-"""A group's mean share of weight may be so far from 1/n."""
+"""Largest distance from 1/n of a group's mean share of weight."""
 NEAR = 0.95
-"""The race for trips is to this part of what the weakest run ends with: no run passes it at a peak of its."""
+"""Target of the race for trips ÷ final accuracy of the weakest run, so that no run passes it at a peak."""
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """The paper's claims, and ours for the running form."""
+    """Judge the paper's claims, and ours on the running form."""
     final = {label: curves.accuracy(label) for label in curves.records}
     target = NEAR * min(*final[PAPER], *final[AVERAGE])
     mean = {label: curves.accuracy(label, last=0) for label in (RUNNING, PAPER)}
@@ -30,7 +30,7 @@ def claims(curves: Curves) -> list[Finding]:
     running = [*weight[RUNNING, FAST], *weight[RUNNING, SLOW]]
 
     def unfair(label: str) -> list[float]:
-        """The distance of a client's share from 1/n, mean over the two groups, times n."""
+        """Return a client's distance from a share of 1/n, mean of both groups, times n."""
         groups = zip(weight[label, FAST], weight[label, SLOW], strict=True)
         return [(abs(fast - 1.0) + abs(slow - 1.0)) / 2 for fast, slow in groups]
 

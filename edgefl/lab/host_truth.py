@@ -1,4 +1,4 @@
-"""This host beside the measuring kit: fits the kit's parts, then predicts and measures networks of timm."""
+"""Predicts networks of timm on this host by a fit to the measuring kit's parts, and measures them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgefl.measure import kit
 
 BATCH: Final = 4
 NETWORK_S: Final = 8.0
-"""Most seconds that a network's steps are repeated."""
+"""Maximum seconds of a network's repeated steps."""
 NETWORKS: Final = (
     "resnet18", "resnet50", "resnext50_32x4d", "vgg11", "densenet121", "inception_v3", "dla34", "repvgg_a0",
     "mobilenetv2_100", "mobilenetv3_large_100", "efficientnet_b0", "tf_efficientnetv2_b0", "mnasnet_100",
@@ -32,9 +32,9 @@ def measure(
     networks: Sequence[str] = NETWORKS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[HeldOutPrediction]:
-    """Measure the kit and the networks here, on so many threads of torch; one thread is timed by CPU time.
+    """Measure the kit and the networks here on ``threads`` threads of torch; one thread: by CPU time.
 
-    Returns the networks beside what a fit to the kit's parts says of them.
+    Returns each network with its prediction by a fit to the kit's parts.
     """
     said = kit.measure(kit.MINUTES, threads, tell)
     found = fit_kit(msgspec.convert(said, KitResult).rows())
@@ -47,7 +47,7 @@ def measure(
 
 
 def network_row(network: str, threads: int) -> Row:
-    """One of timm's networks: the work of its training step, and its seconds here."""
+    """Return the work of a timm network's training step, and its seconds here."""
     module = timm_network(network, IMAGE, 1000)
     part = kit.Part(lambda: module, IMAGE, BATCH)
     took = kit.timed(kit.stepper(part), NETWORK_S)

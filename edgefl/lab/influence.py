@@ -1,4 +1,4 @@
-"""Fleets of fast and slow clients that learn nothing: their staleness and their weights."""
+"""Fleets of fast and slow clients that train nothing: their staleness and weights."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FAST = Delay(dist="uniform", low_s=1.0, high_s=2.0)
 SLOW = Delay(dist="uniform", low_s=8.0, high_s=12.0)
 FAST_ONES = range(10)
 FEDSTALEWEIGHT = (FAST,) * 10 + (SLOW,) * 5
-"""FedStaleWeight's fleet, section 6.2: ten fast clients and five slow ones."""
+"""FedStaleWeight's fleet, section 6.2: ten fast and five slow clients."""
 
 
 Shares: TypeAlias = npt.NDArray[np.float64]
 
 
 class Outcome(NamedTuple):
-    """The applied updates of `FEDSTALEWEIGHT`'s fleet, column by column."""
+    """Columns of the applied updates of `FEDSTALEWEIGHT`'s fleet."""
 
     client: npt.NDArray[np.int64]
     staleness: npt.NDArray[np.int64]
@@ -38,17 +38,17 @@ class Outcome(NamedTuple):
 
     @property
     def versions_with_slow(self) -> float:
-        """The part of all versions whose buffer holds an update of a slow client: φ."""
+        """φ: share of versions whose buffer has an update of a slow client."""
         return float((self.client.reshape(self.versions, -1) >= len(FAST_ONES)).any(axis=1).mean())
 
     def applied(self) -> Shares:
-        """By client: the weight that it had a version, times the number of clients."""
+        """Return each client's weight per version, times the number of clients."""
         clients = len(FEDSTALEWEIGHT)
         return np.asarray(np.bincount(self.client, self.weight, clients) * clients / self.versions)
 
     @property
     def share(self) -> npt.NDArray[np.float64]:
-        """By client: its part of all applied weight, times the number of clients. 1 is fair (eq. 3)."""
+        """Share of all applied weight, times the number of clients, by client; 1 is fair (eq. 3)."""
         clients = len(FEDSTALEWEIGHT)
         return np.asarray(np.bincount(self.client, self.weight, clients) / self.weight.sum() * clients)
 
@@ -63,10 +63,10 @@ def simulate(
     skip: int = 0,
     events: Sequence[Event] = (),
 ) -> Outcome:
-    """Let `FEDSTALEWEIGHT`'s fleet train under ``strategy`` until there are so many versions.
+    """Run `FEDSTALEWEIGHT`'s fleet under ``strategy`` for ``versions`` versions.
 
-    Client 0 takes ``slowed`` times as long as it would, each slow client ``slow_by`` times; the first
-    ``skip`` versions do not count. ``events``, such as `Left`, come at their own times.
+    Client 0 is slower by the factor ``slowed``, each slow client by ``slow_by``; the first ``skip`` versions
+    do not count. ``events``, such as `Left`, happen at their own times.
     """
     factors = [slowed, *[1.0] * (len(FAST_ONES) - 1), *[slow_by] * (len(FEDSTALEWEIGHT) - len(FAST_ONES))]
     run, now_s = arrivals(strategy, FEDSTALEWEIGHT, Stop(versions=versions), seed, factors, events=events)
@@ -101,9 +101,9 @@ def arrivals(
 def gains_of_slowing(
     strategy: Strategy, slowed: Sequence[float], versions: int, seed: int = 0
 ) -> list[float]:
-    """The share of a fast client that takes so many times as long, over the one that it has otherwise.
+    """Return the share of client 0, slowed by each factor, ÷ its share at full speed.
 
-    Not above 1: slowing down does not pay (strategy-proofness, section 4.2.1).
+    A value of at most 1 means that slowing down does not pay (strategy-proofness, section 4.2.1).
     """
     factors = (1.0, *slowed)
     honest, *slow = (simulate(strategy, versions, seed, slowed=factor).share[0] for factor in factors)
@@ -114,17 +114,17 @@ class Stale(NamedTuple):
     """The first arrivals of a run, in order."""
 
     staleness: npt.NDArray[np.int64]
-    """−1 for one that was not applied."""
+    """Staleness of each update; −1 if it was not applied."""
     started: npt.NDArray[np.int64]
-    """The number of updates that had arrived when its trip began."""
+    """Number of arrivals before the start of its trip."""
 
 
 def staleness_by_buffer(delays: Sequence[Delay], sizes: Sequence[int], trips: int) -> dict[int, Stale]:
-    """The staleness of each of the first ``trips`` arrivals, for each buffer size: FedBuff's appendix A.
+    """Return the staleness of the first ``trips`` arrivals for each buffer size: FedBuff's appendix A.
 
-    The same trips arrive in the same order whatever the buffer, so τ_K ≤ ⌈τ_1/K⌉ can be held against each.
+    Arrivals have the same order for every buffer size, so that τ_K ≤ ⌈τ_1/K⌉ can be checked for each.
     """
-    full = min(trips // size * size for size in sizes)  # so many are in a full buffer, whatever its size
+    full = min(trips // size * size for size in sizes)  # number in full buffers of every size
     found = {}
     for size in sizes:
         run, _ = arrivals(FedBuff(buffer_size=size), delays, Stop(trips=trips), seed=0)

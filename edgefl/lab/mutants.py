@@ -1,7 +1,7 @@
-"""Wrong implementations of the strategies, by which `edgefl reproduce` measures the power of its verdicts.
+"""Wrong implementations of the strategies, which measure the power of verdicts of `edgefl reproduce`.
 
-A mutant replaces the arm that a claim is about, under the arm's settings, steps and seeds. A claim whose
-mutants are judged as the arm is does not show that the arm is right (`edgefl.lab.verdicts`).
+A mutant replaces the arm of a claim, with the arm's settings, steps and seeds. If a mutant gets the arm's
+verdict, the claim does not show that the arm is correct (`edgefl.lab.verdicts`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mutant(NamedTuple):
 
 
 def _one(weights: Sequence[float], kept: int) -> list[float]:
-    """Weights that give the sum of all to one update."""
+    """Return weights that assign the total weight to one update."""
     return [sum(weights) if at == kept else 0.0 for at in range(len(weights))]
 
 
@@ -48,7 +48,7 @@ class FourthRootWeights(FedStaleWeight):
 
 
 class OnlyTheStalest(FedStaleWeight):
-    """The update of the largest α has the weight of the whole buffer."""
+    """The update with the largest α gets the weight of the whole buffer."""
 
     def weights(self, state: Expectation, updates: Sequence[Update], view: View) -> Sequence[float]:
         right = super().weights(state, updates, view)
@@ -56,13 +56,13 @@ class OnlyTheStalest(FedStaleWeight):
 
 
 class BenchWeights(FedStaleWeight):
-    """The weights of the published benchmark: b·E[τ]/n, without + 1 and without the newest staleness."""
+    """Weights of the published benchmark: b·E[τ]/n, without + 1 and without the newest staleness."""
 
     def raw(self, staleness: float, size: int) -> float:
         return size * staleness
 
     def arrive(self, state: Expectation, update: Update, view: View) -> Sequence[Update]:
-        older = state.credit.get(update.client)  # this form has no credit
+        older = state.credit.get(update.client)  # the benchmark has
         state.credit[update.client] = float(update.staleness)
         if older is not None:
             super().arrive(state, update._replace(staleness=int(older)), view)
@@ -93,7 +93,7 @@ class DividesByKTwice(FedBuff):
 
 
 class FirstOfTheBuffer(FedBuff):
-    """The first update has the weight of the whole buffer."""
+    """The first update gets the weight of the whole buffer."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         return _one(super().weights(state, updates, view), 0)
@@ -107,7 +107,7 @@ class OneMoreInTheBuffer(FedBuff):
 
 
 class TenInTheBuffer(FedBuff):
-    """A buffer of ten, whatever K is."""
+    """A buffer of ten for every K."""
 
     def size(self, clients: int) -> int:
         return 10
@@ -117,14 +117,14 @@ class TenInTheBuffer(FedBuff):
 
 
 class CountsOnce(DeFedAvgNIID):
-    """A client that is drawn twice counts once."""
+    """A client drawn twice counts once."""
 
     def _average(self, updates: Sequence[Update]) -> Step:
         return super()._average(list({update.task: update for update in updates}.values()))
 
 
 class DrawsTheReady(DeFedAvgNIID):
-    """Clients whose send buffer is full are drawn first: fast clients more often than slow ones."""
+    """Clients with a full send buffer are drawn first: fast clients more often than slow ones."""
 
     def draw(self, state: Buffers, view: View, present: Sequence[int], count: int) -> list[int]:
         ready = list(state.latest)[:count]
@@ -154,7 +154,7 @@ class DividesByNTwice(DeFedAvgIID):
 
 
 class FirstToFinish(DeFedAvgIID):
-    """The first update has the weight of all n."""
+    """The first update gets the weight of all n."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         return _one(super().weights(state, updates, view), 0)
@@ -165,7 +165,7 @@ def _class(label: str, kind: type) -> Mutant:
 
 
 STALENESS = "staleness"
-"""The family of mutants of a claim about staleness and K."""
+"""Mutants of claims about staleness and K."""
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "fedstaleweight": (
         _class("α²", SquaredWeights),
@@ -193,4 +193,4 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     ),
     STALENESS: (_class("K + 1", OneMoreInTheBuffer), _class("10 whatever K", TenInTheBuffer)),
 }
-"""By the strategy of the arm that a claim is about, or by the claim's own family (`Finding.family`)."""
+"""Mutants by the strategy of the claim's arm, or by the claim's `Finding.family`."""

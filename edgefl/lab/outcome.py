@@ -1,8 +1,8 @@
-"""The outcome of a disturbed run, held against an undisturbed run's, or against its clients' own account.
+"""Compares a disturbed run with an undisturbed one, or with its clients' own log.
 
-Under the virtual clock every figure must be the undisturbed run's. Under the wall clock the clients say what
-was acknowledged (`edgefl.run.witness`), and that must stand in the record, once; what the server made of it
-is made again from the journal (`edgefl.run.verify`).
+Under the virtual clock all figures must equal the undisturbed run's. Under the wall clock clients log which
+updates were acknowledged (`edgefl.run.witness`); each must be in the record once, and the model must follow
+from the journal (`edgefl.run.verify`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ TRIP = (
     "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight", "fate",
     "steps", "examples", "loss", "checksum_sent", "trip_declared_s",
 )  # fmt: skip
-"""Columns of a trip that are computed, not measured, under the virtual clock."""
+"""Columns of a trip that are computed and not measured under the virtual clock."""
 VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
-"""Incidents that no kill may cause: an update is not what its client sent, or of another version."""
+"""Incidents that no kill may cause: an update differs from the one sent, or belongs to another version."""
 MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")
 
 
 def counts(folder: Path) -> tuple[int, int]:
-    """Versions and trips on record, without an error where there is none."""
+    """Return the recorded versions and trips; (0, 0) if there is no record."""
     try:
         with Record(folder) as record:
             return int(record.versions["version"].max(initial=0)), len(record.trips["task"])
@@ -42,14 +42,14 @@ def counts(folder: Path) -> tuple[int, int]:
 
 
 def over(folder: Path) -> bool:
-    """Returns True if the run in ``folder`` is done, and its results are written."""
+    """Return True if the run in ``folder`` is done and its results are written."""
     with contextlib.suppress(ConfigError), Record(folder) as record:
         return record.meta.status == "done" and not missing_results(folder)
     return False
 
 
 def unreadable(folder: Path) -> Iterator[str]:
-    """Says which of a finished run's files cannot be read."""
+    """Yield a line for each file of a finished run that is missing or invalid."""
     try:
         with Record(folder) as record:
             if record.meta.status != "done":
@@ -65,7 +65,7 @@ def unreadable(folder: Path) -> Iterator[str]:
 
 
 def differences(calm: Path, disturbed: Path) -> Iterator[str]:
-    """Says in which figures a disturbed run under the virtual clock is not the ``calm`` one."""
+    """Yield a line for each kind of figure in which a disturbed run differs from the ``calm`` one."""
     expected, found = _figures(calm), _figures(disturbed)
     for kind, there in expected.items():
         here = found[kind]
@@ -111,10 +111,9 @@ def _first_difference(key: int, here: Mapping[str, str] | None, there: Mapping[s
 
 
 def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
-    """Says which acknowledged updates of a wall-clock run are not on record as they were sent, once.
+    """Yield violations of a wall-clock run: lost, altered or repeated acknowledged updates; another model.
 
-    And whether the model is another than its journal makes. ``account`` is the clients' own
-    (`edgefl.run.witness`), ``code`` the folder of the user's modules.
+    ``account`` is the clients' log (`edgefl.run.witness`), ``code`` the folder of the user's modules.
     """
     problems = witness.problems(account, folder)
     with Record(folder) as record:
@@ -131,9 +130,7 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
             problems.append(f"{each} was dropped without a reason")
     for task, row in rows.items():
         if row[-1] != summed[task]:
-            problems.append(
-                f"task {task} is on record as summed {row[-1]} times, and was {summed[task]} times"
-            )
+            problems.append(f"task {task} was summed {summed[task]} times, recorded are {row[-1]}")
     if problems:
         yield f"{problems[0]}{f', and {len(problems) - 1} more' if len(problems) > 1 else ''}"
     try:

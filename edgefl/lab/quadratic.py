@@ -1,14 +1,14 @@
-"""A problem on which everything that a convergence theorem bounds can be computed.
+"""A problem for which every quantity of a convergence theorem can be computed.
 
-f_i(w) = L/2 ‖w − c_i‖², in three blocks of coordinates that do not mix, each with one thing to be seen:
+f_i(w) = L/2 ‖w − c_i‖², in three independent blocks of coordinates, each for one effect:
 
-- **descent**: no noise, all c_i = 0, a start away from it: the theorems' first term;
-- **noise**: normal noise on every gradient, started at its least value: their variance term;
-- **shares**: a coordinate for each client, whose c_i is n there and 0 elsewhere, so that the model's mean
-  over time says which share of all weight the client has, times n (Ma 2024, eq. 3: 1 is fair).
+- **descent**: no noise, all c_i = 0, a start at a distance: the theorems' first term;
+- **noise**: normal noise on every gradient, a start at the optimum: their variance term;
+- **shares**: one coordinate per client, in which its c_i is n and the others' are 0, so that the model's mean
+  over time is the client's share of all weight, times n (Ma 2024, eq. 3: 1 is fair).
 
-While the step times the staleness is small, the mean of ‖∇f‖² over a run follows from the step, the number
-of versions and Σ α², the concentration of a version's weights (`Expected`): what a theorem bounds is known.
+While step size times staleness is small, the mean of ‖∇f‖² over a run follows from the step, the number of
+versions and Σ α², the concentration of a version's weights (`Expected`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ DESCENT, NOISE = slice(0, 1), slice(1, 513)
 
 
 class Quadratic(NamedTuple):
-    """The problem's constants; each is exact."""
+    """Constants of the problem, all exact."""
 
     clients: int
     smoothness: float = 1.0
     """L."""
     variance: float = 1.0
-    """σ² of a stochastic gradient, all coordinates together."""
+    """σ² of a stochastic gradient, over all coordinates."""
     distance: float = 1.0
     """‖w_0 − w*‖."""
     spread: float = 0.0
-    """Length of one client's pull: its c_i is n times this long; 0: all clients have one objective."""
+    """Distance ÷ n of a client's c_i; 0: all clients have the same objective."""
 
     @property
     def gap(self) -> float:
@@ -53,17 +53,17 @@ class Quadratic(NamedTuple):
 
     @property
     def noise(self) -> float:
-        """Deviation of one coordinate of a gradient in the block that has noise."""
+        """Standard deviation of one coordinate of a gradient in the noise block."""
         return math.sqrt(self.variance / (NOISE.stop - NOISE.start))
 
     def centres(self) -> Vector:
-        """c_i, float64 of shape (clients, size)."""
+        """Return c_i, float64 of shape (clients, size)."""
         rows = np.zeros((self.clients, NOISE.stop + self.clients))
         rows[:, NOISE.stop :] = self.clients * self.spread * np.eye(self.clients)
         return rows
 
     def start(self, shares: Sequence[float] | None = None) -> Vector:
-        """w_0: at the least value that these shares of all weight lead to, but for the descent's block."""
+        """Return w_0: the optimum for these shares of all weight, except in the descent block."""
         fair = np.ones(self.clients) if shares is None else np.asarray(shares)
         return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spread * fair])
 
@@ -75,18 +75,18 @@ class Trajectory(NamedTuple):
     models: Vector
     """float64 of shape (versions + 1, size)."""
     staleness: int
-    """The largest of an applied update."""
+    """Largest staleness of an applied update."""
     squares: Vector
-    """The largest ‖∇f_i‖² of a model that was trained from, by client."""
+    """Largest ‖∇f_i‖² at the start of a trip, by client."""
 
     def mean_square(self, block: slice | None = None) -> float:
-        """The mean of ‖∇f‖² over all versions but the last, in one block or in all."""
+        """Return the mean of ‖∇f‖² over all versions but the last, in one block or in all."""
         away = self.models[:-1] - self.problem.centres().mean(axis=0)
         part = away if block is None else away[:, block]
         return float(self.problem.smoothness**2 * np.mean(np.sum(part**2, axis=1)))
 
     def shares(self) -> Vector:
-        """By client: its share of all weight, times n, after the first tenth of the run."""
+        """Return each client's share of all weight, times n, after the first tenth of the run."""
         late = self.models[len(self.models) // 10 :, NOISE.stop :]
         return np.asarray(late.mean(axis=0) / self.problem.spread)
 
@@ -102,10 +102,10 @@ def descend(
     shares: Sequence[float] | None = None,
     seed: int = 0,
 ) -> Trajectory:
-    """Let the clients descend by ``steps`` of SGD of size ``rate`` a trip until there are so many versions.
+    """Run ``versions`` versions, with trips of ``steps`` SGD steps of size ``rate``.
 
-    By default a trip takes Exp(1), so that whoever arrives next is uniform over the clients, as the proofs
-    assume. The start is where ``shares`` have led (`Quadratic.start`).
+    By default a trip takes Exp(1), so that the next arrival is uniform over the clients, as the proofs
+    assume. The start is where ``shares`` lead (`Quadratic.start`).
     """
     centres, size = problem.centres(), NOISE.stop - NOISE.start
     noise, delays = (
@@ -138,18 +138,18 @@ def descend(
 def play(
     strategy: Strategy, clients: int, stop: Stop, durations: Durations, seed: int = 0, **how: object
 ) -> tuple[MemoryRun, float]:
-    """A run in memory without evaluations, and the emulated seconds at its end."""
+    """Run in memory without evaluations; return the run and its emulated seconds."""
     core = Core(strategy, fleet(clients), seed, stop, evaluate_every=10**9)
     return run_in_memory(core, durations, max_events=10**9, **how), core.now_s  # type: ignore[arg-type]
 
 
 class Expected(NamedTuple):
-    """The mean of ‖∇f‖² over ``versions`` versions, from the step alone.
+    """Prediction of the mean of ‖∇f‖² over ``versions`` versions, from the steps alone.
 
     With r = 1 − ηL, a trip of Q steps moves its model by (1 − r^Q) of the way to c_i, and adds noise of
-    variance η²σ²(1 − r^{2Q})/(1 − r²). A version whose weights add up to ``gain``, their squares to
-    ``concentration``, leaves ρ = 1 − gain·(1 − r^Q) of the distance. Staleness changes these figures by some
-    ηLQτ of them, which must be small.
+    variance η²σ²(1 − r^{2Q})/(1 − r²). A version with sum of weights ``gain`` and sum of squares
+    ``concentration`` leaves ρ = 1 − gain·(1 − r^Q) of the distance. Staleness changes these figures by about
+    ηLQτ, which must be small.
     """
 
     problem: Quadratic
@@ -165,11 +165,11 @@ class Expected(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Part of the distance that a version goes: 1 − ρ, near ηLQ."""
+        """Relative distance that a version moves: 1 − ρ, near ηLQ."""
         return self.gain * (1.0 - self._kept)
 
     def _after(self) -> float:
-        """The mean over the versions of ρ^{2t}."""
+        """Return the mean over the versions of ρ^{2t}."""
         left = (1.0 - self.step) ** 2
         return (1.0 - left**self.versions) / ((1.0 - left) * self.versions)
 

@@ -22,18 +22,18 @@ FURTHER: Mapping[str, Callable[[Curves], Sequence[Finding]]] = {
     "ablations-fedbuff": ablations_fedbuff.claims,
     "ablations-privacy": ablations_privacy.claims,
 }
-"""Claims by study that are not races."""
+"""Claims other than races, by study."""
 
 
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A study's file; the fields are those of `Study` and the races."""
+    """A study's file: the fields of `Study`, and the races."""
 
     title: str
     citation: str
     arms: tuple[Arm, ...]
     races: tuple[Race, ...] = ()
     races_at: dict[str, tuple[Race, ...]] = {}
-    """Races by settings, in place of ``races``."""
+    """Races by settings; they replace ``races``."""
     notes: tuple[str, ...] = ()
     notes_at: dict[str, tuple[str, ...]] = {}
     seeds: tuple[int, ...] = SEEDS
@@ -43,7 +43,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def load(name: str) -> Study:
-    """Return a study by its name. ConfigError for a file that does not fit.
+    """Load the study of that name; ConfigError for an invalid file.
 
     >>> [arm.label for arm in load("table2-fedbuff").arms]
     ['FedBuff', 'FedBuff, K = 1', 'FedBuff, K = 100']

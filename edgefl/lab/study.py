@@ -1,4 +1,4 @@
-"""A reproduction: a study's settings, arms and seeds, its runs, its curves, the output."""
+"""A reproduction of a paper: settings, arms and seeds, runs, curves, and the report."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from edgefl.run.sweep import finished, warm
 Verdict = Literal[
     "reproduced", "holds", "smaller", "not reproduced", "not settled", "same runs", "out of reach"
 ]
-"""``holds``: some mutant of the arm is reproduced too (`edgefl.lab.verdicts`)."""
+"""``holds``: a mutant of the arm gets "reproduced" too (`edgefl.lab.verdicts`)."""
 
 
 class Finding(NamedTuple):
-    """One claim, judged."""
+    """A judged claim."""
 
     claim: str
     source: str
-    """The claim's place in the paper."""
+    """Place of the claim in the paper."""
     paper: str
-    """The paper's figure."""
+    """Figure in the paper."""
     ours: str
     verdict: Verdict
     note: str = ""
     mine: tuple[str, ...] = ()
-    """The arms that the claim is about: those that a mutant replaces."""
+    """Arms that the claim is about; a mutant replaces them."""
     others: tuple[str, ...] = ()
-    """The arms that they are compared with."""
+    """Arms that they are compared with."""
     p: float | None = None
-    """One-sided, paired over seeds; None where the claim is not statistical."""
+    """One-sided p-value, paired over seeds; None for a claim without statistics."""
     survives: bool | None = None
-    """The p-value passes the correction over all claims of the study."""
+    """True if the p-value passes the correction over all claims of the study."""
     family: str = ""
-    """The mutants that it is tried on, where they are not those of the arm's strategy."""
+    """Mutants to try instead of those of the arm's strategy."""
     mutants: Mapping[str, Verdict] = {}
-    """The verdict of each mutant that was run in place of the arms."""
+    """Verdict of each mutant that was run in place of the arms."""
 
     @property
     def says(self) -> str:
-        """The verdict in words, with what is known of its power.
+        """The verdict, with what is known about its power.
 
         >>> Finding("", "", "", "", "holds", mutants={"α²": "reproduced", "α^¼": "smaller"}).says
         'holds, does not distinguish: α²'
@@ -73,12 +73,12 @@ class Finding(NamedTuple):
 
     @property
     def undistinguished(self) -> list[str]:
-        """Mutants that are reproduced too, or whose runs ended too soon to tell."""
+        """Mutants that are reproduced too, or whose runs ended too early to judge."""
         return [label for label, found in self.mutants.items() if found in ("reproduced", "out of reach")]
 
     @property
     def remark(self) -> str:
-        """Note, p-value and mutants that fail, for a reader."""
+        """Note, failing mutants and p-value, for the reader."""
         failing = [label for label in self.mutants if label not in self.undistinguished]
         parts = [self.note, f"fails with {', '.join(failing)}" if failing else ""]
         if self.p is not None and self.verdict in HOLDING:
@@ -87,7 +87,7 @@ class Finding(NamedTuple):
 
 
 HOLDING = ("reproduced", "holds", "smaller")
-"""Verdicts that rest on an interval above chance."""
+"""Verdicts for which the confidence interval excludes chance."""
 
 
 def verdict(holds: bool) -> Verdict:
@@ -95,58 +95,59 @@ def verdict(holds: bool) -> Verdict:
 
 
 def share(values: Sequence[float]) -> str:
-    """Accuracies over seeds, in per cent: mean ± half the 95% interval."""
+    """Format accuracies over seeds, in per cent: mean ± half the 95% interval."""
     return statistics.share(statistics.estimate(values))
 
 
 LAST = statistics.WINDOW
-"""Evaluations at the end whose mean is the final accuracy."""
+"""Number of last evaluations whose mean is the final accuracy."""
 
 
 class Curves:
-    """The records of a study, by arm and seed.
+    """The records of a study by arm and seed.
 
-    Each figure of an arm comes as one value a seed, in the order of the seeds, so that they can be paired;
-    NaN where a run has none.
+    Figures of an arm have one value per seed, in the order of the seeds, so that arms can be paired; NaN if a
+    run has none.
     """
 
     def __init__(self, records: Mapping[str, Sequence[Record]], settings: str = "") -> None:
         self.records = {label: tuple(found) for label, found in records.items()}
         self.settings = settings
-        """The name of the study's settings that they were made under."""
+        """Name of the settings of these runs."""
 
     def _each(self, label: str, figure: Callable[[list[EvaluationRow]], float]) -> list[float]:
         runs = [record.evaluations for record in self.records[label]]
         return [float(figure(rows)) if rows else math.nan for rows in runs]
 
     def hashes(self, label: str) -> list[str]:
-        """The hash of the last model of each run."""
+        """Return the hash of each run's last model."""
         return [record.meta.model_sha256 for record in self.records[label]]
 
     def twin(self, label: str) -> str:
-        """The first arm whose last models are this arm's, bit for bit, on every seed; "" if it is none."""
+        """Return the first other arm with the same last models on every seed; "" if there is none."""
         mine = self.hashes(label)
         return next((other for other in self.records if self.hashes(other) == mine and other != label), "")
 
     def accuracy(self, label: str, last: int = LAST) -> list[float]:
-        """The mean over the last evaluations, or with 0 over all: who learns sooner has more."""
+        """Return mean accuracies over the last evaluations; 0: over all, which rewards fast learning."""
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
-        """Client trips, emulated seconds or versions until the smoothed accuracy reached ``target``."""
+        """Return client trips, emulated seconds or versions until the smoothed accuracy reached
+        ``target``."""
         return [RaceTarget(target, "").reached(record, over) for record in self.records[label]]
 
     def ended(self, label: str, over: Over) -> list[float]:
-        """The cost until the smoothed curve's end; 0 where it has no point."""
+        """Return the cost at the end of the smoothed curve; 0 without points."""
         return [RaceTarget(1.0, "").curve(record, over).end for record in self.records[label]]
 
     def race(self, mine: str, other: str, target: float, over: Over) -> statistics.CostRatio | None:
-        """The cost of ``other`` until the target over that of ``mine``; None where a run ended too soon."""
+        """Return the cost of ``other`` until the target ÷ that of ``mine``; None if runs ended too early."""
         reached = [self.reached(label, target, over) for label in (other, mine)]
         return statistics.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
 
     def staleness(self, label: str) -> list[float]:
-        """Mean staleness of the updates that arrived, measured on arrival."""
+        """Return the mean staleness of updates on arrival."""
         out = []
         for trips in (record.trips for record in self.records[label]):
             known = trips["staleness"][(trips["staleness"] >= 0) & ~np.isnan(trips["arrived_s"])]
@@ -154,7 +155,7 @@ class Curves:
         return out
 
     def weights(self, label: str, profile: str) -> list[float]:
-        """Mean share of applied weight of a client of ``profile``, times n: 1 is fair."""
+        """Return the mean share of applied weight of clients of ``profile``, times n: 1 is fair."""
         out = []
         for record in self.records[label]:
             clients, share = applied_weight(record)
@@ -164,7 +165,7 @@ class Curves:
         return out
 
     def target(self, label: str) -> float:
-        """The accuracy that the arm's runs were to stop at."""
+        """Return the target accuracy at which the arm's runs stop."""
         (record, *_) = self.records[label]
         target = settings_of(record)[1].accuracy
         assert target is not None, "the settings stop at a target accuracy"
@@ -173,78 +174,79 @@ class Curves:
 
 SEEDS = (1, 2, 3)
 QUICK = "quick"
-"""The settings that run in minutes."""
-IN_SMALL = "In small (--quick): scikit-learn's digits and an MLP, whatever is said of data and models."
-UNSETTLED = "runs ended before this was settled: more stop.trips"
+"""Settings whose runs take minutes."""
+IN_SMALL = "--quick: scikit-learn's digits and an MLP replace the data and models named here."
+UNSETTLED = "runs ended too early to judge: raise stop.trips"
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One algorithm of a comparison, as what it changes in the settings."""
+    """One algorithm of a comparison: its changes of the settings."""
 
     label: str
     changes: tuple[str, ...]
-    """Assignments in the form of ``edgefl run --set``."""
+    """Assignments as in ``edgefl run --set``."""
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further changes by settings ("" are those of the study's name), such as the steps that its paper gives;
-    where an arm's steps were tuned (`edgefl.lab.tuning`) those stand instead."""
+    """Further changes by settings ("": those of the study's name), such as a paper's step sizes; tuned steps
+    (`edgefl.lab.tuning`) replace them."""
     grid: Mapping[str, tuple[float, ...]] | None = None
-    """Keys to the values that tuning tries, where they are others than the study's."""
+    """Values that tuning tries, by key, if they differ from the study's."""
     steps_of: str = ""
-    """The arm whose tuned steps are this one's too."""
+    """Arm whose tuned steps this arm uses."""
     grid_at: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
-    """A grid by settings, where those have one of their own."""
+    """Grids by settings, where they differ."""
     only: tuple[str, ...] = ()
-    """The settings that it is part of; all where none is named."""
+    """Settings that include this arm; empty: all."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Runs by which each arm's steps are chosen: those of the largest area under the curve."""
+    """Choice of each arm's steps: those with the largest area under the curve."""
 
     grid: Mapping[str, tuple[float, ...]]
-    """Keys of the experiment to the values that are tried, each with each."""
+    """Values to try by key of the experiment; all combinations are run."""
     over: Over
-    """The cost that the area is over: the race's."""
+    """Cost over which the area is taken: the race's."""
     budget: Mapping[str, float]
-    """By settings, as much of that cost as each run gets."""
+    """Budget of that cost for each run, by settings."""
     seeds: tuple[int, ...] = (101, 102)
-    """Other than those of the races."""
+    """Seeds, different from those of the races."""
     seeds_at: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The same by settings, where those have fewer: their runs are long."""
+    """Seeds by settings whose runs are too long for all seeds."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """One paper's comparison."""
+    """A paper's comparison."""
 
     name: str
-    """Also the name of its settings in ``experiments/papers``; others of it end in ``-quick`` or the like."""
+    """Also the name of its settings in ``experiments/papers``; other settings have a suffix such as
+    ``-quick``."""
     title: str
     citation: str
     arms: tuple[Arm, ...]
     judge: Callable[[Curves], Sequence[Finding]]
     notes: tuple[str, ...] = ()
-    """Differences from the paper, and their reasons."""
+    """Differences from the paper and their reasons."""
     notes_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further ones by settings."""
+    """Further notes by settings."""
     seeds: tuple[int, ...] = SEEDS
     small_seeds: tuple[int, ...] = SEEDS
-    """Seeds of ``--quick``, whose runs are shorter and more."""
+    """Seeds of ``--quick``."""
     changes: tuple[str, ...] = ()
-    """A user's changes of the settings of every arm, as ``edgefl run --set`` takes them."""
+    """A user's changes of the settings of all arms, as in ``edgefl run --set``."""
     tuning: Tuning | None = None
 
     def arms_of(self, settings: str) -> list[Arm]:
-        """The arms that run under these settings."""
+        """Return the arms that run under these settings."""
         return [arm for arm in self.arms if not arm.only or settings in arm.only]
 
     def arm(self, label: str) -> Arm:
-        """The arm of that label."""
+        """Return the arm with that label."""
         return next(arm for arm in self.arms if arm.label == label)
 
     def changed(self, changes: Sequence[str]) -> Study:
-        """The same comparison under other settings. ConfigError for one that tells the arms apart."""
+        """Return the comparison under other settings; ConfigError for a change of what distinguishes arms."""
         for change in changes:
             keys, _ = toml.assignment(change)
             if keys == ("seed",):
@@ -254,13 +256,13 @@ class Study:
                 further = (each for steps in arm.at.values() for each in steps)
                 for own, _ in map(toml.assignment, (*arm.changes, *further)):
                     if own[: len(keys)] == keys[: len(own)] or own == config.ONE_OF.get(keys):
-                        what = f"{'.'.join(own)} is what tells {arm.label} from the other arms"
+                        what = f"{'.'.join(own)} distinguishes {arm.label} from the other arms"
                         raise ConfigError(f"--set {change}: {what}")
         note = (f"Changed by --set in every run: {', '.join(changes)}.",) if changes else ()
         return replace(self, changes=tuple(changes), notes=(*self.notes, *note))
 
     def settings(self) -> list[str]:
-        """The names of its settings; "" for those of its own name.
+        """Return the names of its settings; "" for those of its own name.
 
         >>> from edgefl.lab.studies import load
         >>> load("fedbuff").settings()
@@ -270,23 +272,23 @@ class Study:
         return sorted(name.removeprefix("-") for name in found if not name or name.startswith("-"))
 
     def file(self, settings: str = "") -> Path:
-        """The file of these settings. ConfigError for settings that are not there."""
+        """Return the file of these settings; ConfigError if it does not exist."""
         if settings and settings not in (known := self.settings()):
             raise ConfigError(unknown(f"settings of {self.name}", settings, [name for name in known if name]))
         return folder() / f"{self.name}{'-' if settings else ''}{settings}.toml"
 
     def steps_file(self, settings: str = "") -> Path:
-        """The file of tuned steps, for these settings and their data set; it may not be there."""
+        """Return the file of tuned steps for these settings and their data set; it may not exist."""
         data = config.load(self.file(settings), self.changes).data.name
         return folder() / "tuned" / f"{self.file(settings).stem}-{data.replace(':', '-')}.toml"
 
     def tuned(self, settings: str = "") -> dict[str, tuple[str, ...]]:
-        """The tuned steps of each arm, as changes; none where they were not tuned."""
+        """Return each arm's tuned steps as changes; empty if they were not tuned."""
         steps = self._tuning_file(settings).get("steps", {})
         return {label: tuple(changes) for label, changes in steps.items()}
 
     def borders(self, settings: str = "") -> dict[str, tuple[str, ...]]:
-        """By arm, keys whose tuned value is the smallest or largest of its grid."""
+        """Return, by arm, the keys whose tuned value is at the border of its grid."""
         found = self._tuning_file(settings).get("border", {})
         at = {arm.label: found.get(arm.steps_of or arm.label, ()) for arm in self.arms_of(settings)}
         return {label: tuple(keys) for label, keys in at.items() if keys}
@@ -296,7 +298,7 @@ class Study:
         return toml.read(file) if file.is_file() else {}
 
     def experiment(self, arm: Arm, seed: int, settings: str = "", more: Sequence[str] = ()) -> Experiment:
-        """The run of one arm and seed; ``more`` changes come last."""
+        """Return the run of one arm and seed; ``more`` changes are applied last."""
         tuned = self.tuned(settings)
         steps = tuned.get(arm.steps_of or arm.label, ()) if not more else ()
         changes = (*arm.changes, *arm.at.get(settings, ()), *steps, *self.changes, *more)
@@ -304,7 +306,7 @@ class Study:
         without = not more and made.stop.accuracy is None
         if without and config.load(self.file(settings)).stop.accuracy is not None:
             given = " ".join(f"--set {change}" for change in self.changes)
-            raise ConfigError(f"{given}: takes stop.accuracy away, the target that the claims are about")
+            raise ConfigError(f"{given}: takes stop.accuracy away, the target of the claims")
         return made
 
     def run(
@@ -316,11 +318,11 @@ class Study:
         say: Callable[[str], None],
         quiet: bool = True,
     ) -> Curves:
-        """Make every run of these arms (default: the study's) that ``out`` lacks; returns the records.
+        """Make each run of these arms (default: the study's) that ``out`` lacks; return the records.
 
-        On a terminal each is watched while it goes on unless ``quiet``. Raises `ConfigError` where the data
-        is not there, `RunError` where a run could not go on, and KeyboardInterrupt after Ctrl-C: the same
-        command then goes on from there.
+        Unless ``quiet``, a terminal shows each run's progress. Raises `ConfigError` if the data is missing,
+        `RunError` if a run could not continue, and KeyboardInterrupt after Ctrl-C: the same command then
+        continues.
         """
         arms = self.arms_of(settings) if arms is None else arms
         records: dict[str, list[Record]] = {arm.label: [] for arm in arms}
@@ -342,7 +344,7 @@ class Study:
         return Curves(records, settings)
 
     def remarks(self, settings: str = "") -> list[str]:
-        """Notes for the report: differences from the paper, and where steps come from."""
+        """Return notes for the report: differences from the paper, and the origin of the steps."""
         small = [IN_SMALL] if settings == QUICK else []
         steps = []
         if self.tuning is not None:
@@ -364,7 +366,7 @@ def folder() -> Path:
 
 
 def slug(arm: Arm) -> str:
-    """The arm's name as a folder's.
+    """Return the arm's name as a folder name.
 
     >>> slug(Arm("FedBuff, K = 10", ()))
     'fedbuff-k-10'
@@ -386,7 +388,7 @@ COLOURS = {
 
 
 def verdict_table(findings: Sequence[Finding]) -> tables.FittedTable:
-    """The claims for a terminal of 80 columns."""
+    """Return the table of claims for a terminal of 80 columns."""
     cells = []
     for one in findings:
         ours = one.ours + (f"\n({one.remark})" if one.remark else "")

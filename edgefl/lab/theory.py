@@ -1,9 +1,9 @@
-"""The papers' theorems, measured on the real core, with vectors of a few numbers and no data.
+"""Measures the papers' theorems on the real core, with vectors of a few numbers and no data.
 
-Staleness, fairness and strategy-proofness are read off fleets whose clients take the time that a
-distribution says: the arrivals of a run of the same seed under the virtual clock. What the convergence
-theorems bound is in `edgefl.lab.convergence`. Each finding is decided by figures that the theory pins down,
-so that a wrong implementation does not pass; the tests hold every finding against a named set of them.
+Staleness, fairness and strategy-proofness come from fleets whose clients' times follow a distribution: their
+arrivals are those of a run with the same seed under the virtual clock. `edgefl.lab.convergence` has the
+convergence theorems. Each finding is decided by figures that the theory determines, so that a wrong
+implementation fails; the tests try a set of wrong implementations.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ TITLE = "What the papers prove, measured"
 CITATION = "Nguyen 2022 (app. A); Toghani and Uribe 2022 (theorem 1); Ma 2024 (theorem 1, §4.2.1); Wang 2024"
 
 PAPERS_B: dict[str, Any] = {"buffer_size": 5, "restart": "immediate"}
-"""FedStaleWeight's b; its derivation lets clients go on at once."""
+"""FedStaleWeight's b; in its derivation clients restart immediately."""
 UNCAPPED: dict[str, Any] = {**PAPERS_B, "normalize": "running", "max_step": 1e9}
 WAITING: dict[str, Any] = {**UNCAPPED, "restart": "after-step"}
-"""The rule of the paper's appendix A and of its experiments."""
+"""Restart rule of the paper's appendix A and experiments."""
 SLOWED = (1.5, 2.0, 4.0)
 LARGER = (2, 4, 8)
 SKIP = 200
-"""Versions until the slow agents have been heard: fairness is of the long run."""
+"""First versions that do not count, until slow clients have delivered: fairness is a long-run property."""
 
 
 def findings(*, quick: bool, say: Callable[[str], None]) -> list[Finding]:
-    """Every claim with its verdict."""
+    """Judge every claim."""
     found = []
     for judge in FINDINGS:
         found.append(judge(quick))
@@ -52,7 +52,7 @@ def findings(*, quick: bool, say: Callable[[str], None]) -> list[Finding]:
 
 
 def staleness_over_k(quick: bool = False) -> Finding:
-    """Each trip's staleness is the number of versions between its start and its arrival, counted by hand."""
+    """Compare each trip's staleness with the number of versions between its start and arrival."""
     delays = [Delay(dist="uniform", low_s=low_s, high_s=1.2 * low_s) for low_s in np.linspace(1.0, 10.0, 20)]
     seen = staleness_by_buffer(delays, (1, *LARGER), (50 if quick else 1_000) * len(delays))
     one = seen[1].staleness
@@ -74,9 +74,9 @@ def staleness_over_k(quick: bool = False) -> Finding:
 
 
 def fixed_delay(quick: bool = False) -> Finding:
-    """Equal clients that never wait, K = 1: each update is n − 1 versions stale, the model's way known.
+    """Simulate equal clients that never wait, K = 1: every update is n − 1 versions stale, the path is known.
 
-    e_{t+1} = e_t − s(τ)·η·e_{t−τ}, so that e falls by z a version, z^{τ+1} = z^τ − s(τ)·η.
+    e_{t+1} = e_t − s(τ)·η·e_{t−τ}, so that e falls by z per version, z^{τ+1} = z^τ − s(τ)·η.
     """
     rate, versions, delays = 0.05, 600, (0, 1, 3, 8)
     found = []
@@ -93,7 +93,7 @@ def fixed_delay(quick: bool = False) -> Finding:
         measured = math.log(abs(run.models[half][0] / run.models[versions][0])) / (versions - half)
         found.append(measured / -math.log(_root(delay, rate * (1.0 + delay) ** -0.5)))
     return judged(
-        "the model's way under a fixed delay, s(τ) = (1 + τ)^−½",
+        "the model's path under a fixed delay, s(τ) = (1 + τ)^−½",
         "Nguyen 2022, algorithm 1 and section 5",
         "falls by z, z^{τ+1} = z^τ − s(τ)·η",
         [worst("rate", [found], 1e-3)],
@@ -102,13 +102,13 @@ def fixed_delay(quick: bool = False) -> Finding:
 
 
 def _root(delay: int, step: float) -> float:
-    """The largest root of z^{τ+1} − z^τ + a = 0."""
+    """Return the largest root of z^{τ+1} − z^τ + a = 0."""
     roots = np.roots([1.0, -1.0, *[0.0] * (delay - 1), step] if delay else [1.0, step - 1.0])
     return float(np.abs(roots).max())
 
 
 def expected_staleness(quick: bool = False) -> Finding:
-    """Equation 6, with the rates that the fleet's distributions say."""
+    """Measure equation 6 with the rates of the fleet's distributions."""
     rates, size = np.array(RATES), PAPERS_B["buffer_size"]
 
     def ratio(seen: Outcome) -> Shares:
@@ -124,7 +124,8 @@ def expected_staleness(quick: bool = False) -> Finding:
 
 
 def waiting_staleness(quick: bool = False) -> Finding:
-    """Equation 6 where a contributor waits for the step: a client is in one of every E[τ_i] + 1 versions."""
+    """Measure equation 6 for contributors that wait for the step: one of E[τ_i] + 1 versions has the
+    client."""
 
     def ratio(seen: Outcome) -> Shares:
         number = np.bincount(seen.client)
@@ -144,7 +145,8 @@ def waiting_staleness(quick: bool = False) -> Finding:
 
 
 def fair_influence(quick: bool = False) -> Finding:
-    """Equations 7 and 8 before a buffer's weights are normalised: the running form, its step not bounded."""
+    """Measure equations 7 and 8 without normalisation in the buffer: the running form with unbounded
+    steps."""
     return judged(
         "b·E[τ_i] + 1 gives each client 1/n of the weight",
         "Ma 2024, equations 3, 7 and 8",
@@ -155,7 +157,7 @@ def fair_influence(quick: bool = False) -> Finding:
 
 
 def normalized_influence(quick: bool = False) -> Finding:
-    """Section 4.2.1's normalisation, whose shares follow from how buffers are made up."""
+    """Measure the shares under section 4.2.1's normalisation, which follow from the buffers' composition."""
     size = PAPERS_B["buffer_size"]
     made, plain = (composition(RATES, size, raw).shares for raw in (fair_weights(RATES), [1.0] * len(RATES)))
 
@@ -163,7 +165,7 @@ def normalized_influence(quick: bool = False) -> Finding:
         return np.asarray(seen.applied() / np.array(made))
 
     return judged(
-        "normalising inside each buffer bends fairness as far as its make-up says",
+        "normalising inside each buffer distorts fairness as much as the buffers' composition predicts",
         "Ma 2024, equation 3 and section 4.2.1",
         f"fast {made[0]:.2f}/n, slow {made[-1]:.2f}/n",
         [_groups("weight · n", FedStaleWeight(**PAPERS_B), ratio, 0.05, quick)],
@@ -183,7 +185,7 @@ def _groups(
 
 
 def slowing_down(quick: bool = False) -> Finding:
-    """The weight that slowing down costs: none before normalisation, a known part after it."""
+    """Measure the weight lost by slowing down: none before normalisation, a known part after it."""
     size, versions, seeds = PAPERS_B["buffer_size"], 2_000 if quick else 10_000, (1,) if quick else (1, 2, 3)
     rates = [(RATES[0] / factor, *RATES[1:]) for factor in (1.0, *SLOWED)]
     shares = [composition(each, size, fair_weights(each)).shares[0] for each in rates]

@@ -1,15 +1,14 @@
-"""Predicted beside measured: every published time of a training step that edgefl holds, and this host's.
+"""Compares predicted with measured times: every published training step that edgefl has, and this host's.
 
-A step that a device's profile was fitted on proves little, so beside what the profile says stands what a fit
-says that has seen no step of that network. Steps of devices whose costs are scaled from another's were
-fitted on by nobody. Errors are |predicted ÷ measured − 1|; *held* is the share within the steps' intervals.
+A profile's prediction of steps that it was fitted to proves little. Beside it stands the prediction of a fit
+without any step of that network. Devices with scaled costs were not fitted to their steps. Errors are
+|predicted ÷ measured − 1|; *held* is the share within the steps' intervals.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +21,27 @@ from edgefl.devices.measurements import MeasuredStep
 from edgefl.devices.prediction import time_model
 from edgefl.devices.profiles import bundled_folder, load_device
 from edgefl.errors import ConfigError
-from edgefl.host.capacity import host
 from edgefl.lab import bars
 from edgefl.lab.bars import ComparedStep
+from edgefl.lab.bench import Say, machine, silent
 from edgefl.results import tables
 from edgefl.results.tables import many, percent
 
-Say = Callable[[str], None]
-
 LAYERS = ("lstm", "softmax output")
-"""Prefixes of the names of measured single layers."""
+"""Name prefixes of measured single layers."""
 
 
 def run(
     quick: bool = False,
     *,
     files: Sequence[Path] = (),
-    say: Say = lambda _: None,
+    say: Say = silent,
 ) -> dict[str, Any]:
-    """Compare; returns plain values, for `show`, `draw` and a JSON file.
+    """Compare all steps; return plain values for `show`, `draw` and a JSON file.
 
-    ``files`` are CSVs of measured steps; by default it is all that edgefl holds, and this host measured now.
-    ``quick`` leaves out the fits that have not seen a network, and this host. ``steps`` has an entry a
-    measured step, ``groups`` one a device and class of networks, ``limits`` one a figure that has a limit.
+    ``files`` are CSVs of measured steps; default: all that edgefl has, and this host, measured now. ``quick``
+    skips the fits without a network, and this host. ``steps`` has an entry per measured step, ``groups`` one
+    per device and class of networks, ``limits`` one per figure with a limit.
     """
     began_s = time.monotonic()
     measured: list[MeasuredStep] = []
@@ -57,7 +54,7 @@ def run(
     if not (quick or files):
         steps += this_host(say)
     result: dict[str, Any] = {
-        "machine": {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2)},
+        "machine": machine(),
         "groups": groups(steps),
         "limits": bars.judged(steps),
         "steps": [step.plain() for step in steps],
@@ -73,10 +70,8 @@ def _of_one_runtime(measured: Iterable[MeasuredStep]) -> Iterable[list[MeasuredS
     return alike.values()
 
 
-def compared(
-    measured: Sequence[MeasuredStep], quick: bool = False, say: Say = lambda _: None
-) -> list[ComparedStep]:
-    """Steps of one device and runtime beside what its profile says of them."""
+def compared(measured: Sequence[MeasuredStep], quick: bool = False, say: Say = silent) -> list[ComparedStep]:
+    """Compare steps of one device and runtime with its profile and with fits without their network."""
     name, runtime = measured[0].profile, measured[0].runtime
     device = load_device(name)
     known = runtime in device.runtime
@@ -86,7 +81,7 @@ def compared(
     seen = [step for step in measured if step.key in own]
     unseen: dict[int, HeldOutPrediction] = {}
     if recipe and own == {step.key for step in seen} and not quick:
-        say(f"fits for {name} that have not seen a network")
+        say(f"fits for {name}, each without one network")
         unseen = {id(found.row): found for found in recipe.fit(seen).unseen}
     return [
         ComparedStep(
@@ -103,7 +98,7 @@ def compared(
 
 
 def this_host(say: Say) -> list[ComparedStep]:
-    """Networks measured here, on one thread and on all, beside a fit to the measuring kit's few workloads."""
+    """Measure networks here, on one thread and on all, and predict them by a fit to the measuring kit."""
     import torch
 
     from edgefl.lab.host_truth import measure
@@ -129,7 +124,7 @@ def this_host(say: Say) -> list[ComparedStep]:
 
 
 def kind_of(row: Row) -> str:
-    """The class of a row's network, by what its step does.
+    """Return the class of a row's network, from the work of its step.
 
     >>> from edgefl.learning.operations import StepWork
     >>> kind_of(Row(network="resnet18", work=StepWork(conv_flop=1.0), seconds=1.0))
@@ -146,11 +141,12 @@ def kind_of(row: Row) -> str:
     return "products, attention" if work.matmul_flop > work.flop / 2 else "dense convolutions"
 
 
-# ---- what is printed ---------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def groups(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
-    """Errors of each device and, within it, of each class of networks; steps fitted on are apart."""
+    """Summarise the errors of each device, and of its classes of networks; fitted steps are separate
+    groups."""
     alike: dict[tuple[bool, str, str, str], list[ComparedStep]] = {}
     for step in steps:
         for kind in ("", step.kind):
@@ -169,12 +165,12 @@ def groups(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
 
 
 def _errors(said: Sequence[HeldOutPrediction]) -> dict[str, Any] | None:
-    """Median, 90% and worst of the errors, and the share that the intervals hold; None for nothing."""
+    """Summarise errors; None without predictions."""
     return msgspec.to_builtins(summary(said)) if said else None
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the steps that profiles were fitted on, and the others."""
+    """Print the steps to which profiles were fitted, the other steps, and the limits."""
     fitted, others = ([g for g in result["groups"] if g["fitted"] is seen] for seen in (True, False))
     four = [">median", ">90%", ">worst", ">held"]
     if fitted:
@@ -218,15 +214,15 @@ def _titled(step: dict[str, Any]) -> str:
     return f"{step['profile']}, {step['runtime']}"
 
 
-# ---- what is drawn -----------------------------------------------------------------------------
+# ---- picture -------------------------------------------------------------------------------------
 
 COLOURS = ("#2a6fc9", "#df6a2c", "#1b9a74", "#7a5bd0", "#cf9a12", "#d4568d", "#4f7f2a", "#5b7083")
 
 
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """Predicted against measured seconds, networks beside single layers, to each of ``paths``.
+    """Draw predicted over measured seconds, networks beside single layers, to each of ``paths``.
 
-    Predictions are by what has not seen the network, where there is such a fit.
+    Predictions are from fits without the network, if there are any.
     """
     from matplotlib.figure import Figure
 
@@ -243,12 +239,12 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
 
 
 def _seconds(step: dict[str, Any]) -> tuple[float, float]:
-    """Measured, and predicted by what proves most."""
+    """Return measured seconds, and the most independent prediction."""
     return step["measured_s"], step["unseen_s"] or step["predicted_s"]
 
 
 def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
-    """One picture: a point a step, the line of predictions that are right, and a band of a factor of 1.5."""
+    """Draw one point per step, the line of exact predictions, and a band of a factor of 1.5."""
     seconds = [s for step in steps for s in _seconds(step)]
     span = [min(seconds) / 1.4, max(seconds) * 1.4]
     axes.fill_between(span, [s / 1.5 for s in span], [s * 1.5 for s in span], color="#e6e6e1", linewidth=0)

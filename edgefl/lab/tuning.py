@@ -1,4 +1,4 @@
-"""Steps for each arm of a study: a grid is tried on other seeds, and what is best is kept in a file."""
+"""Chooses the steps of each arm of a study: runs a grid on separate seeds and saves the best."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ from edgefl.run.sweep import finished, warm
 
 Grid = Mapping[str, Sequence[float]]
 VALIDATION = 0.1
-"""Share of the examples that tuning evaluates on, where the study's settings hold none out."""
+"""Share of the examples for evaluation during tuning, if the study's settings hold none out."""
 
 
 class Chosen(NamedTuple):
-    """An arm's best steps."""
+    """Best steps of an arm."""
 
     label: str
     changes: tuple[str, ...]
     score: float
     border: tuple[str, ...]
-    """Keys whose best value is the smallest or largest of the grid: a wider grid may have a better one."""
+    """Keys whose best value is at the border of the grid: a wider grid may have a better one."""
 
 
 def tune(
     study: Study, out: Path, settings: str = "", *, say: Callable[[str], None], quiet: bool = True
 ) -> Path:
-    """Choose each arm's steps and write them where the study's races find them; returns that file.
+    """Choose each arm's steps and write them to the file that the study's races read; return its path.
 
-    Every point of the grid gets the same budget of the race's cost, on each of the tuning's seeds; the one
-    of the largest area under the accuracy's curve is kept. Accuracies are those of the validation examples,
-    which no race trains or tests on where the settings have `Data.validation_fraction`. Runs that are in
-    ``out`` are not made again.
-    Raises as `Study.run` does, and `ConfigError` for a study without a grid.
+    Every point of the grid gets the same budget of the race's cost, on each seed of the tuning; the point
+    with the largest area under the accuracy curve is kept. Accuracies are those of validation examples, on
+    which no race trains or tests if the settings have `Data.validation_fraction`. Runs in ``out`` are not
+    repeated. Raises like `Study.run`, and `ConfigError` for a study without a grid.
     """
     tuning = study.tuning
     if tuning is None:
@@ -60,7 +59,7 @@ def tune(
     file = study.steps_file(settings)
     with contextlib.suppress(OSError):
         make_folder(file.parent)
-    if not os.access(file.parent, os.W_OK):  # better now than in some hours
+    if not os.access(file.parent, os.W_OK):  # fail before hours of runs
         raise ConfigError(f"{file}: cannot be written")
     with warm() as fork_server:
         for number, (arm, steps) in enumerate(points, 1):
@@ -80,7 +79,7 @@ def tune(
 
 
 def choices(grid: Grid) -> list[list[str]]:
-    """Every point of the grid, as changes.
+    """Return every point of the grid as changes.
 
     >>> choices({"strategy.server_lr": (0.1, 1.0), "training.lr": (0.05,)})
     [['strategy.server_lr=0.1', 'training.lr=0.05'], ['strategy.server_lr=1.0', 'training.lr=0.05']]
@@ -92,7 +91,7 @@ def choices(grid: Grid) -> list[list[str]]:
 
 
 def choose(label: str, scored: Sequence[tuple[float, list[str]]], grid: Grid) -> Chosen:
-    """The best point, the first of equals; NaN, of a run that diverged, is never the best.
+    """Return the best point, the first of equals; a run that diverged (NaN) is never the best.
 
     >>> choose("a", [(0.2, ["training.lr=0.1"]), (0.5, ["training.lr=0.2"])], {"training.lr": (0.1, 0.2)})
     Chosen(label='a', changes=('training.lr=0.2',), score=0.5, border=('training.lr',))
@@ -107,7 +106,7 @@ def choose(label: str, scored: Sequence[tuple[float, list[str]]], grid: Grid) ->
 def written(
     study: Study, tuning: Tuning, settings: str, best: Sequence[Chosen], grids: Sequence[Grid]
 ) -> str:
-    """The file: what was tried how, and each arm's steps."""
+    """Return the text of the file: each arm's grid and steps."""
     of = COSTS[tuning.over]
     command = f"edgefl reproduce {study.name}{f' --settings {settings}' if settings else ''} --tune"
     given = "".join(f" --set {change}" for change in study.changes)

@@ -1,9 +1,8 @@
-"""The power and the error rate of a study's verdicts: mutants, equal runs, borders of grids, one correction.
+"""Limits the errors of a study's verdicts: mutants, equal runs, borders of grids, multiple testing.
 
-A claim counts as reproduced only if no mutant of the arm that it is about gets that verdict. Runs that equal
-another arm's bit for bit are no result of their own. An arm whose tuned step is at the border of its grid
-settles nothing. Over all claims of a study the Benjamini–Hochberg correction limits the share of
-false ones among those that hold.
+A claim counts as reproduced only if no mutant of its arm gets that verdict. Runs that equal another arm's bit
+for bit are no separate result. An arm whose tuned step is at the border of its grid settles nothing. The
+Benjamini–Hochberg correction limits the share of false claims among those that hold.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from edgefl.lab.study import HOLDING, QUICK, Arm, Curves, Finding, Study
 from edgefl.results.statistics import discovery_limit
 
 FALSE_DISCOVERIES = 0.05
-"""The expected share of false ones among the claims that survive the correction."""
+"""Expected share of false claims among those that survive the correction."""
 
 
 def examined(
     study: Study, curves: Curves, out: Path, *, mutants: bool, say: Callable[[str], None], quiet: bool = True
 ) -> list[Finding]:
-    """Judge the study's claims by these runs, and make the runs of the mutants if asked to.
+    """Judge the study's claims by these runs, and by runs of the mutants if requested.
 
-    Mutants are run only for claims that would be reproduced. Raises as `Study.run` does.
+    Mutants are run only for claims that would be reproduced. Raises like `Study.run`.
     """
     findings = corrected([_settled(one, study, curves) for one in study.judge(curves)])
     if not (mutants or curves.settings == QUICK):
@@ -35,7 +34,7 @@ def examined(
         wrong = study.run(out, curves.settings, arms=list(arms.values()), say=say, quiet=quiet)
         replaced = {label: wrong.records[arm.label] for label, arm in arms.items()}
         if all(curves.hashes(label) == wrong.hashes(arm.label) for label, arm in arms.items()):
-            continue  # under these settings it is no other algorithm
+            continue  # with these settings the mutant is the same algorithm
         judged = study.judge(Curves({**curves.records, **replaced}, curves.settings))
         for place in places:
             tried = {**findings[place].mutants, mutant.label: judged[place].verdict}
@@ -44,7 +43,7 @@ def examined(
 
 
 def mutated(arm: Arm, mutant: Mutant) -> Arm:
-    """The arm with the mutant in place of its strategy; it has the arm's steps."""
+    """Return the arm with the mutant as its strategy and the same steps."""
     label = f"{arm.label} [{mutant.label}]"
     return replace(
         arm, label=label, changes=(*arm.changes, *mutant.changes), steps_of=arm.steps_of or arm.label
@@ -52,7 +51,7 @@ def mutated(arm: Arm, mutant: Mutant) -> Arm:
 
 
 def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant]:
-    """The mutants of the arms that a claim is about."""
+    """Return the mutants of a claim's arms."""
     strategy = study.experiment(study.arm(finding.mine[0]), 1, settings).strategy["name"]
     return MUTANTS.get(finding.family or strategy, ())
 
@@ -60,7 +59,7 @@ def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant
 def _to_be_tried(
     study: Study, settings: str, findings: Sequence[Finding]
 ) -> Mapping[tuple[tuple[str, ...], Mutant], list[int]]:
-    """By arms and the mutant that replaces them, the claims about these arms that would be reproduced."""
+    """Map arms and the mutant that replaces them to the places of claims that would be reproduced."""
     places: dict[tuple[tuple[str, ...], Mutant], list[int]] = {}
     for place, one in enumerate(findings):
         if one.verdict == "reproduced" and one.mine:
@@ -70,7 +69,7 @@ def _to_be_tried(
 
 
 def _settled(finding: Finding, study: Study, curves: Curves) -> Finding:
-    """The finding, unless its runs are another arm's or its steps are at a border."""
+    """Return the finding; revise it if its runs equal another arm's or its steps are at a border."""
     arms, labels = (*finding.mine, *finding.others), list(curves.records)
     twins = {label: curves.twin(label) for label in arms}
     later = {one: other for one, other in twins.items() if other and labels.index(other) < labels.index(one)}
@@ -90,7 +89,7 @@ def _distinguished(finding: Finding) -> Finding:
 
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
-    """Benjamini and Hochberg's correction (1995) over all claims with a p-value.
+    """Apply the correction of Benjamini and Hochberg (1995) over all claims with a p-value.
 
     >>> ps = (0.001, 0.02, 0.024, 0.2, None)
     >>> [one.survives for one in corrected([Finding("", "", "", "", "reproduced", p=p) for p in ps])]
@@ -101,7 +100,7 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def correction(findings: Sequence[Finding]) -> str:
-    """A sentence on what the correction leaves; "" where no claim has a p-value."""
+    """Return a sentence on the effect of the correction; "" without p-values."""
     holding = [one for one in findings if one.survives is not None and one.verdict in HOLDING]
     if not (count := sum(one.p is not None for one in findings)):
         return ""

@@ -1,7 +1,7 @@
-"""Workloads for measurements, which the zygote takes in place of `edgefl.run.workload.Workload`.
+"""Workloads for benches, which replace `edgefl.run.workload.Workload` in the zygote.
 
-`IdleWorkload` computes nothing and takes no time: what remains of a trip is what the system costs.
-`ExerciseWorkload` multiplies matrices, an amount of arithmetic that is known. Neither needs torch.
+`IdleWorkload` computes nothing and takes no time: what remains of a trip is the system's cost.
+`ExerciseWorkload` multiplies matrices, a known amount of arithmetic. Neither needs torch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from edgefl.run.messages import NO_SCORES, ClientScores
 Done = Callable[[float], None] | None
 IDLE = "edgefl.lab.workloads:IdleWorkload"
 NOMINAL_S = 1.0
-"""The stated length of a trip that takes no time, which could not be paced."""
+"""Stated length of a trip without duration, which could not be paced."""
 DELTA = 2.0**-20
-"""Client i changes its first parameter by (i + 1) times this, so that each client's checksum is its own."""
+"""Client i adds (i + 1) times this to its first parameter, so that each client's checksum differs."""
 
 
 class IdleResult(NamedTuple):
-    """The report of a training or an evaluation in which nothing was done."""
+    """Result of a training or an evaluation without work."""
 
     steps: int = 1
     examples: int = 1
@@ -47,7 +47,7 @@ class IdleResult(NamedTuple):
 
 
 class IdleWorkload:
-    """``model.args.parameters`` zeros, one example a client, transfers and training that take no time."""
+    """A model of ``model.args.parameters`` zeros, one example per client, and trips without duration."""
 
     upload = "delta"
     needs_given = False
@@ -73,7 +73,7 @@ class IdleWorkload:
         return 1
 
     def peak_mib(self, client: int) -> float:
-        return 0.0  # nothing is trained
+        return 0.0  # no training
 
     def step_s(self, client: int) -> float:
         return 0.0
@@ -88,7 +88,7 @@ class IdleWorkload:
         return IdleResult(), NO_SCORES
 
     def settle(self) -> None:
-        """Nothing is computed anywhere."""
+        """Do nothing: the model does not move to another device."""
 
     def prepared(self) -> Prepared:
         counts = np.fromiter(map(self.examples, range(len(self._clients))), np.int64)
@@ -122,18 +122,18 @@ MEASURED = 50
 
 
 class ExerciseArgs(NamedTuple):
-    """The ``model.args`` of an exercise."""
+    """``model.args`` of an exercise."""
 
     parameters: int
-    """Size of the model, float32, that a trip moves each way."""
+    """Number of float32 parameters that a trip transfers each way."""
     compute_s: float
-    """Emulated seconds that each device computes on a trip, about."""
+    """Approximate emulated seconds of a trip's training."""
     real: float = 1.0
-    """Share of the declared operations that is really computed: below 1 for what would take too long."""
+    """Share of the declared operations that is computed; below 1 to save host time."""
 
 
 class ExerciseWorkload(IdleWorkload):
-    """Zeros for a model, and products of matrices for training it."""
+    """A model of zeros, whose training is matrix products."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         super().__init__(experiment, clients, base)

@@ -98,7 +98,7 @@ def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart() -
     assert "stop.versions=2, training.lr=0.25" in changed.notes[-1]
     assert TWO.changed([]) == TWO
     for change in ("strategy.buffer_size=3", " strategy . buffer_size=3", "strategy={name='fedavg'}"):
-        with pytest.raises(ConfigError, match=r"strategy\.buffer_size is what tells b from the other arms"):
+        with pytest.raises(ConfigError, match=r"strategy\.buffer_size distinguishes b from the other arms"):
             TWO.changed([change])
     with pytest.raises(ConfigError, match="every arm runs with the study's seeds: 1, 2"):
         TWO.changed(["seed=7"])
@@ -107,7 +107,7 @@ def test_a_change_goes_into_every_run_but_not_into_what_tells_the_arms_apart() -
 def test_a_change_that_would_take_back_what_an_arm_sets_is_refused() -> None:
     one_step = replace(TWO, arms=(*TWO.arms, Arm("c", ("training.steps=1",))))
     for change in ("training.epochs=2", "training.steps=2", "training={epochs=2}"):
-        with pytest.raises(ConfigError, match=r"training\.steps is what tells c from the other arms"):
+        with pytest.raises(ConfigError, match=r"training\.steps distinguishes c from the other arms"):
             one_step.changed([change])
     assert TWO.changed(["training.epochs=2"]).experiment(TWO.arms[1], 1, "quick").training.epochs == 2
 
