@@ -30,7 +30,9 @@ import psutil
 
 from edgefl.lab import outcome
 from edgefl.lab.chaos import MOST_MORE_DESCRIPTORS, Command
+from edgefl.parameters.checkpoint import KEEP
 from edgefl.regression.memory import kib
+from edgefl.results.run_folder import CHECKPOINTS
 
 Sample = dict[str, float]
 """Figures of one look, by name: ``server memory, MiB``."""
@@ -90,12 +92,17 @@ def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
 def soak(
     file: Path, changes: Sequence[str], folder: Path, seconds: float, every_s: float, samples: Path
 ) -> list[tuple[float, Sample]]:
-    """Run the experiment for so long, and return the looks at it, which ``samples`` gets as they are made."""
+    """Run the experiment for ``seconds``; return samples of its resources, and write them to ``samples`` too.
+
+    The first sample is taken when there are as many checkpoints as the run keeps.
+    """
     settings = [word for change in changes for word in ("--set", change)]
     arguments = ["run", str(file), *settings, "--out", str(folder), "--accept-invalid", "--quiet"]
     command, made = Command(arguments, {}, folder.with_suffix(".said")), []
     try:
-        while not outcome.counts(folder)[0]:
+        while not (
+            outcome.counts(folder)[0] and len(list((folder / CHECKPOINTS).glob("*.safetensors"))) >= KEEP
+        ):
             if command.process.poll() is not None:
                 sys.exit("\n".join(command.said()))
             time.sleep(0.1)
