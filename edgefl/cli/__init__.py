@@ -15,10 +15,10 @@
     chaos        chaos
     paths        arguments that name files and folders
 
-Exit codes: 0 done, 1 a run failed or its model learned nothing, 2 the command asked for something that
-cannot be done, 3 a run is done but INVALID (0 with --accept-invalid), 130 Ctrl-C, 143
-SIGTERM, 129 SIGHUP (as `edgefl.__main__` reports them; `main` returns 130 for all three). The exit code of
-exec is the command's own; flower returns 1 if the app's run did not complete, and 3 only if that is 0.
+Exit codes: 0 success; 1 a run failed or its model learned nothing; 2 invalid command, file or setting; 3 a
+run is done but INVALID (0 with --accept-invalid); 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP (from
+`edgefl.__main__`; `main` returns 130 for all three). exec returns the exit code of its command; flower
+returns 1 if the app's run did not complete, otherwise 0, or 3 if it was INVALID.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ app.add_typer(profiles.app, name="profiles")
 app.add_typer(lab.bench, name="bench")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""The error that typer raises for a wrong command line, be it of its own click or of the installed one."""
+"""The error that typer raises for a wrong command line; typer may bundle its own click."""
 
 
 def _version(wanted: bool) -> None:
@@ -95,19 +95,19 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: this process's own) and return the exit code."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that cannot be written
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home folder is not writable
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _takes_all(stream):
-            stream.reconfigure(errors="replace")  # a terminal, or the C locale, without †, … or µ shows ?
+            stream.reconfigure(errors="replace")  # print ? for characters that the terminal lacks
     try:
         code = app(None if arguments is None else list(arguments), prog_name="edgefl", standalone_mode=False)
         _flush()
-        if code == 130:  # typer's own answer to Ctrl-C
+        if code == 130:  # typer returns this after Ctrl-C
             return _say(130, "interrupted")
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
         return _unread()
-    except SystemExit as stop:  # rich and click leave this way when nobody reads their output
+    except SystemExit as stop:  # rich and click exit so if the output is closed
         _flush()
         return stop.code if isinstance(stop.code, int) else 1
     except _UsageError as error:
@@ -124,21 +124,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _say(2, f"{name} is not installed, which this command needs: pip install {name}")
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # somebody asked for it
+        if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # the name comes from the user
             name = os.fsdecode(error.filename)
             short = name if len(name) <= 60 else f"{name[:59]}…"
             return _say(2, f"{short}: a name too long for the file system")
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"{of_system(error)} (EDGEFL_TRACEBACK=1 shows where)")
-    except (MemoryError, SystemError) as error:  # CPython says the second where it forgets to say the first
+    except (MemoryError, SystemError) as error:  # CPython may raise SystemError instead of MemoryError
         if os.environ.get("EDGEFL_TRACEBACK"):
             raise
         return _say(1, f"out of memory{f': {error}' if str(error) else ''} (EDGEFL_TRACEBACK=1 shows where)")
 
 
 def _takes_all(stream: io.TextIOWrapper) -> bool:
-    """Returns True if no text is an error. surrogateescape, the C locale's way, lets only file names pass."""
+    """Return True if any text can be printed. surrogateescape, used in the C locale, is for file names."""
     if stream.errors == "surrogateescape":
         return codecs.lookup(stream.encoding).name == "utf-8"
     return stream.errors != "strict"
@@ -151,7 +151,7 @@ def _say(code: int, text: str) -> int:
 
 
 def _misused(error: Any) -> int:
-    """Say what is wrong with a command line and where to look, or show the help if nothing was given."""
+    """Print what is wrong with a command line, or the help if there were no arguments."""
     if type(error).__name__ == "NoArgsIsHelpError":
         say(error.format_message(), err=True)
         return 2
@@ -169,7 +169,7 @@ def _flush() -> None:
 
 
 def _unread() -> int:
-    """Keep Python's last flush quiet: nothing can be written any more, as after ``| head``."""
+    """Silence Python's last flush after the reader closed standard output, as in ``| head``."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

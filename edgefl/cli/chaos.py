@@ -1,4 +1,4 @@
-"""``edgefl chaos``: kill the processes of an experiment again and again, and see whether all is kept."""
+"""``edgefl chaos``: kill processes of an experiment repeatedly, and check that nothing is lost."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 def chaos(
     file: ExperimentFile,
-    kills: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that are killed.")] = 20,
+    kills: Annotated[int, typer.Option(metavar="N", min=1, help="Number of kills.")] = 20,
     only: Annotated[
-        str | None, typer.Option(metavar="KINDS", help="Of these only, such as server,client.")
+        str | None, typer.Option(metavar="KINDS", help="Kinds of processes to kill, such as server,client.")
     ] = None,
     every: Annotated[float, typer.Option(metavar="S", min=0.0, help="Mean seconds to the next kill.")] = 1.0,
     failpoints: Annotated[
-        int, typer.Option(metavar="K", min=0, help="Instead: so many of the server at each named place.")
+        int, typer.Option(metavar="K", min=0, help="Instead: K kills of the server at each failpoint.")
     ] = 0,
     set_: Changes = None,
     clock: ClockKind = None,
-    seed: Annotated[int, typer.Option(help="Of the instants and processes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the times and processes.")] = 0,
     out: Annotated[Path | None, folder_option("Folder; default runs/chaos-DATE-TIME.")] = None,
     json: Json = None,
 ) -> int:
-    """Kill processes of an experiment, resume it, and judge it.
+    """Kill processes of an experiment, resume it, and check it.
 
-    Each by kill -9 at a drawn instant, until the run is done.
-    Exit code 1 and a line for each promise that was not held.
+    Each kill is a kill -9 at a random time, until the run is done.
+    Exit code 1 and a line for each violated guarantee.
     """
     from edgefl import new_run_folder
     from edgefl.files import write_text
@@ -73,9 +73,9 @@ def chaos(
     if findings.violations:
         return 1
     if findings.interrupted:
-        raise Interrupted("interrupted; what is said above was found until then")
+        raise Interrupted("interrupted; the results above are those until then")
     if len(findings.kills) < kills and not failpoints:
-        why = "its runs are over too soon, or --only names what they do not have"
+        why = "its runs end too soon, or have no process of the kinds in --only"
         raise RunError(f"{file}: {len(findings.kills)} of {kills} kills were made: {why}")
     return 0
 
@@ -97,12 +97,12 @@ def _lines(findings: Findings) -> list[str]:
     trips, commands = (sum(getattr(each, name) for each in judged) for name in ("trips", "commands"))
     held, of = sum(not each.violations for each in judged), f"{findings.clock} clock, {findings.transport}"
     lines = [f"{of}: {many(len(judged), 'run')} by {many(commands, 'command')}, {many(trips, 'trip')}"]
-    bits = "with the bits of one that nobody disturbed"
+    bits = "with the same bits as an undisturbed run"
     told = f"with each of {sum(each.acknowledged for each in judged):,} acknowledged updates on record once"
     lines.append(f"{held} of {len(judged)} {bits if findings.clock == 'virtual' else told}")
     if not findings.violations:
         longest_s = max((each.outlived_s for each in findings.rounds), default=0.0)
         lines.append(f"nothing left; no process outlived its supervisor by more than {longest_s:.1f} s")
     if unjudged := len(findings.rounds) - len(judged):
-        lines.append(f"{many(unjudged, 'run')} not to the end, and not judged")
+        lines.append(f"{many(unjudged, 'run')} did not end and were not checked")
     return lines

@@ -1,4 +1,4 @@
-"""``edgefl doctor``: what this machine can do for edgefl, and what it cannot and why."""
+"""``edgefl doctor``: the features of this machine that edgefl uses, and reasons for missing ones."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from edgefl.terminal import say
 
 MIB = 1 << 20
 CLIENT_MIB = 13
-"""Measured: what one forked client adds in memory, with its socket and one training step done."""
+"""Measured memory of one forked client with its socket, after one training step."""
 CLIENT_THREADS = 3
 """Threads per client, which count towards the process limit: its own and two of ZeroMQ."""
 CLIENT_FDS = 8
-"""Descriptors that the server's side and the supervisor hold for one client, rounded up."""
+"""File descriptors of server and supervisor per client, rounded up."""
 
 
 class Check(NamedTuple):
-    """One thing that was looked at, and what does not work without it (empty: nothing is amiss)."""
+    """The result of one check, and the consequence of a missing feature (empty if nothing is missing)."""
 
     what: str
     found: str
@@ -35,7 +35,7 @@ class Check(NamedTuple):
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """The abilities of this machine, and reasons for what it lacks."""
+    """List this machine's features for edgefl, and missing ones."""
     checks = list(examine())
     if as_json:
         say(json.dumps([check._asdict() for check in checks], indent=2))
@@ -47,7 +47,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = F
 
 
 def examine() -> Iterator[Check]:
-    """Look at one thing after the other; nothing is changed, nothing raises.
+    """Run all checks, which change nothing and do not raise.
 
     >>> {"python", "memory"} <= {check.what for check in examine()}
     True
@@ -55,7 +55,7 @@ def examine() -> Iterator[Check]:
     for look in _LOOKS:
         try:
             yield from look()
-        except Exception as error:  # a machine that odd is what doctor is for
+        except Exception as error:  # report any failure as a result
             what = look.__name__.strip("_").replace("_", " ")
             yield Check(what, "?", f"looking failed: {type(error).__name__}: {error}")
 

@@ -1,4 +1,4 @@
-"""``edgefl flower``: a Flower app, unchanged, on Flower's own runtime, each SuperNode held to a device."""
+"""``edgefl flower``: an unchanged Flower app on Flower's own runtime, with SuperNodes limited to devices."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ def flower(
     ] = None,
     time_scale: TimeScale = "auto",
     throttle: Throttle = "sigstop",
-    memory: Annotated[str, typer.Option(metavar="off|auto|cgroup|watch", help="What limits memory.")] = "off",
-    seed: Annotated[int, typer.Option(help="Of jitter and loss.")] = 0,
+    memory: Annotated[
+        str, typer.Option(metavar="off|auto|cgroup|watch", help="Mechanism that limits memory.")
+    ] = "off",
+    seed: Annotated[int, typer.Option(help="Seed of jitter and loss.")] = 0,
     out: Out = None,
     accept_invalid: AcceptInvalid = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run a Flower app on its own runtime, a SuperNode on each phone.
+    """Run a Flower app on its own runtime, one SuperNode per phone.
 
     The exit code is 0 if the app's run completed, 1 if not; 3 if it did and the emulation was INVALID.
     """
@@ -61,7 +63,7 @@ def flower(
 
 
 def _say_messages(result: FlowerResult) -> None:
-    """One line for each phone: its computing, and what it took for each message."""
+    """Print one line per phone: its computing error, and the time of each message."""
     from edgefl.results.tables import percent
 
     for phone in result.phones.phones:

@@ -1,4 +1,4 @@
-"""``edgefl keys``: what an experiment's file may say, each key with its default and meaning; ``keygen``."""
+"""``edgefl keys``: the keys of an experiment file; ``edgefl keygen``: key pairs for hosts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ def keys(
 
 
 def keygen(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where the keys are; it is made if it is not there.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the keys, created if missing.")],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Hosts that may join.")] = None,
 ) -> None:
-    """Make the key pairs by which hosts join a run: the server's, and one for each name."""
+    """Create key pairs for the server and for each host that may join."""
     from edgefl.zeromq.keys import make
 
     for path in make(folder, names or []):

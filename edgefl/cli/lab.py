@@ -1,4 +1,4 @@
-"""``edgefl bench``, measurements each beside its limit, and ``edgefl reproduce``, a paper's claims."""
+"""``edgefl bench``: measurements beside their limits; ``edgefl reproduce``: a paper's claims."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ bench = typer.Typer(
 
 @bench.command()
 def aggregate(json: Json = None, quick: Quick = False) -> None:
-    """The server's weighted sum, beside the memory's limit."""
+    """Measure the server's weighted sum beside the memory's limit."""
     _measure("aggregate", json, quick)
 
 
 @bench.command()
 def fidelity(json: Json = None, quick: Quick = False) -> int:
-    """Measure emulated phones against what they declare.
+    """Measure emulated phones against their profiles.
 
-    Exit code 1 unless every bar is held.
+    Exit code 1 if a limit is exceeded.
     """
     return 0 if _measure("fidelity", json, quick)["verdict"] == "PASS" else 1
 
 
 @bench.command()
 def ingest(json: Json = None, quick: Quick = False) -> None:
-    """Updates a second that the server takes in."""
+    """Measure the updates per second that the server handles."""
     _measure("ingest", json, quick)
 
 
 @bench.command()
 def memory(json: Json = None, quick: Quick = False) -> None:
-    """Memory of training steps: predicted, and measured here."""
+    """Compare the predicted memory of training steps with measurements."""
     _measure("memory", json, quick)
 
 
 @bench.command()
 def spawn(json: Json = None, quick: Quick = False) -> None:
-    """Measure the start of clients, and their memory."""
+    """Measure the start time and memory of clients."""
     _measure("spawn", json, quick)
 
 
@@ -74,12 +74,12 @@ def truth(
         typer.Option(metavar="FILE", help="Measured steps in CSV, instead of edgefl's own."),
     ] = None,
 ) -> None:
-    """Predicted beside measured: published steps, and this host's."""
+    """Compare predicted step times with published and local ones."""
     _measure("truth", json, quick, files=rows or ())
 
 
 def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str, Any]:
-    """Measure, say it, and write the figures and their pictures, if a file is named."""
+    """Measure, print the result, and write it and its pictures if a file is named."""
     module = import_module(f"edgefl.lab.{what}")
     result: dict[str, Any] = module.run(quick, **more, say=lambda text: say(f"{text} …", err=True))
     module.show(result)
@@ -95,18 +95,20 @@ def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str
 def reproduce(
     paper: Annotated[str, typer.Argument(metavar="PAPER", help=f"Whose claims: {', '.join(PAPERS)}.")],
     quick: Annotated[
-        bool, typer.Option("--quick", help="In small, on data that is always there: minutes, not hours.")
+        bool, typer.Option("--quick", help="Small runs on bundled data: minutes instead of hours.")
     ] = False,
     settings: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Other settings of the paper: fedstaleweight and defedavg have cifar10, fedbuff 1000.",
+            help="Other settings of the paper: cifar10 (fedstaleweight, defedavg) or 1000 (fedbuff).",
         ),
     ] = "",
     tune: Annotated[
         bool,
-        typer.Option("--tune", help="Choose each algorithm's steps for these settings first, and keep them."),
+        typer.Option(
+            "--tune", help="First tune each algorithm's learning rates for these settings, and save them."
+        ),
     ] = False,
     mutants: Annotated[
         bool,
@@ -116,14 +118,14 @@ def reproduce(
         ),
     ] = False,
     out: Annotated[
-        Path | None, folder_option("Folder; default runs/reproduce-PAPER. Runs in it are not repeated.")
+        Path | None, folder_option("Folder; default runs/reproduce-PAPER. Its finished runs are kept.")
     ] = None,
     changes: Changes = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no table.")] = False,
 ) -> None:
-    """A paper's claims: its figures beside ours, and a verdict each.
+    """Test a paper's claims, with a verdict on each.
 
-    Its settings, with three seeds or more.
+    The settings are the paper's, with at least three seeds.
     """
     if paper not in PAPERS:
         raise ConfigError(unknown("paper", paper, PAPERS))
@@ -184,7 +186,7 @@ def _judged(
     quiet: bool,
     tell: Callable[[str], None],
 ) -> tuple[Curves, list[Finding]]:
-    """Make the runs of a study and judge them, with the steps chosen anew if ``tune``."""
+    """Make the runs of a study and judge them; if ``tune``, first choose the learning rates."""
     from edgefl.lab.verdicts import examined
 
     try:
@@ -195,4 +197,4 @@ def _judged(
         curves = study.run(folder, settings, say=tell, quiet=quiet)
         return curves, examined(study, curves, folder, mutants=mutants, say=tell, quiet=quiet)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command goes on from there") from None
+        raise Interrupted("interrupted; the same command resumes it") from None

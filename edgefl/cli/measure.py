@@ -1,4 +1,4 @@
-"""``edgefl measure``: what a device takes for each class of operation."""
+"""``edgefl measure``: the time of each class of operation on a device."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def measure(
     ssh: Annotated[str, typer.Option(metavar="USER@HOST", help="Measure there instead of here.")] = "",
     python: Annotated[str, typer.Option(help="Interpreter with torch; over ssh python3 by default.")] = "",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of torch; by default one for each core.")
+        int | None, typer.Option(min=1, help="Threads of torch; by default one per core.")
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.01, max=9999, help="Time budget; 8 by default.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Rough figures in half a minute.")] = False,
 ) -> None:
-    """Measure what a device takes for each class of operation.
+    """Measure the time of each class of operation on a device.
 
-    edgefl profiles fit makes a profile of it. The kit is one file that needs Python 3.8 and torch alone:
-    docs/measure.md.
+    edgefl profiles fit turns the result into a profile. The kit is one file that needs only Python 3.8 and
+    torch: docs/measure.md.
     """
     from edgefl.measure import remote
 
@@ -44,7 +44,7 @@ def measure(
         return
     try:
         put(out, text.encode())
-    except ConfigError:  # minutes of measuring are not to be lost
+    except ConfigError:  # do not lose minutes of measurement
         say(text, end="")
         raise
     say(f"wrote {out}; next: edgefl profiles fit {out} --out {out.with_suffix('.toml')}")

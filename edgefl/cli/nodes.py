@@ -1,4 +1,4 @@
-"""``edgefl serve``: a run whose clients are on nodes; ``edgefl join``: this process is a node of a run."""
+"""``edgefl serve``: run an experiment on nodes; ``edgefl join``: host clients of such a run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from edgefl.terminal import say
 if TYPE_CHECKING:
     from edgefl.hosts.nodes import Nodes
 
-Bind = Annotated[str, typer.Option(metavar="tcp://HOST:PORT", help="Where nodes join; * is any free port.")]
+Bind = Annotated[
+    str, typer.Option(metavar="tcp://HOST:PORT", help="Address for nodes; port * is any free one.")
+]
 KeysFolder = Annotated[
-    Path | None, typer.Option("--keys", metavar="DIR", help="Keys of the server and of those that may join.")
+    Path | None,
+    typer.Option("--keys", metavar="DIR", help="Keys of the server and of the hosts that may join."),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Let in anybody who reaches the address, and trust them.")
+    bool, typer.Option("--insecure", help="Accept and trust any host that can reach the address.")
 ]
-Wanted = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Begin once so many have joined.")]
+Wanted = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Begin when N nodes have joined.")]
 
 
 def serve(
@@ -44,7 +47,7 @@ def serve(
     web_port: run.WebPort = None,
     quiet: run.Quiet = False,
 ) -> int:
-    """Run one experiment on nodes that join it: see edgefl join."""
+    """Run one experiment on nodes: see edgefl join."""
     run.require_torch()
     experiment = run.read_experiment(file, set_, unset, clock, seed, on_nodes=True)
     door = _door(bind, keys, nodes, insecure, quiet)
@@ -53,7 +56,7 @@ def serve(
 
 @contextmanager
 def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool) -> Iterator[Nodes]:
-    """A run's door, which invites nodes once the run can begin."""
+    """Open the address for nodes, with a message that tells how to join."""
     from edgefl.hosts.nodes import opened
 
     with opened(bind, keys, wanted, insecure=insecure) as door:
@@ -63,7 +66,7 @@ def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool
 
 
 def _invitation(door: Nodes) -> str:
-    """The command by which nodes join, as they reach this host."""
+    """The command by which nodes join this host."""
     from edgefl.hosts.nodes import LOOPBACK
 
     host, _, port = door.address.removeprefix("tcp://").rpartition(":")
@@ -73,7 +76,7 @@ def _invitation(door: Nodes) -> str:
 
 
 def _require_host(address: str) -> None:
-    """`ConfigError` for an address that is none, or of a host that nobody knows."""
+    """Raise `ConfigError` for an invalid address or an unknown host."""
     from edgefl.zeromq.door import endpoint
 
     host, port = endpoint(address, "ADDRESS")
@@ -86,15 +89,15 @@ def _require_host(address: str) -> None:
 
 
 def join(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The run's, tcp://HOST:PORT.")],
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Address of the run, tcp://HOST:PORT.")],
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="This host's key: edgefl keygen.")
     ] = None,
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="Be one client of the run, held to this profile.")
+        str, typer.Option(metavar="NAME", help="Be one client of the run, limited to this profile.")
     ] = "",
     as_is: Annotated[
-        bool, typer.Option("--as-is", help="This host is such a device: train at its own speed.")
+        bool, typer.Option("--as-is", help="This host is such a device: train at full speed.")
     ] = False,
     workers: Annotated[
         int | None,
@@ -103,7 +106,7 @@ def join(
 ) -> None:
     """Host clients or workers of a run of edgefl serve.
 
-    It ends when the run is over.
+    The command ends with the run.
     """
     from edgefl.devices.profiles import is_path, load_device
     from edgefl.hosts import node
@@ -111,13 +114,13 @@ def join(
 
     run.require_torch()
     _require_host(address)
-    if device and not is_path(device):  # that would be the server's
+    if device and not is_path(device):  # a path would be on the server
         load_device(device)
     if as_is and not device:
         raise ConfigError(
             "--as-is: needs --device NAME, the profile that this host's times are compared with"
         )
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background jobs
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background jobs
     known = None if key is None else keys.read(key)
     outcome = node.join(address, known, workers=workers, device=device, as_is=as_is)
-    say(f"the run is over{f': {outcome}' if outcome else ''}")
+    say(f"the run has ended{f': {outcome}' if outcome else ''}")

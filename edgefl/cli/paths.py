@@ -1,4 +1,4 @@
-"""Arguments that name files and folders: each is looked at before anything is done."""
+"""Arguments and options that name files and folders, and are checked before the command starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgefl.terminal import say
 
 
 def run_folder(text: str) -> Path:
-    """Returns the folder that an argument names. `ConfigError` if it holds no run."""
+    """Parse an argument that names a run's folder. Raises `ConfigError` if it holds no run."""
     from edgefl.results.run_folder import EXPERIMENT_FILE
 
     folder = Path(text)
@@ -28,21 +28,21 @@ def run_folder(text: str) -> Path:
 
 
 def named_folder(text: str) -> Path:
-    """Returns the folder that an option names. `ConfigError` if it is empty, which would be this one."""
+    """Parse an option that names a folder. Raises `ConfigError` for an empty name."""
     if not text:
         raise ConfigError("--out '': no name, expected a folder")
     return Path(text)
 
 
 def new_file(text: str) -> Path:
-    """Returns the file that ``--out`` names. `ConfigError` if there is one."""
+    """Parse an ``--out`` that names a new file. Raises `ConfigError` if the file exists."""
     if Path(text).exists():
         raise ConfigError(f"--out {text}: exists; remove it or name another")
     return Path(text)
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write what ``--out`` names, and its folders. `ConfigError` if that cannot be done."""
+    """Write the file of ``--out`` and its folders. Raises `ConfigError` if that fails."""
     from edgefl.files import write_bytes
 
     try:
@@ -72,7 +72,7 @@ def file_option(help_: str) -> Any:
 
 
 def figures_file(text: str) -> Path:
-    """Returns the file that ``--json`` names. `ConfigError` if it could not be written minutes later."""
+    """Parse ``--json``. Raises `ConfigError` if the file could not be written at the command's end."""
     from edgefl.results.run_folder import EXPERIMENT_FILE
 
     json, folder = Path(text), Path(text).absolute().parent

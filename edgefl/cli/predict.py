@@ -1,4 +1,4 @@
-"""``edgefl predict``: what a step of a network takes on devices, and where the time goes."""
+"""``edgefl predict``: the time of a network's training step on devices, by part."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ PARTS = {
     "fixed": "fixed part of a step",
 }
 SHOWN = 0.01
-"""Share of a step below which its parts are shown together."""
+"""Smallest share of a step that is shown separately."""
 BAR = 30
-"""Columns of the longest bar, where the terminal has them."""
+"""Maximum length of a bar, columns."""
 
 
 class _Found(NamedTuple):
-    """One device's answer."""
+    """The prediction for one device."""
 
     device: str
     runtime: str
     prediction: Prediction
     energy_j: float | None
-    """By the profile's currents; None where it has none."""
+    """From the profile's currents; None if it has none."""
 
 
 def predict(
@@ -115,7 +115,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def _one(title: str, found: _Found) -> RenderableType:
-    """The parts of the time of a step on one device."""
+    """A table of the parts of a step's time on one device."""
     whole, parts = found.prediction.seconds, _parts(found.prediction)
     rows = [(name, _time(part), f"{part / whole:.0%}") for name, part in parts.items()]
     head = f"{title}\n{found.device}, {found.runtime}: {_time(whole)}, 90% {_interval(found.prediction)}"
@@ -123,7 +123,7 @@ def _one(title: str, found: _Found) -> RenderableType:
 
 
 def _several(title: str, found: Sequence[_Found]) -> RenderableType:
-    """Devices below each other, the slowest last."""
+    """A table of devices, the slowest last."""
     rows = [
         (one.device, one.runtime, _time(one.prediction.seconds), _interval(one.prediction)) for one in found
     ]
@@ -132,7 +132,7 @@ def _several(title: str, found: Sequence[_Found]) -> RenderableType:
 
 
 def _energy_j(device: Device, seconds: float) -> float | None:
-    """The energy of so many seconds of computing; None where the profile does not say."""
+    """The energy of ``seconds`` of computing; None if the profile has no currents."""
     from edgefl.devices.condition import energy_j
 
     with suppress(ProfileError):
@@ -141,15 +141,15 @@ def _energy_j(device: Device, seconds: float) -> float | None:
 
 
 def _energies(found: Sequence[_Found]) -> list[str]:
-    """A line with what is known of energy; nothing if nothing is."""
+    """A line with the known energies, if any."""
     known = [f"{one.device} {one.energy_j:.3g} J" for one in found if one.energy_j is not None]
     return [f"energy, by the profile's currents: {', '.join(known)}"] if known else []
 
 
 def _doubts(found: Sequence[_Found]) -> list[str]:
-    """A line for each device whose interval is wide, about what nobody measured there."""
+    """A line for each device with a wide interval, with its reasons."""
     return [
-        f"{one.device}, {one.runtime}: the interval is wide, as few measurements say what these cost: "
+        f"{one.device}, {one.runtime}: the interval is wide, because few measurements cover: "
         + "; ".join(PARTS[name] for name in one.prediction.unsure)
         for one in found
         if one.prediction.unsure
@@ -159,7 +159,7 @@ def _doubts(found: Sequence[_Found]) -> list[str]:
 def _with_bars(
     columns: Sequence[str], rows: Sequence[Sequence[str]], values: Sequence[float], title: str
 ) -> RenderableType:
-    """A table whose last column has bars in proportion to ``values``, as long as the terminal lets."""
+    """A table with a last column of bars proportional to ``values``, as long as the terminal allows."""
     from rich.console import Console
 
     from edgefl.results.tables import table
@@ -172,7 +172,7 @@ def _with_bars(
 
 
 def _parts(prediction: Prediction) -> dict[str, float]:
-    """Parts by their names for people, the small ones together."""
+    """Parts by description; small ones are added up."""
     shown = {PARTS[key]: s for key, s in prediction.parts.items() if s >= SHOWN * prediction.seconds}
     rest = prediction.seconds - sum(shown.values())
     return shown if rest <= 1e-9 * prediction.seconds else {**shown, "all else": rest}
@@ -189,7 +189,7 @@ def _interval(prediction: Prediction) -> str:
 
 
 def _bar(columns: float) -> str:
-    """A bar of that many columns, to an eighth; something is seen of any.
+    """A bar of that many columns, to an eighth, at least one eighth.
 
     >>> _bar(3.5), _bar(0.0)
     ('███▌', '▏')

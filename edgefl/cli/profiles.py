@@ -1,4 +1,4 @@
-"""``edgefl profiles`` (list, show, check, import, export and fit) and ``edgefl calibrate``."""
+"""``edgefl profiles`` (list, show, check, import, fit, scale and export) and ``edgefl calibrate``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 FORMATS = "bouquetfl, devtools, fedscale, mahimahi, power-profile, webpagetest"
 STEP = "LEAF's CNN for FEMNIST, forward and backward on 10 images"
 LISTED = 12
-"""Files named one by one before they are only counted."""
+"""Maximum number of files whose names are printed."""
 
 
 class _Named(TyperGroup):
-    """``profiles NAME`` is ``profiles show NAME``."""
+    """Treats ``profiles NAME`` as ``profiles show NAME``."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.list_commands(ctx)
@@ -47,11 +47,11 @@ Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 @app.callback(invoke_without_command=True)
 def profiles(ctx: typer.Context, as_json: Json = False) -> None:
-    """List devices, networks and fleets, or show one by its name."""
+    """List devices, networks and fleets, or show one profile."""
     if ctx.invoked_subcommand is None:
         _list(as_json)
     elif as_json:
-        raise ConfigError("profiles --json: lists all; for one profile put --json behind its name")
+        raise ConfigError("profiles --json lists all profiles; for one, put --json after its name")
 
 
 @app.command()
@@ -59,7 +59,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A profile's name, or the path of a file.")],
     as_json: Json = False,
 ) -> None:
-    """One profile, each figure with its source. The word show may be left out."""
+    """Show a profile, each figure with its source. The word show may be omitted."""
     from edgefl.devices import to_json
 
     profile = _loaded(name)
@@ -76,7 +76,7 @@ def show(
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Profile files in TOML.")],
 ) -> None:
-    """Say everything that is wrong with profile files."""
+    """Report all errors in profile files."""
     from edgefl.devices import check_file
 
     wrong, count = 0, 0
@@ -97,17 +97,17 @@ def import_(
     format_name: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {FORMATS}.")],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file in that format.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to; without it one file is printed.")
+        Path | None, typer.Option(help="Folder to write to; by default a single file is printed.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of what is made; by default the file's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the profile; by default the file's.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="This entry of the file; may be repeated.")] = None,
     clients: Annotated[
-        int | None, typer.Option(help="fedscale: how many of its clients, evenly spaced; 100 by default.")
+        int | None, typer.Option(help="fedscale: number of clients, evenly spaced; 100 by default.")
     ] = None,
-    base: Annotated[str | None, typer.Option(help="power-profile: the device that it completes.")] = None,
+    base: Annotated[str | None, typer.Option(help="power-profile: the device to which it belongs.")] = None,
     up: Annotated[Path | None, typer.Option(help="mahimahi: the upload's trace.")] = None,
 ) -> None:
-    """Make profiles of another project's file."""
+    """Convert another project's file to profiles."""
     from edgefl.devices import formats
     from edgefl.devices.imports import ImportOptions
 
@@ -119,31 +119,32 @@ def import_(
     elif len(made.files) == 1:
         say(next(iter(made.files.values())), end="")
     else:
-        raise ConfigError(f"{file}: makes {len(made.files)} files; say where to: --out FOLDER")
+        raise ConfigError(f"{file}: makes {len(made.files)} files; name a folder: --out FOLDER")
 
 
 @app.command()
 def fit(
     rows: Annotated[
-        list[Path], typer.Argument(metavar="ROWS", help="Measured steps: CSVs, or a kit's JSON.")
+        list[Path],
+        typer.Argument(metavar="ROWS", help="Measured steps: CSV files, or JSON of edgefl measure."),
     ],
     out: Annotated[Path, file_option("Profile file to write.")],
-    profile: Annotated[
-        str | None, typer.Option(help="Rows of this profile, where there are several.")
+    profile: Annotated[str | None, typer.Option(help="Rows of this profile, if there are several.")] = None,
+    runtime: Annotated[str | None, typer.Option(help="Rows of this runtime, if there are several.")] = None,
+    prior: Annotated[
+        str | None, typer.Option(help="A similar device, for costs that the rows do not cover.")
     ] = None,
-    runtime: Annotated[
-        str | None, typer.Option(help="Rows of this runtime, where there are several.")
+    spread: Annotated[
+        float | None, typer.Option(min=1.01, help="Factor by which costs may differ from the prior's.")
     ] = None,
-    prior: Annotated[str | None, typer.Option(help="A device like it, for what the rows do not say.")] = None,
-    spread: Annotated[float | None, typer.Option(min=1.01, help="How far costs may be off its.")] = None,
     leave_out: Annotated[
-        Literal["network", "row"], typer.Option(help="What the errors of unseen steps leave out.")
+        Literal["network", "row"], typer.Option(help="Part left out for the errors of unseen steps.")
     ] = "network",
     apart: Annotated[
-        float, typer.Option(min=1.0, help="Factor between the device measured and the one meant.")
+        float, typer.Option(min=1.0, help="Factor between the measured device and the profile's.")
     ] = 1.0,
 ) -> None:
-    """Make a device's profile of steps that were measured on it."""
+    """Make a device's profile from measured steps."""
     from edgefl.devices import fitted
     from edgefl.devices.fit import SPREAD, summary
 
@@ -183,14 +184,14 @@ def fit(
 def scale(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A device, or the path of its profile.")],
     like: Annotated[
-        str | None, typer.Option(help="The measured device; by default the one with the most similar cores.")
+        str | None, typer.Option(help="The measured device; by default that with the most similar cores.")
     ] = None,
-    runtime: Annotated[str, typer.Option(help="Which of its runtimes.")] = "torch",
+    runtime: Annotated[str, typer.Option(help="Runtime of the measured device.")] = "torch",
     out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
 ) -> None:
-    """Scale a measured device's times to one that was not measured.
+    """Scale a measured device's times to another device.
 
-    By published figures of both.
+    The scale follows from published figures of both.
     """
     from edgefl.devices.scaling import scaled_file
 
@@ -208,7 +209,7 @@ def export(
     ] = None,
     way: Annotated[
         Literal["down", "up"] | None,
-        typer.Option(help="mahimahi: which way of the network; down by default."),
+        typer.Option(help="mahimahi: direction of the network; down by default."),
     ] = None,
 ) -> None:
     """Write a profile in another project's format."""
@@ -216,12 +217,12 @@ def export(
 
     written = write(name, format_name, way)
     if written.left_out:
-        say(f"{format_name} cannot say, left out: {', '.join(written.left_out)}", err=True)
+        say(f"left out, {format_name} has no field for: {', '.join(written.left_out)}", err=True)
     put_or_print(out, written.content)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """Write all of the files or, where one cannot be written, none."""
+    """Write all files, or none if one cannot be written."""
     for file in files:
         if (folder / file).exists():
             raise ConfigError(f"--out {folder}: {file} exists there; remove it or name another folder")
@@ -276,14 +277,14 @@ def _list(as_json: bool) -> None:
 
 
 def _bundled() -> dict[str, Kind]:
-    """Returns the kind of each profile that comes with edgefl, by its name."""
+    """The kind of each bundled profile, by name."""
     from edgefl.devices.profiles import TYPES, bundled_names
 
     return {name: kind for kind in TYPES for name in bundled_names(kind)}
 
 
 def _loaded(name: str) -> Profile:
-    """Returns the profile of that name, of whatever kind, or in that file, as it is written there."""
+    """Load a profile of any kind by its name or path, without changes."""
     from edgefl.devices.profiles import as_written, is_path, kind_of, read_tables
 
     bundled = _bundled()
@@ -293,10 +294,12 @@ def _loaded(name: str) -> Profile:
 
 
 def calibrate(
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again even if the last one holds.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again even if the last result is still valid.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Measure what this machine computes a second."""
+    """Measure this machine's compute rates."""
     from edgefl.host.calibration import EXPIRES_S
     from edgefl.host.calibration import calibrate as measure
 
@@ -311,14 +314,14 @@ def calibrate(
     title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
     show(table(("what", ">median", "", ">CV %"), rows, title=title))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
-    say(f"a second is one of CPU time; holds until {until}")
+    say(f"per second of CPU time; valid until {until}")
     cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
     if arrays_mib < 2 * cache_mib:
-        say(f"the triad's {arrays_mib:.0f} MiB are not well past the cache of {cache_mib:.0f} MiB")
+        say(f"the triad's arrays ({arrays_mib:.0f} MiB) are less than twice the cache ({cache_mib:.0f} MiB)")
 
 
 def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
-    """Returns every figure of the profile, its uncertainty where known, and its numbered source."""
+    """Tables of the profile's figures with their uncertainties and numbered sources."""
     from rich.table import Table
     from rich.text import Text
 
@@ -342,7 +345,7 @@ def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
 
 
 def _times(device: Device) -> tuple[RenderableType, ...]:
-    """Returns what a step takes in each runtime of the device, the one that clients use first."""
+    """A table of the step time in each runtime of the device, the default one first."""
     from rich.text import Text
 
     from edgefl.devices.time_model import FEMNIST_STEP
@@ -359,10 +362,10 @@ def _times(device: Device) -> tuple[RenderableType, ...]:
 
 
 def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
-    """Returns nested figures with dotted keys."""
+    """Flatten nested figures to dotted keys."""
     if isinstance(plain, dict):
         return [row for name, v in plain.items() for row in _flat(v, f"{key}.{name}" if key else name)]
-    steps = {"temp_c", "freq_scale"}  # those of ``thermal.trips`` are read best in a row
+    steps = {"temp_c", "freq_scale"}  # entries of ``thermal.trips`` go in one row
     if isinstance(plain, list) and plain and all(isinstance(x, dict) and x.keys() == steps for x in plain):
         return [(key, ", ".join(f"{item['temp_c']:g} °C: {item['freq_scale']:g}" for item in plain))]
     if isinstance(plain, list) and any(isinstance(item, dict) for item in plain):
@@ -376,7 +379,7 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
 
 
 def _nearest(key: str, said: dict[str, Any]) -> Any:
-    """Returns what is said of the figure, or of the nearest table around it."""
+    """The entry for the figure, or for the nearest table around it."""
     steps = key.replace("[", ".").split(".")
     tables = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
     return next((said[table] for table in tables if table in said), None)

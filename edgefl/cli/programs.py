@@ -1,4 +1,4 @@
-"""``edgefl exec``: copies of any command, each held to a device and its link."""
+"""``edgefl exec``: copies of any command, each limited to a device and its link."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Devices = Annotated[
 ]
 FleetFile = Annotated[str | None, typer.Option(metavar="FILE", help="A fleet instead of --device.")]
 Network = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A profile; by default the one that suits the device.")
+    str | None, typer.Option(metavar="NAME", help="A network profile; by default the device's.")
 ]
 TimeScale = Annotated[str, typer.Option(metavar="auto|S", help="Wall seconds per emulated second.")]
-Throttle = Annotated[str, typer.Option(metavar="sigstop|cgroup|off", help="What slows.")]
+Throttle = Annotated[str, typer.Option(metavar="sigstop|cgroup|off", help="Mechanism that slows processes.")]
 Out = Annotated[Path | None, folder_option("Folder of the record.")]
 
 
@@ -53,27 +53,26 @@ def execute(
     time_scale: TimeScale = "auto",
     throttle: Throttle = "sigstop",
     memory: Annotated[
-        str, typer.Option(metavar="auto|cgroup|watch|off", help="What limits memory.")
+        str, typer.Option(metavar="auto|cgroup|watch|off", help="Mechanism that limits memory.")
     ] = "auto",
     churn: Annotated[
-        str | None, typer.Option(metavar="ON,OFF", help="Mean seconds online and offline, by turns.")
+        str | None, typer.Option(metavar="ON,OFF", help="Mean seconds online and offline, alternating.")
     ] = None,
     leave: Annotated[
-        str | None, typer.Option(metavar="stop|kill", help="What happens to a phone that leaves; stop.")
+        str | None, typer.Option(metavar="stop|kill", help="What a departure does to the processes; stop.")
     ] = None,
     charge: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Of the battery at the start; one that is low ends it."),
+        typer.Option(metavar="SHARE", help="Initial battery charge; an empty battery ends the phone."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of jitter, loss and churn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of jitter, loss and churn.")] = 0,
     out: Out = None,
     accept_invalid: AcceptInvalid = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run copies of any command, each held to a device and its link.
+    """Run copies of any command, each limited to a device and its link.
 
-    The exit code is that of the first copy, in their order, that has another than 0; 3 if all have 0 and the
-    emulation was INVALID.
+    The exit code is the first copy's that is not 0, or 3 if all are 0 and the emulation was INVALID.
     """
     from edgefl import programs
     from edgefl.programs.view import make_view
@@ -110,7 +109,7 @@ def phones_of(
         raise ConfigError("give --device NAME, once or more, or --fleet FILE")
     counts = [_counted(text, count or 1) for text in devices]
     if count is not None and all("=" in text for text in devices):
-        raise ConfigError(f"--count {count}: is for devices without a count of their own, and there is none")
+        raise ConfigError(f"--count {count}: has no effect, since every device has its own count")
     networks: dict[str, str] = {}
     if fleet is not None:
         found = load_fleet(fleet)
@@ -135,7 +134,7 @@ def phones_of(
 
 
 def _counted(text: str, count: int) -> tuple[str, int]:
-    """A device's name and the number of its phones."""
+    """Parse a device's name and the number of its phones."""
     name, equals, copies = text.rpartition("=")
     if not equals:
         return text, count
@@ -160,7 +159,7 @@ def _absence(churn: str | None, leave: str | None) -> Absence | None:
         raise ConfigError(f"--leave {leave!r}: must be 'stop' or 'kill'")
     if churn is None:
         if leave is not None:
-            raise ConfigError(f"--leave {leave}: no phone leaves without --churn ON,OFF")
+            raise ConfigError(f"--leave {leave}: has no effect without --churn ON,OFF")
         return None
     try:
         on_s, off_s = map(float, churn.split(","))
@@ -170,7 +169,7 @@ def _absence(churn: str | None, leave: str | None) -> Absence | None:
 
 
 def say_result(result: ProgramsResult, quiet: bool) -> None:
-    """Say how well the phones were held; even if quiet, that they were not."""
+    """Print the verdict and errors; if ``quiet``, only an INVALID verdict."""
     from edgefl.results.tables import many, percent
 
     for phone in result.phones if not quiet else ():
@@ -180,7 +179,7 @@ def say_result(result: ProgramsResult, quiet: bool) -> None:
     verdict = "VALID" if held.valid else f"INVALID: {'; '.join(held.reasons)}"
     error = f"error median {percent(held.median_abs_error, 2)}, p95 {percent(held.p95_abs_error, 2)}"
     if held.valid and held.median_abs_error is None:
-        verdict, error = "nothing to judge", "the phones computed and sent next to nothing"
+        verdict, error = "not judged", "the phones hardly computed or sent anything"
     scale = f"time_scale {result.time_scale:g}"
     if not (quiet and held.valid):
         phones = many(len(result.phones), "phone")

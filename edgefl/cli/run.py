@@ -1,4 +1,4 @@
-"""``edgefl run`` and ``resume``, and what is made of runs: ``compare``, ``report``, ``trace``, ``verify``."""
+"""``edgefl run``, ``resume``, ``compare``, ``report``, ``trace`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as strategy.name=fedbuff."),
 ]
-ClockKind = Annotated[str | None, typer.Option("--clock", metavar="wall|virtual", help="Beats clock.kind.")]
+ClockKind = Annotated[
+    str | None, typer.Option("--clock", metavar="wall|virtual", help="Overrides clock.kind.")
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The run's folder.", parser=run_folder)]
 AcceptInvalid = Annotated[
     bool, typer.Option("--accept-invalid", help="Exit with 0, not 3, if the emulation was INVALID.")
 ]
 INVALID = 3
-"""Exit code of a run that is done and whose emulation missed its bounds."""
+"""Exit code of a run that is done but whose emulation missed its limits."""
 TargetAccuracy = Annotated[
     float | None,
     typer.Option(metavar="SHARE", help="Compare the time to this accuracy; default: stop.accuracy."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")]
-Web = Annotated[bool, typer.Option("--web", help="Show the run live as a page, to this machine only.")]
+Web = Annotated[bool, typer.Option("--web", help="Show the run on a live page for this machine only.")]
 WebPort = Annotated[
     int | None,
     typer.Option(metavar="PORT", min=0, max=65535, help="Port of the page; implies --web. Default: any."),
@@ -48,9 +50,9 @@ WebPort = Annotated[
 
 UnsetKeys = Annotated[
     list[str] | None,
-    typer.Option("--unset", metavar="KEY", help="Take one key of the file away, such as training.steps."),
+    typer.Option("--unset", metavar="KEY", help="Remove one key of the file, such as training.steps."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Beats seed.")]
+Seed = Annotated[int | None, typer.Option(help="Overrides seed.")]
 Out = Annotated[Path | None, folder_option("Folder of the run; default runs/NAME-DATE-TIME.")]
 
 
@@ -63,7 +65,7 @@ Ray = Annotated[
 
 
 class Interrupted(EdgeflError):
-    """Ctrl-C came while a run was on its way."""
+    """The user pressed Ctrl-C during a run."""
 
 
 def run(
@@ -95,9 +97,9 @@ def read_experiment(
     *,
     on_nodes: bool,
 ) -> Experiment:
-    """The experiment that a command names; a line for a transport in it that cannot be had on nodes.
+    """Load a command's experiment; print a line if nodes need another transport.
 
-    Raises `ConfigError` for an experiment that cannot be done, there or at all.
+    Raises `ConfigError` for an experiment that is invalid or cannot run on nodes.
     """
     from edgefl import config
 
@@ -122,7 +124,7 @@ def carry_out(
     quiet: bool,
     nodes: AbstractContextManager[Nodes | None],
 ) -> int:
-    """Run the experiment of ``file``, perhaps on nodes, say how it went, and return the exit code."""
+    """Run the experiment of ``file``, on ``nodes`` if there are any, and return the exit code."""
     folder = new_run_folder(experiment.name) if out is None else _free(out)
 
     from edgefl.devices.fleet import fleet_of
@@ -141,7 +143,7 @@ def carry_out(
             except FolderTaken:
                 if out is not None:
                     raise
-                folder = new_run_folder(experiment.name)  # another run was started at the same moment
+                folder = new_run_folder(experiment.name)  # another run took the folder at the same moment
 
 
 def resume(
@@ -152,7 +154,7 @@ def resume(
     quiet: Quiet = False,
     ray: Ray = None,
 ) -> int:
-    """Carry on with a run after a crash or Ctrl-C.
+    """Resume a run after a crash or Ctrl-C.
 
     A run that was killed before its first checkpoint starts again.
     """
@@ -186,7 +188,7 @@ def report(
         typer.Option(metavar="FILE", help="File to write; default report.html in the run's folder."),
     ] = None,
 ) -> None:
-    """Write a run's HTML report and say where it is."""
+    """Write a run's HTML report and print its path."""
     from edgefl.results.report import write_report
 
     if out is not None and (not out.name or out.is_dir()):
@@ -199,7 +201,7 @@ def report(
 
 
 def trace(folder: RunFolder) -> None:
-    """Write a run's Perfetto timeline and say where it is."""
+    """Write a run's Perfetto timeline and print its path."""
     from edgefl.results.trace import write_trace
 
     with damaged(str(folder)):
@@ -210,12 +212,12 @@ def verify(
     folder: RunFolder,
     code: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the user's own modules that the run names, if trusted."),
+        typer.Option(metavar="DIR", help="Folder of the run's own modules, if you trust them."),
     ] = None,
 ) -> None:
-    """Make a run again from its journal, and compare every bit of it.
+    """Repeat a run from its journal, and compare every bit.
 
-    Its updates, measurements and model must be the same.
+    Its updates, measurements and model must be identical.
     """
     from edgefl.results.tables import progress_bar
     from edgefl.run.verify import verify as again
@@ -226,14 +228,14 @@ def verify(
     if found.updates:
         say(f"same: {found.updates:,} updates, {found.versions:,} versions")
     else:
-        say("no update arrived in this run; its model is still the first one, and that is the same")
+        say("no update arrived in this run; its initial model is the same")
     say(f"model_sha256 {found.model_sha256}")
 
 
 def _cluster(
     ray: str | None, experiment: Experiment, base: Path, quiet: bool
 ) -> AbstractContextManager[Nodes | None]:
-    """The nodes of a Ray cluster, if one is given."""
+    """The nodes of the Ray cluster, if one is given."""
     if ray is None:
         return nullcontext()
     from edgefl.hosts.ray import nodes_of
@@ -242,7 +244,7 @@ def _cluster(
 
 
 def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextManager[Nodes | None]:
-    """The same for a run that has begun."""
+    """The same for a run to be resumed."""
     if ray is None:
         return nullcontext()
     from edgefl import config
@@ -255,13 +257,13 @@ def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextM
 
 
 def require_torch() -> None:
-    """`ConfigError` where a run's processes would end at their first import, each with a traceback."""
+    """Raise `ConfigError` if torch is missing, instead of a traceback from each of the run's processes."""
     if find_spec("torch") is None:
         raise ConfigError("torch is not installed, which a run needs: pip install torch")
 
 
 def _free(out: Path) -> Path:
-    """Returns the folder that the run goes to, which is new or empty."""
+    """Return the folder ``out``. Raises `ConfigError` unless it is new or empty."""
     from edgefl.results.run_folder import EXPERIMENT_FILE
 
     if (out / EXPERIMENT_FILE).is_file():
@@ -274,7 +276,7 @@ def _free(out: Path) -> Path:
 
 
 def _finish(run: Callable[[], Result], folder: Path, quiet: bool, accept_invalid: bool) -> int:
-    """Run to the end, print the outcome (if ``quiet`` only faults), and return the exit code."""
+    """Run to the end, print the outcome (only problems if ``quiet``), and return the exit code."""
     try:
         summary = run().summary()
     except KeyboardInterrupt:

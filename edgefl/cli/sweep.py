@@ -1,4 +1,4 @@
-"""``edgefl sweep``, runs of one experiment over a grid and seeds, and ``edgefl export``, a run's tables."""
+"""``edgefl sweep``: one experiment over a grid and seeds; ``edgefl export``: a run's tables as files."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ MOST_SEEDS = 10_000
 def sweep(
     file: ExperimentFile,
     seeds: Annotated[
-        str, typer.Option(metavar="A..B|A,B", help="Seeds of each choice, such as 1..3 or 1,2,5.")
+        str, typer.Option(metavar="A..B|A,B", help="Seeds for each setting, such as 1..3 or 1,2,5.")
     ] = "1..3",
     grid: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=V,V…",
-            help="Values of one key, such as strategy.server_lr=0.1,1; several: every pair.",
+            help="Values of one key, such as strategy.server_lr=0.1,1; may be repeated.",
         ),
     ] = None,
     set_: Changes = None,
     clock: ClockKind = None,
     out: Annotated[
-        Path | None, folder_option("Folder; default runs/NAME-sweep. Runs in it are not repeated.")
+        Path | None, folder_option("Folder; default runs/NAME-sweep. Its finished runs are kept.")
     ] = None,
     target: TargetAccuracy = None,
     accept_invalid: AcceptInvalid = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line a run, no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no table.")] = False,
 ) -> int:
-    """One experiment over a grid of settings and seeds, compared.
+    """Run one experiment over a grid of settings and seeds.
 
-    The same command goes on where it was stopped.
+    The runs are compared. The same command resumes a sweep that was stopped.
     """
     from edgefl import config
 
@@ -75,7 +75,7 @@ def sweep(
             target=target,
         )
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; the same command goes on from there") from None
+        raise Interrupted("interrupted; the same command resumes it") from None
     if not quiet:
         say(f"{folder / 'report.html'}")
     rows = found.summary()["comparison"]["rows"]
@@ -88,7 +88,7 @@ def sweep(
 
 
 def axis(text: str) -> tuple[str, list[str]]:
-    """The key and the values of one ``--grid``; commas inside brackets and quotes part nothing.
+    """The key and the values of one ``--grid``; commas inside brackets or quotes do not separate values.
 
     >>> axis("model.args.hidden=[32],[64,32]")
     ('model.args.hidden', ['[32]', '[64,32]'])
@@ -117,7 +117,7 @@ def _parts(text: str) -> list[str]:
 
 
 def seeds_of(text: str) -> list[int]:
-    """The seeds that ``--seeds`` names.
+    """Parse ``--seeds``.
 
     >>> seeds_of("1..3,7")
     [1, 2, 3, 7]

@@ -29,12 +29,17 @@ def programs_page(result: ProgramsResult, name: str) -> str:
         sections = {"Why it is INVALID": [card("", "", reasons)], **sections}
     sub = f"{many(len(result.phones), 'phone')}, throttle {result.throttle}, memory {result.memory}"
     return page(
-        "edgefl exec", name, sub, headline, sections, "Enforcement, not the model's error: docs/programs.md"
+        "edgefl exec",
+        name,
+        sub,
+        headline,
+        sections,
+        "Errors are of enforcement, not of the device model: docs/programs.md",
     )
 
 
 _COMPUTING = (
-    "Cores of this host that each phone was to have, and had while it wanted one. Above 0 the error is "
+    "Cores of this host declared for each phone, and achieved while it could run. A positive error means "
     "slower than declared."
 )
 _CPU = (
@@ -52,8 +57,8 @@ def _cpu_row(one: PhoneResult) -> tuple[object, ...]:
 
 
 _LINKS = (
-    "A transmission is a busy period of one direction; its declared time is what the network profile says of "
-    "so many bytes. Those that the receiver held up are not measured."
+    "A transmission is a busy period of one direction; its declared time follows from its bytes and the "
+    "network profile. Transmissions delayed by the receiver are not measured."
 )
 _LINK = (
     "phone",

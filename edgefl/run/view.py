@@ -77,11 +77,11 @@ class RunView:
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.experiment = experiment
         self.states = False
-        """Each client's state is wanted: `control.Progress.states`."""
+        """The view needs each client's state: `control.Progress.states`."""
         self.title = f"{printable(experiment.name)}: {printable(str(experiment.strategy.get('name', '')))}"
         self.monotonic = monotonic
         self.note = ""
-        """An activity besides training, such as loading; empty without one."""
+        """Activity other than training, such as loading; empty during training."""
         self.total = 0
         """Clients."""
         self.workload = ""
@@ -90,30 +90,30 @@ class RunView:
         self.running = False
         """Emulated time has begun."""
         self.no_progress = ""
-        """The reason why the run, which has ended, learned nothing."""
+        """Reason for which the ended run learned nothing; empty otherwise."""
 
     def say(self, text: str, *, at_once: bool = False) -> None:
-        """Take in what goes on, such as ``"loading data and model"``.
+        """Set the current activity, such as ``"loading data and model"``.
 
-        Where lines are printed it is one of them once the fleet is known, or ``at_once``.
+        A view of lines prints it if the fleet is known, or ``at_once``.
         """
         self.note = text
 
     def restarted(self, text: str) -> None:
-        """Take in that the clients are started again, and why."""
+        """Note that the clients are started again, with the reason."""
         self.running = False
         self.say(text)
 
     def describe(
         self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:
-        """Take in the workload, the time scale, and what else is to be said at the start."""
+        """Set the fleet, the workload, the time scale and a remark."""
         self.total, self.scale, self.note = len(clients), scale, "starting the clients"
         data, model = printable(prepared.dataset), printable(self.experiment.model.name)
         self.workload = f"{data}, {model} with {prepared.size:,} parameters"
 
     def update(self, progress: control.Progress) -> None:
-        """Take in new figures, a few times a second."""
+        """Show new figures, a few times a second."""
         self.progress = progress
         if progress.connected is None and not self.running:
             self.running, self.note = True, ""
@@ -125,14 +125,14 @@ class RunView:
         pass
 
     def goal(self, progress: control.Progress) -> Goal:
-        """Returns what the run heads for: that all clients are there, then the nearest stop condition."""
+        """Returns the next goal: all clients connected, then the nearest stop condition."""
         if self.running:
             return nearest_goal(self.experiment.stop, progress)
         there, text = progress.connected or 0, f"of {self.total:,} clients connected"
         return Goal(there / max(1, self.total), f"{there:,} {text}", steady=False)
 
     def fidelity(self, progress: control.Progress) -> str:
-        """Returns VALID or INVALID, ``times computed`` on the virtual clock, nothing while it is unknown."""
+        """Returns VALID, INVALID, ``times computed`` (virtual clock), or nothing while unknown."""
         overloaded = self.scale is not None and self.scale.verdict == "overloaded"
         if overloaded or (progress.invalid and progress.fidelity_median is not None):
             return "INVALID"
@@ -141,13 +141,13 @@ class RunView:
         return "" if progress.fidelity_median is None else "VALID"
 
     def reason(self, progress: control.Progress) -> str:
-        """Returns the bound for which this moment's verdict is INVALID."""
+        """Returns the exceeded limit of an INVALID run."""
         load = None if self.scale is None else self.scale.load
         overloaded = next(iter(unfit(Conditions(load=load))), "the host is overloaded")
         return progress.invalid or overloaded
 
     def figures(self, progress: control.Progress) -> dict[str, str]:
-        """Returns every figure that is known, the most important first."""
+        """Returns the known figures, the most important first."""
         fidelity = self.fidelity(progress)
         rate = number(progress.trips / progress.wall_s) if progress.wall_s else "–"
         error = f"median {percent(progress.fidelity_median, 2)}, p95 {percent(progress.fidelity_p95, 2)}"
@@ -169,7 +169,7 @@ class RunView:
         return {name: text for name, text in known.items() if text}
 
     def outcome(self, error: BaseException | None) -> str:
-        """Returns how the run ended, in a word or two."""
+        """Returns the outcome of the run in a few words."""
         if error is not None:
             return "interrupted" if isinstance(error, KeyboardInterrupt) else "ended early"
         if self.no_progress:
@@ -181,7 +181,7 @@ class RunView:
 class LineView(RunView):
     """Prints plain lines on stderr: two or three at the start, one every five seconds, one at the end.
 
-    Before the start it prints nothing: what is wrong with the data or the model is one line, its error.
+    Before the start it prints nothing, so that an error in data or model is the only line.
     """
 
     _printed_s = 0.0
@@ -213,7 +213,7 @@ class LineView(RunView):
             self._print(f"{self.outcome(error)}: {self._line(known) if known else 'no client was trained'}")
 
     def _line(self, progress: control.Progress) -> str:
-        """Returns the figures in one line; the last are left out where there is no room."""
+        """Returns the figures in one line; the last ones are dropped if there is no room."""
         parts = [f"{int(100 * self.goal(progress).share)}%"]
         parts += [f"{name} {text}" for name, text in self.figures(progress).items()]
         while len(line := ", ".join(parts)) > MOST_COLUMNS - len("edgefl: interrupted: "):
@@ -221,12 +221,12 @@ class LineView(RunView):
         return line
 
     def _print(self, text: str) -> None:
-        with suppress(OSError):  # a pipe that is gone ends the lines, not the run
+        with suppress(OSError):  # a closed pipe must not end the run
             say(f"edgefl: {printable(text)}", err=True)
 
 
 class TerminalView(RunView):
-    """Draws a panel in place, which stays when the run ends unless it is ``passing``; it has no thread."""
+    """Redraws a panel in place, without a thread. The last panel stays unless the run is ``passing``."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class TerminalView(RunView):
     ) -> None:
         super().__init__(experiment, monotonic)
         self._passing = passing
-        # What Python code prints meanwhile goes above the panel, unless it has a place of its own.
+        # Output of Python code goes above the panel, unless stdout is a file.
         own_place = sys.stdout.isatty()
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=own_place, transient=passing)
         self._bar = Progress(
@@ -300,7 +300,7 @@ class TerminalView(RunView):
         self._try(lambda: self._live.update(self.picture(), refresh=True))
 
     def _try(self, draw: Callable[[], object]) -> None:
-        """Call ``draw`` while the view is entered; a terminal that is gone ends the drawing, not the run."""
+        """Call ``draw`` during the run; a closed terminal ends the drawing, not the run."""
         try:
             if self._live.is_started:
                 draw()
@@ -309,7 +309,7 @@ class TerminalView(RunView):
                 self._live.stop()
 
     def picture(self) -> Group:
-        """Returns the panel as it is to be drawn now: some 15 lines, and one for each profile."""
+        """Returns the current panel: about 15 lines, and one for each profile."""
         clock = f"{self.experiment.clock.kind} clock"
         if self.scale is not None:
             clock += f", time_scale {self.scale.value:g}, {self.workload}"
@@ -354,9 +354,9 @@ class TerminalView(RunView):
 
 
 def make_view(experiment: Experiment, quiet: bool, passing: bool = False) -> RunView:
-    """Returns the view for this terminal, on stderr: none if ``quiet``, a panel on a terminal, else lines.
+    """Returns the view on stderr: none if ``quiet``, a panel on a terminal, else lines.
 
-    For a ``passing`` run, one of many, the panel goes when the run ends, and there are no lines.
+    A ``passing`` run, one of many, has a panel that disappears at its end, and no lines.
     """
     if quiet:
         return RunView(experiment)

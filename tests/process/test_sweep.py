@@ -106,7 +106,7 @@ def test_a_sweep_that_is_interrupted_or_killed_goes_on_by_the_same_command(tmp_p
     command = Command(*arguments)
     wait_for_versions(first, 3, command)
     command.interrupt()
-    command.ends(130, "the same command goes on from there")
+    command.ends(130, "the same command resumes it")
     done = len(list(first.glob("checkpoints/journal-*")))
     assert done >= 1
     command = Command(*arguments)

@@ -237,7 +237,7 @@ def test_an_invalid_emulation_is_said_even_if_quiet(
         ("profiles ./x.toml", "x.toml: no such file"),
         ("profiles check", "Missing argument 'FILE'; see: edgefl profiles check --help"),
         ("profiles pi-4 pi-5", "Got unexpected extra argument"),
-        ("profiles --json pi-4", "profiles --json: lists all; for one profile put --json behind"),
+        ("profiles --json pi-4", "profiles --json lists all profiles; for one, put --json after"),
         ("profiles imprt fedscale x", "No such command 'imprt'. Did you mean 'import'?"),
         ("profiles import fedscal x", "format 'fedscal' not found; did you mean 'fedscale'?"),
         ("profiles export 3g power-profile", "format 'power-profile' is read-only"),
@@ -404,7 +404,7 @@ def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
         return ["profiles", "export", str(name), "webpagetest", "--out", str(path)]
 
     assert 'id = "hill"' in edgefl.shows(*imports("--only", "Hill"))
-    assert "makes 3 files; say where to: --out FOLDER" in edgefl.refuses(2, *imports())
+    assert "makes 3 files; name a folder: --out FOLDER" in edgefl.refuses(2, *imports())
     folder, out = tmp_path / "made" / "here", tmp_path / "hill.ini"
     wrote = "".join(f"wrote {folder / name}.toml\n" for name in ("village", "hill", "native"))
     assert edgefl.shows(*imports("--out", str(folder))) == wrote
