@@ -467,7 +467,7 @@ def _page(
             for name, count in counts
         ],
         {
-            "Claims": [page.card("", "", tables.html_table(head, claims, wrap=(0, 1, 2, 4)))],
+            "Claims": [page.card("", "", page.html_table(head, claims, wrap=(0, 1, 2, 4)))],
             "Pictures": pictures,
             "What differs from the paper": [page.card("", "", page.bullets(notes))] if notes else [],
         },

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgefl.programs.result import PhoneResult, ProgramsResult, WayResult
-from edgefl.results.page import card, page, stat
-from edgefl.results.tables import html_table, many, number, percent, seconds
+from edgefl.results.page import card, html_table, page, stat
+from edgefl.results.tables import many, number, percent, seconds
 
 
 def programs_page(result: ProgramsResult, name: str) -> str:

@@ -15,8 +15,8 @@ figure       learning curves for a paper
 targets      time to accuracy: the target, the cost until it, ratios over seeds
 statistics   estimates over seeds, smoothed passages of a target, ratios of costs, bands
 compare      comparison of runs: figures, tables, folder and page
-page         the page kit: the parts of every HTML page; terms: a page's words, explained
+page         the page kit: the parts of every HTML page, its tables and its glossary
 pictures     the drawing kit: pictures for pages, and cards with learning curves
-tables       the table kit: tables and figures as text, for the terminal and for pages
+tables       the table kit: tables for the terminal, and figures as text
 spending     the ε that a private run has spent by each version
 """

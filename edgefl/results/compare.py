@@ -21,6 +21,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_json, write_text
 from edgefl.results import page, trace
+from edgefl.results.page import html_table
 from edgefl.results.pictures import Curve, close_fonts, curves_picture, learning_figures, series
 from edgefl.results.record import Record
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
@@ -40,7 +41,7 @@ from edgefl.results.summary import (
     slow_group,
     summarize,
 )
-from edgefl.results.tables import FittedTable, html_table, number, percent, table
+from edgefl.results.tables import FittedTable, number, percent, table
 from edgefl.results.targets import COSTS, RaceTarget, ToTarget, race_in_words, target_of, to_target
 
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",

@@ -1,6 +1,6 @@
 """The page kit: the parts of every HTML page of edgefl, which needs no scripts.
 
-`page` makes a whole page; `stat`, `card`, `figure`, `facts` and `bullets` its parts, `tables.html_table` its
+`page` makes a whole page; `stat`, `card`, `figure`, `facts` and `bullets` its parts, `html_table` its
 tables, and `pictures` its pictures. They escape their texts and return HTML.
 """
 
@@ -15,7 +15,7 @@ from importlib import resources
 from typing import NamedTuple
 from urllib.parse import quote
 
-from edgefl.results.terms import glossary, hint
+from edgefl.results import tables
 
 CSS = resources.files("edgefl.results").joinpath("page.css").read_text(encoding="utf-8")
 NO_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'"
@@ -132,3 +132,100 @@ def _download(title: str, data: Sequence[Sequence[object]]) -> str:
     content = quote(file.getvalue(), safe=" ,.:;()#/'")
     link = f'href="data:text/csv;charset=utf-8,{escape(content)}" download="{name}.csv"'
     return f'<p class="data"><a {link}>Data (CSV)</a></p>'
+
+
+def html_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[int] | None = None
+) -> str:
+    """A table of a page, which scrolls if its card is too narrow. Cells are escaped.
+
+    Long words of the columns ``wrap``, by default the last, are broken.
+    """
+    wrapped = (len(columns) - 1,) if wrap is None else wrap
+
+    def cell(tag: str, place: int, value: object) -> str:
+        number = columns[place].startswith(">")
+        kind = ' class="n"' if number else ' class="text"' if tag == "td" and place in wrapped else ""
+        kind += hint(str(value)) if tag == "th" else ""
+        return f"<{tag}{kind}>{escape(tables.figure(value))}</{tag}>"
+
+    head = "".join(cell("th", place, name.lstrip(">")) for place, name in enumerate(columns))
+    body = "".join(f"<tr>{''.join(cell('td', k, value) for k, value in enumerate(row))}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+# ---- terms -------------------------------------------------------------------------------------
+
+_TERMS = {
+    "to target": (r"to target$", "Until the smoothed measure reached the target; the table names both."),
+    "slow phones": (
+        r"slow phones|^slow classes$",
+        "The clients of the slowest profiles, by the declared time of a trip; fixed by the fleet.",
+    ),
+    "accuracy": (r"^accuracy", "Share of the test examples that the global model classifies right."),
+    "applied weight": (
+        r"\bweight\b",
+        "Share of all weight in the sums that a client's updates had, times the number of clients: "
+        "1 is fair.",
+    ),
+    "client trip": (
+        r"^client trips|^trips\b|^trip, s|^whole trip|client trips$",
+        "One client's way through a task: download of the model, training, upload of its update.",
+    ),
+    "computed": (
+        r"^computed$",
+        "Under the virtual clock trips take exactly what profiles declare: nothing is enforced.",
+    ),
+    "emulated time": (
+        r"emulated time",
+        "The phones' time. The wall's may be longer or shorter, by the time scale.",
+    ),
+    "fidelity": (
+        r"^fidelity$",
+        "How far achieved times were from what profiles declare; INVALID where that is too far.",
+    ),
+    "in all": (r"^in all", "Sum of the achieved times over the sum of the declared ones, minus 1."),
+    "model within": (
+        r"^model within",
+        "Factor within which 90% of a real device's times lie around its profile's.",
+    ),
+    "proportional set size": (
+        r"^memory$|^peak mib",
+        "Memory of a process in which a page shared by n processes counts as an n-th.",
+    ),
+    "seen by the server": (
+        r"^seen by the server$",
+        "From the task's sending to the arrival of its update, as the server measures it.",
+    ),
+    "staleness": (
+        r"staleness",
+        "Versions that the server made between a client's download and its update's arrival.",
+    ),
+    "version": (r"^versions?$", "One global model: each sum of the server's makes the next."),
+    "worst tenth": (r"worst tenth", "The tenth of the clients with the lowest value."),
+}
+"""Term to the pattern of the headings that use it, of which the first match counts, and its explanation."""
+TERMS = {term: text for term, (_, text) in sorted(_TERMS.items())}
+
+
+def term_of(heading: str) -> str | None:
+    """The term that a heading names, or None.
+
+    >>> term_of("Staleness / 95%"), term_of("Slow phones' classes"), term_of("Seed")
+    ('staleness', 'slow phones', None)
+    """
+    return next((term for term, (said, _) in _TERMS.items() if re.search(said, heading.lower())), None)
+
+
+def hint(heading: str) -> str:
+    """The HTML attribute that shows a heading's explanation under the pointer; empty if it needs none."""
+    term = term_of(heading)
+    return "" if term is None else f' title="{escape(TERMS[term])}"'
+
+
+def glossary(html: str) -> str:
+    """A list of the terms whose explanations are somewhere in ``html``; empty if there is none."""
+    used = [term for term, text in TERMS.items() if escape(text) in html]
+    rows = "".join(f"<dt>{term}</dt><dd>{escape(TERMS[term])}</dd>" for term in used)
+    card = f'<h2>Words</h2><div class="grid"><section class="card wide"><dl>{rows}</dl></section></div>'
+    return card if used else ""

@@ -15,7 +15,7 @@ from edgefl.files import write_text
 from edgefl.host.fidelity import PHASES, RESOLUTION_WALL_S
 from edgefl.results import page
 from edgefl.results.headline import headline
-from edgefl.results.page import Picture
+from edgefl.results.page import Picture, html_table
 from edgefl.results.pictures import (
     COLOURS,
     Canvas,
@@ -44,7 +44,7 @@ from edgefl.results.summary import (
     slow_group,
     summarize,
 )
-from edgefl.results.tables import FittedTable, figure, html_table, many, number, percent, seconds, table
+from edgefl.results.tables import FittedTable, figure, many, number, percent, seconds, table
 
 FILE_NAME = "report.html"
 INCIDENTS = 12

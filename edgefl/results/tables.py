@@ -1,9 +1,8 @@
-"""Tables and figures for people: in a terminal of 80 columns, and as HTML for a page."""
+"""The table kit: tables for the terminal, and figures as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -16,7 +15,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.results.terms import hint
 from edgefl.terminal import printable
 
 
@@ -153,26 +151,6 @@ def table(
     empty row ends a section.
     """
     return FittedTable(columns, rows, title, caption, fold, gap)
-
-
-def html_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[int] | None = None
-) -> str:
-    """A table of a page, which scrolls if its card is too narrow. Cells are escaped.
-
-    Long words of the columns ``wrap``, by default the last, are broken.
-    """
-    wrapped = (len(columns) - 1,) if wrap is None else wrap
-
-    def cell(tag: str, place: int, value: object) -> str:
-        number = columns[place].startswith(">")
-        kind = ' class="n"' if number else ' class="text"' if tag == "td" and place in wrapped else ""
-        kind += hint(str(value)) if tag == "th" else ""
-        return f"<{tag}{kind}>{escape(figure(value))}</{tag}>"
-
-    head = "".join(cell("th", place, name.lstrip(">")) for place, name in enumerate(columns))
-    body = "".join(f"<tr>{''.join(cell('td', k, value) for k, value in enumerate(row))}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def figure(value: object) -> str:

@@ -33,8 +33,9 @@ from edgefl.host.channel import Channel, Closed
 from edgefl.host.process import become_child
 from edgefl.results import page
 from edgefl.results.headline import Stat, emulated_time, learned
+from edgefl.results.page import html_table
 from edgefl.results.record import ClientRow, IncidentRow, Record, TripRow
-from edgefl.results.tables import html_table, many, number, seconds
+from edgefl.results.tables import many, number, seconds
 from edgefl.run import control
 from edgefl.run.view import PACE_S, RunView
 from edgefl.run.web_http import WebReply, WebServer

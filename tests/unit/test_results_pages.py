@@ -18,9 +18,9 @@ import pytest
 from edgefl.cli import main
 from edgefl.results import pictures
 from edgefl.results.compare import compare
+from edgefl.results.page import TERMS, glossary, hint, term_of
 from edgefl.results.pictures import Canvas, Curve
 from edgefl.results.report import write_report
-from edgefl.results.terms import TERMS, glossary, hint, term_of
 from tests.reports import Page, write_run
 
 
