@@ -68,7 +68,7 @@ class Calls(list[tuple[Any, ...]]):
 
     then: Callable[..., Any] = staticmethod(lambda *_: None)
 
-    def __call__(self, *arguments: Any, nodes: None = None) -> Any:
+    def __call__(self, *arguments: Any, hosts: None = None) -> Any:
         self.append(arguments)
         return self.then(*arguments)
 
