@@ -30,7 +30,7 @@ def keygen(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the keys, created if missing.")],
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Hosts that may join.")] = None,
 ) -> None:
-    """Create key pairs for the server and for each host that may join."""
+    """Create key pairs for the server and the hosts that may join."""
     from edgefl.zeromq.keys import make
 
     for path in make(folder, names or []):

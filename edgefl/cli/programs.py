@@ -70,7 +70,7 @@ def execute(
     accept_invalid: AcceptInvalid = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run copies of any command, each limited to a device and its link.
+    """Run copies of any command, limited to a device and its link.
 
     The exit code is the first copy's that is not 0, or 3 if all are 0 and the emulation was INVALID.
     """
