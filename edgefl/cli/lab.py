@@ -55,7 +55,7 @@ def ingest(json: Json = None, quick: Quick = False) -> None:
 
 @bench.command()
 def memory(json: Json = None, quick: Quick = False) -> None:
-    """Compare the predicted memory of training steps with measurements."""
+    """Compare predicted and measured memory of training steps."""
     _measure("memory", json, quick)
 
 
