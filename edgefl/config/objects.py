@@ -57,35 +57,28 @@ def name_objects(
     function, a `Dataset` or four arrays, ``partition`` a function, ``strategies`` the strategies of a grid.
     Raises `ConfigError` for an object that other processes cannot import.
     """
-    found: dict[str, Reference] = {}
-    for key, value in (
-        ("model", model),
-        ("partition", partition),
-        ("data", data if callable(data) else None),
+    found: list[Reference] = []
+    for value, key, table, field in (
+        (model, "model", "model", "name"),
+        (partition, "partition", "data", "partition"),
+        (data if callable(data) else None, "data", "data", "name"),
     ):
         if value is not None:
-            found[key] = reference(value, key)
-    if strategy is not None:
-        made, refers = _strategy(strategy)
-        experiment = msgspec.structs.replace(experiment, strategy=made)
-        if refers is not None:
-            found["strategy"] = refers
-    tables = (("model", "model", "name"), ("partition", "data", "partition"), ("data", "data", "name"))
-    for key, table, field in tables:
-        if key in found:
-            inner = msgspec.structs.replace(getattr(experiment, table), **{field: found[key].name})
+            found.append(reference(value, key))
+            inner = msgspec.structs.replace(getattr(experiment, table), **{field: found[-1].name})
             experiment = msgspec.structs.replace(experiment, **{table: inner})
-    tables_of_grid = []
-    for number, each in enumerate(strategies):
-        made, refers = _strategy(each)
-        tables_of_grid.append(made)
-        if refers is not None:
-            found[f"strategy {number}"] = refers
+    chosen = [_strategy(strategy)] if strategy is not None else []
+    grid = [_strategy(each) for each in strategies]
+    if chosen:
+        experiment = msgspec.structs.replace(experiment, strategy=chosen[0][0])
+    found += [refers for _, refers in (*chosen, *grid) if refers is not None]
     here = Path.cwd().resolve()
-    base = next((refers.folder for refers in found.values() if refers.folder != here), here)
-    elsewhere = [refers for refers in found.values() if refers.folder not in (here, base)]
+    base = next((refers.folder for refers in found if refers.folder != here), here)
+    elsewhere = [refers for refers in found if refers.folder not in (here, base)]
     trusted = tuple(dict.fromkeys(refers.name.partition(":")[0].partition(".")[0] for refers in elsewhere))
-    return Named(experiment, base, trusted, None if callable(data) else data, tuple(tables_of_grid))
+    return Named(
+        experiment, base, trusted, None if callable(data) else data, tuple(table for table, _ in grid)
+    )
 
 
 def reference(value: Any, key: str) -> Reference:

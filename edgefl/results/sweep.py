@@ -16,6 +16,11 @@ RUNS = "runs"
 """The folder of a sweep's runs in its own."""
 
 
+FIGURES_OF_A_RUN = ("accuracy", "best_accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s",
+                    "staleness_mean", "staleness_max", "slow_accuracy", "slow_weight", "trips_to_target",
+                    "emulated_s_to_target")  # fmt: skip
+
+
 class SweepRun(NamedTuple):
     """One run of a sweep."""
 
@@ -63,25 +68,21 @@ class Sweep:
         applied weight of slow phones, the cost until the target (NaN if it was not reached) and the target,
         and 1.0 for a valid run or 0.0.
         """
-        figures = [run.result.summary() for run in self.runs]
-        table = Table(label=column((run.label for run in self.runs), str))
-        for key in self.keys:
-            table[key] = _values([run.changes[key] for run in self.runs])
-        table["seed"] = column((run.seed for run in self.runs), int)
-        for name in ("accuracy", "best_accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s"):
-            table[name] = column(each[name] for each in figures)
-        for name in ("mean", "max"):
-            table[f"staleness_{name}"] = column(each["staleness"][name] for each in figures)
-        of_run = {
+        compared = {
             (row["label"], seed): found
             for row in self._summary["comparison"]["rows"]
             for seed, found in zip(row["seeds"], row["each"], strict=True)
         }
-        for name in ("slow_accuracy", "slow_weight", "trips_to_target", "emulated_s_to_target"):
-            table[name] = column(of_run[run.label, run.seed][name] for run in self.runs)
+        rows = [{**compared[run.label, run.seed], **run.result.summary()} for run in self.runs]
+        table = Table(label=column((run.label for run in self.runs), str))
+        for key in self.keys:
+            table[key] = _values([run.changes[key] for run in self.runs])
+        table["seed"] = column((run.seed for run in self.runs), int)
+        for name in FIGURES_OF_A_RUN:
+            table[name] = column(row[name] for row in rows)
         target = self._summary["comparison"]["target"]
         table["target"] = column([target and target["value"]] * len(self.runs))
-        table["valid"] = column(float(bool(each["fidelity"]["valid"])) for each in figures)
+        table["valid"] = column(float(bool(each["fidelity"]["valid"])) for each in rows)
         return table
 
     def means(self) -> Table:
