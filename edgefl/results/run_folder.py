@@ -64,10 +64,9 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
 
 def _write(file: int, folder: Path, experiment: str) -> None:
     """Write the experiment to the disk. Raises `ConfigError` if that fails."""
-    left = experiment.encode()
     try:
-        while left:  # a full disk may take only a part
-            left = left[os.write(file, left) :]
+        with open(file, "wb", closefd=False) as stream:
+            stream.write(experiment.encode())
         os.fsync(file)
         flush_folder(folder)
     except OSError as error:
