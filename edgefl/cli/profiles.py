@@ -137,9 +137,6 @@ def fit(
     spread: Annotated[
         float | None, typer.Option(min=1.01, help="Factor by which costs may differ from the prior's.")
     ] = None,
-    leave_out: Annotated[
-        Literal["network", "row"], typer.Option(help="Part left out for the errors of unseen steps.")
-    ] = "network",
     apart: Annotated[
         float, typer.Option(min=1.0, help="Factor between the measured device and the profile's.")
     ] = 1.0,
@@ -154,7 +151,6 @@ def fit(
         runtime=runtime,
         prior=prior,
         spread=spread or SPREAD,
-        leave_out=leave_out,
         apart=apart,
     )
     chosen = fitted.only(rows, profile, runtime)

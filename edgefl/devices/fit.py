@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,7 +25,6 @@ from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 
 Array = NDArray[np.float64]
-LeftOut = Literal["network", "row", "nothing"]
 
 FAMILIES: Final = ("_flop", "_bytes")
 """Suffixes of the fields whose costs vary together between devices."""
@@ -125,15 +124,15 @@ def fit(
     prior: TimeModel = TYPICAL,
     *,
     spread: float = SPREAD,
-    left_out: LeftOut = "network",
+    hold_out: bool = True,
     apart: float = 1.0,
 ) -> Fit:
     """Fit the time model of the device on which the rows were measured, and estimate its errors.
 
     ``prior`` determines what the rows do not: best is a similar device in the same runtime, whose costs
-    differ from this one's by a common factor and about ``spread``. Intervals hold 90% of the rows left out:
-    all rows of one network at a time, or one row at a time. If nothing is left out, or there are few
-    networks, ``error_factor`` is at least the prior's. ``apart`` is the error factor between the measured
+    differ from this one's by a common factor and about ``spread``. Intervals hold 90% of the rows of each
+    network when a fit holds them out. Without ``hold_out``, or with few networks, ``error_factor`` is at
+    least the prior's. ``apart`` is the error factor between the measured
     device and the modelled one. Raises `ConfigError` for rows without time.
 
     >>> rows = [Row(network=str(n), work=StepWork(conv_flop=n * 1e9), seconds=n / 10) for n in range(1, 30)]
@@ -147,9 +146,9 @@ def fit(
         raise ConfigError("no rows to fit; at least one measured step is needed")
     problem = _Problem(prior, spread)
     amounts, seconds = _amounts(rows), np.array([row.seconds for row in rows])
-    folds = list(_folds(problem, amounts, seconds, _groups(rows, left_out)))
+    folds = list(_folds(problem, amounts, seconds, _groups(rows))) if hold_out else []
     scores = [score for fold in folds for score in fold.scores(amounts, seconds)]
-    few = not scores or (left_out == "network" and len({row.network for row in rows}) < FEW_NETWORKS)
+    few = not scores or len({row.network for row in rows}) < FEW_NETWORKS
     times = max(_holding(scores, COVERAGE) if scores else 0.0, NORMAL if few else 0.0)
     unknown = max(times, NORMAL)  # exact rows do not make costs certain that occur in none of them
     usual = max(math.exp(times * ODD), prior.error_factor if few else 1.0)
@@ -257,12 +256,8 @@ def _amounts(rows: Sequence[Row]) -> Array:
     return np.array(terms, float)
 
 
-def _groups(rows: Sequence[Row], left_out: LeftOut) -> NDArray[np.int64]:
-    """Return the fold of each row: rows with the same number are left out together."""
-    if left_out == "nothing":
-        return np.zeros(len(rows), np.int64)
-    if left_out == "row":
-        return np.arange(len(rows)) % FOLDS
+def _groups(rows: Sequence[Row]) -> NDArray[np.int64]:
+    """Return the fold of each row: rows with the same number are held out together."""
     place = {network: at % FOLDS for at, network in enumerate(sorted({row.network for row in rows}))}
     return np.array([place[row.network] for row in rows])
 

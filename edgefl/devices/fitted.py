@@ -15,7 +15,7 @@ import msgspec
 
 from edgefl import toml
 from edgefl.devices import measurements
-from edgefl.devices.fit import SPREAD, TYPICAL, Fit, LeftOut, fit, summary
+from edgefl.devices.fit import SPREAD, TYPICAL, Fit, fit, summary
 from edgefl.devices.measurements import MeasuredStep
 from edgefl.devices.profiles import bundled_folder, bundled_names, load_device
 from edgefl.devices.scaling import with_runtime
@@ -41,7 +41,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     prior: str | None = None
     """A similar device, which determines what the rows do not."""
     spread: float = SPREAD
-    leave_out: LeftOut = "network"
     apart: float = 1.0
 
     @property
@@ -66,7 +65,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     def fit(self, measured: Sequence[MeasuredStep]) -> Fit:
         """Fit these steps, which must be of one device and runtime."""
         rows, prior = [m.row for m in measured], self.prior_model(measured[0].runtime)
-        return fit(rows, prior, spread=self.spread, left_out=self.leave_out, apart=self.apart)
+        return fit(rows, prior, spread=self.spread, apart=self.apart)
 
     def step_keys(self) -> set[tuple[str, ...]]:
         """Keys of the bundled measured steps in the recipe's files."""

@@ -60,7 +60,7 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
 def fit_kit(rows: Sequence[Row], prior: TimeModel = TYPICAL, spread: float = SPREAD) -> Fit:
     """Fit the time model of a device to the rows of a kit result."""
     prior = msgspec.structs.replace(prior, error_factor=KIT_ERROR_FACTOR)
-    return fit(rows, prior, spread=spread, left_out="nothing")
+    return fit(rows, prior, spread=spread, hold_out=False)
 
 
 def _works(result: KitResult) -> Mapping[str, StepWork]:
