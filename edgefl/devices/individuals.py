@@ -80,8 +80,10 @@ class TripScatter:
         for at in range(1, BLOCK):
             chain[at] = CORRELATION * chain[at - 1] + fresh * chain[at]
         self._block = block
-        self._noise = array("d", np.exp(self._sigma * np.array(chain)).tobytes())
-        self._first = array("d", (self._amount * FIRST * np.exp(FIRST_SPREAD * normal[1])).tobytes())
+        # numpy's exp gives other last bits on processors with AVX-512; math.exp does not.
+        first = self._amount * FIRST
+        self._noise = array("d", [math.exp(self._sigma * z) for z in chain])
+        self._first = array("d", [first * math.exp(FIRST_SPREAD * z) for z in normal[1].tolist()])
 
 
 def _log_normal(median: float, spread: float, rng: np.random.Generator) -> float:
