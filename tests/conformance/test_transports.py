@@ -17,14 +17,7 @@ from hypothesis import strategies as st
 from edgefl.errors import SlotError, WireError
 from edgefl.parameters.buffer import ParameterBuffer, Shape, SlotState
 from edgefl.run import messages
-from edgefl.run.transport import (
-    CLIENT_ENDS,
-    PART_BYTES,
-    SERVER_ENDS,
-    ShmClient,
-    ShmServer,
-    WireClient,
-)
+from edgefl.run.transport import CLIENT_ENDS, PART_BYTES, SERVER_ENDS, ShmClient, ShmServer, WireClient
 from edgefl.zeromq.sockets import Frame
 
 KINDS = ("shm", "wire")

@@ -57,11 +57,7 @@ def build(folder: Path) -> Path:
 
 def environment(library: Path, folder: Path, log: Path) -> dict[str, str]:
     """Environment of a command whose changes below ``folder`` are appended to ``log``."""
-    return {
-        "LD_PRELOAD": str(library),
-        "EDGEFL_SHIM_FOLDER": str(folder),
-        "EDGEFL_SHIM_LOG": str(log),
-    }
+    return {"LD_PRELOAD": str(library), "EDGEFL_SHIM_FOLDER": str(folder), "EDGEFL_SHIM_LOG": str(log)}
 
 
 def changes(log: Path, folder: Path) -> Iterator[Change]:

@@ -29,18 +29,10 @@ EDGES: list[Any] = [
     1e308, 5e-324, math.nan, math.inf, -math.inf, None, True, False, "", "client", "\x00", "ü" * 9, b"",
     b"\xff" * 9, (), ((),), {}, {"a": ()},
 ]  # fmt: skip
-TAGS = [1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15, 16, 21, 22, 23, 0, 8, -1]
 
 
 def noise(draw: random.Random) -> bytes:
     return draw.randbytes(draw.randrange(80))
-
-
-def noise_behind_a_beginning(draw: random.Random) -> bytes:
-    """An array with a known tag and then anything: gets past the first checks."""
-    count = draw.randrange(20)
-    begin = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
-    return begin + msgspec.msgpack.encode(draw.choice(TAGS)) + noise(draw)
 
 
 def truncation(draw: random.Random) -> bytes:
@@ -64,11 +56,6 @@ def mutation(draw: random.Random) -> bytes:
             case _:
                 data += data[: at + 1]
     return bytes(data)
-
-
-def splice(draw: random.Random) -> bytes:
-    a, b = draw.choice(SEEDS), draw.choice(SEEDS)
-    return a[: draw.randrange(len(a) + 1)] + b[draw.randrange(len(b) + 1) :]
 
 
 def value(draw: random.Random, depth: int = 0) -> Any:
@@ -111,10 +98,8 @@ def huge_claims(draw: random.Random) -> bytes:
 
 WAYS: dict[Callable[[random.Random], bytes], float] = {
     noise: 0.15,
-    noise_behind_a_beginning: 0.2,
     truncation: 0.1,
     mutation: 0.25,
-    splice: 0.07,
     wrong_fields: 0.2,
     nesting: 0.005,
     huge_claims: 0.025,
@@ -134,29 +119,20 @@ def check(header: bytes) -> bool:
         assert type(message).__module__ == "edgefl.run.messages"
         assert decode(messages.encode(message)) == message or "nan" in repr(message)
         if isinstance(message, messages.Done):
-            assert 0 <= message.examples <= messages.MAX_COUNT
-            spent = (message.trip, message.down, message.compute, message.up)
-            bounded(
-                message,
-                message.work_s,
-                message.lateness_s,
-                *itertools.chain(*map(msgspec.structs.astuple, spent)),
-            )
+            spent = map(msgspec.structs.astuple, (message.trip, message.down, message.compute, message.up))
+            bounded(message, message.work_s, message.lateness_s, *itertools.chain(*spent))
         if isinstance(message, messages.Trained):
             for result in message.results:
                 bounded(result)
                 assert not math.isinf(result.loss)
-        if isinstance(message, messages.Assessed):
-            assert len(message.correct) == len(message.total)
     return taken
 
 
 def bounded(result: Any, *figures: float) -> None:
     assert 0 <= result.steps <= messages.MAX_COUNT
     assert 0 <= result.checksum < 2**64
-    assert all(
-        figure >= 0.0 and math.isfinite(figure) for figure in (result.cpu_s, result.peak_mib, *figures)
-    )
+    measured = (result.cpu_s, result.peak_mib, *figures)
+    assert all(figure >= 0.0 and math.isfinite(figure) for figure in measured)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -169,13 +145,6 @@ def test_the_codec_raises_nothing_but_wire_errors(way: Callable[[random.Random],
         try:
             taken += check(header)
         except BaseException as error:
-            shown = f"{header[:200].hex()} ({len(header)} bytes)"
-            raise AssertionError(f"{type(error).__name__} on {shown}") from error
-    assert taken < cases  # a generator that makes only good messages would test nothing
-
-
-def test_the_generators_get_deep_enough_to_make_real_messages() -> None:
-    """Some mutations are still messages, else all were refused at the first byte."""
-    draw = random.Random(7)
-    for way in (mutation, wrong_fields):
-        assert sum(check(way(draw)) for _ in range(5000)) > 0
+            raise AssertionError(f"{type(error).__name__} on {header[:200].hex()}") from error
+    assert taken < cases
+    assert taken or way not in (mutation, wrong_fields)  # else all were refused at the first byte

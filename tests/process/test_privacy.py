@@ -74,10 +74,7 @@ def test_a_resumed_private_run_counts_on_and_goes_on_with_its_key(tmp_path: Path
 @pytest.mark.slow
 def test_limits_hold_under_the_wall_clock(tmp_path: Path) -> None:
     wanted = experiment(
-        strategy=FEDBUFF,
-        privacy=PRIVATE,
-        stop=Stop(versions=99),
-        server=Server(heartbeat_s=30),
+        strategy=FEDBUFF, privacy=PRIVATE, stop=Stop(versions=99), server=Server(heartbeat_s=30)
     )
     edgefl.run(wanted, tmp_path / "run")
     check_limits(tmp_path / "run", clients=6)

@@ -203,10 +203,7 @@ def test_streams_arrive_whole_and_never_before_the_link_could(
 ) -> None:
     port, blocks = free_port(), 256  # 64 KiB
     sender = python(
-        SEND % (port, blocks, blocks),
-        network="3g-slow",
-        connects={port: f"localhost:{echo.port}"},
-        share=1.0,
+        SEND % (port, blocks, blocks), network="3g-slow", connects={port: f"localhost:{echo.port}"}, share=1.0
     )
     result = run([sender, sender], options())
     assert result.exit_code == 0
@@ -222,19 +219,6 @@ def test_streams_arrive_whole_and_never_before_the_link_could(
             assert way.achieved_s >= way.declared_s
         # a handshake of a round trip, then up and down one after the other
         assert one.wall_s >= 0.2 + one.up.declared_s + one.down.declared_s
-
-
-def test_what_was_sent_before_the_end_arrives() -> None:
-    port = free_port()
-    code = f"import socket; socket.create_connection(('127.0.0.1', {port})).sendall(bytes(100))"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
-        (one,) = run([python(code, network="3g-slow", connects=connects)], options()).phones
-        peer, _ = server.accept()
-    with peer, peer.makefile("rb") as got:
-        assert got.read() == bytes(100)
-    assert (one.up.bytes, one.refused, one.broken) == (100, 0, 0)
 
 
 def test_phones_that_leave_stand_still_and_come_back() -> None:
@@ -333,20 +317,6 @@ def test_a_second_signal_kills_but_one_of_a_closed_terminal(number: int, trap: s
         os.kill(os.getpid(), number)
         running.wait()
     assert [one.exit_code for one in running.result().phones] == [code, code]
-
-
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_what_edgefl_ignores_its_commands_ignore(number: int) -> None:
-    """As programs do that ``nohup`` starts, or a script in the background."""
-    before = signal.signal(number, signal.SIG_IGN)
-    try:
-        running = start([phone("sh", "-c", f"kill -{number} $$; exit 7")], options())
-        with running, running.passing_signals():
-            assert signal.getsignal(number) is signal.SIG_IGN
-            running.wait()
-    finally:
-        signal.signal(number, before)
-    assert running.result().exit_code == 7
 
 
 def until_up(running: RunningPhones) -> None:

@@ -123,20 +123,7 @@ def _kill_one(command: Command, killed: list[int], draw: np.random.Generator) ->
 
 @pytest.mark.parametrize(
     "strategy",
-    [
-        *(
-            "aso-fed",
-            "asyncfeded",
-            "ca2fl",
-            "feddyn",
-            "fedfix",
-            "mifa",
-            "pisces",
-            "quafl",
-            "safa",
-            "scaffold",
-        ),
-    ],
+    [*("aso-fed", "asyncfeded", "ca2fl", "feddyn", "fedfix", "mifa", "pisces", "quafl", "safa", "scaffold")],
 )
 def test_phones_that_come_go_and_die_have_the_same_bits_and_stop_no_strategy(
     strategy: str, tmp_path: Path

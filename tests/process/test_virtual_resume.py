@@ -126,43 +126,13 @@ CASES = [
         id="measured, own steps",
     ),
     pytest.param(
-        lambda _: {
-            "strategy": {"name": "quafl", "participants": 2, "interval_s": 0.2},
-            "stop": Stop(versions=40),
-        },
-        ["event:0:31", "event:0:40"],
-        id="polled, own models",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        lambda _: {
-            "strategy": {"name": "fedavg", "cohort": 3, "over_selection": 1.4},
-            "stop": Stop(versions=60),
-        },
-        ["event:0:101"],
-        id="fedavg",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
         lambda _: {"strategy": {"name": "defedavg-niid"}, "stop": Stop(accuracy=0.8)},
         ["event:0:30", "event:0:70"],
         id="accuracy",
         marks=pytest.mark.slow,
     ),
     pytest.param(
-        lambda _: {"stop": Stop(versions=500, patience_evaluations=3, min_improvement=0.01)},
-        ["event:0:30", "event:0:70"],
-        id="patience",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
         lambda folder: changing(folder, "finish"), ["event:0:70"], id="finishing", marks=pytest.mark.slow
-    ),
-    pytest.param(
-        lambda _: cancelling("finish"),
-        ["event:0:70", "event:0:120"],
-        id="cancelling, finishing",
-        marks=pytest.mark.slow,
     ),
 ]
 

@@ -207,10 +207,7 @@ def test_an_invalid_emulation_is_said_even_if_quiet(
     [
         ("run none.toml", "none.toml: no such file"),
         ("run .", ".: a folder, expected a TOML file"),
-        (
-            "run e.toml --out old",
-            "--out old: holds a run; give another folder, or carry on: edgefl resume",
-        ),
+        ("run e.toml --out old", "--out old: holds a run; give another folder, or carry on: edgefl resume"),
         ("run e.toml --out full", "--out full: not empty, expected a new or empty folder"),
         ("run e.toml --out e.toml", "--out e.toml: a file, expected a new or empty folder"),
         (f"run e.toml --out {'x' * 300}", f"{'x' * 59}…: a name too long for the file system"),
@@ -414,21 +411,6 @@ def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
     assert "exists; remove it" in edgefl.refuses(2, *exports(folder / "hill.toml", out))
     assert "cannot be written" in edgefl.refuses(2, *imports("--out", str(out)))
     assert "under cannot be written: File exists" in edgefl.refuses(2, *exports("lte", out / "under"))
-
-
-def test_an_import_that_cannot_be_written_whole_leaves_nothing(
-    tmp_path: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, content: bytes) -> Path:
-        if path.name == "native.toml":
-            raise RunError(f"{path} cannot be written: No space left on device")
-        return written(path, content)
-
-    written = importlib.import_module("edgefl.files").write_bytes
-    monkeypatch.setattr("edgefl.files.write_bytes", full)
-    command = ["profiles", "import", "webpagetest", CONNECTIVITY, "--out", str(tmp_path)]
-    assert "No space left" in edgefl.refuses(2, *command)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_doctor_finds_the_machine(edgefl: Shell) -> None:

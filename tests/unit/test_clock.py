@@ -22,11 +22,7 @@ def test_time_stands_until_it_is_started() -> None:
     assert (clock.now_s(), clock.wall_s()) == (9.0, 7.0)
 
 
-@given(
-    scale=st.floats(1e-3, 1e3),
-    before=st.floats(0, 1e6),
-    steps=st.lists(st.floats(0, 1e4), max_size=20),
-)
+@given(scale=st.floats(1e-3, 1e3), before=st.floats(0, 1e6), steps=st.lists(st.floats(0, 1e4), max_size=20))
 def test_emulated_seconds_are_wall_seconds_over_the_scale_and_never_go_back(
     scale: float, before: float, steps: list[float]
 ) -> None:

@@ -439,12 +439,6 @@ def test_stop_at_an_accuracy() -> None:
     assert started().handle(Evaluated(0, 1.0, 1.0)) == []
 
 
-def test_the_server_can_end_the_run_also_while_a_sum_is_outstanding() -> None:
-    core = summing()
-    assert core.handle(Halted(1.0, "wall_s")) == []
-    assert core.handle(Summed(1, 1.0))[-1] == Finish("wall_s")
-
-
 def test_a_fleet_that_only_fails_does_not_run_for_ever() -> None:
     core = started(1)
     for _ in range(1000):

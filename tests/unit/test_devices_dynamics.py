@@ -196,17 +196,6 @@ def test_a_device_that_dies_and_is_dropped_never_comes_back(profile: str) -> Non
     assert all(world.book.move(client).at_s == math.inf for client in range(4))
 
 
-def test_a_dead_device_is_back_after_rejoin_s(profile: str) -> None:
-    world = World(experiment(profile, churn=Churn(die_per_trip=0.2), rejoin_s=7.5, battery=False))
-    world.run()
-    left = [event for event in world.journal if isinstance(event, Left)]
-    assert len(left) >= 5
-    for event in left[:5]:
-        later = world.journal[world.journal.index(event) :]
-        back = (then.at_s for then in later if isinstance(then, Joined) and then.client == event.client)
-        assert next(back) == pytest.approx(event.at_s + 7.5)
-
-
 @pytest.mark.parametrize(
     ("fleet", "said"),
     [
@@ -289,13 +278,6 @@ def test_presence_is_the_intersection() -> None:
             assert all(source.on(between) for source in sources)
         assert not client.online(next_offline_s)
         at_s = next_offline_s
-
-
-def test_windows_that_never_overlap_are_never_and_draw_nothing() -> None:
-    apart = Presence([Windows([(0.0, 1.0)], 4.0), Windows([(2.0, 3.0)], 4.0)])
-    assert apart.next_online_s(0.0) == math.inf
-    assert Presence([]).next_offline_s(0.0) == math.inf
-    assert Presence([churn()]).next_online_s(math.inf) == math.inf
 
 
 def written(folder: Path, content: Any) -> str:

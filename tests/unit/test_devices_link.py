@@ -12,15 +12,7 @@ from scipy import stats
 from trip_parts import device, network, paced, plan, rng
 
 from edgefl.devices import load_network
-from edgefl.devices.link import (
-    CHUNK_BYTES,
-    OPPORTUNITY_BYTES,
-    Disconnected,
-    Link,
-    Trace,
-    move,
-    read_trace,
-)
+from edgefl.devices.link import CHUNK_BYTES, OPPORTUNITY_BYTES, Disconnected, Link, Trace, move, read_trace
 from edgefl.devices.plan import plan_trip
 from edgefl.devices.schema import Network
 from edgefl.errors import ProfileError

@@ -88,20 +88,6 @@ def test_the_function_is_told_what_it_trains_on_and_where_it_starts():
     assert (kept == 2.0).all()
 
 
-def test_each_epoch_has_every_example_once_in_an_order_of_its_own():
-    orders = []
-
-    def train(model, examples, context):
-        for _ in range(2):
-            batches = list(examples.batches(size=10, epochs=1))
-            assert [len(y) for _, y in batches] == [10, 10, 3]
-            orders.append(torch.cat([x for x, _ in batches]))
-
-    run(train)
-    assert not torch.equal(*orders)
-    assert torch.equal(*(torch.sort(order[:, 0]).values for order in orders))
-
-
 def test_steps_that_were_not_made_take_their_time_and_the_trip_says_what_was():
     accounted = []
 

@@ -20,10 +20,7 @@ from edgefl.host.capacity import Burst, Demand, StealMeter, UsageMeter, choose_t
 from edgefl.processes import usable_cores
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 100)), max_size=50),
-    st.integers(1, 64),
-)
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 100)), max_size=50), st.integers(1, 64))
 def test_auto_always_fits(demands: list[tuple[float, float]], cores: int) -> None:
     chosen = choose_time_scale([Demand(*d) for d in demands], cores=cores)
     assert chosen.value >= 1
@@ -91,24 +88,14 @@ ALWAYS = {"together": "always"}
         ([Demand(1.4, 1.0)], {"cores": 64}, 2.0, ""),  # it cannot use two cores
         ([Demand(0.07, 1.0)] * 16, {}, 1.0, ""),  # little would be won
         ([Demand(0.08, 1.0)] * 16, {}, 1.3, ""),
-        (
-            [WIFI] * 60,
-            AT_FIRST,
-            3.7,
-            "3.7 was chosen for a load of at most 50%: the fleet needs 3.65 cores",
-        ),
+        ([WIFI] * 60, AT_FIRST, 3.7, "3.7 was chosen for a load of at most 50%: the fleet needs 3.65 cores"),
         ([WIFI] * 10, AT_FIRST, 1.0, ""),
         ([TRAINS] * 16, AT_FIRST, 2.0, "at the same moment and then need 2.00 cores"),
         ([TRAINS] * 16, {}, 1.6, ""),
         (APART * 4, AT_FIRST, 1.0, ""),
         ([Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))], AT_FIRST, 3.4, "30% of a core at most for one client's"),
         ([Demand(0.9, 1.0)], AT_FIRST, 1.3, "70% of a core at most for one client"),
-        (
-            [Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12,
-            AT_FIRST,
-            4.0,
-            "then need 4.00 cores at scale 1",
-        ),
+        ([Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12, AT_FIRST, 4.0, "then need 4.00 cores at scale 1"),
         ([Demand(0.01, 1.0, Burst(0.01, 0.5, 0.02))] * 12, AT_FIRST, 1.0, "time_scale 1 was chosen: "),
         ([SERVED] * 60, AT_FIRST, 1.3, ""),
         ([SERVED] * 60, ALWAYS, 6.0, SERVER),
@@ -230,7 +217,7 @@ def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPat
     found = host_operations.measure(sizes=(16, 256), triad_mib=0.25)
     rates = list(found.rates())
     assert [name for name, _, _ in rates] == [
-        *("gemm 16", "gemm 256", "conv 3x3", "conv 1x1", "depthwise 3x3", "training step", "triad"),
+        *("gemm 16", "gemm 256", "conv 3x3", "conv 1x1", "depthwise 3x3", "training step", "triad")
     ]
     for _, one, _ in rates:
         assert len(one.samples) == host_operations.REPETITIONS >= 9

@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,7 +19,7 @@ from edgefl.host import held, throttle
 from edgefl.host.groups import Place
 from edgefl.host.held import EARLY, MOST_SHARE, Cost, Governor, HeldPhase, HoldRequest
 from edgefl.host.pacing import Pacer
-from edgefl.host.throttle import SLICE_NS, Account, DutyCycle, Quota, ThrottleThread, TurnQueue
+from edgefl.host.throttle import SLICE_NS, Account, DutyCycle, Quota, TurnQueue
 from edgefl.run import messages
 from edgefl.run.client import ClientProcess
 from edgefl.run.connection import Cancelled
@@ -283,16 +282,6 @@ def test_a_client_whose_training_raises_is_held_no_more(kind: str) -> None:
     os.close(writes)
 
 
-def test_a_late_end_is_reported_late_and_shortens_what_comes_next(world: World) -> None:
-    phase = start(world)
-    world.compute(1.0, 12.0)
-    phase.done(10.0)
-    spent = phase.end()
-    assert (spent.achieved_s, spent.lateness_s) == (6.0, 1.0)
-    after = world.pacer.phase(rate_per_s=1.0)
-    assert after.due_ns(0.0) == world.wall_ns - 2 * S  # when it was scheduled
-
-
 class Made:
     """A throttle that does nothing but note what it is told."""
 
@@ -364,18 +353,3 @@ def test_a_process_cannot_stop_itself() -> None:
         assert os.WIFEXITED(status)  # and does not stand still
         assert child.stderr is not None
         assert "ConfigError: throttle 'sigstop': a process cannot stop itself" in child.stderr.read()
-
-
-def test_one_that_leaves_does_not_wait_for_one_that_comes_meanwhile() -> None:
-    """The last one waits for the thread's end, unless the thread has somebody to look after again."""
-    looking, first, second = ThrottleThread(), Mock(), Mock()
-    looking._thread = thread = Mock()  # one that has not noticed yet that nobody is left
-    looking.queue.add(first, 0)
-    leaving = threading.Thread(target=looking.drop, args=(first,))
-    leaving.start()
-    while len(looking.queue):
-        os.sched_yield()
-    looking.add(second)
-    leaving.join(60.0)
-    assert not leaving.is_alive()
-    thread.join.assert_not_called()

@@ -57,11 +57,7 @@ def this_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scaffold(
-    x: Array,
-    cohorts: list[list[int]],
-    gradient: Gradient,
-    lr_g: float,
-    rates: Sequence[float] = (1.0,) * N,
+    x: Array, cohorts: list[list[int]], gradient: Gradient, lr_g: float, rates: Sequence[float] = (1.0,) * N
 ) -> list[Array]:
     """Karimireddy et al. 2020, Algorithm 1 with option II; η_l may be each client's own."""
     c, c_i, made, trips = np.zeros_like(x), np.zeros((N, len(x))), [x], [0] * N

@@ -242,9 +242,7 @@ def checksum_of(aggregator: Aggregator, task: int) -> int:
     return with_scales(kernels.checksum(aggregator.buffer.slot(slot)), aggregator.buffer.scales(slot))
 
 
-def test_a_step_made_again_sums_as_zero_what_was_altered_before(
-    aggregator: Aggregator,
-) -> None:
+def test_a_step_made_again_sums_as_zero_what_was_altered_before(aggregator: Aggregator) -> None:
     """A replay has the update as it was before it was altered, and must give the same model and noise."""
     deliver(aggregator, 0, 0.1)
     deliver(aggregator, 1, 0.2)

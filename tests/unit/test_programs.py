@@ -24,19 +24,11 @@ from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
 from edgefl.host.calibration import Calibration, Measured, Rate
 from edgefl.host.host_operations import FEMNIST_FLOP
-from edgefl.host.verdict import Conditions, HeldVerdict
+from edgefl.host.verdict import Conditions
 from edgefl.programs import Phone, cpu_share, keeper, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_doors
-from edgefl.programs.relay import (
-    AHEAD_S,
-    LEAST_WINDOW_BYTES,
-    STALL_S,
-    EmulatedTime,
-    Flow,
-    PhoneLink,
-    carry,
-)
+from edgefl.programs.relay import AHEAD_S, LEAST_WINDOW_BYTES, STALL_S, EmulatedTime, Flow, PhoneLink, carry
 from edgefl.programs.result import PhoneResult, judge, way_result
 from edgefl.programs.way import LinkWay, Transmission
 
@@ -181,15 +173,6 @@ def test_a_lost_packet_ends_the_connection_where_the_profile_says_so() -> None:
         way.enter(146_000, at_s=0.0)
 
 
-def test_a_trace_sets_the_rate_of_what_enters_without_a_break() -> None:
-    network = load_network("lte-varying")
-    way = LinkWay(network, "down", np.random.default_rng(0))
-    message = Link(network, np.random.default_rng(0)).down(500_000)
-    for _ in range(50):
-        way.enter(10_000, at_s=0.0)
-    assert way.due_s == pytest.approx(message.declared_s)
-
-
 def test_the_share_is_the_ratio_of_one_steps_times() -> None:
     rate = Rate(median=50.0, cv=0.0, samples=(50.0,))
     measured = Measured(
@@ -330,18 +313,3 @@ def test_what_is_too_little_to_measure_is_not_judged() -> None:
     slept = phone_result(cpu_s=0.01, wanting_s=0.1, achieved_share=0.5)
     assert slept.cpu_error is None
     assert judge([slept], [(0.001, 0.01)], 1.0, Conditions())[:3] == (None, None, ())
-
-
-def test_a_page_says_all_of_it() -> None:
-    from edgefl.programs.report import programs_page
-    from edgefl.programs.result import ProgramsResult
-
-    carried = way_result(1000, [1.0], [1.01])
-    one = phone_result(connections=1, up=carried, down=carried, why="out of memory", command=("<b>",))
-    held = HeldVerdict(0.1, 0.2, ("slow <x>",), Conditions())
-    result = ProgramsResult((one,), 1.0, 0, 10.0, "sigstop", "watch", held)
-    text = programs_page(result, "name")
-    assert "INVALID" in text
-    assert "slow &lt;x&gt;" in text
-    assert "out of memory" in text
-    assert result.summary()["phones"][0]["up"]["bytes"] == 1000

@@ -16,11 +16,7 @@ from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import Invalid, ProfileError
 from edgefl.regression import measure as measuring
 from edgefl.regression.measure import Tell, TimeLimit, measure
-from edgefl.regression.measurement import (
-    Measurement,
-    median_interval,
-    profile_sha256,
-)
+from edgefl.regression.measurement import Measurement, median_interval, profile_sha256
 from edgefl.regression.process import PrepareRequest, RepeatRequest, Repetition, TrialRun
 
 RUNS = 400

@@ -114,8 +114,7 @@ def curve(k: int, y: list[float]) -> Curve:
 
 
 @pytest.mark.parametrize(
-    ("ends", "low"),
-    [((0.97, 0.98), 0.9), ((0.97, 0.4), 0.0), ((0.76, 0.99), 0.7), ((0.5, 0.6), 0.0)],
+    ("ends", "low"), [((0.97, 0.98), 0.9), ((0.97, 0.4), 0.0), ((0.76, 0.99), 0.7), ((0.5, 0.6), 0.0)]
 )
 def test_the_axis_shows_the_top_where_all_curves_are_there(ends: tuple[float, float], low: float) -> None:
     curves = [curve(k, [0.1, *[end] * 19]) for k, end in enumerate(ends)]

@@ -20,7 +20,7 @@ from edgefl.results.record import Record
 from edgefl.run import control, messages
 from edgefl.run.clock import VirtualClock
 from edgefl.run.control import ABSENT, IDLE, WORKER
-from edgefl.run.dispatch import AHEAD_S, MOST, MOST_LOSSES, Died, Dispatch
+from edgefl.run.dispatch import MOST_LOSSES, Died, Dispatch
 from edgefl.run.engine import Engine
 from edgefl.run.gate import GivenBack
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW
@@ -350,15 +350,6 @@ def workers() -> Workers:
     return Workers()
 
 
-def test_while_a_sum_waits_for_room_the_oldest_come_first(workers: Workers) -> None:
-    workers.add(9.0, 8.0, 1.0, 2.0)
-    workers.dispatch.oldest_first = True
-    workers.dispatch.fill([0])
-    workers.dispatch.oldest_first = False
-    workers.dispatch.fill([0, 1])
-    assert workers.given == {0: [0, 1], 1: [2, 3]}
-
-
 def test_tasks_that_take_long_are_shared_out_by_two(workers: Workers) -> None:
     workers.add(*range(20))
     workers.dispatch.fill([0, 1, 2])
@@ -368,16 +359,6 @@ def test_tasks_that_take_long_are_shared_out_by_two(workers: Workers) -> None:
     workers.finish(3)
     workers.dispatch.fill([0, 1, 2])
     assert workers.given[1] == [2, 3, 6]
-
-
-def test_tasks_that_take_no_time_are_given_many_at_once(workers: Workers) -> None:
-    workers.knows(150, AHEAD_S / 1000)
-    workers.add(*range(150, 300), first=150)
-    workers.dispatch.fill([0])
-    assert len(workers.given[0]) == 150 + MOST
-    workers.finish(150)
-    workers.dispatch.fill([0])  # the hand is more than half full still
-    assert len(workers.given[0]) == 150 + MOST
 
 
 def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(workers: Workers) -> None:
@@ -391,14 +372,6 @@ def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(w
     assert workers.given[0][-1] == 4
     assert workers.dispatch.held_by(3) is None
     assert workers.dispatch.results == {3: Died(3, 3, "exit 7")}
-
-
-def test_workers_that_die_between_tasks_cost_no_task(workers: Workers) -> None:
-    workers.add(1.0)
-    for _ in range(2 * MOST_LOSSES):
-        workers.dispatch.fill([0])
-        workers.dispatch.worker_gone(0, None, "signal 9")
-    assert workers.dispatch.results == {}
 
 
 def test_the_states_that_are_told_follow_the_plans_at_the_emulated_instant(world: Virtual) -> None:

@@ -202,24 +202,6 @@ def test_a_client_that_is_away_joins_when_it_is_back(world: Wall) -> None:
     assert world.timeline.expected == 0
 
 
-def test_an_idle_client_goes_at_once_and_the_record_says_why(world: Wall) -> None:
-    world.book.set(1, 4.0, "battery")
-    world.core.handle(Joined(1, 0.0))  # its task is not in the way
-    world.core.end(world.core.task_of(1))  # type: ignore[arg-type]
-    world.hand.at += 4.0
-    assert list(world.timeline.due()) == [Left(1, 4.0, "battery", finishes=False)]
-
-
-def test_a_death_is_declared_from_its_instant_on(world: Wall) -> None:
-    world.book.set(1, 3.0, "died")
-    world.book.set(2, 0.0, "offline")
-    started(world)
-    assert not any(world.timeline.declares_death(ended(client)) for client in range(3))
-    world.hand.at += 3.5
-    assert [client for client in range(3) if world.timeline.declares_death(ended(client))] == [1]
-    assert not world.timeline.declares_death(ended(1, EVALUATOR))
-
-
 @pytest.mark.parametrize("answer", ["gives up", "had finished", "dies", "finishes first"])
 def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: Wall, answer: str) -> None:
     started(world)
@@ -344,15 +326,6 @@ def test_a_failed_trip_of_a_private_run_ends_before_where_another_would(private:
         private.book.set(1, 3.0, why)
     assert private.due() == [Left(1, 3.0, why)]
     assert (private.core.held, private.core.connected(1)) == ([], False)
-
-
-def test_nobody_joins_or_goes_once_the_run_is_over(world: Wall) -> None:
-    started(world)
-    world.core.stopped = "versions"
-    world.book.set(1, 2.0, "offline")
-    world.book.set(2, 2.0, "back")
-    world.hand.at += 2.0
-    assert world.due() == []
 
 
 def test_after_an_interruption_every_client_has_left(world: Wall) -> None:

@@ -8,25 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
-import msgspec
 import numpy as np
 import pytest
 
 from edgefl import ConfigError, config, toml
-from edgefl.lab import (
-    PAPERS,
-    claims,
-    fedbuff,
-    fedstaleweight,
-    study,
-    tuning,
-)
+from edgefl.lab import PAPERS, claims, fedbuff, fedstaleweight, study, tuning
 from edgefl.lab.studies import load
 from edgefl.lab.study import Arm, Curves, Study, Tuning, slug
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results.record import EvaluationRow
-from edgefl.results.statistics import WINDOW, difference, higher, passage, ratio, smoothed
-from edgefl.results.targets import RaceTarget
+from edgefl.results.statistics import WINDOW, difference, higher, passage, ratio
 from edgefl.strategies import resolve
 from tests.reports import noisy_curve
 
@@ -59,25 +50,6 @@ def test_every_arm_is_an_experiment_that_can_be_run(one: Study, settings: str) -
     if one.tuning is not None:
         assert settings in one.tuning.budget
         assert not set(one.tuning.seeds) & {*one.seeds, *one.small_seeds}
-
-
-def test_defedavg_takes_the_steps_of_its_table() -> None:
-    one = load("defedavg")
-    steps = {}
-    for arm in one.arms:
-        each = one.experiment(arm, 1, more=["seed=1"])  # tuned steps do not count
-        steps[arm.label] = (each.strategy["server_lr"], each.training.lr)
-    assert steps == {  # Wang 2024, table II, FashionMNIST, n = 10
-        "DeFedAvg-nIID": (0.1, 0.05),
-        "non-IID FedAvg": (0.1, 0.05),
-        "non-IID FedBuff": (0.1, 0.005),
-        "non-IID FedBuff, s(τ)": (0.1, 0.005),
-        "non-IID FAVANO": (1.0, 0.05),  # the table has no other step for it
-        "DeFedAvg-IID": (0.1, 0.05),
-        "IID FedAvg": (1.0, 0.1),
-        "IID FAVANO": (1.0, 0.1),
-        "IID AsySG": (0.1, 0.01),  # the table has 0.1, with which it diverges here
-    }
 
 
 def test_fedstaleweights_arms_differ_in_one_thing_and_follow_the_restart_rule() -> None:
@@ -205,17 +177,6 @@ def test_a_round_is_no_wider_a_window_than_a_version(tmp_path: Path) -> None:
     assert early < 20.0  # which the mean of five rounds first is at 20 s
     assert curves.reached("rounds", 0.95, "at_s") == pytest.approx([math.nan], nan_ok=True)
     assert curves.ended("rounds", "at_s") == pytest.approx([98.0])  # the middle of the last window
-
-
-def test_a_run_that_stopped_at_its_target_was_there(tmp_path: Path) -> None:
-    """The mean of its last five measurements is; as rounds of 2 s the last stands for a second alone."""
-    curves = Rounds(tmp_path, {"rounds": 2.0}, learn_s=math.inf)
-    rows = curves.records["rounds"][0].evaluations
-    for row, accuracy in enumerate((0.55, 0.55, 0.45, 0.45, 1.0), len(rows) - 5):
-        rows[row] = msgspec.structs.replace(rows[row], accuracy=accuracy)
-    curve = RaceTarget(0.6, "").curve(curves.records["rounds"][0], "at_s")
-    assert max(smoothed(curve.periodic[1])) == pytest.approx(0.56)
-    assert curves.reached("rounds", 0.6, "at_s") == pytest.approx([96.0])
 
 
 def test_one_seed_certifies_nothing() -> None:

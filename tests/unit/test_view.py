@@ -22,7 +22,7 @@ from run_parts import Hand
 from edgefl.devices.fleet import ClientInfos
 from edgefl.experiment import Clock, Experiment, Fleet, MetricGoal, Stop
 from edgefl.host.capacity import Demand, TimeScale, choose_time_scale
-from edgefl.host.verdict import MEDIAN_MAX, P95_MAX, Conditions, exceeded, unfit
+from edgefl.host.verdict import MEDIAN_MAX, P95_MAX, exceeded
 from edgefl.run import control
 from edgefl.run.view import LINE_S, REDRAW_S, LineView, RunView, TerminalView, make_view, nearest_goal
 
@@ -155,16 +155,6 @@ def test_what_is_too_much_is_summed_up() -> None:
     assert summed.split()[-4:] == [f"{each * rest}" for each in (1, 2, 1, 7)]
 
 
-def test_before_the_start_the_bar_counts_clients() -> None:
-    trial = experiment({"pi-4": 4})
-    unmeasured = progress(trial, connected=3, accuracy=None, loss=None, fidelity=(None, None))
-    text = "\n".join(lines_of(trial, unmeasured))
-    assert "3 of 4 clients connected" in text
-    assert "starting the clients" in text
-    for label in ("accuracy", "loss", "fidelity"):
-        assert re.search(rf"{label} +–", text)
-
-
 def test_names_can_neither_command_the_terminal_nor_be_markup() -> None:
     trial = experiment({"pi\x1b]0;x\x07[red]": 2}, name="evil\x1b[2J\n[bold]name[/]")
     text = drawn(trial, progress(trial))
@@ -212,33 +202,11 @@ def test_verdict(fidelity: tuple[float | None, float | None], load: float, clock
         assert shown["because"] == "host load 400.0%"
 
 
-def test_lines_give_the_reason_of_a_verdict_and_not_figures_that_are_within_their_bounds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    trial = experiment()
-    why = unfit(Conditions(steal=0.03))[0]
-    view = LineView(trial)
-    describe(view)
-    view.update(msgspec.structs.replace(progress(trial), invalid=why))
-    capsys.readouterr()
-    view.__exit__(None, None, None)
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert "fidelity INVALID, because time stolen by the hypervisor 3.0%" in line
-    assert "error median" not in line
-
-
 def test_nearest_stop_condition_is_the_goal() -> None:
     stop, figures = Stop(versions=100, trips=14, emulated_s=600.0, wall_s=80.0), progress(experiment())
     assert nearest_goal(stop, figures) == (0.75, "wall 60 s of 80 s", True)
     assert nearest_goal(Stop(versions=100, accuracy=0.82), figures)[:2] == (0.5, "versions 50 of 100")
     assert nearest_goal(Stop(versions=10), figures).share == 1.0
-
-
-def test_time_left_counts_from_where_a_resumed_run_began() -> None:
-    trial = experiment()
-    first, second = progress(trial, version=100), progress(trial, version=150)
-    assert "left" not in lines_of(trial, first)[2]
-    assert lines_of(trial, progress(trial, connected=3), first, second)[2].endswith("75%, 10 s left")
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
