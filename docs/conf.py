@@ -1,4 +1,4 @@
-"""Sphinx's settings for `make docs`, and the reference pages that are made from the code."""
+"""Sphinx settings for `make docs`, and the reference pages that are generated from the code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ autodoc_default_options = {"members": True, "undoc-members": False, "show-inheri
 
 
 def cell(text: str) -> str:
-    """Text for a cell of a table, in Markdown, with links to the pages that it names."""
+    """Markdown text for a table cell, with links to the pages that it names."""
     text = text.replace("``", "`").replace("|", "\\|")
     return re.sub(r"docs/(\w+)\.md", r"[\1](../\1.md)", text)
 
@@ -46,7 +46,7 @@ def keys() -> Iterator[str]:
             default = f"`{row.default}`" if row.default else "–"
             yield f"| `{row.name}` | {default} | {cell(row.allowed)} | {cell(row.meaning)} |"
 
-    yield "# Keys of an experiment\n\nAs `edgefl keys` lists them. – is no default."
+    yield "# Keys of an experiment\n\nThe same list as `edgefl keys`; – means that there is no default."
     for name, rows in groupby(keys(), key=lambda row: row.name.partition(".")[0] if "." in row.name else ""):
         yield f"\n## {f'[{name}]' if name else 'At the top'}"
         yield from table(list(rows))
@@ -61,12 +61,12 @@ def commands() -> Iterator[str]:
 
     from edgefl.cli import app
 
-    yield "# Commands\n\nAs `edgefl COMMAND --help` prints them."
+    yield "# Commands\n\nThe same text as `edgefl COMMAND --help`."
     yield from command(typer.main.get_command(app), "edgefl")
 
 
 def command(found: Any, name: str) -> Iterator[str]:
-    """One command, or those of a group."""
+    """One command, or the commands of a group."""
     if inner := getattr(found, "commands", {}):
         for each in inner.values():
             yield from command(each, f"{name} {each.name}")
@@ -82,7 +82,7 @@ def command(found: Any, name: str) -> Iterator[str]:
 
 
 def written(argument: Any) -> str:
-    """An argument as the line of usage has it."""
+    """An argument as in the usage line."""
     text = str(argument.metavar or argument.name.upper())
     return text if argument.required or text.startswith("[") else f"[{text}]"
 
