@@ -91,7 +91,7 @@ def run(
         theirs = stack.enter_context(
             start([server], ProgramOptions(time_scale=1.0, throttle="off", memory="off"))
         )
-        stack.enter_context(theirs.passing_signals())
+        stack.enter_context(theirs.forwarding_signals())
         while theirs.running:
             running.turn(TURN_S)
             theirs.turn(0.0)

@@ -50,7 +50,7 @@ class IdleWorkload:
     """A model of ``model.args.parameters`` zeros, one example per client, and trips without duration."""
 
     upload = "delta"
-    needs_given = False
+    needs_inputs = False
     vectors = client_vectors = ()
     host_step_s = 0.0
     work = BatchWork(fixed=StepWork(), per_example=StepWork())

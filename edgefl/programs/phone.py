@@ -146,7 +146,7 @@ def local_host(number: int, count: int) -> str:
     return "127.0.0.1" if count == 1 else f"127.1.{number // 250}.{number % 250 + 1}"
 
 
-class Door(NamedTuple):
+class ForwardedPort(NamedTuple):
     """A listener, and the server to which its connections are forwarded."""
 
     listener: socket.socket
@@ -155,23 +155,25 @@ class Door(NamedTuple):
     family: int
 
 
-def open_doors(phones: Sequence[HeldPhone]) -> list[list[Door]]:
+def open_listeners(phones: Sequence[HeldPhone]) -> list[list[ForwardedPort]]:
     """Open each phone's listeners. Raises `ConfigError` for an invalid address or a port in use."""
     servers: dict[str, tuple[int, tuple[Any, ...]]] = {}
-    doors: list[list[Door]] = []
+    ports: list[list[ForwardedPort]] = []
     try:
         for number, held in enumerate(phones):
-            doors.append([])
+            ports.append([])
             for port, text in held.phone.connects.items():
                 if text not in servers:
                     servers[text] = _server(text)
                 family, server = servers[text]
-                doors[-1].append(Door(_listen(local_host(number, len(phones)), port), server, family))
+                ports[-1].append(
+                    ForwardedPort(_listen(local_host(number, len(phones)), port), server, family)
+                )
     except BaseException:
-        for door in (door for some in doors for door in some):
-            door.listener.close()
+        for opened in (opened for some in ports for opened in some):
+            opened.listener.close()
         raise
-    return doors
+    return ports
 
 
 def split_address(text: str) -> tuple[str, int]:

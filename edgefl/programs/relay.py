@@ -39,8 +39,8 @@ LEAST_WINDOW_BYTES, MOST_WINDOW_BYTES = 1 << 18, 1 << 24
 """Bounds for the data in transit in one direction of a connection, bytes."""
 STALL_S = 20.0
 """Time without progress after which data from ended phones to their servers is dropped, wall seconds."""
-SAY_S = 0.5
-MOST_TOLD = 500
+REPORT_S = 0.5
+MAX_PER_MESSAGE = 500
 """Maximum number of transmissions in one message."""
 CLOSE_AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER option that makes a close reset the connection."""
@@ -125,7 +125,7 @@ class PhoneLink:
         self.connections: set[asyncio.Task[None]] = set()
         self.sending: set[asyncio.Task[None]] = set()
         """Connections on which the phone's end of stream has not been forwarded to the server."""
-        self._taken, self._waited_s = 0, 0.0
+        self._delivered, self._waited_s = 0, 0.0
         self.count = self.refused = self.broken = 0
         self.here = self.resets = True
 
@@ -135,18 +135,18 @@ class PhoneLink:
         radio_s = sum(flow.way.busy_s for flow in self.flows.values())
         return messages.TrafficState(self.phone, up, down, len(self.connections), *counts, radio_s)
 
-    def delivers(self) -> bool:
+    def is_delivering(self) -> bool:
         """Return True while data sent by the phone is in transit and the server accepts it.
 
         Must be called every `AHEAD_S`.
         """
         up = self.flows["up"]
-        if up.nbytes != self._taken or self.clock.now() < up.way.due_s:
-            self._taken, self._waited_s = up.nbytes, 0.0
+        if up.nbytes != self._delivered or self.clock.now() < up.way.due_s:
+            self._delivered, self._waited_s = up.nbytes, 0.0
         self._waited_s += AHEAD_S  # count calls: a clock would go on while the whole host is suspended
         return bool(self.sending) and self._waited_s < STALL_S + up.way.round_trip_s * self.clock.scale
 
-    async def come_and_go(self, absence: messages.Absence, seed: int) -> None:
+    async def follow_presence(self, absence: messages.Absence, seed: int) -> None:
         """Close the connections whenever the phone goes offline."""
         rng = stream(seed, "churn", self.phone)
         presence = AlternatingRenewal(absence.mean_online_s, absence.mean_offline_s, rng)
@@ -202,10 +202,10 @@ class PhoneLink:
                 both.create_task(send(opened_s))
                 both.create_task(carry(far, near, self.flows["down"], 0.0))
         except BaseException as error:
-            self.broken += _holds(error, Disconnected)
+            self.broken += _contains(error, Disconnected)
             for end in (near, far) if self.resets or this in self.sending else ():
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CLOSE_AT_ONCE)
-            if not _holds(error, OSError, Disconnected, asyncio.CancelledError):
+            if not _contains(error, OSError, Disconnected, asyncio.CancelledError):
                 raise
         finally:
             near.close()
@@ -222,10 +222,10 @@ class PhoneLink:
         return True
 
 
-def _holds(error: BaseException, *kinds: type[BaseException]) -> bool:
+def _contains(error: BaseException, *kinds: type[BaseException]) -> bool:
     """Return True if the error is of one of these kinds, or is a group that contains one."""
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return isinstance(error, kinds) or any(_holds(one, *kinds) for one in inner)
+    return isinstance(error, kinds) or any(_contains(one, *kinds) for one in inner)
 
 
 Part = tuple[Transmission, float, bytes]
@@ -321,16 +321,16 @@ class Relay:
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._channel.fileno(), self._hear)
+        loop.add_reader(self._channel.fileno(), self._receive)
         self._channel.send(messages.Started())
-        telling = asyncio.create_task(self._tell_now_and_then())
+        reporting = asyncio.create_task(self._report_periodically())
         await self._ended.wait()
         while self._drain:
             await asyncio.sleep(AHEAD_S)  # the first time for connections that have not been accepted yet
-            if not sum(link.delivers() for link in self._links):  # sum, not any: each must count
+            if not sum(link.is_delivering() for link in self._links):  # sum, not any: each must count
                 break
         loop.remove_reader(self._channel.fileno())
-        telling.cancel()
+        reporting.cancel()
         tasks = [*self._tasks, *(task for link in self._links for task in link.connections)]
         for link in self._links:
             link.resets = not self._drain  # after programs that ended by themselves, close without a reset
@@ -338,10 +338,10 @@ class Relay:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._tell(all_of_them=True)
+        self._report(all_of_them=True)
         self._channel.send(messages.Drained())
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             for message in self._channel.receive_ready():
                 match message:
@@ -362,20 +362,20 @@ class Relay:
                 listener = socket.socket(fileno=fd)
                 self._tasks.append(asyncio.create_task(link.listen(listener, family, tuple(server))))
             if begin.absence is not None:
-                self._tasks.append(asyncio.create_task(link.come_and_go(begin.absence, begin.seed)))
+                self._tasks.append(asyncio.create_task(link.follow_presence(begin.absence, begin.seed)))
 
     def _end(self, drain: bool) -> None:
         self._drain = drain
         self._ended.set()
 
-    async def _tell_now_and_then(self) -> None:
+    async def _report_periodically(self) -> None:
         while True:
-            await asyncio.sleep(SAY_S)
-            self._tell()
+            await asyncio.sleep(REPORT_S)
+            self._report()
             if self._channel.waiting:  # messages that arrived during the send
-                self._hear()
+                self._receive()
 
-    def _tell(self, all_of_them: bool = False) -> None:
+    def _report(self, all_of_them: bool = False) -> None:
         """Report the traffic since the last report."""
         try:
             for link in self._links:
@@ -383,8 +383,8 @@ class Relay:
                     return  # never delay the streams for a full channel
                 for name, flow in link.flows.items():
                     done = flow.finished(all_of_them)
-                    for start in range(0, len(done), MOST_TOLD):
-                        some = done[start : start + MOST_TOLD]
+                    for start in range(0, len(done), MAX_PER_MESSAGE):
+                        some = done[start : start + MAX_PER_MESSAGE]
                         declared_s = [part.declared_s for part in some]
                         achieved_s = [part.achieved_s for part in some]
                         self._channel.send(messages.Transmitted(link.phone, name, declared_s, achieved_s))

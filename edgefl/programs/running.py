@@ -30,7 +30,7 @@ from edgefl.programs.phone import (
     filled,
     local_host,
     look_up,
-    open_doors,
+    open_listeners,
 )
 from edgefl.programs.result import PhoneResult, ProgramsResult, judge, way_result
 from edgefl.programs.tree import RUN_VARIABLE, end_marked
@@ -74,7 +74,7 @@ def run(
 
     Raises `ConfigError` for invalid phones or options and `RunError` if one of edgefl's own processes dies.
     """
-    with start(phones, options, view) as running, running.passing_signals():
+    with start(phones, options, view) as running, running.forwarding_signals():
         running.wait()
     return running.result()
 
@@ -173,7 +173,7 @@ class _Traffic:
         self.state = messages.TrafficState(phone, 0, 0, 0, 0, 0, 0, 0.0)
         self.times: dict[str, tuple[list[float], list[float]]] = {"up": ([], []), "down": ([], [])}
 
-    def hear(self, message: messages.Transmitted) -> None:
+    def add(self, message: messages.Transmitted) -> None:
         declared_s, achieved_s = self.times[message.way]
         room = MOST_KEPT - len(declared_s)
         declared_s += message.declared_s[:room]
@@ -205,8 +205,8 @@ class RunningPhones:
 
     def _start(self) -> None:
         self._open_files = allow_open_files()
-        doors = open_doors(self._held)
-        listeners = [door.listener for some in doors for door in some]
+        forwarded_ports = open_listeners(self._held)
+        listeners = [port.listener for some in forwarded_ports for port in some]
         with contextlib.ExitStack() as ours:  # descriptors that only the child processes need
             for listener in listeners:
                 ours.callback(listener.close)
@@ -214,9 +214,9 @@ class RunningPhones:
             self._relay_channel = self._process(
                 "relay", messages.FromRelay, [listener.fileno() for listener in listeners]
             )
-            for number, (held, some) in enumerate(zip(self._held, doors, strict=True)):
+            for number, (held, some) in enumerate(zip(self._held, forwarded_ports, strict=True)):
                 network = held.phone.network or held.device.network or "none"
-                ways = tuple((door.listener.fileno(), door.family, door.server) for door in some)
+                ways = tuple((port.listener.fileno(), port.family, port.server) for port in some)
                 self._relay_channel.send(messages.Carry(number, network, ways))
             self._keeper_channel = self._process(
                 "keeper", messages.FromKeeper, sorted({fd for three in stdio for fd in three} - {0, 1, 2})
@@ -332,8 +332,8 @@ class RunningPhones:
         for fd in ready & self._outputs.keys():
             if not self._outputs[fd].read(self._view.write):
                 self._outputs.pop(fd).close()
-        self._hear(self._keeper_channel, ready)
-        self._hear(self._relay_channel, ready)
+        self._receive(self._keeper_channel, ready)
+        self._receive(self._relay_channel, ready)
         self._drain_batteries()
         self._view.update(self.states, [traffic.state for traffic in self._traffic])
         return [fd for fd in others_ if fd in ready]
@@ -360,12 +360,12 @@ class RunningPhones:
             power.idle_w * state.wall_s / self.scale.value + power.busy_w * busy_s + power.radio_w * radio_s
         )
 
-    def _hear(self, channel: Channel[Any], ready: set[int]) -> None:
+    def _receive(self, channel: Channel[Any], ready: set[int]) -> None:
         if channel.fileno() not in ready and not channel.waiting:
             return
         try:
             for message in channel.receive_ready():
-                self._take(message)
+                self._handle(message)
         except Closed:
             self._lost(channel)
 
@@ -374,7 +374,7 @@ class RunningPhones:
         name = "keeper" if channel is self._keeper_channel else "relay"
         raise RunError(f"the phones' {name} was ended, and with it the phones") from None
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         match message:
             case messages.PhoneState():
                 self.states[message.phone] = message
@@ -384,9 +384,9 @@ class RunningPhones:
             case messages.TrafficState():
                 self._traffic[message.phone].state = message
             case messages.Transmitted():
-                self._traffic[message.phone].hear(message)
+                self._traffic[message.phone].add(message)
 
-    def pass_signal(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """Send a signal to every phone's processes."""
         with contextlib.suppress(Closed):  # the next turn reports it
             self._keeper_channel.send(messages.Pass(number))
@@ -397,14 +397,14 @@ class RunningPhones:
             self._keeper_channel.send(messages.EndPhones())
 
     @contextlib.contextmanager
-    def passing_signals(self) -> Iterator[None]:
+    def forwarding_signals(self) -> Iterator[None]:
         """Forward SIGINT, SIGTERM and SIGHUP unless they are ignored; the second signal kills the phones."""
         seen = 0
 
         def handle(number: int) -> None:
             nonlocal seen
             seen += 1
-            self.pass_signal(number) if seen == 1 else self.kill()
+            self.forward_signal(number) if seen == 1 else self.kill()
 
         with handled([number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN], handle):
             yield
@@ -434,7 +434,7 @@ class RunningPhones:
         try:
             self._relay_channel.send(messages.EndPhones(now=killed))
             while not isinstance(message := self._relay_channel.receive(), messages.Drained):
-                self._take(message)
+                self._handle(message)
         except Closed:
             self._lost(self._relay_channel)
 

@@ -41,14 +41,14 @@ class Assessor:
         held_out: Parts,
         base: Path,
     ) -> None:
-        self._asked, self._seed = experiment.evaluation, experiment.seed
+        self._settings, self._seed = experiment.evaluation, experiment.seed
         self._data, self._flat, self._loss, self.held_out = data, flat, loss, held_out
-        self._test_y = data.test_y[: self._asked.max_examples]
+        self._test_y = data.test_y[: self._settings.max_examples]
         self._own: OwnEvaluation | None = None
         self._clients = self._draw()
         anything = (-math.inf, math.inf)
         measured = {"loss": (0.0, math.inf) if experiment.training.loss in NON_NEGATIVE else anything}
-        if (function := self._asked.function) is not None:
+        if (function := self._settings.function) is not None:
             self._own = OwnEvaluation(function, [base], self._seed)
             measured |= dict.fromkeys(self._own.measure(flat, data.test_x, self._test_y), anything)
         if data.classes is not None or "accuracy" in measured:
@@ -70,11 +70,11 @@ class Assessor:
         """
         data, found = self._data, EvalResult(math.nan, math.nan)
 
-        def be_heard(*_: object) -> None:
+        def on_forward(*_: object) -> None:
             beat()
 
         try:
-            with register_module_forward_pre_hook(be_heard):  # also during the user's function
+            with register_module_forward_pre_hook(on_forward):  # also during the user's function
                 found = evaluate(self._flat, data.test_x, self._test_y, data.classes, loss=self._loss)
                 if self._own is not None:
                     found = found.with_metrics(self._own.measure(self._flat, data.test_x, self._test_y))
@@ -87,7 +87,7 @@ class Assessor:
         scores, personal = [], []
         for client in clients:
             scores.append(self._score(client))
-        for client in clients if self._asked.clients == "personal" else ():
+        for client in clients if self._settings.clients == "personal" else ():
             np.copyto(self._flat.array, base)
             personalise(client)
             personal.append(self._score(client))
@@ -104,10 +104,10 @@ class Assessor:
 
     def _draw(self) -> list[int]:
         """Draw the clients to evaluate among those with held-out examples; none if not requested."""
-        if self._asked.clients == "none":
+        if self._settings.clients == "none":
             return []
         able = np.flatnonzero(self.held_out.sizes).tolist()
         if not able:
             raise ConfigError("evaluation.clients: no client holds two examples, one of them to be tested on")
         order = stream(self._seed, "measured-clients").permutation(len(able))
-        return sorted(able[place] for place in order[: self._asked.max_clients])
+        return sorted(able[place] for place in order[: self._settings.max_clients])

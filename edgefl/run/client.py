@@ -52,7 +52,7 @@ class ClientProcess:
         self._server = Connection(spec, experiment.server.heartbeat_s, lifeline)
         self._witness = Witness(spec.peer)
         self._transport = CLIENT_ENDS[experiment.server.transport](buffer, self._server.send)
-        self._says_whole = experiment.server.transport == "shm"
+        self._marks_written = experiment.server.transport == "shm"
         wait = (lambda _: self._server.check()) if spec.as_is else self._server.wait_until
         self._pacer = Pacer(time_scale=spec.time_scale, wait=wait)
         # Base of the delta: the version in place if it is kept for the whole trip, otherwise a copy.
@@ -77,7 +77,7 @@ class ClientProcess:
         if not isinstance(message, messages.Task):
             return  # a Cancel that crossed the end of its task
 
-        self._witness.given_another()
+        self._witness.next_task()
         self._server.task = message.task
         try:
             self._server.attempt(message, lambda: self._trip(message, frames, received_ns))
@@ -141,7 +141,7 @@ class ClientProcess:
             version -= failpoints.hit("stale", task.client, task.trip)
             if failpoints.hit("alter", task.client, task.trip):
                 self._transport.put(task, 0, ~self._raw[:1])
-        if self._says_whole:
+        if self._marks_written:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
         declared_s = down.declared_s + compute.declared_s + up.declared_s
         achieved_s = down.achieved_s + compute.achieved_s + up.achieved_s
@@ -168,7 +168,7 @@ class ClientProcess:
         )
         self._watch_memory()
         self._witness.done(task.task, checksum)
-        self._server.say(finished)
+        self._server.report(finished)
 
     def _model(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
         """Return the version that the trip starts from, in place or copied."""

@@ -113,23 +113,23 @@ class Due(NamedTuple):
 class Agenda:
     """Entries in order of time. A second arrival entry of a task replaces the first.
 
-    >>> agenda = Agenda(); agenda.enter(Due(2.0, TICK))
-    >>> agenda.enter(Due(5.0, ARRIVAL, client=1, task=7)); agenda.enter(Due(1.0, ARRIVAL, client=1, task=7))
-    >>> [agenda.take().at_s, agenda.take().at_s, agenda.head]
+    >>> agenda = Agenda(); agenda.add(Due(2.0, TICK))
+    >>> agenda.add(Due(5.0, ARRIVAL, client=1, task=7)); agenda.add(Due(1.0, ARRIVAL, client=1, task=7))
+    >>> [agenda.pop().at_s, agenda.pop().at_s, agenda.head]
     [1.0, 2.0, None]
     """
 
     def __init__(self) -> None:
         self._heap: list[Due] = []
         self._due_s: dict[int, float] = {}
-        self._coming: Iterator[Due] = iter(())
-        self._comes: Due | None = None
+        self._followed: Iterator[Due] = iter(())
+        self._next_followed: Due | None = None
 
     def follow(self, dues: Iterator[Due]) -> None:
         """Merge a sorted iterator of entries, which is advanced only when its entry is taken."""
-        self._coming, self._comes = dues, next(dues, None)
+        self._followed, self._next_followed = dues, next(dues, None)
 
-    def enter(self, due: Due) -> None:
+    def add(self, due: Due) -> None:
         """Add an entry; an arrival replaces the task's earlier arrival entry."""
         if due.kind == ARRIVAL:
             self._due_s[due.task] = due.at_s
@@ -142,17 +142,17 @@ class Agenda:
         while heap:
             due = heap[0]
             if due.kind != ARRIVAL or self._due_s.get(due.task) == due.at_s:
-                return due if self._comes is None else min(due, self._comes)
+                return due if self._next_followed is None else min(due, self._next_followed)
             heapq.heappop(heap)
-        return self._comes
+        return self._next_followed
 
-    def take(self) -> Due:
+    def pop(self) -> Due:
         """Remove and return the next entry. Raises IndexError if there is none."""
         due = self.head
         if due is None:
             raise IndexError("the agenda is empty")
-        if due is self._comes:
-            self._comes = next(self._coming, None)
+        if due is self._next_followed:
+            self._next_followed = next(self._followed, None)
             return due
         heapq.heappop(self._heap)
         if due.kind == ARRIVAL:

@@ -184,7 +184,7 @@ class Connection:
         self._beat_ms = self._beat_ns // _MS_NS
         self._next_beat_ns = time.monotonic_ns() + self._beat_ns
         self.task: int | None = None
-        self._later: deque[Message] = deque()
+        self._queued: deque[Message] = deque()
         self._unanswered: Sequence[Frame] | None = None
         """Frames of the last result or `Ready` message, until the server sends the next task."""
         self._latest = -1
@@ -201,7 +201,7 @@ class Connection:
                 self._next_beat_ns = time.monotonic_ns() + self._beat_ns
                 return
 
-    def say(self, message: messages.FromClient) -> None:
+    def report(self, message: messages.FromClient) -> None:
         """Send a message, and again at each heartbeat while idle, because it may have been lost."""
         self._unanswered = (messages.encode(message),)
         self.send(self._unanswered)
@@ -210,7 +210,7 @@ class Connection:
         """Send `Ready`, then pass every message to ``answer`` until the server sends `Bye`."""
         spec = self._spec
         try:
-            self.say(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
+            self.report(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
             while True:
                 message, frames = self.receive()
                 if isinstance(message, messages.Bye):
@@ -229,36 +229,36 @@ class Connection:
         try:
             carry_out()
         except Cancelled:
-            self.give_back(task, "cancelled")
+            self.return_task(task, "cancelled")
         except (Leave, MemoryError):
             raise
         except (SlotError, WireError, Disconnected) as error:
-            self.give_back(task, str(error))
+            self.return_task(task, str(error))
         except Exception as error:  # a user's model may raise anything: only the task fails
             if "can't allocate memory" in str(error):
                 raise MemoryError(str(error)) from error
-            self.give_back(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+            self.return_task(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
 
-    def give_back(self, task: messages.Task, reason: str) -> None:
-        self.say(messages.Gone(task.client, task.task, printable(reason), task.order))
+    def return_task(self, task: messages.Task, reason: str) -> None:
+        self.report(messages.Gone(task.client, task.task, printable(reason), task.order))
 
     def receive(self) -> Message:
         """Wait for the next message; return it with its payload frames."""
-        if self._later:
-            return self._later.popleft()
-        while (message := self._take(self._beat_ms)) is None:
-            self._listen(0)
+        if self._queued:
+            return self._queued.popleft()
+        while (message := self._receive(self._beat_ms)) is None:
+            self._wait(0)
         return message
 
-    def take(self) -> Message | None:
+    def poll(self) -> Message | None:
         """Return the next message if there is one, without waiting."""
-        return self._later.popleft() if self._later else self._take()
+        return self._queued.popleft() if self._queued else self._receive()
 
     def wait_until(self, deadline_ns: int) -> None:
         """Wait until the deadline (for the pacer); raises `Cancelled` if the server cancels the task."""
         while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
             if left_ns >= FINE_WAIT_NS + _MS_NS:  # the socket cannot wait for less than 1 ms
-                self._listen(max(1, min(left_ns - FINE_WAIT_NS, self._beat_ns) // _MS_NS))
+                self._wait(max(1, min(left_ns - FINE_WAIT_NS, self._beat_ns) // _MS_NS))
                 self.check()
             else:
                 time.sleep(left_ns * 1e-9)
@@ -266,20 +266,20 @@ class Connection:
     def beat(self) -> None:
         """Send a heartbeat if one is due. Raises `Leave` if the parent is dead."""
         if time.monotonic_ns() >= self._next_beat_ns:
-            self._listen(0)
+            self._wait(0)
 
     def check(self) -> None:
         """Handle cancellations during a task; other messages are queued until its end."""
-        while (got := self._take()) is not None:
+        while (got := self._receive()) is not None:
             match got[0]:
                 case messages.Cancel(task=task) if task == self.task:
                     raise Cancelled
                 case messages.Bye():
                     raise Leave
                 case _:
-                    self._later.append(got)
+                    self._queued.append(got)
 
-    def _take(self, timeout_ms: int = 0) -> Message | None:
+    def _receive(self, timeout_ms: int = 0) -> Message | None:
         frames = self._socket.receive(timeout_ms)
         if frames is None:
             return None
@@ -290,7 +290,7 @@ class Connection:
             self._latest, self._unanswered = message.number, None
         return message, frames[1:]
 
-    def _listen(self, timeout_ms: int) -> None:
+    def _wait(self, timeout_ms: int) -> None:
         if self._socket.wait(timeout_ms):
             raise Leave
         if time.monotonic_ns() >= self._next_beat_ns:

@@ -78,7 +78,7 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
     path: str
 
 
-class Said(msgspec.Struct, frozen=True, tag="said"):
+class Activity(msgspec.Struct, frozen=True, tag="activity"):
     """The current activity besides training, as in `RunView.say` or `RunView.restarted`."""
 
     text: str
@@ -323,5 +323,5 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """`edgefl.results.record.Meta.no_progress`."""
 
 
-ToWeb = Shown | Said | Described | Progress | Ended
+ToWeb = Shown | Activity | Described | Progress | Ended
 FromServer = Listening | Progress | Replace | Expel | Finished | Refused

@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.run import messages
 
-AHEAD_S = 0.004
+PREFETCH_S = 0.004
 """Work that a worker holds in advance, in seconds of past tasks' mean cost, so that it never idles."""
 FEWEST, MOST = 2, 64
 """Bounds for the number of tasks at a worker: one in work and one more; as many as fit in a message."""
@@ -52,18 +52,18 @@ class Dispatch:
         """Heap by due time; entries of tasks that do not wait any more are skipped."""
         self._at_work: dict[int, tuple[int, _Entry]] = {}
         self._losses: dict[int, int] = {}
-        self._task_s = AHEAD_S / FEWEST
+        self._task_s = PREFETCH_S / FEWEST
 
     def add(self, task: messages.Task, due_s: float) -> None:
         """Queue a task for a worker."""
         entry = self._waiting[task.task] = (due_s, task.client, task.task, task)
         heapq.heappush(self._by_due, entry)
 
-    def _wait_again(self, entries: Sequence[_Entry]) -> None:
+    def _requeue(self, entries: Sequence[_Entry]) -> None:
         self._waiting = dict(sorted([*self._waiting.items(), *((entry[2], entry) for entry in entries)]))
         self._by_due = sorted(self._waiting.values())
 
-    def take_back(self, task: int) -> bool:
+    def withdraw(self, task: int) -> bool:
         """Remove a waiting task; return False if a worker has it or has finished it."""
         self._losses.pop(task, None)
         return self._waiting.pop(task, None) is not None
@@ -74,7 +74,7 @@ class Dispatch:
         for entry in (*self._waiting.values(), *(entry for _, entry in self._at_work.values())):
             yield entry[3]
 
-    def held_by(self, task: int) -> int | None:
+    def worker_of(self, task: int) -> int | None:
         """Return the worker that has this task, or None."""
         found = self._at_work.get(task)
         return None if found is None else found[0]
@@ -88,11 +88,11 @@ class Dispatch:
             self._task_s += 0.1 * (result.cpu_s - self._task_s)
         return entry[3]
 
-    def in_hand(self, worker: int) -> list[messages.Task]:
+    def tasks_of(self, worker: int) -> list[messages.Task]:
         """Return the worker's unanswered tasks."""
         return [entry[3] for holder, entry in self._at_work.values() if holder == worker]
 
-    def worker_gone(self, worker: int, computing: int | None, reason: str) -> None:
+    def worker_died(self, worker: int, computing: int | None, reason: str) -> None:
         """Requeue the tasks of a dead worker, except a task that too many workers have died of.
 
         ``computing`` is the task that the worker had begun last, if any. A blamed task gets a `Died` result
@@ -108,26 +108,26 @@ class Dispatch:
                 orphans.remove(guilty)
                 del self._losses[computing]
                 self.results[computing] = Died(guilty[1], computing, reason)
-        self._wait_again(orphans)
+        self._requeue(orphans)
 
     def fill(self, workers: Collection[int]) -> None:
         """Send waiting tasks to those of ``workers`` that hold at most half of their maximum."""
         if not self._waiting or not workers:
             return
-        hands = dict.fromkeys(workers, 0)
+        counts = dict.fromkeys(workers, 0)
         for worker, _ in self._at_work.values():
-            if worker in hands:
-                hands[worker] += 1
-        most = max(FEWEST, min(MOST, int(AHEAD_S / max(self._task_s, 1e-9))))
-        for worker, held in sorted(hands.items(), key=lambda item: (item[1], item[0])):
+            if worker in counts:
+                counts[worker] += 1
+        most = max(FEWEST, min(MOST, int(PREFETCH_S / max(self._task_s, 1e-9))))
+        for worker, held in sorted(counts.items(), key=lambda item: (item[1], item[0])):
             if not self._waiting or held > most // 2:
                 return
-            share = -(-(len(self._waiting) + len(self._at_work)) // len(hands))
+            share = -(-(len(self._waiting) + len(self._at_work)) // len(counts))
             entries = self._next(min(max(1, min(most, share) - held), len(self._waiting)))
             if self._send(worker, [entry[3] for entry in entries]):
                 self._at_work.update({entry[2]: (worker, entry) for entry in entries})
             else:
-                self._wait_again(entries)
+                self._requeue(entries)
 
     def _next(self, count: int) -> list[_Entry]:
         waiting = self._waiting

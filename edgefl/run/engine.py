@@ -25,7 +25,7 @@ from edgefl.run.durability import WriteAhead
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator, Lease
-from edgefl.run.timeline import Delivery, Happening, Timeline
+from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
 
 LONG_SUM_BYTES = 2**20
 """Size of updates whose sum takes longer than sending a task, bytes."""
@@ -90,7 +90,7 @@ class _OpenTrip(msgspec.Struct):
         )
 
 
-def taken(task: int, actions: Iterable[Action]) -> bool:
+def is_kept(task: int, actions: Iterable[Action]) -> bool:
     """Return True if the server keeps an update that has just arrived.
 
     Only then do the client's own vectors continue from this trip; see `ParameterBuffer.accepted`.
@@ -113,7 +113,7 @@ class Engine:
     """Updates from before an interruption, whose trips are on record already."""
     running: Mapping[int, tuple[Train, float]] = field(default_factory=dict)
     """Tasks that were running then, and the times at which they were assigned."""
-    ahead: WriteAhead | None = None
+    write_ahead: WriteAhead | None = None
     """Secures the record before messages to clients; None under the virtual clock."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
     """Returns the delay from a task's message to the start of its trip, emulated s: `Trips.wait_s`."""
@@ -130,7 +130,7 @@ class Engine:
         shape = self.aggregator.buffer.shape
         self._size_bytes = (4 * shape.size, shape.update_bytes)
         self._keeps, self._measures = shape.clients > 0, self.core.strategy.measures
-        self._do: dict[type, Callable[[Any], None]] = {
+        self._handlers: dict[type, Callable[[Any], None]] = {
             Train: self._train,
             Revoke: lambda action: timeline.cancel(action.client, action.task),
             Release: self._release,
@@ -139,26 +139,26 @@ class Engine:
             events.Finish: lambda action: None,  # the loop checks `Core.stopped`
         }
 
-    def take(self, happening: Happening) -> None:
+    def handle(self, timeline_event: TimelineEvent) -> None:
         """Write an event to the journal, pass it to the core, and carry out the core's actions."""
-        if type(happening) is not Delivery:
-            actions = self._decide(happening)  # type: ignore[arg-type]
-            if type(happening) is events.Failed and self.core.is_zero(happening.task):
-                self._zero(happening.task)
+        if type(timeline_event) is not Delivery:
+            actions = self._decide(timeline_event)  # type: ignore[arg-type]
+            if type(timeline_event) is events.Failed and self.core.is_zero(timeline_event.task):
+                self._zero(timeline_event.task)
             self.carry_out(actions)
             return
-        event = self._arrived(*happening)
+        event = self._arrived(*timeline_event)
         actions = self._decide(event)
-        if self._keeps and taken(event.task, actions):
+        if self._keeps and is_kept(event.task, actions):
             self.aggregator.buffer.accepted(event.client, event.task)
-        if self.ahead is not None:
-            self._put_on_record(event.task)
+        if self.write_ahead is not None:
+            self._record_trip(event.task)
         self.carry_out(actions)
 
     def secure(self) -> None:
         """Make the events so far survive this process."""
-        if self.ahead is not None:
-            self.ahead.secure()
+        if self.write_ahead is not None:
+            self.write_ahead.secure()
         else:
             self.store.commit()
 
@@ -167,15 +167,15 @@ class Engine:
         for action in actions:  # a sum's own actions are appended behind the waiting ones
             if type(action) is Sum:
                 entry = self.aggregator.free_entry()
-                if entry is None and self.ahead is not None:
-                    self.ahead.secure()
+                if entry is None and self.write_ahead is not None:
+                    self.write_ahead.secure()
                     entry = self.aggregator.free_entry()
                 if entry is None:
                     self.aggregator.deferred = action
                 else:
                     actions.extend(self._sum(action, entry))
             else:
-                self._do[type(action)](action)
+                self._handlers[type(action)](action)
 
     def retry_sum(self) -> None:
         """Try the deferred sum again."""
@@ -209,12 +209,12 @@ class Engine:
         if answer.problem:
             self.store.incident(now_s, None, "evaluation", f"version {answer.version}: {answer.problem}")
         metrics = {"loss": answer.loss, **answer.metrics}
-        self.take(events.Evaluated(answer.version, now_s, answer.accuracy, metrics))
+        self.handle(events.Evaluated(answer.version, now_s, answer.accuracy, metrics))
 
     def assess_again(self, assessing: dict[int, tuple[float, int]], entries: dict[int, int]) -> None:
         """Request evaluations again that were pending before an interruption."""
-        for version, asked in sorted(assessing.items()):
-            self._ask(version, asked, entries[version])
+        for version, requested in sorted(assessing.items()):
+            self._request_evaluation(version, requested, entries[version])
 
     def record_open(self, *, running: bool) -> None:
         """Record trips whose update is held, and at the end of the run also those that are still
@@ -256,19 +256,19 @@ class Engine:
             return  # the slot holds it already
         trip.zero = True
         self.aggregator.write_zero(task)
-        if self.ahead is not None:
-            self._put_on_record(task)
+        if self.write_ahead is not None:
+            self._record_trip(task)
 
-    def _put_on_record(self, task: int) -> None:
+    def _record_trip(self, task: int) -> None:
         """Record the trip of an update that has arrived."""
         self.store.trip(self._open.pop(task).row(self._size_bytes))
         self._on_record.add(task)
 
     def _train(self, action: Train) -> None:
-        if self.ahead is not None and self.aggregator.full:
-            self.ahead.secure()
+        if self.write_ahead is not None and self.aggregator.full:
+            self.write_ahead.secure()
         lease = self.aggregator.lease(task=action.task, client=action.client, version=action.version)
-        self.timeline.give(self.order(action, lease, self._clock.now_s(), self.core.now_s))
+        self.timeline.assign(self.order(action, lease, self._clock.now_s(), self.core.now_s))
 
     def order(self, action: Train, lease: Lease, sent_s: float, decided_s: float) -> messages.Task:
         """Build the message for a task that is assigned now, or was before an interruption."""
@@ -329,10 +329,10 @@ class Engine:
         self.aggregator.release(action.task)
 
     def _evaluate(self, action: Evaluate) -> None:
-        asked = (self._clock.now_s(), self.core.trips)
-        self._ask(action.version, asked, self.aggregator.buffer.latest[1])
+        requested = (self._clock.now_s(), self.core.trips)
+        self._request_evaluation(action.version, requested, self.aggregator.buffer.latest[1])
 
-    def _ask(self, version: int, asked: tuple[float, int], entry: int) -> None:
-        self._assessing[version] = asked
-        for dropped in self._evaluation.ask(version, entry):
+    def _request_evaluation(self, version: int, requested: tuple[float, int], entry: int) -> None:
+        self._assessing[version] = requested
+        for dropped in self._evaluation.request(version, entry):
             self._assessing.pop(dropped, None)

@@ -19,7 +19,7 @@ class EvaluationQueue:
         self._queue: list[tuple[int, int]] = []  # version, ring entry; the first is in work
         self._given_up = False
 
-    def ask(self, version: int, entry: int) -> list[int]:
+    def request(self, version: int, entry: int) -> list[int]:
         """Request the evaluation of a version; return the versions that are dropped.
 
         A new version replaces a waiting one, so that the run never waits for the evaluator.
@@ -28,8 +28,8 @@ class EvaluationQueue:
             return [version]
         dropped = []
         while len(self._queue) > 1 and not self._keep_all:
-            late, its_entry = self._queue.pop()
-            self._aggregator.unpin(its_entry)
+            late, late_entry = self._queue.pop()
+            self._aggregator.unpin(late_entry)
             dropped.append(late)
         self._aggregator.pin(entry)
         self._queue.append((version, entry))
@@ -43,7 +43,7 @@ class EvaluationQueue:
         if self._queue and peer is not None and peer.ready:
             self._gate.send(peer, messages.Assess(*self._queue[0]))
 
-    def answered(self, version: int) -> bool:
+    def complete(self, version: int) -> bool:
         """Handle a result; return False if it was not requested."""
         if not self._queue or self._queue[0][0] != version:
             return False

@@ -23,7 +23,7 @@ from edgefl.run.transport import ShmServer
 from edgefl.zeromq.sockets import Frame, Full, Unreachable
 
 
-class GivenBack(NamedTuple):
+class TaskReturned(NamedTuple):
     """A task ended without an update; ``kind`` is the kind of incident, "" if it is not an incident."""
 
     client: int
@@ -32,7 +32,7 @@ class GivenBack(NamedTuple):
     reason: str
 
 
-class Unheard(NamedTuple):
+class ResendRequest(NamedTuple):
     """A worker or the evaluator is idle although it should not be: its last message or order was lost."""
 
 
@@ -48,7 +48,13 @@ MOST_IDLE = 1000
 MOST_REPEATS = 2
 """Repeats after which the peer must have missed its task; a single repeat may have crossed the task."""
 Checked = (
-    messages.Ready | messages.Done | messages.TaskResult | messages.Assessed | GivenBack | Unheard | Refusal
+    messages.Ready
+    | messages.Done
+    | messages.TaskResult
+    | messages.Assessed
+    | TaskReturned
+    | ResendRequest
+    | Refusal
 )
 
 
@@ -78,12 +84,12 @@ class Gate:
 
     def receive(self) -> Iterator[tuple[Peer, Checked]]:
         """Yield the valid messages that have arrived, each with its sender, without blocking."""
-        watch, ns, heard, checks = self._watch, self._watch.ns, self._peers.heard, self._checks
+        watch, ns, sender_of, checks = self._watch, self._watch.ns, self._peers.sender_of, self._checks
         watch.to("receive")
         began_ns = watch.since_ns + ns.get("sum", 0)
         for name, frames in self.socket.receive():
             watch.to("check")
-            peer = heard(name)
+            peer = sender_of(name)
             if peer is None or peer.expelled:
                 continue
             try:
@@ -123,15 +129,15 @@ class Gate:
         """Ignore a repeated message, but resend the peer's task if it has evidently missed it."""
         peer.repeats += 1
         if peer.role != control.CLIENT and peer.repeats > MOST_REPEATS:
-            return (*self._beat(peer), Unheard())
+            return (*self._beat(peer), ResendRequest())
         order = peer.order
         lease = None if order is None else self._lease_of(peer, order.task)
         if order is not None and lease is not None and peer.repeats > MOST_REPEATS:
             if self._buffer.entry_version[order.entry] == order.version:
                 self.send(peer, order, self.transport.model_frames(order.entry))
             elif self.transport.carries_updates:  # else it has fetched the model, and so has heard
-                self._ended(peer, lease, order.task)
-                return (GivenBack(lease.client, order.task, "failed", "its client has not heard of it"),)
+                self._end_task(peer, lease, order.task)
+                return (TaskReturned(lease.client, order.task, "failed", "its client has not heard of it"),)
         return self._beat(peer)
 
     def _chunk(self, peer: Peer, message: messages.Chunk, body: Sequence[Frame]) -> Sequence[Checked]:
@@ -147,7 +153,7 @@ class Gate:
         if lease is None and done.task in peer.past:
             return self._repeated(peer)
         fits = lease is not None and (lease.client, lease.slot) == (done.client, done.slot)
-        return (self._whole(peer, lease if fits and peer.role == control.CLIENT else None, done),)
+        return (self._complete(peer, lease if fits and peer.role == control.CLIENT else None, done),)
 
     def _trained(self, peer: Peer, message: messages.Trained, _: Sequence[Frame]) -> Iterator[Checked]:
         fresh = False
@@ -155,44 +161,46 @@ class Gate:
             lease = self._lease_of(peer, result.task) if peer.role == control.WORKER else None
             if not self._is_old(peer, lease, result):
                 fresh = True
-                yield self._whole(peer, lease, result)
+                yield self._complete(peer, lease, result)
         if not fresh:
             yield from self._repeated(peer)
 
-    def _is_old(self, peer: Peer, lease: Lease | None, said: messages.TaskResult | messages.Gone) -> bool:
+    def _is_old(self, peer: Peer, lease: Lease | None, result: messages.TaskResult | messages.Gone) -> bool:
         """Return True if a worker's result is a repetition, or belongs to an order that was sent again since.
 
         A result counts as old too if parts of its update are missing.
         """
         if lease is None:
-            return said.task in peer.past
-        if isinstance(said, messages.TaskResult) and not self.transport.whole(lease.slot, said.task):
+            return result.task in peer.past
+        if isinstance(result, messages.TaskResult) and not self.transport.is_complete(
+            lease.slot, result.task
+        ):
             return True
-        return said.order != lease.order
+        return result.order != lease.order
 
-    def _whole(
-        self, peer: Peer, lease: Lease | None, said: messages.Done | messages.TaskResult
-    ) -> messages.Done | messages.TaskResult | GivenBack:
+    def _complete(
+        self, peer: Peer, lease: Lease | None, result: messages.Done | messages.TaskResult
+    ) -> messages.Done | messages.TaskResult | TaskReturned:
         """Accept a complete update. Raises `WireError` if the lease or the slot contradicts the message."""
-        buffer, task = self._buffer, said.task
+        buffer, task = self._buffer, result.task
         if lease is None:
             raise WireError(f"an update of task {task}, which is not the sender's")
         slot = lease.slot
         peer.deaths_in_a_row = 0
-        if said.trained_version != lease.version:
-            detail = f"task {task}: trained {said.trained_version}, was given {lease.version}"
-            self._ended(peer, lease, task)
-            return GivenBack(lease.client, task, "version", detail)
+        if result.trained_version != lease.version:
+            detail = f"task {task}: trained {result.trained_version}, was given {lease.version}"
+            self._end_task(peer, lease, task)
+            return TaskReturned(lease.client, task, "version", detail)
         if self.transport.carries_updates:
-            buffer.written(slot, task=task, checksum=said.checksum)
+            buffer.written(slot, task=task, checksum=result.checksum)
         elif buffer.state[slot] != SlotState.WRITTEN:
             raise WireError(f"an update of task {task} whose slot is not written")
-        elif said.checksum != buffer.checksum[slot]:
+        elif result.checksum != buffer.checksum[slot]:
             raise WireError(f"an update of task {task} with two checksums")
-        self._ended(peer, lease, task)
-        return said
+        self._end_task(peer, lease, task)
+        return result
 
-    def _ended(self, peer: Peer, lease: Lease, task: int) -> None:
+    def _end_task(self, peer: Peer, lease: Lease, task: int) -> None:
         """End the sender's right to the slot: an update counts only once."""
         lease.holder = -1
         peer.past.append(task)
@@ -201,9 +209,9 @@ class Gate:
         lease = self._lease_of(peer, gone.task)
         if lease is None or lease.client != gone.client or lease.order != gone.order:
             return self._repeated(peer)
-        self._ended(peer, lease, gone.task)
+        self._end_task(peer, lease, gone.task)
         reason = gone.reason[:MOST_DETAIL]
-        return (GivenBack(gone.client, gone.task, "" if reason == "cancelled" else "failed", reason),)
+        return (TaskReturned(gone.client, gone.task, "" if reason == "cancelled" else "failed", reason),)
 
     def _assessed(self, peer: Peer, answer: messages.Assessed, _: Sequence[Frame]) -> Sequence[Checked]:
         if peer.role != control.EVALUATOR:
@@ -235,7 +243,7 @@ class Gate:
             peer.repeats = 0
         return True
 
-    def goodbye(self, *roles: str) -> None:
+    def dismiss(self, *roles: str) -> None:
         """Dismiss all peers of these roles."""
         for peer in self._peers.of(*roles):
             if peer.ready and not peer.dismissed:  # a message to a peer that has left would delay the close

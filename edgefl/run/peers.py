@@ -37,7 +37,7 @@ class Peer:
     role: control.Role
     number: int
     epoch: int
-    heard_s: float
+    last_message_s: float
     """Time of the last message, seconds of the monotonic clock."""
     ready: bool = False
     expelled: bool = False
@@ -68,8 +68,8 @@ class Peers:
         self, monotonic: Callable[[], float], socket: ServerSocket, *, by_door: bool = False
     ) -> None:
         self._monotonic, self._socket, self._by_door = monotonic, socket, by_door
-        self._looked = monotonic()
-        self._forgave = False
+        self._checked_s = monotonic()
+        self._excused = False
         self._by_identity: dict[bytes, Peer] = {}
         self._by_name: dict[tuple[str, int], Peer] = {}
 
@@ -91,11 +91,11 @@ class Peers:
         """Ignore all further messages of this peer."""
         self._socket.hang_up(peer.identity)
 
-    def heard(self, routing_id: bytes) -> Peer | None:
+    def sender_of(self, routing_id: bytes) -> Peer | None:
         """Return the sender of a message and note the time, or None for an unknown sender."""
         peer = self._by_identity.get(routing_id)
         if peer is not None:
-            peer.heard_s = self._monotonic()
+            peer.last_message_s = self._monotonic()
         return peer
 
     def get(self, role: control.Role, number: int) -> Peer | None:
@@ -110,7 +110,7 @@ class Peers:
         self.hang_up(peer)
         return peer
 
-    def look(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
+    def check_silence(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
         """Yield `silent` peers; called every ``every_s`` seconds.
 
         If a call is very late, this process was held up, and probably the peers were too: the delay does not
@@ -118,11 +118,11 @@ class Peers:
         hang.
         """
         now = self._monotonic()
-        away_s, self._looked = now - self._looked, now
-        self._forgave = not self._forgave and away_s > max(2 * every_s, seconds / 2)
-        if self._forgave:
+        away_s, self._checked_s = now - self._checked_s, now
+        self._excused = not self._excused and away_s > max(2 * every_s, seconds / 2)
+        if self._excused:
             for peer in self._by_name.values():
-                peer.heard_s = min(now, peer.heard_s + away_s - every_s)
+                peer.last_message_s = min(now, peer.last_message_s + away_s - every_s)
         return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
@@ -132,14 +132,14 @@ class Peers:
         for peer in list(self._by_name.values()):
             peer.idle = 0
             allowed = seconds if peer.ready else max(seconds, STARTUP_S)
-            if not peer.expelled and now - peer.heard_s > allowed:
-                yield peer, now - peer.heard_s
+            if not peer.expelled and now - peer.last_message_s > allowed:
+                yield peer, now - peer.last_message_s
 
     def refused(self, seconds: float) -> str:
         """Return why this process cannot open sockets if a peer has waited ``seconds`` for it, otherwise
         ""."""
         now = self._monotonic()
-        waits = any(not peer.ready and now - peer.heard_s > seconds for peer in self._by_name.values())
+        waits = any(not peer.ready and now - peer.last_message_s > seconds for peer in self._by_name.values())
         return self._socket.refused() if waits else ""
 
     def of(self, *roles: str) -> list[Peer]:
@@ -152,7 +152,7 @@ class Peers:
 
 
 @dataclass(eq=False)
-class Roster:
+class PeerLifecycle:
     """Ends, replaces or gives up peers of a run that are silent, send invalid messages, or die."""
 
     _peers: Peers
@@ -164,7 +164,7 @@ class Roster:
 
     def __post_init__(self) -> None:
         self.incidents: Counter[str] = Counter()
-        self.look_every_s = max(0.1, self._experiment.server.heartbeat_s / 4)
+        self.check_every_s = max(0.1, self._experiment.server.heartbeat_s / 4)
         """Interval between calls of `find_silent`, wall seconds."""
         self.returning = 0
         """Number of dead peers that will be started again."""
@@ -177,7 +177,7 @@ class Roster:
         seconds = max(self._experiment.server.heartbeat_s, 3 * slowest_step_s)
         if why := self._peers.refused(seconds):
             raise RunError(f"the server can open no more connections to its clients: {why}")
-        for peer, silent_s in self._peers.look(seconds, self.look_every_s):
+        for peer, silent_s in self._peers.check_silence(seconds, self.check_every_s):
             if peer.role not in CLIENTS and peer.ready and silent_s < BUSY_S:
                 continue
             self.expel(peer, "hang", f"not heard for {silent_s:.1f} s")

@@ -32,12 +32,14 @@ from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
 from edgefl.run.engine import Engine
 from edgefl.run.slots import Aggregator
-from edgefl.run.timeline import OF_TRAINING, Ahead, Answer, Restored
+from edgefl.run.timeline import TRAINING_DEATH, Answer, InFlightWork, Restored
 
 _answers = msgspec.msgpack.Decoder(list[Answer])
 
 
-def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: bool = False) -> None:
+def save(
+    folder: Path, engine: Engine, in_flight: InFlightWork, layout: Layout, *, final: bool = False
+) -> None:
     """Write a checkpoint. The record is written first, so that the journal includes the checkpoint's
     events."""
     engine.record_open(running=final)
@@ -45,9 +47,10 @@ def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: b
     store.sync()
     buffer = aggregator.buffer
     entry = buffer.latest[1]
-    leases = {task: aggregator.leases[task] for task in (*(held.task for held in core.held), *ahead.tasks)}
+    tasks = (*(held.task for held in core.held), *in_flight.tasks)
+    leases = {task: aggregator.leases[task] for task in tasks}
     clients = range(buffer.shape.clients)
-    early = {aggregator.leases[task].client for task in ahead.tasks} if clients else set()
+    early = {aggregator.leases[task].client for task in in_flight.tasks} if clients else set()
     checkpoint.write(
         folder / CHECKPOINTS,
         SavedState(
@@ -60,17 +63,17 @@ def save(folder: Path, engine: Engine, ahead: Ahead, layout: Layout, *, final: b
             held={task: buffer.raw(lease.slot) for task, lease in leases.items()},
             kept={client: left for client in clients if (left := buffer.kept(client)).any()},
             early={client: buffer.kept(client, new=True) for client in sorted(early)},
-            bases={version: buffer.model(at) for version, at in ahead.entries.items() if at != entry},
-            answers=msgspec.msgpack.encode(ahead.answers),
+            bases={version: buffer.model(at) for version, at in in_flight.entries.items() if at != entry},
+            answers=msgspec.msgpack.encode(in_flight.answers),
         ),
         layout,
         final=final,
     )
-    if engine.ahead is not None:
+    if engine.write_ahead is not None:
         aggregator.settle()
 
 
-class _UnderWay:
+class _JournalReplay:
     """Replays the journal through a new core and dynamics, and tracks tasks, deaths and evaluations."""
 
     def __init__(self, core: Core, dynamics: Dynamics | None) -> None:
@@ -81,7 +84,7 @@ class _UnderWay:
         self.salts: dict[int, str] = {}
         """Salts of the versions with secret noise; see `Summed.salt`."""
 
-    def take(self, event: Event) -> list[Action]:
+    def handle(self, event: Event) -> list[Action]:
         """Replay the next event; return the core's actions."""
         core = self._core
         actions = core.handle(event)
@@ -92,7 +95,7 @@ class _UnderWay:
                 self.salts[version] = salt
             case Arrived(client=client):
                 self._deaths.pop(client, None)
-            case Left(client=client, at_s=at_s, reason=reason) if reason.startswith(OF_TRAINING):
+            case Left(client=client, at_s=at_s, reason=reason) if reason.startswith(TRAINING_DEATH):
                 self._deaths.setdefault(client, []).append(at_s)
         for action in actions:
             match action:
@@ -140,9 +143,9 @@ def restore(
             f"{folder}: killed under the wall clock, with secure noise: versions that clients have seen "
             "would be made again with other noise, which counts twice; start the run anew"
         )
-    replay = _UnderWay(core, dynamics)
+    replay = _JournalReplay(core, dynamics)
     for _, event in store.replay(until=last.journal_seq):
-        replay.take(event)
+        replay.handle(event)
     aggregator.restore_noise(replay.salts)
     entries = _refill(folder, last, core, aggregator)
     checkpoint.forget_after(folder / CHECKPOINTS, last.journal_seq)
@@ -194,9 +197,9 @@ def recover(
     undone. Raises `ConfigError` if they do not match.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
-    replay, unended = _UnderWay(core, dynamics), store.unended()
+    replay, unended = _JournalReplay(core, dynamics), store.unended()
     for _, event in store.replay():
-        _end(store, unended, replay.take(event))
+        _end(store, unended, replay.handle(event))
     aggregator.restore_noise(replay.salts)
     buffer, entries = aggregator.buffer, _versions(aggregator)
     for version in [version for version in entries if version > core.version]:

@@ -21,10 +21,10 @@ from edgefl.run import control, messages, resume
 from edgefl.run.clock import Alarms
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
-from edgefl.run.gate import Checked, Gate, GivenBack, Refusal, Unheard
-from edgefl.run.peers import CLIENTS, Peer, Peers, Roster, slowest_step_s
+from edgefl.run.gate import Checked, Gate, Refusal, ResendRequest, TaskReturned
+from edgefl.run.peers import CLIENTS, Peer, PeerLifecycle, Peers, slowest_step_s
 from edgefl.run.progress import Gauge, Stopwatch
-from edgefl.run.timeline import Delivery, Happening, Restored, Timeline
+from edgefl.run.timeline import Delivery, Restored, Timeline, TimelineEvent
 
 COMMIT_S = 0.05
 PROGRESS_S = 0.25
@@ -47,7 +47,7 @@ class ServerLoop:
     _engine: Engine
     _evaluation: EvaluationQueue
     _peers: Peers
-    _roster: Roster
+    _lifecycle: PeerLifecycle
     _alarms: Alarms
     _gauge: Gauge
     _watch: Stopwatch
@@ -69,13 +69,13 @@ class ServerLoop:
         """Serve until the run ends, then complete the record and write a checkpoint."""
         if (restored := self._restored) is not None:
             self._engine.assess_again(restored.assessing, restored.entries)
-            self._take(self._timeline.restore(restored, self._engine.order))
+            self._handle_all(self._timeline.restore(restored, self._engine.order))
         self._timeline.expect()
         self._peers.expect(control.EVALUATOR, 0)
         self._gate.socket.watch(self._channel.fileno())
         self._alarms.every(COMMIT_S, self._commit)
         self._alarms.every(PROGRESS_S, self._report)
-        self._alarms.every(self._roster.look_every_s, self._find_silent)
+        self._alarms.every(self._lifecycle.check_every_s, self._find_silent)
         self._alarms.after(self._experiment.checkpoint.every_s, self._checkpoint_again)
         try:
             socket = self._gate.socket
@@ -92,7 +92,7 @@ class ServerLoop:
         patience_ms = 0 if self._channel.waiting else self._timeline.wait_ms()
         news = self._gate.wait(self._alarms.wait_ms(patience_ms))
         for peer, message in self._gate.receive():
-            self._heard(peer, message)
+            self._handle(peer, message)
         if news or self._channel.waiting:
             for order in self._channel.receive_ready():
                 if isinstance(order, control.Departed):
@@ -105,15 +105,15 @@ class ServerLoop:
             return  # later messages are handled after the resume
         self._engine.retry_sum()
         if self._started:
-            self._take(self._timeline.due())
+            self._handle_all(self._timeline.due())
         self._alarms.run_due()
         self._flush()
 
-    def _take(self, happenings: Iterator[Happening]) -> None:
-        for happening in happenings:
-            self._engine.take(happening)
-            if type(happening) is Delivery:
-                self._gauge.trip(happening.done)
+    def _handle_all(self, timeline_events: Iterator[TimelineEvent]) -> None:
+        for timeline_event in timeline_events:
+            self._engine.handle(timeline_event)
+            if type(timeline_event) is Delivery:
+                self._gauge.trip(timeline_event.done)
         if self._started and self._core.stopped is not None and self._stopped is None:
             self._stop(self._core.stopped)
 
@@ -123,7 +123,7 @@ class ServerLoop:
         self._watch.to(before)
 
     def _start_if_ready(self) -> None:
-        if self._started or self._roster.returning + self._peers.unready:
+        if self._started or self._lifecycle.returning + self._peers.unready:
             return
         self._started = True
         if not self._plan.resume:
@@ -139,7 +139,7 @@ class ServerLoop:
 
     def _out_of_time(self) -> None:
         if self._stopped is None:
-            self._take(iter([Halted(self._clock.now_s(), "wall_s")]))
+            self._handle_all(iter([Halted(self._clock.now_s(), "wall_s")]))
 
     def _commit(self) -> None:
         before = self._watch.to("record")
@@ -154,39 +154,39 @@ class ServerLoop:
         self._stopped = reason
         self._flush()
         self._engine.secure()
-        self._gate.goodbye(*CLIENTS)
+        self._gate.dismiss(*CLIENTS)
 
-    def _heard(self, peer: Peer, message: Checked) -> None:
+    def _handle(self, peer: Peer, message: Checked) -> None:
         match message:
             case messages.TaskResult() | messages.Done():
-                self._take(self._timeline.heard(message))
+                self._handle_all(self._timeline.task_ended(message))
             case Refusal(kind=kind, detail=detail):
-                self._roster.expel(peer, kind, detail)
-            case Unheard() if peer.role == control.EVALUATOR:
+                self._lifecycle.expel(peer, kind, detail)
+            case ResendRequest() if peer.role == control.EVALUATOR:
                 self._evaluation.send()
-            case Unheard():
-                self._timeline.unheard(peer)
+            case ResendRequest():
+                self._timeline.resend(peer)
             case messages.Ready():
                 if peer.role == control.EVALUATOR:
                     self._evaluation.send()
                 elif self._started:
-                    self._take(self._timeline.ready(peer))
+                    self._handle_all(self._timeline.ready(peer))
                 self._start_if_ready()
             case messages.Assessed():
-                if self._evaluation.answered(message.version):
+                if self._evaluation.complete(message.version):
                     self._engine.assessed(message)
                     self._gauge.assessed(message)
-                    self._take(iter(()))
-            case GivenBack():
+                    self._handle_all(iter(()))
+            case TaskReturned():
                 if message.kind:
                     self._store.incident(self._clock.now_s(), message.client, message.kind, message.reason)
-                self._take(self._timeline.heard(message))
+                self._handle_all(self._timeline.task_ended(message))
 
     def _find_silent(self) -> None:
-        self._roster.find_silent(self._slowest_step_s)
+        self._lifecycle.find_silent(self._slowest_step_s)
         core = self._core
         alone = self._started and self._stopped is None and not core.training
-        coming = self._roster.returning + self._peers.unready + self._timeline.expected
+        coming = self._lifecycle.returning + self._peers.unready + self._timeline.expected
         if alone and not (coming or (core.awaits and core.idle)) and self._aggregator.deferred is None:
             raise RunError(
                 f"no client is training and none will: {len(core.idle)} of {len(core.devices)} are "
@@ -199,7 +199,7 @@ class ServerLoop:
                 self._evaluation.give_up()
             return
         declared = self._timeline.declares_death(message)
-        departure = self._roster.departed(message, declared=declared)
+        departure = self._lifecycle.departed(message, declared=declared)
         if departure is not None:
             peer, given_up = departure
             if peer.role == control.EVALUATOR and given_up:
@@ -208,19 +208,19 @@ class ServerLoop:
                 if (stop.versions, stop.trips, stop.emulated_s, stop.wall_s) == (None,) * 4:
                     raise RunError("the evaluator died too often, and only a measurement ends this run")
             elif self._started or peer.role == control.WORKER:
-                self._take(self._timeline.departed(peer, message, given_up=given_up))
+                self._handle_all(self._timeline.departed(peer, message, given_up=given_up))
         self._start_if_ready()
 
     def _grow(self, order: control.Grow) -> None:
         """Start more workers: a node has joined that hosts them."""
         for number in range(order.first, order.workers):
-            self._roster.start(control.WORKER, number)
+            self._lifecycle.start(control.WORKER, number)
         self._store.set_meta(processes=order.workers)
 
     def _report(self) -> None:
         before = self._watch.to("report")
         connected = sum(peer.ready for peer in self._peers.of(*CLIENTS)) if not self._started else None
-        incidents = sum(self._roster.incidents.values())
+        incidents = sum(self._lifecycle.incidents.values())
         progress = self._gauge.progress(self._core, self._clock, connected, incidents)
         wanted = self._plan.states and len(self._core.devices) <= MOST_STATES
         if wanted and (self._stopped is not None or self._reports % STATES_EVERY == 0):
@@ -233,8 +233,8 @@ class ServerLoop:
     def _checkpoint(self, *, final: bool = False) -> None:
         before = self._watch.to("checkpoint")
         folder, layout = Path(self._plan.run_dir), self._plan.prepared.layout
-        ahead = self._timeline.save()
-        resume.save(folder, self._engine, ahead, layout, final=final)
+        in_flight = self._timeline.save()
+        resume.save(folder, self._engine, in_flight, layout, final=final)
         self._watch.to(before)
 
     def _checkpoint_again(self) -> None:
@@ -256,7 +256,7 @@ class ServerLoop:
         interrupted = self._interrupted and self._core.stopped is None
         reason = self._core.stopped or self._stopped or ""
         self._checkpoint(final=True)
-        self._gate.goodbye(*CLIENTS, control.EVALUATOR)
+        self._gate.dismiss(*CLIENTS, control.EVALUATOR)
         aggregator, watch = self._aggregator, self._watch
         model_sha256 = aggregator.buffer.digest()
         no_progress = "" if interrupted else self._no_progress(reason, model_sha256)

@@ -58,7 +58,7 @@ from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate
-from edgefl.run.peers import Peers, Roster
+from edgefl.run.peers import PeerLifecycle, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.server import ServerLoop
 from edgefl.run.slots import Aggregator
@@ -138,7 +138,7 @@ def build(
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
         what = f"the {plan.killed} was killed: the run goes on {from_here}"
         store.incident(emulated_s, None, "restart", what)
-    if _made_once(experiment):
+    if _forbids_repetition(experiment):
         store.sync()  # a power failure must not leave a status that says that the run was interrupted orderly
     else:
         store.commit()
@@ -149,14 +149,14 @@ def build(
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
     parts = (core, dynamics, aggregator, evaluation, peers, gate, store, trips)
     timeline: Timeline
-    ahead = None
+    write_ahead = None
     if virtual:
         instant = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
         timeline = VirtualTimeline(experiment, instant, *parts, plan.workers)
     else:
         clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
-        ahead = WriteAhead(store, aggregator, watch)
-        timeline = WallTimeline(experiment, clock, *parts, ahead)
+        write_ahead = WriteAhead(store, aggregator, watch)
+        timeline = WallTimeline(experiment, clock, *parts, write_ahead)
     running = {} if restored is None else restored.tasks
     engine = Engine(
         core,
@@ -168,12 +168,12 @@ def build(
         dynamics,
         restored=aggregator.leases,
         running=running,
-        ahead=ahead,
+        write_ahead=write_ahead,
         wait_s=trips.wait_s,
     )
-    roster = Roster(peers, experiment, store, timeline.clock, alarms, channel)
+    lifecycle = PeerLifecycle(peers, experiment, store, timeline.clock, alarms, channel)
     return ServerLoop(
-        channel, plan, gate, timeline, engine, evaluation, peers, roster, alarms, gauge, watch, restored
+        channel, plan, gate, timeline, engine, evaluation, peers, lifecycle, alarms, gauge, watch, restored
     )
 
 
@@ -195,10 +195,12 @@ def _restored(
         return None
     if plan.restarts:
         aggregator.buffer.clear()
-    return resume.restore(folder, core, aggregator, store, dynamics, once=_made_once(plan.experiment))
+    return resume.restore(
+        folder, core, aggregator, store, dynamics, once=_forbids_repetition(plan.experiment)
+    )
 
 
-def _made_once(experiment: Experiment) -> bool:
+def _forbids_repetition(experiment: Experiment) -> bool:
     """Return True if a version made again would get different noise, so that both together reveal more."""
     rules = experiment.privacy
     secret = rules is not None and rules.noise == "secure" and rules.noise_multiplier > 0

@@ -22,13 +22,13 @@ from edgefl.run import control, messages
 from edgefl.run.clock import TICK, Agenda, Due, WallClock
 from edgefl.run.dispatch import Died
 from edgefl.run.evaluation import EvaluationQueue
-from edgefl.run.gate import Gate, GivenBack
+from edgefl.run.gate import Gate, TaskReturned
 from edgefl.run.peers import Peer, Peers
 from edgefl.run.slots import Aggregator, Lease
 
 Answer = messages.TaskResult | messages.Gone | Died
 """A worker's result for a task, or the finding that the task kills workers."""
-OF_TRAINING = "its training ended its process"
+TRAINING_DEATH = "its training ended its process"
 """Prefix of a `Left` event's reason if a client died in a worker's process (virtual clock)."""
 Order = Callable[[Train, Lease, float, float], messages.Task]
 """`Engine.order`: builds the message for a task."""
@@ -41,11 +41,11 @@ class Delivery(NamedTuple):
     at_s: float
 
 
-Happening = Event | Delivery
+TimelineEvent = Event | Delivery
 
 
 @dataclass(frozen=True)
-class Ahead:
+class InFlightWork:
     """Work in flight, as a checkpoint stores it."""
 
     answers: list[Answer] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Timeline:
     def start(self) -> None:
         """Start emulated time, and schedule the joins of the clients."""
 
-    def give(self, task: messages.Task) -> None:
+    def assign(self, task: messages.Task) -> None:
         """Assign a task."""
 
     def cancel(self, client: int, task: int) -> None:
@@ -112,7 +112,7 @@ class Timeline:
 
     def wake(self, at_s: float) -> None:
         """Schedule a `Ticked` event."""
-        self.agenda.enter(Due(at_s, TICK))
+        self.agenda.add(Due(at_s, TICK))
 
     def flush(self) -> None:
         """Send the queued messages."""
@@ -130,18 +130,20 @@ class Timeline:
             states[client] = control.IDLE + self.phase(task)
         return bytes(states)
 
-    def ready(self, peer: Peer) -> Iterator[Happening]:
+    def ready(self, peer: Peer) -> Iterator[TimelineEvent]:
         """Handle a connected replacement process. A worker gets its tasks at the next `flush`."""
         return iter(())
 
-    def unheard(self, peer: Peer) -> None:
+    def resend(self, peer: Peer) -> None:
         """Send an idle worker its unanswered tasks again."""
 
-    def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
+    def task_ended(
+        self, result: messages.Done | messages.TaskResult | TaskReturned
+    ) -> Iterator[TimelineEvent]:
         """Handle the end of a task at a peer."""
         raise NotImplementedError
 
-    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
+    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[TimelineEvent]:
         """Handle the end of a computing process, which is not replaced if ``given_up``."""
         raise NotImplementedError
 
@@ -149,7 +151,7 @@ class Timeline:
         """Return True if the experiment itself declared this death: it does not count against the peer."""
         return False
 
-    def due(self) -> Iterator[Happening]:
+    def due(self) -> Iterator[TimelineEvent]:
         """Yield the events that are due now."""
         raise NotImplementedError
 
@@ -162,11 +164,11 @@ class Timeline:
         """Number of scheduled events that will happen even if no client trains."""
         raise NotImplementedError
 
-    def save(self) -> Ahead:
+    def save(self) -> InFlightWork:
         """Return the work in flight that a checkpoint must hold: here, only versions that wait for
         evaluation."""
-        return Ahead(entries=self.evaluation.entries)
+        return InFlightWork(entries=self.evaluation.entries)
 
-    def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
+    def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
         """Continue from a checkpoint."""
         raise NotImplementedError

@@ -40,7 +40,7 @@ class ShmServer:
         """Return the payload frames that carry a ring entry's model with a task."""
         return []
 
-    def whole(self, slot: int, task: int) -> bool:
+    def is_complete(self, slot: int, task: int) -> bool:
         """Return True if the slot holds all parts of the task's update."""
         return True
 
@@ -61,9 +61,9 @@ class WireServer(ShmServer):
         self._parts: list[tuple[int, int, dict[int, int]]] = [(-1, 0, {})] * buffer.shape.slots
         """For each slot: its task, the number of parts received, and part sizes keyed by offset."""
 
-    def whole(self, slot: int, task: int) -> bool:
-        its, _, there = self._parts[slot]
-        return its == task and sum(there.values()) >= self._buffer.shape.update_bytes
+    def is_complete(self, slot: int, task: int) -> bool:
+        its, _, received = self._parts[slot]
+        return its == task and sum(received.values()) >= self._buffer.shape.update_bytes
 
     def model_frames(self, entry: int) -> list[Frame]:
         # The ring entry may be overwritten before the socket has sent it, so send one copy per version.
@@ -83,14 +83,14 @@ class WireServer(ShmServer):
             raise WireError(
                 f"a part of {len(body)} bytes at byte {chunk.offset} where the update has {raw.size} bytes"
             )
-        task, parts, there = self._parts[slot]
+        task, parts, received = self._parts[slot]
         if task != chunk.task:
-            parts, there = 0, {}
+            parts, received = 0, {}
         parts += 1
         if parts > REPEATED * (raw.size // ALIGN_BYTES) + SOME_PARTS:
             raise WireError(f"{part}, the {parts}th")
-        there[chunk.offset] = len(body)
-        self._parts[slot] = chunk.task, parts, there
+        received[chunk.offset] = len(body)
+        self._parts[slot] = chunk.task, parts, received
         raw[chunk.offset : end] = np.frombuffer(body, dtype=np.uint8)
 
 

@@ -69,7 +69,7 @@ class UpdateMaker:
     ) -> TrainResult:
         """Train as this client does on this trip, for ``steps`` steps if given, and amplify the result by
         ``cut``."""
-        given = self._given(client, version, base) if self._workload.needs_given else None
+        given = self._inputs(client, version, base) if self._workload.needs_inputs else None
         result = self._workload.train(client, trip, done, steps, given)
         if cut is not None and (cut.gain != 1.0 or cut.per_step):
             amplify(self._workload.flat.array, base[: self._size], cut.gain, cut.per_step, result.steps)
@@ -79,7 +79,7 @@ class UpdateMaker:
                 np.copyto(new, old)
         return result
 
-    def _given(self, client: int, version: int, base: Floats) -> TripInputs:
+    def _inputs(self, client: int, version: int, base: Floats) -> TripInputs:
         """Return the inputs of a trip, with the changes to send set to zero."""
         size, workload, kept = self._size, self._workload, {}
         whole = workload.flat.whole

@@ -34,7 +34,7 @@ from edgefl.results.summary import summary_text
 from edgefl.results.trace import FILE_NAME as TRACE_FILE
 from edgefl.results.trace import trace_text
 from edgefl.run.demands import shape_of
-from edgefl.run.engine import taken
+from edgefl.run.engine import is_kept
 from edgefl.run.server_process import core_of
 from edgefl.run.slots import Aggregator
 from edgefl.run.update import UpdateMaker, loss_of
@@ -137,7 +137,7 @@ class _Replay:
                     if say is not None:
                         say(version, versions)
             actions = self._core.handle(event)
-            if isinstance(event, Arrived) and taken(event.task, actions):
+            if isinstance(event, Arrived) and is_kept(event.task, actions):
                 self.buffer.accepted(event.client, event.task)
             if isinstance(event, Failed) and self._core.is_zero(event.task):
                 self._aggregator.write_zero(event.task)

@@ -23,13 +23,21 @@ from edgefl.parameters.buffer import SlotState, TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due, VirtualClock
 from edgefl.run.dispatch import Died, Dispatch
-from edgefl.run.gate import GivenBack
+from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, Peer
-from edgefl.run.timeline import OF_TRAINING, Ahead, Delivery, Happening, Order, Restored, Timeline
+from edgefl.run.timeline import (
+    TRAINING_DEATH,
+    Delivery,
+    InFlightWork,
+    Order,
+    Restored,
+    Timeline,
+    TimelineEvent,
+)
 
 EVENTS_AT_ONCE = 128
 """Maximum number of events between two polls of the socket."""
-MOST_TURNS = 1000
+STALL_LIMIT = 1000
 """A run fails if its clients, on average, join or leave this many times without a new task, or finish this
 many trips at one instant while only emulated time or an accuracy would end the run."""
 
@@ -86,9 +94,9 @@ class VirtualTimeline(Timeline):
 
     def __post_init__(self) -> None:
         self._examples = self.trips.examples
-        self._dispatch = Dispatch(self._give)
-        self._under_way: dict[int, Trip] = {}
-        self._turns = 0
+        self._dispatch = Dispatch(self._send_tasks)
+        self._running_trips: dict[int, Trip] = {}
+        self._idle_changes = 0
         """Joins and leaves since a task was last assigned."""
         self._instant: tuple[float, int] = (-math.inf, 0)
         """Emulated time of the last arrival, and the number of arrivals at that time."""
@@ -99,7 +107,7 @@ class VirtualTimeline(Timeline):
         """For each client, the times at which its training killed a worker since its last update, emulated
         s."""
         self._started = False
-        self._more = False
+        self._has_more = False
         """The last call of `due` reached its limit of events."""
 
     def expect(self) -> None:
@@ -109,7 +117,7 @@ class VirtualTimeline(Timeline):
     def start(self) -> None:
         self._started = True
         self.agenda.follow(self._first_joins())
-        self._follow()
+        self._schedule_changes()
 
     def _first_joins(self) -> Iterator[Due]:
         """Yield the first joins, in order, of absent clients without dynamics of their own."""
@@ -127,7 +135,7 @@ class VirtualTimeline(Timeline):
     def expected(self) -> int:
         return int(self.agenda.head is not None)
 
-    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
+    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[TimelineEvent]:
         """Requeue the tasks of a dead worker. This is no event, as clients do not depend on a worker.
 
         If a task has killed too many workers, its client dies when its update would have arrived.
@@ -135,15 +143,15 @@ class VirtualTimeline(Timeline):
         if peer.role == control.WORKER:
             self._withdrawn.pop(peer.number, None)
             dispatch, buffer = self._dispatch, self.aggregator.buffer
-            orphans = dispatch.in_hand(peer.number)
-            dispatch.worker_gone(peer.number, self._computing(end), end.reason)
+            orphans = dispatch.tasks_of(peer.number)
+            dispatch.worker_died(peer.number, self._computing(end), end.reason)
             for task in orphans:
                 self.aggregator.leases[task.task].holder = -1
                 buffer.state[task.slot] = SlotState.LEASED  # the dead worker does not write to it any more
                 if task.task in dispatch.results:
                     self.aggregator.fetched(task.slot)
-                elif self._under_way[task.task].cancelled:
-                    self._give_up(task.task)
+                elif self._running_trips[task.task].cancelled:
+                    self._withdraw(task.task)
             if given_up:
                 raise RunError(f"worker {peer.number} died too often; see the incidents on record")
         return iter(())
@@ -151,24 +159,24 @@ class VirtualTimeline(Timeline):
     def _computing(self, end: control.Departed) -> int | None:
         """Return the task that the worker began last, if it has not answered it."""
         task = end.task
-        return task if task is not None and self._dispatch.held_by(task) == end.peer else None
+        return task if task is not None and self._dispatch.worker_of(task) == end.peer else None
 
     def declares_death(self, end: control.Departed) -> bool:
         return end.role == control.WORKER and self._computing(end) is not None
 
-    def give(self, task: messages.Task, sent_s: float | None = None) -> None:
+    def assign(self, task: messages.Task, sent_s: float | None = None) -> None:
         """Begin a trip, now or at ``sent_s``; its plan is drawn as the client itself would draw it."""
-        self._turns = 0
+        self._idle_changes = 0
         client, dynamics = task.client, self.dynamics
         sent_s = (self.clock.now_s() if sent_s is None else sent_s) + task.wait_s
         plan = self.plan(task)
-        trip = self._under_way[task.task] = Trip(task, plan, sent_s)
+        trip = self._running_trips[task.task] = Trip(task, plan, sent_s)
         due_s = sent_s + plan.over_s(private=self.core.privacy is not None)
         if dynamics is not None and dynamics.lost_at_s(client) < due_s:
             trip.doomed = True
             self.aggregator.fetched(task.slot)
             return
-        self.agenda.enter(Due(due_s, ARRIVAL, client, task.task))
+        self.agenda.add(Due(due_s, ARRIVAL, client, task.task))
         if plan.breaks_s < math.inf:
             trip.broken = plan.broken
             self.aggregator.fetched(task.slot)
@@ -177,31 +185,33 @@ class VirtualTimeline(Timeline):
 
     def cancel(self, client: int, task: int) -> None:
         """End the trip now. If no worker has begun its task, the task is never computed."""
-        trip = self._under_way[task]
+        trip = self._running_trips[task]
         trip.cancelled, trip.doomed = True, False
-        self.agenda.enter(Due(self.clock.now_s(), ARRIVAL, client, task))
-        self._give_up(task)
+        self.agenda.add(Due(self.clock.now_s(), ARRIVAL, client, task))
+        self._withdraw(task)
 
     def phase(self, task: int) -> int:
-        trip = self._under_way[task]
+        trip = self._running_trips[task]
         past_s = self.clock.now_s() - trip.sent_s - trip.plan.down_s
         if past_s < 0:
             return TripPhase.DOWN
         return TripPhase.COMPUTE if past_s < trip.plan.compute_s else TripPhase.UP
 
-    def _give_up(self, task: int) -> None:
-        if (worker := self._dispatch.held_by(task)) is not None:
+    def _withdraw(self, task: int) -> None:
+        if (worker := self._dispatch.worker_of(task)) is not None:
             self._withdrawn.setdefault(worker, []).append(task)
-        elif self._dispatch.take_back(task):
-            self.aggregator.fetched(self._under_way[task].task.slot)
+        elif self._dispatch.withdraw(task):
+            self.aggregator.fetched(self._running_trips[task].task.slot)
 
-    def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
+    def task_ended(
+        self, result: messages.Done | messages.TaskResult | TaskReturned
+    ) -> Iterator[TimelineEvent]:
         """Store a worker's result until its arrival is due."""
-        assert not isinstance(said, messages.Done), "no client serves the virtual clock"
-        if isinstance(said, GivenBack):
-            task = self._dispatch.finished(messages.Gone(said.client, said.task, said.reason))
+        assert not isinstance(result, messages.Done), "no client serves the virtual clock"
+        if isinstance(result, TaskReturned):
+            task = self._dispatch.finished(messages.Gone(result.client, result.task, result.reason))
         else:
-            task = self._dispatch.finished(said)
+            task = self._dispatch.finished(result)
         self.aggregator.fetched(task.slot)
         return iter(())
 
@@ -217,7 +227,7 @@ class VirtualTimeline(Timeline):
         workers = self.peers.of(control.WORKER)
         self._dispatch.fill([peer.number for peer in workers if peer.ready and not peer.expelled])
 
-    def _give(self, worker: int, tasks: Sequence[messages.Task]) -> bool:
+    def _send_tasks(self, worker: int, tasks: Sequence[messages.Task]) -> bool:
         peer, transport = self.peers.get(control.WORKER, worker), self.gate.transport
         if peer is None:
             return False
@@ -235,16 +245,16 @@ class VirtualTimeline(Timeline):
                 leases[task.task].holder = worker
         return taken
 
-    def unheard(self, peer: Peer) -> None:
-        if self.core.stopped is None and (tasks := self._dispatch.in_hand(peer.number)):
-            self._give(peer.number, tasks)
+    def resend(self, peer: Peer) -> None:
+        if self.core.stopped is None and (tasks := self._dispatch.tasks_of(peer.number)):
+            self._send_tasks(peer.number, tasks)
 
     def wait_ms(self) -> int:
-        return 0 if self._more else 1000
+        return 0 if self._has_more else 1000
 
-    def due(self) -> Iterator[Happening]:
+    def due(self) -> Iterator[TimelineEvent]:
         """Yield the next events that can be processed now, a limited number of them."""
-        agenda, dispatch, self._more = self.agenda, self._dispatch, False
+        agenda, dispatch, self._has_more = self.agenda, self._dispatch, False
         for _ in range(EVENTS_AT_ONCE):
             if self.core.stopped is not None or self.aggregator.deferred is not None:
                 return
@@ -255,17 +265,17 @@ class VirtualTimeline(Timeline):
                 return
             at_s, kind, client, task = due
             if kind == ARRIVAL:
-                trip = self._under_way[task]
+                trip = self._running_trips[task]
                 computed = task in dispatch.results or trip.broken != ""
-                if not (dispatch.held_by(task) is None if trip.cancelled else computed):
+                if not (dispatch.worker_of(task) is None if trip.cancelled else computed):
                     return  # otherwise a worker may still write into its slot
-            agenda.take()
-            if kind in (JOIN, LEAVE) and not self._turns_up(due):
+            agenda.pop()
+            if kind in (JOIN, LEAVE) and not self._still_due(due):
                 continue
             self.clock.advance(at_s)
             if kind == ARRIVAL:
                 self._require_time(at_s)
-                trip, result = self._under_way.pop(task), dispatch.results.pop(task, None)
+                trip, result = self._running_trips.pop(task), dispatch.results.pop(task, None)
                 if trip.cancelled:
                     yield trip.left or Failed(client, task, at_s, "cancelled")
                 elif trip.broken:
@@ -275,7 +285,7 @@ class VirtualTimeline(Timeline):
                     self._deaths.pop(client, None)
                     yield Delivery(trip.done(result, self._examples[client]), at_s)
                 elif isinstance(result, Died):
-                    yield self._dies(client, task, at_s, result.reason)
+                    yield self._training_death(client, task, at_s, result.reason)
                 else:
                     assert result is not None
                     yield Failed(client, task, at_s, result.reason)
@@ -285,40 +295,40 @@ class VirtualTimeline(Timeline):
                 yield from self._leave(due)
             elif kind == TICK:
                 yield Ticked(at_s)
-            self._follow()
+            self._schedule_changes()
             failpoints.pass_by("event")
-        self._more = True
+        self._has_more = True
 
-    def _dies(self, client: int, task: int, at_s: float, reason: str) -> Left | Failed:
+    def _training_death(self, client: int, task: int, at_s: float, reason: str) -> Left | Failed:
         """Handle a client whose training kills its process: it rejoins, or is dropped after too many deaths.
 
         In a private run it stays: participation must not depend on what clients compute.
         """
         self.store.incident(at_s, client, "death", reason)
         if self.core.privacy is not None:
-            return Failed(client, task, at_s, f"{OF_TRAINING}: {reason}")
+            return Failed(client, task, at_s, f"{TRAINING_DEATH}: {reason}")
         deaths = self._deaths.setdefault(client, [])
         deaths.append(at_s)
-        if self._back_s(client) == math.inf and self.experiment.fleet.on_death == "replace":
+        if self._rejoins_s(client) == math.inf and self.experiment.fleet.on_death == "replace":
             self.store.incident(at_s, client, "gave-up", f"died {len(deaths)} times in a row")
         if self.dynamics is None or client not in self.dynamics:
-            self._comes(client, at_s)
-        return Left(client, at_s, f"{OF_TRAINING}: {reason}")
+            self._schedule_join(client, at_s)
+        return Left(client, at_s, f"{TRAINING_DEATH}: {reason}")
 
-    def _back_s(self, client: int) -> float:
+    def _rejoins_s(self, client: int) -> float:
         """Return the earliest time at which a client that died in training rejoins, emulated s."""
         if not (deaths := self._deaths.get(client)):
             return -math.inf
         gone = self.experiment.fleet.on_death == "drop" or len(deaths) >= MOST_DEATHS_IN_A_ROW
         return math.inf if gone else deaths[-1] + self.experiment.fleet.rejoin_s
 
-    def _comes(self, client: int, at_s: float) -> None:
+    def _schedule_join(self, client: int, at_s: float) -> None:
         at_s = self._not_before(client, at_s)
         if at_s < math.inf:
-            self.agenda.enter(Due(at_s, JOIN, client))
+            self.agenda.add(Due(at_s, JOIN, client))
 
     def _not_before(self, client: int, at_s: float) -> float:
-        return max(at_s, self.clock.now_s(), self._back_s(client))
+        return max(at_s, self.clock.now_s(), self._rejoins_s(client))
 
     def _require_time(self, at_s: float) -> None:
         """Raise RunError if trips take no time and only emulated time or an accuracy would end the run."""
@@ -326,15 +336,15 @@ class VirtualTimeline(Timeline):
         self._instant = (at_s, count + 1 if at_s == last_s else 1)
         stop = self.experiment.stop
         ends = (stop.trips, stop.versions, stop.wall_s)
-        if count > MOST_TURNS * len(self._examples) and ends == (None, None, None):
+        if count > STALL_LIMIT * len(self._examples) and ends == (None, None, None):
             raise RunError(
                 f"emulated time stands still at {at_s:g} s: {count} trips took none; give stop.trips or "
                 "stop.versions, or a fleet whose trips take time"
             )
 
-    def save(self) -> Ahead:
+    def save(self) -> InFlightWork:
         """Return the results that are not due yet, and the versions that unfinished tasks start from."""
-        trips, results = self._under_way, self._dispatch.results.values()
+        trips, results = self._running_trips, self._dispatch.results.values()
         answers = [answer for answer in results if not trips[answer.task].cancelled]
         # A leaving client's task is not computed any more: after a resume the client leaves again.
         left = [(task, trip.left) for task, trip in trips.items() if trip.left is not None]
@@ -342,13 +352,13 @@ class VirtualTimeline(Timeline):
         starting = self._dispatch.unfinished
         if self.core.strategy.measures:
             starting = (trip.task for trip in trips.values())
-        return Ahead(
+        return InFlightWork(
             answers=[*answers, *gone],
             tasks=[answer.task for answer in answers if isinstance(answer, messages.TaskResult)],
             entries={task.version: task.entry for task in starting} | self.evaluation.entries,
         )
 
-    def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
+    def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
         """Continue all trips that were running; clients do not notice the interruption."""
         self._deaths = restored.deaths
         for number, (train, sent_s) in restored.tasks.items():
@@ -361,18 +371,18 @@ class VirtualTimeline(Timeline):
                 )
             else:
                 lease = self.aggregator.resume(task=number, client=client, version=version, entry=entry)
-            self.give(order(train, lease, sent_s, sent_s), sent_s)
+            self.assign(order(train, lease, sent_s, sent_s), sent_s)
             if number in self.core.cancelled:
                 self.cancel(client, number)
             elif answer is not None:
-                self._dispatch.take_back(number)
+                self._dispatch.withdraw(number)
                 self._dispatch.results[number] = answer
                 self.aggregator.fetched(lease.slot)
-            elif lease.entry < 0 and self._dispatch.take_back(number):
+            elif lease.entry < 0 and self._dispatch.withdraw(number):
                 raise ConfigError(f"the checkpoint lacks version {version} for task {number}")
         return iter(())
 
-    def _follow(self) -> None:
+    def _schedule_changes(self) -> None:
         """Schedule the next join or leave of each client whose dynamics have changed."""
         dynamics = self.dynamics
         if dynamics is None:
@@ -380,11 +390,11 @@ class VirtualTimeline(Timeline):
         for client in dynamics.moved():
             at_s, why = dynamics.move(client)
             if why == "back":
-                self._comes(client, at_s)
+                self._schedule_join(client, at_s)
             elif at_s < math.inf:
-                self.agenda.enter(Due(max(at_s, self.clock.now_s()), LEAVE, client))
+                self.agenda.add(Due(max(at_s, self.clock.now_s()), LEAVE, client))
 
-    def _turns_up(self, due: Due) -> bool:
+    def _still_due(self, due: Due) -> bool:
         """Return True if a scheduled join or leave is still valid. Raises RunError if no event can follow."""
         if self.dynamics is None or due.client not in self.dynamics:
             return True
@@ -393,15 +403,15 @@ class VirtualTimeline(Timeline):
         at_s = self._not_before(due.client, move.at_s) if move.joins else max(move.at_s, now_s)
         if move.joins != (due.kind == JOIN) or at_s != due.at_s:
             return False
-        self._turns += 1
-        if self._turns > MOST_TURNS * len(self._examples) and not self.core.training:
+        self._idle_changes += 1
+        if self._idle_changes > STALL_LIMIT * len(self._examples) and not self.core.training:
             raise RunError(
-                f"no client is training and none will: phones came and went {self._turns} times meanwhile, "
-                f"{len(self.core.held)} updates wait in the buffer"
+                f"no client is training and none will: phones came and went {self._idle_changes} times "
+                f"meanwhile, {len(self.core.held)} updates wait in the buffer"
             )
         return True
 
-    def _leave(self, due: Due) -> Iterator[Happening]:
+    def _leave(self, due: Due) -> Iterator[TimelineEvent]:
         assert self.dynamics is not None
         client, why = due.client, self.dynamics.move(due.client).why
         if why != "offline":
@@ -410,10 +420,10 @@ class VirtualTimeline(Timeline):
         finishes = task is not None and self.dynamics.finishes(client)
         left = Left(client, due.at_s, why, finishes=finishes)
         if task is not None and not finishes:
-            trip = self._under_way[task]
+            trip = self._running_trips[task]
             if not trip.doomed:
                 trip.left = left
                 self.cancel(client, task)
                 return
-            del self._under_way[task]
+            del self._running_trips[task]
         yield left

@@ -20,9 +20,9 @@ from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due
 from edgefl.run.durability import WriteAhead
-from edgefl.run.gate import GivenBack
+from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import Peer
-from edgefl.run.timeline import Delivery, Happening, Order, Restored, Timeline
+from edgefl.run.timeline import Delivery, Order, Restored, Timeline, TimelineEvent
 
 AT_ONCE = 16
 """Maximum number of tasks sent together: the client of the first task must not wait long."""
@@ -35,16 +35,16 @@ class WallTimeline(Timeline):
     A task wakes its client, which may take the server's CPU core, and acknowledges the client's last update.
     """
 
-    ahead: WriteAhead
+    write_ahead: WriteAhead
 
     def __post_init__(self) -> None:
         self._private = self.core.privacy is not None
-        self._given: dict[int, tuple[messages.Task, float]] = {}
+        self._assigned: dict[int, tuple[messages.Task, float]] = {}
         """Private runs: each client's last task, and when it was assigned, emulated s."""
         self._failed: dict[int, tuple[int, str]] = {}
         """Private runs: each client's failed task whose end is not due yet, and the reason."""
         self._tasks: list[messages.Task] = []
-        self._coming: dict[int, float] = {}
+        self._next_join_s: dict[int, float] = {}
         """For each client, the time of its next scheduled join, emulated s."""
         self._leaving: dict[int, str] = {}
         """Clients that were sent a cancellation because they leave, and the reason."""
@@ -58,12 +58,12 @@ class WallTimeline(Timeline):
     def start(self) -> None:
         for peer in self.peers.of(control.CLIENT):
             if self.dynamics is None or peer.number not in self.dynamics:
-                self._comes(peer.number, joins_at_s(self.experiment, peer.number))
+                self._schedule_join(peer.number, joins_at_s(self.experiment, peer.number))
 
-    def give(self, task: messages.Task) -> None:
+    def assign(self, task: messages.Task) -> None:
         self.aggregator.leases[task.task].holder = task.client
         if self._private:
-            self._given[task.client] = task, self.clock.now_s()
+            self._assigned[task.client] = task, self.clock.now_s()
         self._tasks.append(task)
         if len(self._tasks) == AT_ONCE:
             self.flush()
@@ -71,13 +71,13 @@ class WallTimeline(Timeline):
     def flush(self) -> None:
         tasks, self._tasks = self._tasks, []
         if tasks:
-            self.ahead.secure()
+            self.write_ahead.secure()
         for task in tasks:
             peer = self.peers.get(control.CLIENT, task.client)
             if task.task not in self.aggregator.leases:
                 continue
             if self._private and (peer is None or not peer.ready):
-                self._fails(task.client, task.task, "its process has died")
+                self._schedule_failure(task.client, task.task, "its process has died")
             elif peer is not None:
                 frames = self.gate.transport.model_frames(task.entry)
                 if self.gate.send(peer, task, frames) and frames:
@@ -90,16 +90,16 @@ class WallTimeline(Timeline):
     def cancel(self, client: int, task: int) -> None:
         self.flush()
         if client in self._failed:
-            self.agenda.enter(Due(self.clock.now_s(), ARRIVAL, client, task))
+            self.agenda.add(Due(self.clock.now_s(), ARRIVAL, client, task))
             return
         peer = self.peers.get(control.CLIENT, client)
         if peer is not None:
             self.gate.send(peer, messages.Cancel(task))
 
-    def _fails(self, client: int, task: int, reason: str) -> None:
+    def _schedule_failure(self, client: int, task: int, reason: str) -> None:
         """Schedule the failure of a private run's trip for the time at which the trip would have ended."""
-        lease, (order, given_s) = self.aggregator.leases[task], self._given[client]
-        ends_s = given_s + order.wait_s + self.plan(order).over_s(private=True)
+        lease, (order, assigned_s) = self.aggregator.leases[task], self._assigned[client]
+        ends_s = assigned_s + order.wait_s + self.plan(order).over_s(private=True)
         lease.holder = -1
         self.aggregator.fetched(lease.slot)
         self.aggregator.delivered(lease.slot)
@@ -108,41 +108,43 @@ class WallTimeline(Timeline):
             move = self.dynamics.move(client)
             if move.why == "died" and move.at_s < ends_s:  # the declared death happens without a process too
                 self._leaving[client], ends_s = move.why, move.at_s
-        self.agenda.enter(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
+        self.agenda.add(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
 
-    def heard(self, said: messages.Done | messages.TaskResult | GivenBack) -> Iterator[Happening]:
+    def task_ended(
+        self, result: messages.Done | messages.TaskResult | TaskReturned
+    ) -> Iterator[TimelineEvent]:
         """Handle a task's end. A client that was to give the task up leaves just before the event."""
-        assert not isinstance(said, messages.TaskResult), "no worker serves the wall clock"
-        client, now_s = said.client, self.clock.now_s()
+        assert not isinstance(result, messages.TaskResult), "no worker serves the wall clock"
+        client, now_s = result.client, self.clock.now_s()
         why = self._leaving.pop(client, None)
-        if isinstance(said, messages.Done):
+        if isinstance(result, messages.Done):
             if why is not None:
                 yield Left(client, now_s, why, finishes=True)
-            yield Delivery(said, now_s)
+            yield Delivery(result, now_s)
         elif why is not None:
             yield Left(client, now_s, why)
-        elif self._private and said.task not in self.core.cancelled:
-            self._fails(client, said.task, said.reason)
+        elif self._private and result.task not in self.core.cancelled:
+            self._schedule_failure(client, result.task, result.reason)
         else:
-            yield Failed(client, said.task, now_s, said.reason)
+            yield Failed(client, result.task, now_s, result.reason)
 
     @property
     def expected(self) -> int:
-        return len(self._coming)
+        return len(self._next_join_s)
 
-    def ready(self, peer: Peer) -> Iterator[Happening]:
+    def ready(self, peer: Peer) -> Iterator[TimelineEvent]:
         client = peer.number
         if peer.role != control.CLIENT:
             return
         if self.dynamics is None or client not in self.dynamics:
             if self._not_before(client, now_s := self.clock.now_s()) > now_s:
-                self._comes(client, now_s)
+                self._schedule_join(client, now_s)
             else:
                 yield from self._join(client, 0.0)
         elif self.dynamics.move(client).joins:
-            self._comes(client, self.dynamics.move(client).at_s)
+            self._schedule_join(client, self.dynamics.move(client).at_s)
 
-    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[Happening]:
+    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[TimelineEvent]:
         if peer.role != control.CLIENT:
             return
         client, now_s = peer.number, self.clock.now_s()
@@ -156,7 +158,7 @@ class WallTimeline(Timeline):
             assert task is not None
             yield Failed(client, task, now_s, "cancelled")
         elif task is not None and client not in self._failed:
-            self._fails(client, task, end.reason)
+            self._schedule_failure(client, task, end.reason)
 
     def declares_death(self, end: control.Departed) -> bool:
         if end.role != control.CLIENT or self.dynamics is None or end.peer not in self.dynamics:
@@ -173,15 +175,15 @@ class WallTimeline(Timeline):
         left_ms = (head.at_s - self.clock.now_s()) * self.clock.time_scale * 1000
         return 1000 if left_ms >= 1000 else max(0, int(left_ms) + 1)
 
-    def due(self) -> Iterator[Happening]:
-        self._follow()
+    def due(self) -> Iterator[TimelineEvent]:
+        self._schedule_changes()
         while (due := self.agenda.head) is not None and due.at_s <= self.clock.now_s():
-            self.agenda.take()
+            self.agenda.pop()
             if due.kind == TICK:
                 yield Ticked(self.clock.now_s())
             elif due.kind == JOIN:
-                if self._coming.get(due.client) == due.at_s:
-                    del self._coming[due.client]
+                if self._next_join_s.get(due.client) == due.at_s:
+                    del self._next_join_s[due.client]
                 if self._joins(due):
                     yield from self._join(due.client, due.at_s)
             elif due.kind == ARRIVAL:
@@ -192,24 +194,24 @@ class WallTimeline(Timeline):
                     else:
                         yield Failed(due.client, due.task, self.clock.now_s(), reason)
             else:
-                yield from self._go(due)
-            self._follow()
+                yield from self._leave(due)
+            self._schedule_changes()
 
-    def _follow(self) -> None:
+    def _schedule_changes(self) -> None:
         if self.dynamics is None:
             return
         for client in self.dynamics.moved():
             move = self.dynamics.move(client)
             if move.joins:
-                self._comes(client, move.at_s)
+                self._schedule_join(client, move.at_s)
             elif move.why != "died" and move.at_s < math.inf:  # a dying process ends by itself
-                self.agenda.enter(Due(move.at_s, LEAVE, client))
+                self.agenda.add(Due(move.at_s, LEAVE, client))
 
-    def _comes(self, client: int, at_s: float) -> None:
+    def _schedule_join(self, client: int, at_s: float) -> None:
         at_s = self._not_before(client, at_s)
-        if at_s < math.inf and self._coming.get(client) != at_s:
-            self._coming[client] = at_s
-            self.agenda.enter(Due(at_s, JOIN, client))
+        if at_s < math.inf and self._next_join_s.get(client) != at_s:
+            self._next_join_s[client] = at_s
+            self.agenda.add(Due(at_s, JOIN, client))
 
     def _joins(self, due: Due) -> bool:
         """Return True if a scheduled join is still valid."""
@@ -221,13 +223,13 @@ class WallTimeline(Timeline):
     def _not_before(self, client: int, at_s: float) -> float:
         return max(at_s, self._returns_s.get(client, at_s))
 
-    def _join(self, client: int, at_s: float) -> Iterator[Happening]:
+    def _join(self, client: int, at_s: float) -> Iterator[TimelineEvent]:
         peer = self.peers.get(control.CLIENT, client)
         here = self._private and self.core.connected(client)
         if peer is not None and peer.ready and self.core.stopped is None and not here:
             yield Joined(client, max(at_s, self.clock.now_s()))
 
-    def _go(self, due: Due) -> Iterator[Happening]:
+    def _leave(self, due: Due) -> Iterator[TimelineEvent]:
         assert self.dynamics is not None
         client, core, move = due.client, self.core, self.dynamics.move(due.client)
         if move.joins or move.at_s != due.at_s or core.stopped is not None or client in self._leaving:
@@ -241,7 +243,7 @@ class WallTimeline(Timeline):
             self._leaving[client] = move.why
             self.cancel(client, task)
 
-    def restore(self, restored: Restored, order: Order) -> Iterator[Happening]:
+    def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
         """Restart all clients: their processes and tasks are gone. They return at random times.
 
         Clients without a task leave first, so that no idle client is started in place of one that had a task.

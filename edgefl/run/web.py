@@ -78,24 +78,24 @@ class _PageView(RunView):
     def say(self, text: str, *, at_once: bool = False) -> None:
         super().say(text)
         self._view.say(text, at_once=at_once)
-        self._tell(control.Said(text))
+        self._send(control.Activity(text))
 
     def restarted(self, text: str) -> None:
         self.running, self.note = False, text
         self._view.restarted(text)
-        self._tell(control.Said(text, restarted=True))
+        self._send(control.Activity(text, restarted=True))
 
     def describe(
         self, clients: ClientInfos, prepared: control.Prepared, scale: TimeScale, remark: str = ""
     ) -> None:
         super().describe(clients, prepared, scale, remark)
         self._view.describe(clients, prepared, scale, remark)
-        self._tell(control.Described(list(clients.kinds), self.workload, scale))
+        self._send(control.Described(list(clients.kinds), self.workload, scale))
 
     def update(self, progress: control.Progress) -> None:
         super().update(progress)
         self._view.update(progress)
-        self._tell(progress)
+        self._send(progress)
 
     def __enter__(self) -> Self:
         with self._listener as listener:
@@ -106,8 +106,8 @@ class _PageView(RunView):
             # Other users of this machine can reach the port, but cannot guess the path.
             path = f"/{secrets.token_urlsafe(12)}/"
             say(f"edgefl: live at http://127.0.0.1:{listener.getsockname()[1]}{path}", err=True)
-        self._tell(control.Shown(self.experiment, str(self._folder), path))
-        self._tell(control.Said(self.note))
+        self._send(control.Shown(self.experiment, str(self._folder), path))
+        self._send(control.Activity(self.note))
         self._view.__enter__()
         return self
 
@@ -116,7 +116,7 @@ class _PageView(RunView):
         try:
             self._view.__exit__(kind, error, trace)
         finally:
-            self._tell(control.Ended(self._view.outcome(error)))
+            self._send(control.Ended(self._view.outcome(error)))
             self._channel.close()
             self._end()
 
@@ -124,7 +124,7 @@ class _PageView(RunView):
         if self._process is not None:
             end_child(self._process, GRACE_S)
 
-    def _tell(self, message: control.ToWeb) -> None:
+    def _send(self, message: control.ToWeb) -> None:
         """Send a message, unless the process does not run or has fallen behind."""
         if self._process is not None and self._channel.has_room:
             self._channel.tell(message)

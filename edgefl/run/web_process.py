@@ -74,18 +74,18 @@ def main(channel_fd: int, parent_pid: int, listener_fd: int) -> int:
 async def _serve(channel: Channel[control.ToWeb], live: LivePage, listener: socket.socket) -> None:
     ended = asyncio.Event()
 
-    def news() -> None:
+    def receive() -> None:
         try:
             for message in channel.receive_ready():
-                live.take(message)
+                live.handle(message)
         except Closed:
             asyncio.get_running_loop().remove_reader(channel.fileno())
             ended.set()
 
     server = WebServer(live.answer)
     await server.start(listener)
-    asyncio.get_running_loop().add_reader(channel.fileno(), news)
-    news()  # messages that arrived together with the first one
+    asyncio.get_running_loop().add_reader(channel.fileno(), receive)
+    receive()  # messages that arrived together with the first one
     await ended.wait()
     live.end("ended")
     await server.close(FAREWELL_S)
@@ -127,10 +127,10 @@ class LivePage:
         self._picture = b""
         self._new = asyncio.Event()
 
-    def take(self, message: control.ToWeb) -> None:
+    def handle(self, message: control.ToWeb) -> None:
         """Handle a message of the supervisor; update the page at most about once a second."""
         match message:
-            case control.Said(text=text, restarted=again):
+            case control.Activity(text=text, restarted=again):
                 (self._view.restarted if again else self._view.say)(text)
             case control.Described():
                 self._fleet, view = message.fleet, self._view
@@ -160,20 +160,20 @@ class LivePage:
         new, self._new = self._new, asyncio.Event()
         new.set()
 
-    def _drawn(self) -> bytes:
+    def _encoded(self) -> bytes:
         """Return the page's data as JSON, encoded once for all readers."""
         self._picture = self._picture or msgspec.json.encode(self.picture())
         return self._picture
 
     def answer(self, path: str) -> WebReply | None:
         """Reply to a request below the page's secret path: the page, its event stream, or a phone."""
-        given, rest = path.encode()[: len(self._path)], path[len(self._path) :]
-        return self._below(rest) if hmac.compare_digest(given, self._path) else None
+        prefix, rest = path.encode()[: len(self._path)], path[len(self._path) :]
+        return self._below(rest) if hmac.compare_digest(prefix, self._path) else None
 
     def _below(self, path: str) -> WebReply | None:
         if path == "":
             before, behind, policy = self._document
-            picture = self._drawn().replace(b"<", b"\\u003c")
+            picture = self._encoded().replace(b"<", b"\\u003c")
             return WebReply(HTML, before.encode() + picture + behind.encode(), policy)
         if path == "events":
             return WebReply("text/event-stream", self._pictures())
@@ -187,7 +187,7 @@ class LivePage:
     async def _pictures(self) -> AsyncGenerator[bytes, None]:
         while True:
             new, ended = self._new, self._ended
-            yield b"data: " + self._drawn() + b"\n\n"
+            yield b"data: " + self._encoded() + b"\n\n"
             if ended:
                 return
             await new.wait()
@@ -303,7 +303,7 @@ class LivePage:
         facts = self._facts(client)
         with suppress(EdgeflError), Record(self._folder) as record:  # without a record yet, show less
             row, trips, incidents = record.phone(client, LAST_TRIPS, LAST_INCIDENTS, LAST_TASKS)
-            facts |= {} if row is None else _of_row(row)
+            facts |= {} if row is None else _recorded_facts(row)
         state = STATES[self._states[client]] if client < len(self._states) else "not connected"
         none = '<p class="about">No {} yet.</p>'
         shown = [(f"{one.at_s:.1f}", one.kind, one.detail) for one in incidents]
@@ -324,7 +324,7 @@ class LivePage:
         return facts
 
 
-def _of_row(row: ClientRow) -> dict[str, str]:
+def _recorded_facts(row: ClientRow) -> dict[str, str]:
     """Describe a client's facts from the record."""
     return {
         "Step": "" if row.step_s is None else f"{number(row.step_s)} s declared, for a whole batch",

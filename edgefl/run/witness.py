@@ -47,7 +47,7 @@ class Witness:
             self._open = task
             os.write(self._fd, f"done {self._client} {task} {checksum}\n".encode())
 
-    def given_another(self) -> None:
+    def next_task(self) -> None:
         """Log that the client received its next task."""
         if self._fd is not None and self._open is not None:
             os.write(self._fd, f"acknowledged {self._client} {self._open}\n".encode())

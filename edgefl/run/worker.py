@@ -23,9 +23,9 @@ from edgefl.zeromq.sockets import Frame
 if TYPE_CHECKING:
     from edgefl.run.workload import Workload
 
-TELL_NS = 300_000
+SEND_NS = 300_000
 """Maximum delay of results to send them together, while there is more to compute, ns."""
-LOOK_NS = 2_000_000
+POLL_NS = 2_000_000
 """Interval between checks for messages during training, ns."""
 
 
@@ -48,61 +48,61 @@ class VirtualWorker:
         self._transport = CLIENT_ENDS[server.transport](buffer, self._server.send)
         self._update = UpdateMaker(workload, buffer)
         self._own: Raw = np.zeros(0 if self._shared else buffer.shape.update_bytes, dtype=np.uint8)
-        self._hand: deque[tuple[messages.Task, Sequence[Frame]]] = deque()
+        self._queue: deque[tuple[messages.Task, Sequence[Frame]]] = deque()
         self._cancelled = False
         self._results: list[messages.TaskResult] = []
-        self._told_ns = self._look_ns = 0
+        self._sent_ns = self._next_poll_ns = 0
 
     def run(self) -> None:
         self._server.serve(self._answer)
 
     def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
-        self._hear(message, frames)
-        while self._hand:
-            task, frames = self._hand.popleft()
+        self._handle(message, frames)
+        while self._queue:
+            task, frames = self._queue.popleft()
             self._server.task, self._cancelled = task.task, False
             self._transport.begin(task)
             self._begun[0] = task.task  # blamed if this process dies now
             self._server.attempt(task, partial(self._compute, task, frames))
             self._server.task = None
-            if time.monotonic_ns() > self._told_ns + TELL_NS:
-                self._tell()
-            self._look()
-        self._tell()
+            if time.monotonic_ns() > self._sent_ns + SEND_NS:
+                self._send_results()
+            self._poll()
+        self._send_results()
 
-    def _tell(self) -> None:
+    def _send_results(self) -> None:
         if self._results:
-            self._server.say(messages.Trained(self._results))
+            self._server.report(messages.Trained(self._results))
             self._results = []
-        self._told_ns = time.monotonic_ns()
+        self._sent_ns = time.monotonic_ns()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now_ns = time.monotonic_ns()
-        if now_ns < self._look_ns:
+        if now_ns < self._next_poll_ns:
             return
-        self._look_ns = now_ns + LOOK_NS
-        while (got := self._server.take()) is not None:
-            self._hear(*got)
+        self._next_poll_ns = now_ns + POLL_NS
+        while (got := self._server.poll()) is not None:
+            self._handle(*got)
         self._server.beat()
 
-    def _hear(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
+    def _handle(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
         match message:
             case messages.Tasks(tasks=orders):
-                self._take_from_hand([task.task for task in orders])  # replace repeated orders
-                self._hand.extend((task, frames) for task in orders)
+                self._unqueue([task.task for task in orders])  # replace repeated orders
+                self._queue.extend((task, frames) for task in orders)
             case messages.Withdraw(tasks=tasks):
                 self._cancelled |= self._server.task in tasks
-                for task in self._take_from_hand(tasks):
-                    self._server.give_back(task, "cancelled")
+                for task in self._unqueue(tasks):
+                    self._server.return_task(task, "cancelled")
             case messages.Bye():
                 raise Leave
             case _:
                 raise WireError(f"a worker cannot answer {type(message).__name__}")
 
-    def _take_from_hand(self, tasks: Sequence[int]) -> list[messages.Task]:
-        taken = [task for task, _ in self._hand if task.task in tasks]
+    def _unqueue(self, tasks: Sequence[int]) -> list[messages.Task]:
+        taken = [task for task, _ in self._queue if task.task in tasks]
         if taken:
-            self._hand = deque(item for item in self._hand if item[0].task not in tasks)
+            self._queue = deque(item for item in self._queue if item[0].task not in tasks)
         return taken
 
     def _compute(self, task: messages.Task, frames: Sequence[Frame]) -> None:
@@ -117,7 +117,7 @@ class VirtualWorker:
             steps = self._workload.plan(*place, cut.end, task.condition).steps
 
         def after_step(_: float) -> None:
-            self._look()
+            self._poll()
             if self._cancelled:
                 raise Cancelled
 
@@ -164,7 +164,7 @@ def run_evaluator(spec: control.Spawn, workload: Workload, buffer: ParameterBuff
         assert isinstance(message, messages.Assess), f"an evaluator cannot answer {message}"
         buffer.read_model(message.entry, message.version, workload.flat.whole)
         found, scores = workload.assess(message.version, server.beat)
-        server.say(
+        server.report(
             messages.Assessed(
                 version=message.version,
                 loss=float(found.loss),

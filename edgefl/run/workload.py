@@ -173,7 +173,7 @@ class Workload:
             Strategy.begin_trip,
             Strategy.end_trip,
         )
-        self.needs_given = own is not None or keeps
+        self.needs_inputs = own is not None or keeps
         """True if a trip's training needs the trip's `TripInputs`."""
         self._state = self.flat.trainable * (1 + self.rule.state_vectors) if own is None else 0
         """Number of gradient and optimizer-state elements; those of a user's function are in its trace."""
@@ -299,13 +299,13 @@ class Workload:
         """Train the model in `flat` as on this trip, for ``steps`` steps if given.
 
         ``done`` is called after each step with the step's time at the device's full speed, seconds. ``given``
-        holds the trip's inputs; only custom training and strategies with vectors use them (`needs_given`).
+        holds the trip's inputs; only custom training and strategies with vectors use them (`needs_inputs`).
         """
         rng = stream(self.experiment.seed, "batches", client, trip)
         step_s, data, rows = self._trips.step_s, self.data, self._rows[client]
         step = None if done is None else lambda examples: done(step_s(client, examples))
         x, y, rule = data.train_x, data.train_y, self._own_rule(client)
-        if given is None and self.needs_given:
+        if given is None and self.needs_inputs:
             given = self._blank()
         if given is None:
             return self._trainer.run(x, y, rule, rng, step, rows, steps)

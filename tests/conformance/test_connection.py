@@ -385,14 +385,14 @@ def test_what_may_not_have_been_heard_is_said_again_until_there_is_more_to_do(se
 
     def told() -> messages.FromServer:
         """What the peer is told next. Both ends are in this thread: neither may wait for the other."""
-        while (found := peer.take()) is None:
+        while (found := peer.poll()) is None:
             server.wait(1)
             said.extend(messages.decode_from_client(frames[0]) for _, frames in server.receive())
         return found[0]
 
     while not peer._socket.wait_to_send(1) and not peer._socket._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
         server.wait(0)
-    peer.say(gone)
+    peer.report(gone)
     hear(gone, gone, gone)
     tell(messages.Cancel(3))  # does not say that it was heard
     assert told() == messages.Cancel(3)
@@ -401,10 +401,10 @@ def test_what_may_not_have_been_heard_is_said_again_until_there_is_more_to_do(se
     tell(task)
     assert told() == task
     hear(messages.Beat(), messages.Beat())
-    peer.say(gone)
+    peer.report(gone)
     tell(task)  # a second time
     hear(gone, gone, gone)
-    assert peer.take() is None
+    assert peer.poll() is None
     peer._socket.close()
     os.close(lifeline)
     os.close(other)

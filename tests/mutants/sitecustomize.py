@@ -35,7 +35,7 @@ def counts_twice() -> None:
     """A message that says a second time that an update is whole is taken for another update."""
     from edgefl.run.gate import Gate
 
-    Gate._ended = lambda *_: None  # type: ignore[method-assign]
+    Gate._end_task = lambda *_: None  # type: ignore[method-assign]
 
 
 def says_twice() -> None:
@@ -43,13 +43,13 @@ def says_twice() -> None:
     from edgefl.run import messages
     from edgefl.run.connection import Connection
 
-    say = Connection.say
+    say = Connection.report
 
     def again(self: Connection, message: Any) -> None:
         for _ in range(1 + isinstance(message, messages.Done)):
             say(self, message)
 
-    Connection.say = again  # type: ignore[method-assign]
+    Connection.report = again  # type: ignore[method-assign]
 
 
 def _write_checkpoints_often() -> None:

@@ -310,7 +310,7 @@ def test_a_second_signal_kills_but_one_of_a_closed_terminal(number: int, trap: s
     """A terminal that closes says so twice, by its shell and by the kernel."""
     traps = f"trap {trap} {number}; (setsid sleep 300 &); echo up; while :; do sleep 0.05; done"
     running = start([phone("sh", "-c", traps) for _ in range(2)], options(print_lines=False))
-    with running, running.passing_signals():
+    with running, running.forwarding_signals():
         until_up(running)
         os.kill(os.getpid(), number)
         assert running.running

@@ -135,14 +135,14 @@ class World:
             watch,
             restored=self.aggregator.leases,
             running={} if restored is None else restored.tasks,
-            ahead=self.ahead,
+            write_ahead=self.ahead,
         )
 
     @property
     def stopped(self) -> str | None:
         return self.core.stopped
 
-    def give(self, task: messages.Task) -> None:
+    def assign(self, task: messages.Task) -> None:
         assert task.task not in self.tasks
         self.tasks[task.task] = task
         self.unsent.add(task.task)
@@ -159,7 +159,7 @@ class World:
     def cancel(self, client: int, task: int) -> None:
         self.cancelled.append((client, task))
 
-    def ask(self, version: int, entry: int) -> list[int]:
+    def request(self, version: int, entry: int) -> list[int]:
         assert self.buffer.entry_version[entry] == version
         self.assessed.append(version)
         counts = [min(version, 10), 0], [10, 0]
@@ -170,7 +170,7 @@ class World:
         return []
 
     def wake(self, at_s: float) -> None:
-        self._at(at_s, lambda: self.engine.take(Ticked(self.now)))
+        self._at(at_s, lambda: self.engine.handle(Ticked(self.now)))
 
     def _fetch(self, task: messages.Task, draw: np.random.Generator) -> None:
         model = np.empty(SIZE, np.float32)
@@ -182,7 +182,7 @@ class World:
     def _finish(self, task: messages.Task, model: np.ndarray, draw: np.random.Generator) -> None:
         place = (task.client, task.trip)
         if place in self.faults.given_back:
-            self.engine.take(Failed(task.client, task.task, self.now, "given back"))
+            self.engine.handle(Failed(task.client, task.task, self.now, "given back"))
             return
         update = (-0.1 * model + draw.normal(scale=0.01, size=SIZE)).astype(np.float32)
         if place in self.faults.nan:
@@ -193,7 +193,7 @@ class World:
         if place in self.faults.altered:
             slot[3] += 1.0
         self.buffer.written(task.slot, task=task.task, checksum=checksum)
-        self.engine.take(Delivery(self.done(task, checksum), self.now))
+        self.engine.handle(Delivery(self.done(task, checksum), self.now))
 
     def done(self, task: messages.Task, checksum: int) -> messages.Done:
         return msgspec.structs.replace(
@@ -203,7 +203,7 @@ class World:
 
     def join(self) -> World:
         for client in range(CLIENTS):
-            self.engine.take(Joined(client, self.now))
+            self.engine.handle(Joined(client, self.now))
         return self
 
     def turn(self) -> bool:

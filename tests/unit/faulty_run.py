@@ -1,6 +1,6 @@
 """A server's and its clients' real parts around a transport that drops, repeats, delays and reorders.
 
-Real are gate, roster, timeline, engine, core, aggregator, parameter buffer and record, and each client's
+Real are gate, lifecycle, timeline, engine, core, aggregator, parameter buffer and record, and each client's
 `Connection`; sockets are queues, time is a number, and training is an update that is known beforehand.
 """
 
@@ -33,10 +33,10 @@ from edgefl.run.clock import Alarms
 from edgefl.run.connection import Cancelled, Connection
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
-from edgefl.run.gate import Refusal, Unheard
-from edgefl.run.peers import Roster
+from edgefl.run.gate import Refusal, ResendRequest
+from edgefl.run.peers import PeerLifecycle
 from edgefl.run.slots import Lease
-from edgefl.run.timeline import Happening, Timeline
+from edgefl.run.timeline import Timeline, TimelineEvent
 from edgefl.run.wall import WallTimeline
 from edgefl.zeromq.sockets import Frame
 
@@ -138,7 +138,7 @@ class FaultyRun(Parts):
         self.alarms = Alarms(self.hand)
         self.orders: list[Any] = []
         channel: Any = SimpleNamespace(send=self.orders.append)
-        self.roster = Roster(self.peers, wanted, self.store, self.clock, self.alarms, channel)
+        self.lifecycle = PeerLifecycle(self.peers, wanted, self.store, self.clock, self.alarms, channel)
         self.timeline, self.engine = self.served(wanted)
         self.clients: dict[bytes, Any] = {}
         """The peers' processes, by name."""
@@ -159,7 +159,7 @@ class FaultyRun(Parts):
         ahead = WriteAhead(self.store, self.aggregator, self.watch)
         timeline = WallTimeline(wanted, self.clock, *parts, trips, ahead)
         said_of = (timeline, self.evaluation, self.watch)
-        return timeline, Engine(self.core, self.aggregator, self.store, *said_of, ahead=ahead)
+        return timeline, Engine(self.core, self.aggregator, self.store, *said_of, write_ahead=ahead)
 
     def _watched_sum(self, action: Sum, entry: int) -> Any:
         result = self._sum(action, entry)
@@ -177,7 +177,7 @@ class FaultyRun(Parts):
         self.timeline.expect()
         self.clock.start()
         self.timeline.start()
-        self.alarms.every(self.roster.look_every_s, lambda: self.roster.find_silent(0.0))
+        self.alarms.every(self.lifecycle.check_every_s, lambda: self.lifecycle.find_silent(0.0))
         for peer in self.peers.of(*get_args(control.Role)):
             self.spawn(peer.role, peer.number, 0)
 
@@ -190,7 +190,7 @@ class FaultyRun(Parts):
     def started(self, spec: control.Spawn) -> Any:
         """A process that was just started."""
         client = Client(spec, Connection(spec, HEARTBEAT_S, -1))
-        client.connection.say(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
+        client.connection.report(messages.Ready(spec.peer, spec.epoch, spec.role, spec.password))
         return client
 
     def turn(self) -> None:
@@ -204,20 +204,20 @@ class FaultyRun(Parts):
         for peer, message in self.gate.receive():
             match message:
                 case Refusal(kind=kind, detail=detail):
-                    self.roster.expel(peer, kind, detail)
+                    self.lifecycle.expel(peer, kind, detail)
                 case messages.Ready() if peer.role == control.EVALUATOR:
                     self.evaluation.send()
                 case messages.Ready():
                     self._take(self.timeline.ready(peer))
                 case messages.Assessed():
-                    if self.evaluation.answered(message.version):
+                    if self.evaluation.complete(message.version):
                         self.engine.assessed(message)
-                case Unheard() if peer.role == control.EVALUATOR:
+                case ResendRequest() if peer.role == control.EVALUATOR:
                     self.evaluation.send()
-                case Unheard():
-                    self.timeline.unheard(peer)
+                case ResendRequest():
+                    self.timeline.resend(peer)
                 case _:
-                    self._take(self.timeline.heard(message))
+                    self._take(self.timeline.task_ended(message))
         self.engine.retry_sum()
         self._take(self.timeline.due())
         self.alarms.run_due()
@@ -231,7 +231,7 @@ class FaultyRun(Parts):
             del self.clients[name]
             Line.lines.pop(name, None)
             end = control.Departed(order.role, order.peer, order.epoch, "killed")
-            departure = self.roster.departed(end)
+            departure = self.lifecycle.departed(end)
             assert departure is not None
             self._take(self.timeline.departed(departure[0], end, given_up=departure[1]))
         for client in list(self.clients.values()):
@@ -239,21 +239,21 @@ class FaultyRun(Parts):
         if self.hand.at - self.moved_s > STALL_S:
             raise Broken(f"no version for {STALL_S:g} s: {len(self.core.idle)} of {CLIENTS} clients are idle")
 
-    def _take(self, happenings: Iterator[Happening]) -> None:
+    def _take(self, happenings: Iterator[TimelineEvent]) -> None:
         for happening in happenings:
             if hasattr(happening, "done"):
                 task = happening.done.task
                 if task in self.arrivals:
                     raise Broken(f"task {task} arrives twice")
                 self.arrivals.add(task)
-            self.engine.take(happening)
+            self.engine.handle(happening)
 
     def act(self, client: Any) -> None:
         """A process does what it can do at this instant."""
         connection, task = client.connection, client.task
         connection.beat()
         if task is None:
-            if (got := connection.take()) is None or not isinstance(got[0], messages.Task):
+            if (got := connection.poll()) is None or not isinstance(got[0], messages.Task):
                 return
             client.task = got[0]
             connection.task = got[0].task
@@ -263,7 +263,7 @@ class FaultyRun(Parts):
         try:
             connection.check()
         except Cancelled:
-            connection.give_back(task, "cancelled")
+            connection.return_task(task, "cancelled")
         else:
             if self.hand.at < client.whole_s:
                 return
@@ -286,7 +286,7 @@ class FaultyRun(Parts):
                 chunk = messages.Chunk(task.task, task.slot, start)
                 connection.send([messages.encode(chunk), body[start : start + len(body) // 2]])
         self.said.add(task.task)
-        connection.say(done(task.task, lease, checksum))
+        connection.report(done(task.task, lease, checksum))
 
     def check(self) -> Counter[str]:
         """Each task has ended once, or its client has it; returns how they ended."""

@@ -25,7 +25,7 @@ from edgefl.run.gate import Checked, Gate
 from edgefl.run.peers import Peer, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.slots import Aggregator, Lease
-from edgefl.run.timeline import Happening
+from edgefl.run.timeline import TimelineEvent
 from edgefl.run.transport import SERVER_ENDS
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet
@@ -181,11 +181,11 @@ class Parts:
         return list(self.gate.receive())
 
 
-def take(engine: Engine, happenings: Iterator[Happening]) -> list[Happening]:
+def take(engine: Engine, happenings: Iterator[TimelineEvent]) -> list[TimelineEvent]:
     """Have the engine deal with each as it comes; returns them."""
     taken = []
     for happening in happenings:
-        engine.take(happening)
+        engine.handle(happening)
         taken.append(happening)
     return taken
 

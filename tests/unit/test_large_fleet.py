@@ -100,7 +100,7 @@ def test_a_fleet_may_be_larger_than_the_data_where_a_function_splits_them(
 def test_what_comes_by_itself_is_asked_for_one_by_one() -> None:
     agenda, asked = Agenda(), itertools.count()
     agenda.follow(Due(float(next(asked)), JOIN, client) for client in range(MANY))
-    agenda.enter(Due(1.0, TICK))
-    taken: list[Any] = [agenda.take() for _ in range(4)]
+    agenda.add(Due(1.0, TICK))
+    taken: list[Any] = [agenda.pop() for _ in range(4)]
     assert [(due.at_s, due.kind) for due in taken] == [(0.0, JOIN), (1.0, TICK), (1.0, JOIN), (2.0, JOIN)]
     assert next(asked) == 4

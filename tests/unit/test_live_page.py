@@ -54,16 +54,16 @@ def page_of(folder: Path, clock: str = "wall", name: str = "trial") -> LivePage:
     fleet = Fleet(devices={"pixel-4": 3, "pi-4": 1}, network="lte")
     trial = Experiment(name=name, fleet=fleet, clock=Clock(kind=clock), stop=Stop(versions=200))
     page = LivePage(trial, folder, "/secret/")
-    page.take(control.Said("loading data and model"))
+    page.handle(control.Activity("loading data and model"))
     scale = TimeScale(2.0, 0.3, 0.1, "why", "fits")
     rows = [("pixel-4", "lte", 3), ("pi-4", "lte", 1)]
-    page.take(control.Described(rows, "digits, mlp with 4,810 parameters", scale))
+    page.handle(control.Described(rows, "digits, mlp with 4,810 parameters", scale))
     return page
 
 
 def told(page: LivePage, **changes: Any) -> None:
     trial = Experiment(fleet=Fleet(devices={"pixel-4": 3, "pi-4": 1}))
-    page.take(progress(trial, states=bytes([0, 1, 3, 4]), **changes))
+    page.handle(progress(trial, states=bytes([0, 1, 3, 4]), **changes))
 
 
 def picture(page: LivePage) -> Any:
@@ -179,9 +179,9 @@ def test_the_stream_gives_a_picture_for_each_change_and_the_end(record: Path) ->
         waiting = asyncio.ensure_future(anext(parts))
         await asyncio.sleep(0)
         assert not waiting.done()
-        page.take(control.Said("starting the clients"))
+        page.handle(control.Activity("starting the clients"))
         found.append(await waiting)
-        page.take(control.Ended("done"))
+        page.handle(control.Ended("done"))
         found += [part async for part in parts]
         return found
 

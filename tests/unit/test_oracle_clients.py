@@ -23,7 +23,7 @@ from edgefl.core.events import Arrived, Joined, Release, Sum, Summed, Train
 from edgefl.devices.fleet import fleet_of
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run.demands import shape_of
-from edgefl.run.engine import taken
+from edgefl.run.engine import is_kept
 from edgefl.run.slots import Aggregator
 from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
@@ -173,7 +173,7 @@ class RealParts:
             while core.stopped is None:
                 event = queue.pop(0) if queue else arriving.pop(0)
                 actions = core.handle(event)
-                if isinstance(event, Arrived) and taken(event.task, actions):
+                if isinstance(event, Arrived) and is_kept(event.task, actions):
                     buffer.accepted(event.client, event.task)
                 for action in actions:
                     match action:

@@ -27,7 +27,7 @@ from edgefl.host.host_operations import FEMNIST_FLOP
 from edgefl.host.verdict import Conditions
 from edgefl.programs import Phone, cpu_share, keeper, messages
 from edgefl.programs.messages import Begin
-from edgefl.programs.phone import look_up, open_doors
+from edgefl.programs.phone import look_up, open_listeners
 from edgefl.programs.relay import AHEAD_S, LEAST_WINDOW_BYTES, STALL_S, EmulatedTime, Flow, PhoneLink, carry
 from edgefl.programs.result import PhoneResult, judge, way_result
 from edgefl.programs.way import LinkWay, Transmission
@@ -97,16 +97,16 @@ def test_a_server_is_waited_for_at_the_end_while_it_takes_something() -> None:
         link = PhoneLink(0, load_network("3g-slow"), Begin(0, 2.0, 0))
         now, up = [10.0], link.flows["up"]
         link.clock = up.clock = SimpleNamespace(now=lambda: now[0], scale=2.0)  # type: ignore[assignment]
-        assert not link.delivers()
+        assert not link.is_delivering()
         link.sending.add(asyncio.current_task())  # type: ignore[arg-type]
         part = up.enter(1000, waited=False)
         looks = int(STALL_S / AHEAD_S)
-        assert all(link.delivers() for _ in range(2 * looks))
+        assert all(link.is_delivering() for _ in range(2 * looks))
         now[0] = up.way.due_s
-        assert all(link.delivers() for _ in range(looks))
-        assert not all(link.delivers() for _ in range(looks))
+        assert all(link.is_delivering() for _ in range(looks))
+        assert not all(link.is_delivering() for _ in range(looks))
         up.arrived(part, 1000, held_up=True)
-        assert link.delivers()
+        assert link.is_delivering()
 
     asyncio.run(delivered())
 
@@ -219,7 +219,7 @@ def test_what_cannot_be_is_one_line(changes: dict[str, object], says: str) -> No
 )
 def test_a_wrong_connection_is_one_line(connects: dict[int, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        open_doors(look_up([msgspec.structs.replace(CAT, connects=connects)]))
+        open_listeners(look_up([msgspec.structs.replace(CAT, connects=connects)]))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from edgefl import experiment, failpoints
 from edgefl.core.events import Left
 from edgefl.errors import ConfigError
 from edgefl.run import resume
-from edgefl.run.timeline import Ahead
+from edgefl.run.timeline import InFlightWork
 from edgefl.strategies.fedbuff import FedBuff
 
 STRATEGY = FedBuff(buffer_size=4, momentum=0.9, server_lr=0.3)
@@ -46,7 +46,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
         if passed > 20:
             raise Killed
 
-    resume.save(tmp_path / "killed", server.engine, Ahead(), [])
+    resume.save(tmp_path / "killed", server.engine, InFlightWork(), [])
     with monkeypatch.context() as patch:
         patch.setattr(failpoints, "pass_by", pass_by)
         with pytest.raises(Killed):
@@ -59,7 +59,7 @@ def test_no_version_is_made_twice_where_its_noise_would_differ(killed: Server, t
     secure = pytest.raises(ConfigError, match="killed under the wall clock, with secure noise")
     for status in ("running", "interrupted"):
         killed.store.set_meta(status=status)
-        resume.save(tmp_path / "killed", killed.engine, Ahead(), [])
+        resume.save(tmp_path / "killed", killed.engine, InFlightWork(), [])
         fresh = Server(tmp_path / status)
         parts = (tmp_path / "killed", fresh.core, fresh.aggregator, killed.store)
         if status == "running":

@@ -25,7 +25,7 @@ from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
 from edgefl.run import engine, messages, resume
 from edgefl.run.slots import SumResult
-from edgefl.run.timeline import Ahead, Delivery, Happening
+from edgefl.run.timeline import Delivery, InFlightWork, TimelineEvent
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet
@@ -130,15 +130,15 @@ def test_the_model_is_the_sum_of_what_is_on_record(tmp_path: Path) -> None:
     """The record's weights on the clients' updates, in float64, give the model."""
     world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(versions=12))
     updates: dict[int, Any] = {}
-    real = world.engine.take
+    real = world.engine.handle
 
-    def keep(happening: Happening) -> None:
+    def keep(happening: TimelineEvent) -> None:
         if isinstance(happening, Delivery):
             slot = world.aggregator.leases[happening.done.task].slot
             updates[happening.done.task] = world.buffer.slot(slot).astype(np.float64)
         real(happening)
 
-    world.engine.take = keep  # type: ignore[method-assign]
+    world.engine.handle = keep  # type: ignore[method-assign]
     model = world.buffer.model(0).astype(np.float64)
     world.join().finish()
     world.close()
@@ -209,7 +209,7 @@ def test_an_interrupted_run_carries_on(tmp_path: Path, name: str, moment: str, c
         assert first.turn()
     held = {u.task: first.buffer.slot(first.aggregator.leases[u.task].slot).copy() for u in first.core.held}
     assert held
-    resume.save(tmp_path, first.engine, Ahead(), [])
+    resume.save(tmp_path, first.engine, InFlightWork(), [])
     model, version = first.model(), first.core.version
     vectors = [vector.tobytes() for vector in first.buffer.vectors(first.buffer.latest[1])]
     for _ in range(25):
@@ -222,7 +222,7 @@ def test_an_interrupted_run_carries_on(tmp_path: Path, name: str, moment: str, c
     for task, update in held.items():
         assert world.buffer.slot(world.aggregator.leases[task].slot).tobytes() == update.tobytes()
     for client in sorted((*world.core.running, *world.core.idle)):
-        world.engine.take(Left(client, world.now, "interrupted"))
+        world.engine.handle(Left(client, world.now, "interrupted"))
     world.engine.carry_out(world.core.pending())
     world.join().finish()
     assert world.stopped == "trips"
@@ -257,7 +257,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
     first = World(tmp_path / "run", STRATEGIES["fedbuff"], TRIPS).join()
     while first.core.version < 5 or not first.core.held:
         assert first.turn()
-    resume.save(tmp_path / "run", first.engine, Ahead(), [])
+    resume.save(tmp_path / "run", first.engine, InFlightWork(), [])
     first.close()
     last = checkpoint.latest(tmp_path / "run" / CHECKPOINTS)
     checkpoint.write(tmp_path / "run" / CHECKPOINTS, replace(last, **change(last)), [])
@@ -273,7 +273,7 @@ def test_a_checkpoint_of_what_the_record_has_lost_is_not_that_of_what_follows(tm
     for version in (3, 6):
         while first.core.version < version:
             assert first.turn()
-        resume.save(tmp_path, first.engine, Ahead(), [])
+        resume.save(tmp_path, first.engine, InFlightWork(), [])
         ends.append(first.store.seq)
     first.close()
     with Store(tmp_path, create=False) as store:

@@ -12,7 +12,7 @@ from run_parts import SIZE, Parts, done, ready
 
 from edgefl.run import messages
 from edgefl.run.control import CLIENT, EVALUATOR, WORKER
-from edgefl.run.gate import MOST_IDLE, MOST_REPEATS, GivenBack, Refusal
+from edgefl.run.gate import MOST_IDLE, MOST_REPEATS, Refusal, TaskReturned
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_peer_is_ready_once_and_as_itself_only(parts: Parts) -> None:
     parts.hand.at += 5
     parts.say(peer, messages.Beat())  # it is heard and says nothing
     assert parts.received() == []
-    assert peer.heard_s == parts.hand.at
+    assert peer.last_message_s == parts.hand.at
     for message in (ready(peer, peer=2), ready(peer, epoch=1), ready(peer, role="evaluator")):
         parts.say(peer, message)
         assert "on another's connection" in refused(parts)
@@ -119,7 +119,7 @@ def test_an_update_from_another_version_is_given_back_with_a_word(parts: Parts) 
     task, lease = parts.lease(client=1, holder=1)
     parts.say(peer, done(task, lease, parts.written(task, lease), trained_version=7))
     ((_, message),) = parts.received()
-    assert message == GivenBack(1, task, "version", f"task {task}: trained 7, was given 0")
+    assert message == TaskReturned(1, task, "version", f"task {task}: trained 7, was given 0")
 
 
 def test_only_the_holder_of_a_task_speaks_of_it(parts: Parts) -> None:
@@ -145,7 +145,7 @@ def test_a_task_that_is_given_back_says_why_in_bounds(parts: Parts, reason: str,
     peer = parts.peer(CLIENT, 1)
     task, _ = parts.lease(client=1, holder=1)
     parts.say(peer, messages.Gone(1, task, reason))
-    assert parts.received() == [(peer, GivenBack(1, task, kind, reason[:500]))]
+    assert parts.received() == [(peer, TaskReturned(1, task, kind, reason[:500]))]
     parts.say(peer, messages.Gone(1, task, reason))  # it is over: nobody waits for it
     assert parts.received() == []
 
@@ -186,7 +186,7 @@ def test_a_peer_that_takes_nothing_is_refused_and_one_that_is_gone_is_not(parts:
     stuck, gone, well = (parts.peer(CLIENT, number) for number in range(3))
     parts.socket.full.add(stuck.identity)
     parts.socket.gone.add(gone.identity)
-    parts.gate.goodbye(CLIENT)
+    parts.gate.dismiss(CLIENT)
     assert parts.socket.told(well) == [messages.Bye()]
     parts.gate.wait(1000)
     assert parts.socket.waited_ms == [0]  # there is something to say at once
@@ -239,7 +239,7 @@ def test_who_was_given_a_task_and_still_says_its_last_word_is_given_it_again(
     parts.buffer.retire(lease.entry)
     for _ in range(MOST_REPEATS + 1):
         parts.say(peer, ready(peer))
-    back = GivenBack(1, task, "failed", "its client has not heard of it")
+    back = TaskReturned(1, task, "failed", "its client has not heard of it")
     assert parts.received() == ([(peer, back)] if over == "wire" else [])
     parts.say(peer, done(task, lease, 5))  # it had heard, and is late
     if over == "wire":

@@ -1,4 +1,4 @@
-"""The table of peers and the roster: who is silent, dies or lies is found, and replaced or let go."""
+"""The table of peers and the lifecycle: who is silent, dies or lies is found, and replaced or let go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl.results.record import Record
 from edgefl.run import control
 from edgefl.run.clock import Alarms, WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, WORKER
-from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, STARTUP_S, Peer, Peers, Roster
+from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, STARTUP_S, Peer, PeerLifecycle, Peers
 
 
 class Table:
@@ -40,8 +40,8 @@ def test_who_is_ready_is_silent_after_the_time_allowed(table: Table) -> None:
     table.ready(CLIENT, 0)
     talker = table.ready(CLIENT, 1)
     table.now += 5.0
-    assert table.peers.heard(talker.identity) is talker
-    assert talker.heard_s == table.now
+    assert table.peers.sender_of(talker.identity) is talker
+    assert talker.last_message_s == table.now
     assert table.silent() == []
     table.now += 0.1
     assert table.silent() == [(CLIENT, 0)]
@@ -65,13 +65,13 @@ def test_late_news_of_a_predecessors_end_removes_nobody(table: Table, removed: b
     first = table.ready(CLIENT, 0)
     if removed:
         assert table.peers.remove(CLIENT, 0, 0) is first
-        assert (table.peers.heard(first.identity), table.peers.get(CLIENT, 0)) == (None, None)
+        assert (table.peers.sender_of(first.identity), table.peers.get(CLIENT, 0)) == (None, None)
     second = table.peers.expect(CLIENT, 0, epoch=1, deaths_in_a_row=1)
     assert (second.ready, second.expelled, second.deaths_in_a_row) == (False, False, 1)
     assert table.peers.remove(CLIENT, 0, 0) is table.peers.remove(CLIENT, 7, 0) is None
     assert table.peers.get(CLIENT, 0) is second
-    assert table.peers.heard(first.identity) is None  # a message of the dead that was still under way
-    assert table.peers.heard(second.identity) is second
+    assert table.peers.sender_of(first.identity) is None  # a message of the dead that was still under way
+    assert table.peers.sender_of(second.identity) is second
 
 
 class Looks:
@@ -85,7 +85,7 @@ class Looks:
     def after(self, seconds: float) -> bool:
         """Whether a look so much later than the one before finds it."""
         self.table.now += seconds
-        return [peer.number for peer, _ in self.table.peers.look(self.seconds, self.every_s)] == [0]
+        return [peer.number for peer, _ in self.table.peers.check_silence(self.seconds, self.every_s)] == [0]
 
 
 def test_time_in_which_nobody_looked_is_nobodys_silence(table: Table) -> None:
@@ -103,19 +103,19 @@ def test_who_hangs_is_found_by_a_server_that_is_always_late(table: Table, late_s
 
 
 class Office(Parts):
-    """A roster whose supervisor is a list."""
+    """A lifecycle whose supervisor is a list."""
 
     def __init__(self, folder: Path, **fleet: object) -> None:
         super().__init__(folder)
         self.folder, self.sent, self.alarms = folder, list[object](), Alarms(self.hand)
         clock = WallClock(2.0, monotonic=self.hand)
-        self.roster = Roster(self.peers, experiment(**fleet), self.store, clock, self.alarms, self)  # type: ignore[arg-type]
+        self.lifecycle = PeerLifecycle(self.peers, experiment(**fleet), self.store, clock, self.alarms, self)  # type: ignore[arg-type]
 
     def send(self, message: object) -> None:
         self.sent.append(message)
 
     def dies(self, peer: Peer, reason: str = "signal 9", **how: bool) -> tuple[Peer, bool] | None:
-        return self.roster.departed(control.Departed(peer.role, peer.number, peer.epoch, reason), **how)
+        return self.lifecycle.departed(control.Departed(peer.role, peer.number, peer.epoch, reason), **how)
 
     def incidents(self) -> list[tuple[str, int | None, str]]:
         self.store.commit()
@@ -133,24 +133,24 @@ def office(tmp_path: Path) -> Iterator[Office]:
 def test_a_peer_is_expelled_once_and_its_death_is_no_second_incident(office: Office) -> None:
     peer = office.peer(CLIENT, 2)
     for _ in range(2):
-        office.roster.expel(peer, "malformed", "rubbish" * 200)
+        office.lifecycle.expel(peer, "malformed", "rubbish" * 200)
     assert office.sent == [control.Expel(CLIENT, 2, 0)]
     office.dies(peer)
     assert office.incidents() == [("malformed", 2, ("rubbish" * 200)[:500])]
-    assert sum(office.roster.incidents.values()) == 1
+    assert sum(office.lifecycle.incidents.values()) == 1
 
 
 def test_where_no_socket_can_be_opened_a_peer_that_waits_in_vain_ends_the_run(office: Office) -> None:
     there = office.peer(CLIENT, 0)
     office.socket.no_descriptors = "Too many open files"
     waits = office.peer(CLIENT, 1, ready=False)
-    office.roster.find_silent(0.0)  # it may be on its way
+    office.lifecycle.find_silent(0.0)  # it may be on its way
     office.hand.at += 6.0
-    office.peers.heard(there.identity)
+    office.peers.sender_of(there.identity)
     with pytest.raises(RunError, match="can open no more connections to its clients: Too many open files"):
-        office.roster.find_silent(0.0)
+        office.lifecycle.find_silent(0.0)
     waits.ready = True
-    office.roster.find_silent(0.0)  # who is there needs none
+    office.lifecycle.find_silent(0.0)  # who is there needs none
 
 
 def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(tmp_path:
     peer = office.peer(CLIENT, 1)
     assert office.dies(peer) == (peer, False)
     assert office.dies(peer) is None  # it is gone already
-    assert (office.roster.returning, office.peers.get(CLIENT, 1)) == (1, None)
+    assert (office.lifecycle.returning, office.peers.get(CLIENT, 1)) == (1, None)
     office.hand.at += 59.0  # at two wall seconds an emulated one
     office.alarms.run_due()
     assert office.sent == []
@@ -166,7 +166,7 @@ def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(tmp_path:
     office.alarms.run_due()
     assert office.sent == [control.Replace(CLIENT, 1, 1)]
     again = office.the(CLIENT, 1)
-    assert (again.epoch, again.ready, again.deaths_in_a_row, office.roster.returning) == (1, False, 1, 0)
+    assert (again.epoch, again.ready, again.deaths_in_a_row, office.lifecycle.returning) == (1, False, 1, 0)
     assert office.incidents() == [("death", 1, "signal 9")]
 
 
@@ -183,7 +183,7 @@ def test_a_client_that_is_to_be_dropped_does_not_come_back(tmp_path: Path) -> No
     peer = office.peer(CLIENT, 1)
     assert office.dies(peer, f"{control.OUT_OF_MEMORY}: 300 MiB") == (peer, True)
     office.alarms.run_due()
-    assert (office.sent, office.roster.returning) == ([], 0)
+    assert (office.sent, office.lifecycle.returning) == ([], 0)
     assert office.incidents() == [("oom", 1, f"{control.OUT_OF_MEMORY}: 300 MiB")]
 
 
@@ -212,9 +212,9 @@ def test_a_client_that_dies_as_declared_is_never_given_up(office: Office) -> Non
 def test_a_silent_client_is_expelled_but_may_train_or_think(office: Office, longest_step_s: float) -> None:
     client, evaluator = office.peer(CLIENT, 1), office.peer(EVALUATOR, 0)
     heartbeat_s = experiment().server.heartbeat_s
-    office.roster.find_silent(longest_step_s)
+    office.lifecycle.find_silent(longest_step_s)
     while office.hand.at < 101.0 + heartbeat_s:
-        office.hand.at += office.roster.look_every_s
-        office.roster.find_silent(longest_step_s)
+        office.hand.at += office.lifecycle.check_every_s
+        office.lifecycle.find_silent(longest_step_s)
     assert (client.expelled, evaluator.expelled) == (longest_step_s == 0.0, False)
     assert office.sent == ([control.Expel(CLIENT, 1, 0)] if longest_step_s == 0.0 else [])

@@ -22,9 +22,9 @@ from edgefl.run.clock import VirtualClock
 from edgefl.run.control import ABSENT, IDLE, WORKER
 from edgefl.run.dispatch import MOST_LOSSES, Died, Dispatch
 from edgefl.run.engine import Engine
-from edgefl.run.gate import GivenBack
+from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW
-from edgefl.run.timeline import OF_TRAINING, Delivery, Happening
+from edgefl.run.timeline import TRAINING_DEATH, Delivery, TimelineEvent
 from edgefl.run.virtual import VirtualTimeline
 
 DOWN, COMPUTE, UP = TripPhase.DOWN, TripPhase.COMPUTE, TripPhase.UP
@@ -74,7 +74,7 @@ class Virtual(Parts):
             peer.ready = True
         self.timeline.start()
 
-    def due(self) -> list[Happening]:
+    def due(self) -> list[TimelineEvent]:
         return take(self.engine, self.timeline.due())
 
     def given(self, number: int = 0) -> list[messages.Task]:
@@ -92,13 +92,13 @@ class Virtual(Parts):
         self.say(self.the(WORKER, worker), messages.Trained([result]))
         for _, said in self.received():
             assert isinstance(said, messages.TaskResult)
-            take(self.engine, self.timeline.heard(said))
+            take(self.engine, self.timeline.task_ended(said))
 
-    def given_back(self, task: messages.Task, reason: str) -> GivenBack:
+    def given_back(self, task: messages.Task, reason: str) -> TaskReturned:
         """The worker says that it will not compute this task."""
         self.say(self.the(WORKER, 0), messages.Gone(task.client, task.task, reason, task.order))
         ((_, said),) = self.received()
-        assert isinstance(said, GivenBack)
+        assert isinstance(said, TaskReturned)
         return said
 
 
@@ -109,7 +109,7 @@ def world(tmp_path: Path) -> Iterator[Virtual]:
     made.close()
 
 
-def arrivals(happenings: Sequence[Happening]) -> list[tuple[int, float]]:
+def arrivals(happenings: Sequence[TimelineEvent]) -> list[tuple[int, float]]:
     return [(one.done.client, one.at_s) for one in happenings if isinstance(one, Delivery)]
 
 
@@ -181,9 +181,9 @@ def kill(world: Virtual, begun: messages.Task | None) -> None:
     world.peers.expect(WORKER, 0, epoch=dead.epoch + 1).ready = True
 
 
-def die(world: Virtual, client: int) -> list[Happening]:
+def die(world: Virtual, client: int) -> list[TimelineEvent]:
     """Each worker dies of this client's task, and computes the others; returns what happened then."""
-    happened: list[Happening] = []
+    happened: list[TimelineEvent] = []
     for _ in range(MOST_LOSSES):
         tasks: list[messages.Task] = []
         while not any(task.client == client for task in tasks):
@@ -203,7 +203,7 @@ def test_a_training_that_ends_its_process_is_its_clients_death_and_at_last_its_e
     for _ in range(MOST_DEATHS_IN_A_ROW):
         happened = die(world, 1)
         ((left, at),) = ((one, at) for at, one in enumerate(happened) if isinstance(one, Left))
-        assert (left.client, left.reason) == (1, f"{OF_TRAINING}: exit 7")
+        assert (left.client, left.reason) == (1, f"{TRAINING_DEATH}: exit 7")
         gone.append(left.at_s)
         back = [one.at_s for one in happened[at:] if isinstance(one, Joined)]
         assert back == ([left.at_s] if len(gone) < MOST_DEATHS_IN_A_ROW else [])
@@ -224,14 +224,14 @@ def test_in_a_private_run_such_a_training_is_an_update_of_zero_and_its_client_st
         happened = die(world, 1)
         assert not [one for one in happened if isinstance(one, Left | Joined)]
         (failed,) = (one for one in happened if isinstance(one, Failed))
-        assert (failed.client, failed.at_s, failed.reason) == (1, at_s, f"{OF_TRAINING}: exit 7")
+        assert (failed.client, failed.at_s, failed.reason) == (1, at_s, f"{TRAINING_DEATH}: exit 7")
     assert (world.core.lost, world.core.failed, world.core.dropped) == (0, 0, 0)
     world.store.commit()
     world.close()
     with Record(tmp_path) as record:
         assert [(row.client, row.kind) for row in record.incidents] == [(1, "death")] * 6
         reasons = {trip.client: trip.reason for trip in map(record.trip, (1, 3)) if trip.fate == "applied"}
-    assert reasons == {1: f"summed as zero: {OF_TRAINING}: exit 7"}
+    assert reasons == {1: f"summed as zero: {TRAINING_DEATH}: exit 7"}
 
 
 def test_a_task_that_is_cancelled_before_anybody_began_it_is_never_computed(world: Virtual) -> None:
@@ -248,7 +248,7 @@ def test_a_task_that_is_cancelled_in_a_workers_hand_ends_when_the_worker_lets_go
     assert world.due() == []  # the worker may still write into its slot
     world.timeline.flush()
     assert messages.Withdraw([task.task]) in world.socket.told(world.the(WORKER, 0))
-    assert list(world.timeline.heard(world.given_back(task, "cancelled"))) == []
+    assert list(world.timeline.task_ended(world.given_back(task, "cancelled"))) == []
     assert world.due()[0] == Failed(task.client, task.task, 0.0, "cancelled")
 
 
@@ -257,7 +257,7 @@ def test_a_task_that_failed_says_so_when_it_is_due(world: Virtual) -> None:
     task = world.given()[0]
     said = world.given_back(task, "ValueError: no")
     assert said.kind == "failed"
-    list(world.timeline.heard(said))
+    list(world.timeline.task_ended(said))
     assert world.due()[0] == Failed(1, task.task, 1.0, "ValueError: no")
 
 
@@ -295,12 +295,12 @@ def test_nothing_is_taken_while_a_sum_waits_or_once_the_run_is_over(world: Virtu
 def test_a_run_that_an_accuracy_ends_waits_for_each_measurement(tmp_path: Path) -> None:
     world = Virtual(tmp_path)
     world.timeline.experiment = msgspec.structs.replace(experiment(), stop=Stop(accuracy=0.9))
-    world.evaluation.ask(0, 0)
+    world.evaluation.request(0, 0)
     assert world.due() == []
-    assert world.evaluation.answered(0)
+    assert world.evaluation.complete(0)
     assert len(world.due()) == 1  # the core has the first version measured
     assert world.due() == []
-    assert world.evaluation.answered(0)
+    assert world.evaluation.complete(0)
     assert len(world.due()) == 2
     world.close()
 
@@ -367,10 +367,10 @@ def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(w
         assert workers.dispatch.results == {}
         workers.dispatch.fill([0])
         assert workers.given == {0: [3, 4] * (loss + 1)}
-        workers.dispatch.worker_gone(0, 3, "exit 7")
+        workers.dispatch.worker_died(0, 3, "exit 7")
     workers.dispatch.fill([0])
     assert workers.given[0][-1] == 4
-    assert workers.dispatch.held_by(3) is None
+    assert workers.dispatch.worker_of(3) is None
     assert workers.dispatch.results == {3: Died(3, 3, "exit 7")}
 
 

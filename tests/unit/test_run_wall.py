@@ -23,8 +23,8 @@ from edgefl.run.clock import Alarms
 from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed, Role
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
-from edgefl.run.gate import GivenBack
-from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, Roster
+from edgefl.run.gate import TaskReturned
+from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, PeerLifecycle
 from edgefl.run.server import ServerLoop
 from edgefl.run.timeline import Delivery
 from edgefl.run.wall import WallTimeline
@@ -87,7 +87,7 @@ class Wall(Parts):
             self.timeline,
             self.evaluation,
             self.watch,
-            ahead=self.ahead,
+            write_ahead=self.ahead,
         )
         self.timeline.expect()
         for peer in self.peers.of(CLIENT):
@@ -168,7 +168,7 @@ def test_an_update_arrives_when_it_is_said_and_its_client_goes_on(world: Wall) -
     lease = world.aggregator.leases[1]
     said = done(1, lease, world.written(1, lease))
     world.hand.at += 7.0
-    (delivery,) = take(world.engine, world.timeline.heard(said))
+    (delivery,) = take(world.engine, world.timeline.task_ended(said))
     assert delivery == Delivery(said, 7.0)
     assert [held.task for held in world.core.held] == [1]
 
@@ -219,18 +219,20 @@ def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: 
     assert world.core.connected(1)
     if answer == "gives up":
         expected: list[Event | Delivery] = [Left(1, 4.0, "offline")]
-        got = take(world.engine, world.timeline.heard(GivenBack(1, 1, "", "cancelled")))
+        got = take(world.engine, world.timeline.task_ended(TaskReturned(1, 1, "", "cancelled")))
     elif answer == "had finished":
         lease = world.aggregator.leases[1]
         said = done(1, lease, world.written(1, lease))
         expected = [Left(1, 4.0, "offline", finishes=True), Delivery(said, 4.0)]
-        got = take(world.engine, world.timeline.heard(said))
+        got = take(world.engine, world.timeline.task_ended(said))
     else:
         expected = [Left(1, 4.0, "signal 9")]
         got = take(world.engine, world.timeline.departed(peer, ended(peer.number), given_up=False))
     assert got == expected
     assert not world.core.connected(1)
-    assert list(world.timeline.heard(GivenBack(1, 1, "", "cancelled"))) == [Failed(1, 1, 4.0, "cancelled")]
+    assert list(world.timeline.task_ended(TaskReturned(1, 1, "", "cancelled"))) == [
+        Failed(1, 1, 4.0, "cancelled")
+    ]
 
 
 PRIVATE = Privacy(clip_norm=1.0)
@@ -248,7 +250,7 @@ def test_a_failing_trip_that_waits_at_the_start_counts_as_zero_after_its_wait(pr
     started(private)
     private.tasks(1)
     private.hand.at += 2.5
-    assert take(private.engine, private.timeline.heard(GivenBack(1, 1, "failed", "its data"))) == []
+    assert take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "its data"))) == []
     private.hand.at += 4.4
     assert private.due() == []
     private.hand.at += 0.1
@@ -261,7 +263,7 @@ def test_a_private_trip_whose_link_breaks_ends_when_its_update_was_due(private: 
     started(private)
     private.tasks(1)
     private.hand.at += 1.25
-    take(private.engine, private.timeline.heard(GivenBack(1, 1, "failed", "lost")))
+    take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "lost")))
     private.hand.at += 6.75
     assert private.due() == []
     private.hand.at += 0.25
@@ -280,7 +282,9 @@ def test_a_trip_of_a_private_run_that_fails_counts_as_zero_when_its_update_was_d
     private.buffer.raw(slot)[:] = 7  # it had begun to write
     private.hand.at += 2.5
     if how == "raises":
-        assert take(private.engine, private.timeline.heard(GivenBack(1, 1, "failed", "its data"))) == []
+        assert (
+            take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "its data"))) == []
+        )
     else:
         private.peers.remove(CLIENT, 1, 0)
         gone = private.timeline.departed(peer, ended(1), given_up=how != "dies")
@@ -314,7 +318,7 @@ def test_a_failed_trip_of_a_private_run_ends_before_where_another_would(private:
     if why == "died":
         private.book.set(1, 3.0, why)
     private.hand.at += 1.0
-    take(private.engine, private.timeline.heard(GivenBack(1, 1, "failed", "its data")))
+    take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "its data")))
     private.hand.at += 2.0
     if why == "cancelled":
         private.core.cancelled.add(1)
@@ -330,7 +334,7 @@ def test_a_failed_trip_of_a_private_run_ends_before_where_another_would(private:
 
 def test_after_an_interruption_every_client_has_left(world: Wall) -> None:
     started(world)
-    world.evaluation.ask(0, 0)
+    world.evaluation.request(0, 0)
     assert world.timeline.save().entries == {0: 0}
     events = list(world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
     assert events == [Left(client, 0.0, "interrupted") for client in range(3)]
@@ -375,8 +379,8 @@ def test_a_run_that_only_a_measurement_ends_fails_once_nobody_measures(world: Wa
     plan = SimpleNamespace(experiment=wanted, prepared=SimpleNamespace(host_step_s=0.0))
     channel: Any = SimpleNamespace(send=sent.append)
     alarms = Alarms(world.hand)
-    roster = Roster(world.peers, wanted, world.store, world.clock, alarms, channel)
-    parts = (world.engine, world.evaluation, world.peers, roster, alarms, world.gauge, world.watch)
+    lifecycle = PeerLifecycle(world.peers, wanted, world.store, world.clock, alarms, channel)
+    parts = (world.engine, world.evaluation, world.peers, lifecycle, alarms, world.gauge, world.watch)
     loop = ServerLoop(channel, plan, world.gate, world.timeline, *parts)  # type: ignore[arg-type]
     world.peer(EVALUATOR, 0)
     world.the(CLIENT, 0).ready = False  # the others wait for it

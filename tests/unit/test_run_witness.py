@@ -17,9 +17,9 @@ def account(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(path))
     for client in (0, 1):
         witness = Witness(client)
-        witness.given_another()
+        witness.next_task()
         witness.done(client, 2**64 - 1 - client)
-        witness.given_another()
+        witness.next_task()
         witness.done(2 + client, 7)
     return path
 
