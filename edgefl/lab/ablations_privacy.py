@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgefl.lab.study import Curves, Finding, share, verdict
-from edgefl.results.statistics import difference, higher, p_value, points
+from edgefl.lab.claims import gain
+from edgefl.lab.study import Curves, Finding
 
 FEDBUFF, FTRL, SGD = "FedBuff, DP-FTRL", "FedAvgM, DP-FTRL", "FedAvgM, DP-SGD"
 MARGIN = 0.02
@@ -19,22 +19,10 @@ def claims(curves: Curves) -> list[Finding]:
         (FEDBUFF, SGD, 6, "competitive", MARGIN),
         (FEDBUFF, FTRL, 6, "ahead", 0.0),
     ):
-        ours, theirs = (curves.accuracy(_name(label, epsilon)) for label in (mine, other))
-        found = difference(ours, theirs)
-        holds = higher(found._replace(mean=found.mean + margin))
-        findings.append(
-            Finding(
-                f"{mine}: final accuracy beside {other} at ε = {epsilon}",
-                "figures 4 and 8",
-                claim,
-                f"{share(ours)} against {share(theirs)}: {points(found)}",
-                verdict(holds),
-                f"competitive: no more than {MARGIN:.0%} below" if margin else "",
-                (_name(mine, epsilon),),
-                (_name(other, epsilon),),
-                p_value(found._replace(mean=found.mean + margin), len(ours)),
-            )
-        )
+        what = f"{mine}: final accuracy beside {other} at ε = {epsilon}"
+        cited, note = (what, "figures 4 and 8", claim), f"competitive: no more than {MARGIN:.0%} below"
+        found = gain(curves, _name(mine, epsilon), _name(other, epsilon), cited, margin=margin)
+        findings.append(found._replace(note=note if margin else ""))
     return findings
 
 

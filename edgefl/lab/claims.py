@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from edgefl.lab.study import UNSETTLED, Curves, Finding, Verdict
-from edgefl.results.statistics import CostRatio, Over, p_of_ratio, ratio
+from edgefl.lab.study import LAST, UNSETTLED, Curves, Finding, Verdict, share, verdict
+from edgefl.results.statistics import CostRatio, Over, difference, higher, p_of_ratio, p_value, points, ratio
 
 COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "version": "versions"}
 
@@ -53,6 +53,34 @@ class Race:
             (self.other,),
             p_of_ratio(found, len(curves.ended(self.mine, self.over))),
         )
+
+
+def gain(
+    curves: Curves,
+    mine: str,
+    other: str,
+    cited: tuple[str, str, str],
+    *,
+    margin: float = 0.0,
+    last: int = LAST,
+) -> Finding:
+    """Judge the claim that the accuracy of ``mine`` is above that of ``other`` less ``margin``.
+
+    ``cited`` are the claim, its place in the paper, and the paper's figure; ``last`` is as in
+    `Curves.accuracy`.
+    """
+    ours, theirs = (curves.accuracy(label, last) for label in (mine, other))
+    found = difference(ours, theirs)
+    above = found._replace(mean=found.mean + margin)
+    return Finding(
+        *cited,
+        f"{share(ours)} against {share(theirs)}: {points(found)}",
+        verdict(higher(above)),
+        "",
+        (mine,),
+        (other,),
+        p_value(above, len(ours)),
+    )
 
 
 def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race, few: Race) -> Finding:

@@ -30,6 +30,21 @@ def _one(weights: Sequence[float], kept: int) -> list[float]:
     return [sum(weights) if at == kept else 0.0 for at in range(len(weights))]
 
 
+class _DividesTwice:
+    """Mixin: a step of 1/n² in place of 1/n."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        right = super().weights(state, updates, view)  # type: ignore[misc]
+        return [weight / len(updates) for weight in right]
+
+
+class _FirstUpdateOnly:
+    """Mixin: the first update gets the weight of all."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        return _one(super().weights(state, updates, view), 0)  # type: ignore[misc]
+
+
 # ---- FedStaleWeight --------------------------------------------------------------------------------
 
 
@@ -85,18 +100,12 @@ class GrowingWeights(FedBuff):
         return [weight * (1.0 + update.staleness) ** (2 * self.exponent) for weight, update in pairs]
 
 
-class DividesByKTwice(FedBuff):
+class DividesByKTwice(_DividesTwice, FedBuff):
     """A step of 1/K² in place of 1/K."""
 
-    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        return [weight / len(updates) for weight in super().weights(state, updates, view)]
 
-
-class FirstOfTheBuffer(FedBuff):
+class FirstOfTheBuffer(_FirstUpdateOnly, FedBuff):
     """The first update gets the weight of the whole buffer."""
-
-    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        return _one(super().weights(state, updates, view), 0)
 
 
 class OneMoreInTheBuffer(FedBuff):
@@ -146,18 +155,12 @@ class AveragesTwice(DeFedAvgNIID):
         return right._replace(weights=[weight / len(updates) for weight in right.weights])
 
 
-class DividesByNTwice(DeFedAvgIID):
+class DividesByNTwice(_DividesTwice, DeFedAvgIID):
     """A step of 1/n² in place of 1/n."""
 
-    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        return [weight / len(updates) for weight in super().weights(state, updates, view)]
 
-
-class FirstToFinish(DeFedAvgIID):
+class FirstToFinish(_FirstUpdateOnly, DeFedAvgIID):
     """The first update gets the weight of all n."""
-
-    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        return _one(super().weights(state, updates, view), 0)
 
 
 def _class(label: str, kind: type) -> Mutant:
