@@ -104,7 +104,7 @@ def soak(
             outcome.counts(folder)[0] and len(list((folder / CHECKPOINTS).glob("*.safetensors"))) >= KEEP
         ):
             if command.process.poll() is not None:
-                sys.exit("\n".join(command.said()))
+                sys.exit("\n".join(command.output()))
             time.sleep(0.1)
         began = time.monotonic()
         with open(samples, "w") as out:
@@ -117,7 +117,7 @@ def soak(
         command.process.wait(PATIENCE_S)  # summary, report and trace of all its trips
     finally:
         command.end()
-    print("\n".join(command.said()), f"exit code {command.process.returncode}", sep="")
+    print("\n".join(command.output()), f"exit code {command.process.returncode}", sep="")
     return made
 
 

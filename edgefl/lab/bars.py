@@ -119,11 +119,11 @@ def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
 def _errors(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
     for bar in BARS:
         chosen = [step.best for step in steps if bar.chooses(step)]
-        told = summary(chosen) if len(chosen) >= bar.least else None
+        errors = summary(chosen) if len(chosen) >= bar.least else None
         for figure in ("median", "p90", "worst_factor"):
             limit = getattr(bar, figure)
             if limit is not None:
-                found = None if told is None else getattr(told, figure)
+                found = None if errors is None else getattr(errors, figure)
                 yield {
                     "of": bar.name,
                     "figure": figure,
@@ -152,13 +152,13 @@ def line(bar: dict[str, Any]) -> list[Any]:
     """Return a row of the table: name, steps, figure, found, limit, met."""
     words = {"p90": "90%", "worst_factor": "worst", "held": "held"}
     met = {None: "not judged", True: "met", False: "NOT MET"}[bar["met"]]
-    found = "" if bar["found"] is None else _said(bar["figure"], bar["found"])
+    found = "" if bar["found"] is None else _formatted(bar["figure"], bar["found"])
     if bar["figure"] == "held":
         limit = "–".join(percent(share, 0) for share in bar["limit"])
     else:
-        limit = f"≤ {_said(bar['figure'], bar['limit'])}"
+        limit = f"≤ {_formatted(bar['figure'], bar['limit'])}"
     return [bar["of"], bar["steps"], words.get(bar["figure"], bar["figure"]), found, limit, met]
 
 
-def _said(figure: str, value: float) -> str:
+def _formatted(figure: str, value: float) -> str:
     return f"{value:.2f}" if figure == "worst_factor" else percent(value)

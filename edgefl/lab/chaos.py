@@ -111,11 +111,13 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     draw = stream(plan.seed, "chaos")
     wall = experiment.clock.kind == "wall"
     killer = (
-        _AtPlaces(plan, draw, clients=wall) if plan.failpoints else _AtInstants(plan, draw, one_keeper=wall)
+        _FailpointKiller(plan, draw, clients=wall)
+        if plan.failpoints
+        else _RandomKiller(plan, draw, one_keeper=wall)
     )
     try:
         while killer.more and not _is_hopeless(findings):
-            _Disturbance(plan, experiment, folder, findings, killer, tell).run()
+            _Round(plan, experiment, folder, findings, killer, tell).run()
     except KeyboardInterrupt:
         findings.interrupted = True
     with contextlib.suppress(OSError):
@@ -146,12 +148,12 @@ class Command:
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
-        with open(log, "wb") as said:
+        with open(log, "wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "edgefl", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 env={**os.environ, **environment},
             )
@@ -176,7 +178,7 @@ class Command:
             return next((kind for kind in KINDS if kind.startswith(label)), "")
         return next((kind for module, kind in _MODULES.items() if module in process.cmdline()), "")
 
-    def said(self) -> list[str]:
+    def output(self) -> list[str]:
         """Return the lines that it printed."""
         return self._log.read_text(errors="replace").splitlines()
 
@@ -200,7 +202,7 @@ class Command:
         psutil.wait_procs(self.collect(), timeout=1.0)
 
 
-class _AtInstants:
+class _RandomKiller:
     """Kills any process at drawn instants, mostly after the run has recovered from the previous kill."""
 
     def __init__(self, plan: Plan, draw: np.random.Generator, *, one_keeper: bool) -> None:
@@ -245,7 +247,7 @@ class _AtInstants:
         return {}
 
 
-class _AtPlaces:
+class _FailpointKiller:
     """Makes each server of a command die at a failpoint (`edgefl.failpoints`).
 
     Every other server dies when it first passes the point, the others after the run has recovered, so that
@@ -294,7 +296,7 @@ class _AtPlaces:
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
         """Return the failpoint at which a server died, or the kind of a process killed to continue; "" for
         none."""
-        died = [line.removeprefix(failpoints.SAYS) for line in command.said() if failpoints.SAYS in line]
+        died = [line.removeprefix(failpoints.SAYS) for line in command.output() if failpoints.SAYS in line]
         if len(died) > self._seen:
             place = died[self._seen]
             self._seen += 1
@@ -330,7 +332,7 @@ class _AtPlaces:
         self._left = {name: left for name, left in self._left.items() if left > 0 and name not in never}
 
 
-class _Disturbance:
+class _Round:
     """One round."""
 
     def __init__(
@@ -339,7 +341,7 @@ class _Disturbance:
         experiment: Experiment,
         folder: Path,
         findings: Findings,
-        killer: _AtInstants | _AtPlaces,
+        killer: _RandomKiller | _FailpointKiller,
         tell: Tell,
     ) -> None:
         self._plan, self._findings, self._killer, self._tell = plan, findings, killer, tell
@@ -383,7 +385,7 @@ class _Disturbance:
                 return True
         finally:
             command.end()
-        last = (command.said() or [""])[-1]
+        last = (command.output() or [""])[-1]
         if command.process.returncode == 2 and not self._number:
             raise ConfigError(last.removeprefix("edgefl: "))
         self._violated(f"undisturbed it ended with exit code {command.process.returncode}: {last}")
@@ -399,7 +401,7 @@ class _Disturbance:
             to = ["--out", str(folder)]
             arguments = [what, str(self._plan.file), *changes, *clock, *seed, *to, *arguments[2:]]
         environment = {witness.VARIABLE: str(self._witness), "TMPDIR": str(self._temporary), **disturbance}
-        return Command(arguments, environment, self._folder / "said.txt")
+        return Command(arguments, environment, self._folder / "output.txt")
 
     def _command_ends_run(self) -> bool:
         """Start or resume the run and kill until the command ends; return True if the run is over."""
@@ -493,9 +495,9 @@ class _Disturbance:
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
         """Return True if the run is over. The command may have ended before the kill reached it, with one
         line."""
-        code, said = command.process.returncode, command.said()
-        last = said[-1] if said else f"exit code {code}"
-        if any("Traceback" in line for line in said):
+        code, output = command.process.returncode, command.output()
+        last = output[-1] if output else f"exit code {code}"
+        if any("Traceback" in line for line in output):
             self._violated(f"a traceback of {what} after {_in_words(killed) or 'nothing'}: {last}")
         if code == 0 or outcome.over(self._run):
             return True

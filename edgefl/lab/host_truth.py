@@ -36,8 +36,8 @@ def measure(
 
     Returns each network with its prediction by a fit to the kit's parts.
     """
-    said = kit.measure(kit.MINUTES, threads, tell)
-    found = fit_kit(msgspec.convert(said, KitResult).rows())
+    result = kit.measure(kit.MINUTES, threads, tell)
+    found = fit_kit(msgspec.convert(result, KitResult).rows())
     unseen = []
     for network in networks:
         row = network_row(network, threads)

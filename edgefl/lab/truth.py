@@ -164,9 +164,9 @@ def groups(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
     ]
 
 
-def _errors(said: Sequence[HeldOutPrediction]) -> dict[str, Any] | None:
+def _errors(predictions: Sequence[HeldOutPrediction]) -> dict[str, Any] | None:
     """Summarise errors; None without predictions."""
-    return msgspec.to_builtins(summary(said)) if said else None
+    return msgspec.to_builtins(summary(predictions)) if predictions else None
 
 
 def show(result: dict[str, Any]) -> None:

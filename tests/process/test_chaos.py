@@ -15,7 +15,7 @@ from edgefl import Checkpoint, Evaluation, Experiment, Model, Server, Stop, Trai
 from edgefl.cli import main
 from edgefl.lab import outcome
 from edgefl.lab.chaos import Command as Killable
-from edgefl.lab.chaos import Plan, _AtInstants, _Disturbance
+from edgefl.lab.chaos import Plan, _RandomKiller, _Round
 from edgefl.lab.chaos_findings import PLACES, Findings
 from edgefl.results.store import Store
 from edgefl.seeds import stream
@@ -98,10 +98,10 @@ def test_a_version_from_before_a_kill_is_no_recovery_from_it(tmp_path: Path) -> 
     """However late it is seen: the kill after it must wait for one of the next server's."""
     wanted = wall("shm")
     plan, findings = Plan(file=Command.write(wanted, tmp_path / "c")), Findings("wall", "shm")
-    killer = _AtInstants(plan, stream(0, "test"), one_keeper=True)
-    run = _Disturbance(plan, wanted, tmp_path, findings, killer, lambda *_: None)
+    killer = _RandomKiller(plan, stream(0, "test"), one_keeper=True)
+    run = _Round(plan, wanted, tmp_path, findings, killer, lambda *_: None)
     run._run.mkdir(parents=True)
-    command = Killable(["--version"], {}, tmp_path / "said.txt")
+    command = Killable(["--version"], {}, tmp_path / "output.txt")
     command.process.wait()
     with Store(run._run) as store:
         for number in (1, 2):
