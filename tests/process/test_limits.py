@@ -24,11 +24,9 @@ from edgefl.results.record import Record
 from tests.process import runs
 from tests.process.runs import (
     DEVICES,
-    UNPRIVILEGED,
     Command,
     experiment,
     needs_groups,
-    needs_unprivileged,
     summary,
     wait_for_versions,
 )
@@ -165,38 +163,6 @@ def test_the_probe_says_what_it_saw(what: str) -> None:
         needs_groups("cpu" if what == "cgroup" else what)
     found = probe.memory_group() if what == "memory" else probe.throttle(what)
     assert ("killed" in found.what) if what == "memory" else ("requested" in found.what)
-
-
-def unprivileged(code: str) -> str:
-    """What ``code`` prints as a user who may read everything and write nothing."""
-    needs_groups("cpu", "memory")
-    needs_unprivileged()
-    command = [*UNPRIVILEGED, sys.executable, "-B", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ("open('cgroup', os.getpid(), 0.5)", "throttle 'cgroup' cannot be used here: no group can be"),
-        ("open_memory(os.getpid(), 64)", "memory 'cgroup' cannot be used here: no group can be"),
-        ("open('sigstop', os.getppid(), 0.5)", "belongs to another user and cannot be throttled"),
-        ("open('sigstop', own.pid, 0.5).close()", ""),
-    ],
-)
-def test_without_the_right_a_mechanism_is_refused_in_one_line(call: str, message: str) -> None:
-    said = unprivileged(
-        "import os, subprocess\n"
-        "from edgefl import ConfigError\n"
-        "from edgefl import host\n"
-        "own = subprocess.Popen(['cat'], stdin=subprocess.PIPE)  # ends with this process\n"
-        f"try: host.{call}\n"
-        "except ConfigError as error: print(error)\n"
-    )
-    assert message in said
-    assert said.count("\n") == (1 if message else 0)
 
 
 def throttled(kind: Any, **changes: Any) -> Any:

@@ -36,12 +36,10 @@ from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.run import control, supervisor
 from edgefl.strategies import resolve
-from tests import reports
 
 from ..unit.leaf_files import write_leaf
 from .runs import Command, experiment, summary, wait_for_versions
 
-slow = pytest.mark.slow
 RUNS = [
     pytest.param({"name": "fedavg", "cohort": 3, "over_selection": 1.4}, "shm", id="fedavg"),
     pytest.param({"name": "fedasync"}, "wire", id="fedasync-wire"),
@@ -50,12 +48,6 @@ RUNS = [
         {"name": "fedbuff", "buffer_size": 2, "arrival_process": "constant", "arrival_rate_per_s": 400.0},
         "shm",
         id="arrivals",
-    ),
-    pytest.param({"name": "favano", "participants": 3, "interval_s": 0.03}, "wire", id="favano", marks=slow),
-    pytest.param({"name": "fedprox", "cohort": 3, "mu": 0.1}, "shm", id="fedprox", marks=slow),
-    pytest.param({"name": "fedavgm", "cohort": 3, "momentum": 0.9}, "shm", id="fedavgm", marks=slow),
-    pytest.param(
-        {"name": "fedbuff", "buffer_size": 2, "concurrency": 4, "momentum": 0.5}, "shm", id="few", marks=slow
     ),
 ]
 
@@ -280,29 +272,6 @@ def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(
     command.ends(130)
     with run_folder.held(folder):  # it let go
         pass
-
-
-def killed_as_it_began(folder: Path) -> None:
-    """As far as a run gets before its first checkpoint."""
-    run_folder.begin(folder, Path("/where/modules/are"))
-    with Store(folder) as store:
-        store.clients([reports.client(0)])
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "journal-0000000000.partial").write_bytes(b"half")
-
-
-def test_a_run_that_fails_leaves_no_experiment_whatever_lies_in_its_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-
-    def fail_early() -> None:
-        with run_folder.new(folder, ""):
-            killed_as_it_began(folder)
-            (folder / "checkpoints" / "locked.partial").mkdir()  # cannot be unlinked
-            raise RuntimeError("early")
-
-    with pytest.raises(RuntimeError, match="early"):
-        fail_early()
-    assert "experiment.toml" not in files(folder)
 
 
 def test_what_has_begun_is_not_begun_again(finished: Path, tmp_path: Path) -> None:

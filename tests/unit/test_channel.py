@@ -19,7 +19,7 @@ import pytest
 
 from edgefl.errors import RunError
 from edgefl.host.channel import Channel, Closed, pair
-from edgefl.run import control, server_process
+from edgefl.run import server_process
 from tests.patience import Patience
 
 BOUND_S = 20.0
@@ -80,18 +80,6 @@ def ended(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
-def test_typed_messages_in_order() -> None:
-    a, b = pair()
-    left, right = Channel[Any](a, Any), Channel[control.ToServer](b, control.ToServer)
-    first = control.Departed("client", 3, 1, "signal 9")
-    left.send(first)
-    left.send(control.Interrupt("interrupted"))
-    assert right.receive() == first
-    assert right.receive() == control.Interrupt("interrupted")
-    left.close()
-    right.close()
-
-
 def test_every_split_of_the_stream_gives_the_same_messages(raw: tuple[socket.socket, Channel[Any]]) -> None:
     writer, channel = raw
     messages = [0, "", "x" * 300, {"a": [1, 2.5, None]}, b"\x00" * 1000]
@@ -146,20 +134,6 @@ def test_many_requests_answered_one_by_one_do_not_lock_both_ends() -> None:
         for end in a_b:
             end.shutdown(socket.SHUT_RDWR)
             end.close()
-
-
-def test_messages_read_while_sending_are_not_forgotten(ends: Ends) -> None:
-    """What arrived during a `send` is handed out by the next `receive_ready`, without any new input."""
-    left, right = ends
-    for number in range(100):
-        right.send(number)
-    reader = in_thread(lambda: [right.receive() for _ in range(2)])
-    for _ in range(2):
-        left.send(bytes(4 << 20))
-    assert ended(reader)
-    assert left.waiting
-    assert list(left.receive_ready()) == list(range(100))
-    assert not left.waiting
 
 
 def test_a_channel_has_room_until_its_reader_has_fallen_behind(ends: Ends) -> None:

@@ -133,18 +133,6 @@ def test_each_client_holds_the_examples_of_one_user(tmp_path: Path) -> None:
     assert len({int(data.owners[rows[0]]) for rows in some}) == 3
 
 
-def test_users_are_drawn_uniformly() -> None:
-    owners = np.repeat(np.arange(10), 3)
-    spec, labels = Data(partition="natural"), np.zeros(30, np.int64)
-    drawn = [
-        int(owners[rows[0]])
-        for seed in range(400)
-        for rows in partition(spec, labels, ["a", "b"], 1, seed, owners)
-    ]
-    counts = np.bincount(drawn, minlength=10)
-    assert ((counts - 80) ** 2 / 80).sum() < 27.9  # χ² with 9 degrees of freedom, 0.1%
-
-
 def test_max_examples_keeps_who_owns_what(tmp_path: Path) -> None:
     whole, some = load(write_leaf(tmp_path, "femnist")), load(tmp_path, max_examples=20)
     assert len(some.owners) == len(some.train_y) == len(some.train_x) == 20

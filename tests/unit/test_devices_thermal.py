@@ -15,8 +15,7 @@ from edgefl.devices.link import Link
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.profiles import load_device, load_network
 from edgefl.devices.schema import NOMINAL_V, Battery, Device, Direction, Network, Thermal, ThrottlingStep
-from edgefl.devices.thermal import POWER_EXPONENT, Computation, ThermalModel, thermal_model
-from edgefl.host.pacing import Pacer
+from edgefl.devices.thermal import POWER_EXPONENT, ThermalModel, thermal_model
 
 STEPS_C, SPEEDS = (43.0, 45.0, 47.0, 49.0, 51.0), (1.0, 0.75, 0.635, 0.493, 0.372, 0.291)
 PIXEL_4 = ThermalModel(25.0, 8.0, 100.0, 5.0, step_c=STEPS_C, speeds=SPEEDS)
@@ -75,37 +74,6 @@ def test_rest_cools_by_the_same_law() -> None:
     assert PIXEL_4.cools_in_s(30.0, 25.0) == math.inf
 
 
-def test_time_is_the_inverse_of_work_whatever_the_model() -> None:
-    rng = np.random.default_rng(3)
-    for _ in range(200):
-        steps = np.cumsum(rng.uniform(1.0, 8.0, rng.integers(1, 6))) + 30.0
-        speeds = np.sort(rng.uniform(0.1, 1.0, steps.size))[::-1]
-        model = ThermalModel(
-            25.0, rng.uniform(1, 20), rng.uniform(1, 300), rng.uniform(0.5, 10), tuple(steps), (1.0, *speeds)
-        )
-        work = model.compute(rng.uniform(20.0, 80.0), 500.0)
-        assert_consistent(work)
-
-
-def assert_consistent(work: Computation) -> None:
-    at_s = [stretch.at_s for stretch in work.stretches]
-    assert at_s == sorted(at_s)
-    grid = np.linspace(0.0, 500.0, 200)
-    seconds = np.array([work.seconds(x) for x in grid])
-    assert (np.diff(seconds) > 0).all()
-    assert seconds[-1] == pytest.approx(work.total_s)
-    # ∫ speed dt over the grid's midpoints is the work, and no second does more than a second's work
-    middles = (seconds[1:] + seconds[:-1]) / 2
-    rates = np.array([work.speed(t) for t in middles])
-    done = (rates * np.diff(seconds)).sum()
-    assert done == pytest.approx(500.0, rel=0.03)
-    assert (np.diff(grid) <= np.diff(seconds) * (1 + 1e-9)).all()
-    # the temperature has no jumps where one stretch follows another
-    for before, after in zip(work.stretches, work.stretches[1:], strict=False):
-        arrives = work.model.after(before.temp_c, before.power_w, after.at_s - before.at_s)
-        assert arrives == pytest.approx(after.temp_c, abs=1e-6)
-
-
 def hot_device(**thermal: object) -> Device:
     figures = {"ambient_c": 25.0, "r_c_per_w": 10.0, "tau_s": 2.0, "busy_w": 4.0, **thermal}
     given = Thermal(trips=(ThrottlingStep(temp_c=45.0, freq_scale=0.5),), **figures)
@@ -138,21 +106,6 @@ def test_the_paced_client_follows_the_curve() -> None:
     assert min(errors) > -0.051 / 2 - 1e-6  # work may run ahead by 50 ms of the wall's time
     spent = training.end()
     assert spent.achieved_s == pytest.approx(trip.compute_s) == spent.declared_s
-
-
-def test_work_that_is_never_done_waits_to_be_cancelled() -> None:
-    class Cancelled(Exception):
-        pass
-
-    def wait(deadline_ns: int) -> None:
-        assert deadline_ns > 2**60
-        raise Cancelled
-
-    pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: 0)
-    pacer.begin(0)
-    phase = pacer.phase(1.0, 0.0, lambda work: math.inf)
-    with pytest.raises(Cancelled):
-        phase.done(1.0)
 
 
 def test_a_hot_trip_that_is_cut_short_makes_the_steps_that_the_heat_allows() -> None:
@@ -302,17 +255,6 @@ def test_idling_drains_and_charging_fills() -> None:
     again = MODEL.after_rest(full, low_s + 80.0)
     assert (again.fit, again.charge_j) == (True, 1000.0)
     assert (MODEL.initial(0.2).low, MODEL.fit_at_s(MODEL.initial(0.2))) == (True, 80.0)
-
-
-def test_without_a_charger_low_is_for_good_and_without_a_battery_never() -> None:
-    model = ConditionModel(None, POWER._replace(charge_w=0.0))
-    low = model.after_rest(model.initial(), 2000.0)
-    assert (low.low, model.fit_at_s(low)) == (True, math.inf)
-    assert model.after_rest(low, 1e9).charge_j == 0.0
-    neither = ConditionModel(None, None)
-    now = neither.after_rest(neither.initial(), 1e9)
-    assert (now.fit, neither.unfit_at_s(now)) == (True, math.inf)
-    assert neither.interruption(now, trip(model=neither)) is None
 
 
 def test_rest_is_the_same_however_it_is_cut_up() -> None:

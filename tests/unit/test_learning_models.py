@@ -196,19 +196,6 @@ def test_parameters_become_views_and_keep_their_values():
     assert flat.vector.data_ptr() == flat.array.ctypes.data
 
 
-def test_layout_covers_the_vector_without_gaps_trainable_first():
-    module = normed()
-    module[0].weight.requires_grad_(False)
-    flat = FlatModel(module)
-    offset = 0
-    for entry in flat.layout:
-        assert entry.offset == offset
-        offset += entry.size
-    assert offset == flat.size == 24 + 6 + 12 + 18 + 3 + 12
-    assert flat.trainable == flat.size - 24 - 12 == flat.grad.numel()
-    assert [entry.name for entry in flat.layout[-3:]] == ["0.weight", "1.running_mean", "1.running_var"]
-
-
 def test_tied_parameters_are_there_once():
     flat = FlatModel(Tied())
     assert flat.size == 16 + 4

@@ -159,19 +159,6 @@ def test_a_model_learns_the_next_token() -> None:
     assert after.total.tolist() == []
 
 
-def test_outputs_that_are_no_logits_have_a_loss_and_no_accuracy() -> None:
-    class Two(nn.Linear):
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(x), x
-
-    def loss(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs[0], targets)
-
-    found = evaluate(FlatModel(Two(3, 4)), X, CLASSES.test_y, 4, loss=loss)
-    assert np.isnan(found.accuracy)
-    assert found.loss > 0
-
-
 @pytest.mark.parametrize("given", [NUMBERS, WORDS])
 def test_only_an_even_or_a_natural_split_needs_no_classes(given: Dataset) -> None:
     rest: tuple[Any, ...] = (given.train_y, ["pi-4"] * 3, given.classes, 0, np.arange(12) % 4)

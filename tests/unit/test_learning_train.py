@@ -187,17 +187,6 @@ def test_evaluation_changes_nothing():
     np.testing.assert_array_equal(flat.array, before)
 
 
-def test_labels_out_of_range_and_emptiness_are_refused():
-    x, y = examples()
-    flat = FlatModel(network())
-    with pytest.raises(ValueError, match=r"labels must be in \[0, 2\) \(got 0 to 2\)"):
-        evaluate(flat, x, y, classes=2)
-    with pytest.raises(ValueError, match="at least one example"):
-        evaluate(flat, x[:0], y[:0], CLASSES)
-    with pytest.raises(ValueError, match="rows must contain at least one example"):
-        Trainer(flat).run(x, y, LocalRule(), np.random.default_rng(0), rows=np.empty(0, np.int64))
-
-
 PROGRAM = """
 import hashlib, os, sys
 import numpy as np, torch

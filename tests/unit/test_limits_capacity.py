@@ -225,20 +225,3 @@ def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPat
     assert msgspec.json.decode(msgspec.json.encode(found), type=Measured) == found
     assert found.triad_mib == 0.25
     assert found.blas
-
-
-def test_the_triad_is_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for index, text in (("index0", "48K"), ("index3", "491520K"), ("index4", "none"), ("index2", "2097152")):
-        (tmp_path / index).mkdir()
-        (tmp_path / index / "size").write_text(f"{text}\n")
-    monkeypatch.setattr(host_operations.os, "sysconf", lambda name: 0)
-    assert host_operations.last_level_cache_mib(tmp_path) == 480.0
-    assert host_operations.last_level_cache_mib(tmp_path / "none") == 0.0
-    assert host_operations._triad_mib(0.0) == host_operations.TRIAD_MIN_MIB
-    assert host_operations._triad_mib(1e9) < 1e9
-
-
-def test_a_measuring_process_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration.sys, "executable", "/bin/false")
-    with pytest.raises(RunError, match="calibration failed with exit code 1: no message"):
-        calibration._measure_apart()

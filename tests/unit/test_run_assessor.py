@@ -151,21 +151,6 @@ def test_an_evaluator_is_heard_at_every_batch_also_in_a_users_function(
     assert did == ["batch"]  # nobody is told of what is not measured
 
 
-def test_an_own_loss_that_fails_on_the_test_examples_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_short(outputs: Tensor, targets: Tensor) -> Tensor:
-        if len(targets) > 32:
-            raise ValueError("too long " * 200)
-        return (outputs - targets).square().mean()
-
-    offer(monkeypatch, None)
-    vars(sys.modules["measuring"])["loss"] = only_short
-    found, scores = workload(training=Training(loss="measuring:loss")).assess(0, int)
-    assert found.problem.startswith("training.loss: 'measuring:loss' raised ValueError: too long too")
-    assert len(found.problem) == 500
-    assert math.isnan(found.loss)
-    assert scores == NO_SCORES
-
-
 @pytest.mark.parametrize(
     ("stop", "message"),
     [

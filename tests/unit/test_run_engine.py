@@ -16,15 +16,14 @@ from engine_world import CLIENTS, SIZE, Faults, World, assessed
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Left, Sum
+from edgefl.core.events import Left
 from edgefl.errors import ConfigError
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
 from edgefl.results.record import FATES, Record, TripRow
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
-from edgefl.run import engine, messages, resume
-from edgefl.run.slots import SumResult
+from edgefl.run import messages, resume
 from edgefl.run.timeline import Delivery, InFlightWork, TimelineEvent
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
@@ -329,24 +328,6 @@ def test_what_is_measured_goes_on_record_and_what_is_not_is_an_incident(tmp_path
     assert math.isnan(whole.accuracy)
     assert (failed.metrics, failed.clients) == ({}, ())
     assert (incident.kind, incident.detail) == ("evaluation", "version 1: it failed")
-
-
-@pytest.mark.parametrize("long", [True, False])
-def test_tasks_do_not_wait_for_long_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
-    many = 3 * 4 * SIZE  # the bytes of the updates in a sum
-    monkeypatch.setattr(engine, "LONG_SUM_BYTES", many if long else many + 1)
-    world = World(tmp_path, FedBuff(buffer_size=3), experiment.Stop(versions=20)).join()
-    unsent: list[int] = []
-    add = world.aggregator.sum
-
-    def summed(action: Sum, entry: int) -> SumResult:
-        unsent.append(len(world.unsent))
-        return add(action, entry)
-
-    monkeypatch.setattr(world.aggregator, "sum", summed)
-    world.finish().close()
-    assert len(unsent) == 20
-    assert (max(unsent) == 0) is long
 
 
 def test_each_figure_of_a_trip_is_in_the_column_of_its_name(tmp_path: Path) -> None:

@@ -63,14 +63,6 @@ def test_nobody_answers_for_a_peer_whose_password_it_does_not_know(parts: Parts)
     assert not peer.ready
 
 
-def test_strangers_and_expelled_peers_are_not_heard(parts: Parts) -> None:
-    peer = parts.peer(CLIENT, 0)
-    peer.expelled = True
-    parts.say(peer, ready(peer))
-    parts.socket.incoming.append((b"nobody", [b"hello"]))
-    assert parts.received() == []
-
-
 @pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x93\x01\x02", bytes(70_000)])
 def test_rubbish_is_refused_and_what_comes_behind_it_is_heard(parts: Parts, rubbish: bytes) -> None:
     bad, good = parts.peer(CLIENT, 0), parts.peer(CLIENT, 1, ready=False)
@@ -270,14 +262,3 @@ def test_a_flood_of_what_is_allowed_is_refused(wired: Parts, what: str) -> None:
     ((_, refusal), *_) = wired.received()
     assert isinstance(refusal, Refusal)
     assert refusal.kind == "malformed"
-
-
-def test_one_that_does_task_after_task_is_no_flood(parts: Parts) -> None:
-    peer, said = parts.peer(CLIENT, 1), 0
-    for _ in range(MOST_IDLE + 1):
-        task, lease = parts.lease(client=1, holder=1)
-        parts.gate.send(peer, messages.Task(1, task, 0, 0, lease.entry, lease.slot, None, None))
-        parts.say(peer, done(task, lease, parts.written(task, lease)))
-        said += [type(message) for _, message in parts.received()] == [messages.Done]
-        parts.aggregator.release(task)
-    assert said == MOST_IDLE + 1

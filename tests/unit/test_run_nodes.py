@@ -92,19 +92,6 @@ def test_peers_go_where_there_is_most_room_and_a_lost_nodes_have_departed(world:
     assert (row.name, row.peers, row.lost) == ("a", [0, 1], "interrupted")
 
 
-def test_peers_without_a_node_wait_for_one(world: World) -> None:
-    world.ready("a", joining())
-    world.adopt(Shape(8, 5, 3))
-    world.hear("a", Refused("gone", config=False))
-    world.spawn(spawn(0))
-    world.spawn(spawn(1))
-    assert world.expel(control.Expel("worker", 1, 0)) == control.Departed(
-        "worker", 1, 0, "no node was there to run it"
-    )
-    world.ready("b", joining())
-    assert world.told("b")[-1] == spawn(0)
-
-
 def test_a_node_that_comes_late_is_given_the_workers_that_others_have_no_room_for(world: World) -> None:
     world.ready("a", joining(workers=2))
     world.ready("b", joining(workers=2))
@@ -274,26 +261,6 @@ def test_a_node_that_is_not_let_in_says_what_it_lacks(key: keys.Key | None, want
             outside._line.broke()
         with pytest.raises(RunError, match=rf"^{address}: what answers there wants {wants}, or is no run$"):
             outside._turn()
-
-
-def test_a_transport_that_nodes_cannot_have_is_a_line_where_somebody_asks_for_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "one.toml"
-    serve = ["serve", str(file), "--bind", "nowhere"]
-    for said, arguments, lines in (
-        ("", [], 1),
-        ("wire", [], 1),
-        ("shm", [], 2),
-        ("", ["shm"], 2),
-        ("shm", ["wire"], 1),
-    ):
-        server = f'[server]\ntransport = "{said}"\n' if said else ""
-        file.write_text(f'[fleet]\ndevices = {{ "pi-4" = 2 }}\n[stop]\nversions = 3\n{server}')
-        assert main([*serve, *(f"--set=server.transport={name}" for name in arguments)]) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == lines
-        assert ("server.transport is 'wire' on nodes" in err) == (lines == 2)
 
 
 NOTHING = Refused("", config=False)
