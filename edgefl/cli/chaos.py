@@ -98,8 +98,8 @@ def _lines(findings: Findings) -> list[str]:
     held, of = sum(not each.violations for each in judged), f"{findings.clock} clock, {findings.transport}"
     lines = [f"{of}: {many(len(judged), 'run')} by {many(commands, 'command')}, {many(trips, 'trip')}"]
     bits = "with the same bits as an undisturbed run"
-    told = f"with each of {sum(each.acknowledged for each in judged):,} acknowledged updates on record once"
-    lines.append(f"{held} of {len(judged)} {bits if findings.clock == 'virtual' else told}")
+    kept = f"with each of {sum(each.acknowledged for each in judged):,} acknowledged updates on record once"
+    lines.append(f"{held} of {len(judged)} {bits if findings.clock == 'virtual' else kept}")
     if not findings.violations:
         longest_s = max((each.outlived_s for each in findings.rounds), default=0.0)
         lines.append(f"nothing left; no process outlived its supervisor by more than {longest_s:.1f} s")

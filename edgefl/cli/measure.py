@@ -37,8 +37,8 @@ def measure(
         raise ModuleNotFoundError(name="torch")
     given = {"--threads": threads, "--minutes": minutes}
     options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
-    said = remote.run([*options, *(["--quick"] if quick else [])], _tell, ssh, python)
-    text = json.dumps(said, indent=1) + "\n"
+    result = remote.run([*options, *(["--quick"] if quick else [])], _tell, ssh, python)
+    text = json.dumps(result, indent=1) + "\n"
     if out is None:
         say(text, end="")
         return

@@ -89,12 +89,12 @@ def predict(
         for each, name, one in zip(devices, names, predicted, strict=True)
     ]
     found.sort(key=lambda one: one.prediction.seconds)
-    asked = {"model": model, "input": list(shape), "batch": batch, "inference": inference}
+    question = {"model": model, "input": list(shape), "batch": batch, "inference": inference}
     if as_json:
         import msgspec
 
         listed = [{"device": d, "runtime": r, **p._asdict(), "energy_j": j} for d, r, p, j in found]
-        say(json.dumps({**asked, "work": msgspec.to_builtins(work), "devices": listed}, indent=2))
+        say(json.dumps({**question, "work": msgspec.to_builtins(work), "devices": listed}, indent=2))
         return
 
     from edgefl.results.tables import show

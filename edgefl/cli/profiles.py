@@ -168,11 +168,10 @@ def fit(
         row = unseen.row
         say(f"{row.network}: {row.seconds:.4g} s, unseen {unseen.predicted_s:.4g} s: {unseen.factor:.2f}")
     if found.unseen:
-        told = summary(found.unseen)
-        errors = (
-            f"median error {told.median:.1%}, 90% within {told.p90:.1%}, worst factor {told.worst_factor:.2f}"
-        )
-        say(f"{told.rows} steps, each unseen: {errors}; intervals hold {told.held:.0%}")
+        errors = summary(found.unseen)
+        text = f"median error {errors.median:.1%}, 90% within {errors.p90:.1%}"
+        worst = f"worst factor {errors.worst_factor:.2f}; intervals hold {errors.held:.0%}"
+        say(f"{errors.rows} steps, each unseen: {text}, {worst}")
     put_or_print(out, fitted.profile_text(out, chosen, found, recipe).encode())
 
 
@@ -333,11 +332,11 @@ def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
         source, factor = _nearest(key, sources), _nearest(key, uncertainty)
         number = numbers.setdefault(source, len(numbers) + 1) if source is not None else ""
         rows.append((key, value, "" if factor is None else f"{factor:g}x", number))
-    told = Table.grid(padding=(0, 1), pad_edge=True)
+    numbered = Table.grid(padding=(0, 1), pad_edge=True)
     for source, number in numbers.items():
-        told.add_row(Text(str(number)), Text(source))
+        numbered.add_row(Text(str(number)), Text(source))
     times = _times(profile) if isinstance(profile, Device) and profile.cpu else ()
-    return table(("field", "value", ">within", ">source"), rows), told, *times
+    return table(("field", "value", ">within", ">source"), rows), numbered, *times
 
 
 def _times(device: Device) -> tuple[RenderableType, ...]:
@@ -374,8 +373,8 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
     return [(key, ", ".join(texts).replace("…,", "…"))]
 
 
-def _nearest(key: str, said: dict[str, Any]) -> Any:
+def _nearest(key: str, tables: dict[str, Any]) -> Any:
     """The entry for the figure, or for the nearest table around it."""
     steps = key.replace("[", ".").split(".")
-    tables = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
-    return next((said[table] for table in tables if table in said), None)
+    prefixes = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
+    return next((tables[name] for name in prefixes if name in tables), None)

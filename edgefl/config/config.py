@@ -87,8 +87,8 @@ def _changed(
     overrides = list(overrides)
     origin: dict[str, str] = {}
     pairs = [toml.assignment(text) for text in overrides]
-    said = (f"{option} {shortened(text)}" for text in overrides)
-    option_text = {keys: text for text, (keys, _) in zip(said, pairs, strict=True)}
+    texts = (f"{option} {shortened(text)}" for text in overrides)
+    option_text = {keys: text for text, (keys, _) in zip(texts, pairs, strict=True)}
     for keys, value in pairs:
         if (other := ONE_OF.get(keys)) in option_text:
             raise ConfigError(f"{option_text[keys]} and {option_text[other]}: give one of them")

@@ -164,7 +164,7 @@ def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
 
 
 TERMINAL_HEADS = {"Run": "run", ">Accuracy": ">accuracy", ">Slow classes": ">slow*", ">Loss": ">loss",
-                  ">Trips": ">trips", ">Versions": ">versions", ">Staleness": ">stale",
+                  ">Trips": ">trips", ">Versions": ">versions", ">Staleness, mean/max": ">stale",
                   ">Slow weight": ">weight†", ">Fidelity": ""}  # fmt: skip
 """Headings of a page's table of the rows' figures, and those in the terminal."""
 
@@ -179,7 +179,7 @@ def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
         ">Loss": _plain(f["loss"]),
         ">Trips": _count(f["client_trips"]),
         ">Versions": _count(f["versions"]),
-        ">Staleness": f"{number(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}",
+        ">Staleness, mean/max": f"{number(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}",
         ">Slow weight": _plain(f["slow_weight"]),
         ">Fidelity": row.verdict,
     }

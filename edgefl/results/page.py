@@ -214,7 +214,7 @@ def term_of(heading: str) -> str | None:
     >>> term_of("Staleness / 95%"), term_of("Slow phones' classes"), term_of("Seed")
     ('staleness', 'slow phones', None)
     """
-    return next((term for term, (said, _) in _TERMS.items() if re.search(said, heading.lower())), None)
+    return next((term for term, (pattern, _) in _TERMS.items() if re.search(pattern, heading.lower())), None)
 
 
 def hint(heading: str) -> str:

@@ -148,13 +148,13 @@ def curves_picture(
     if not curves:
         return None
     canvas = Canvas()
-    said = "{:.1%}".format if share else number
+    text_of = "{:.1%}".format if share else number
     for curve in reversed(curves):
         for seed in curve.seeds:
             canvas.axes.plot(*seed, color=colour(curve.role), linewidth=0.8, alpha=0.45)
         (line,) = canvas.axes.plot(curve.x, curve.y, color=colour(curve.role), linewidth=2.0)
-        best = f", {said(np.nanmax(curve.y))} at best" if share else ""
-        canvas.tip(line, f"{curve.name}: {said(curve.y[-1])} at the end{best}")
+        best = f", {text_of(np.nanmax(curve.y))} at best" if share else ""
+        canvas.tip(line, f"{curve.name}: {text_of(curve.y[-1])} at the end{best}")
     farthest = max(float(x[-1]) for curve in curves for x in (curve.x, *(seed[0] for seed in curve.seeds)))
     canvas.axes.set_xlim(0, (farthest or 1.0) * (1.14 if ends else 1.04))
     axis, column, words = AXES[over]
@@ -167,7 +167,7 @@ def curves_picture(
         if ends:
             up = (6.0 if value == max(last) else -6.0) if close else 0.0
             canvas.axes.annotate(
-                said(value), (curve.x[-1], value), (6, up), textcoords="offset points", va="center",
+                text_of(value), (curve.x[-1], value), (6, up), textcoords="offset points", va="center",
                 annotation_clip=False, color=colour(curve.role), fontweight="bold",
             )  # fmt: skip
     keys = [(curve.role, curve.name) for curve in curves]

@@ -198,14 +198,14 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
     kinds = [kind for kind in ("global", "personal") if kind in found]
-    said = percent if found["measure"] == "accuracy" else number
+    text_of = percent if found["measure"] == "accuracy" else number
     rows = [
-        [name, values["clients"], *(said(values[kind]) for kind in kinds)]
+        [name, values["clients"], *(text_of(values[kind]) for kind in kinds)]
         for name, values in found["by_profile"].items()
     ]
     for which in ("mean", "worst_decile"):
         name = "All, mean" if which == "mean" else "Their worst tenth, mean"
-        rows.append([name, found["clients"], *(said(found[kind][which]) for kind in kinds)])
+        rows.append([name, found["clients"], *(text_of(found[kind][which]) for kind in kinds)])
     about = f"{found['measure'].capitalize()} at version {found['version']}, mean over clients. "
     about += "Personal: after one more trip's training on the client's other examples."
     table = html_table(["Profile", ">Clients", *(f">{kind.capitalize()} model" for kind in kinds)], rows)
@@ -498,9 +498,9 @@ def draw_timeline(record: Record) -> Picture | None:
     if spans["bad"]:
         keys.append(("bad", "lost or dropped"))
     client_of = {lane: client for client, lane in lane_of.items()}
-    said = {**dict(keys), "bad": "lost or dropped"}
+    names_of_parts = {**dict(keys), "bad": "lost or dropped"}
     data = [
-        (client_of[int(lane)], profile[client_of[int(lane)]], said[part], start, end)
+        (client_of[int(lane)], profile[client_of[int(lane)]], names_of_parts[part], start, end)
         for part, group in spans.items() for start, end, lane in group
     ]  # fmt: skip
     head = ("client", "profile", "part", "start_s", "end_s")

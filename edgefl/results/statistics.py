@@ -202,18 +202,18 @@ class LearningCurve(NamedTuple):
 
 def learning_curve(
     rows: Sequence[EvaluationRow],
-    asked: Evaluation,
+    settings: Evaluation,
     over: Over,
     value: Callable[[EvaluationRow], float] = lambda row: row.accuracy,
     window: int = WINDOW,
 ) -> LearningCurve:
-    """The accuracies, or other ``value`` to be maximised, of a run with the evaluation settings ``asked``."""
+    """The accuracies, or other ``value`` to be maximised, of a run with these evaluation ``settings``."""
     costs, accuracies = [float(getattr(row, over)) for row in rows], [value(row) for row in rows]
     periodic = (costs, accuracies)
-    if asked.every_trips is not None:
-        periodic = filled([row.trips for row in rows], costs, accuracies, asked.every_trips)
-    elif asked.every_s is not None:
-        periodic = filled([row.at_s for row in rows], costs, accuracies, asked.every_s)
+    if settings.every_trips is not None:
+        periodic = filled([row.trips for row in rows], costs, accuracies, settings.every_trips)
+    elif settings.every_s is not None:
+        periodic = filled([row.at_s for row in rows], costs, accuracies, settings.every_s)
     return LearningCurve(costs, accuracies, periodic, window)
 
 

@@ -130,7 +130,7 @@ class Store:
         self._forget()
 
     def _forget(self) -> None:
-        self._told: list[tuple[Any, ...]] = []
+        self._calls: list[tuple[Any, ...]] = []
         """Calls since the last `secure` or `commit`: the method's name and its arguments."""
         # Events and trips are encoded at the commit: many at once cost half as much as one at a time.
         self._journal: list[Event] = []
@@ -144,13 +144,13 @@ class Store:
         """Append ``event``; returns its number, from 1."""
         self.seq += 1
         self._journal.append(event)
-        self._told.append(("journal", event))
+        self._calls.append(("journal", event))
         return self.seq
 
     def trip(self, row: TripRow) -> None:
         """Add a trip whose update arrived or was lost; replaces the row of the same task."""
         self._trips.append((row, self.seq))
-        self._told.append(("trip", row))
+        self._calls.append(("trip", row))
 
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
         """Add the updates of ``version``, which the next event announces; a rewind to before it removes them.
@@ -162,12 +162,12 @@ class Store:
         self._sums.append((version, np.array(tasks, "<i8").tobytes(), np.array(weights, "<f8").tobytes()))
         for task, weight in _by_task(tasks, weights).items():
             self._end(task).use(version, weight, self.seq + 1)
-        self._told.append(("applied", version, tasks, weights))
+        self._calls.append(("applied", version, tasks, weights))
 
     def checksum_seen(self, task: int, checksum: int) -> None:
         """Add the checksum that the server computed from the slot to a recorded trip."""
         self._end(task).checksum_seen = to_signed(checksum)
-        self._told.append(("checksum_seen", task, checksum))
+        self._calls.append(("checksum_seen", task, checksum))
 
     def released(self, task: int, fate: str, reason: str = "") -> None:
         """Set the outcome of a trip; ``fate`` is one of `FATES`."""
@@ -175,7 +175,7 @@ class Store:
             raise ValueError(f"fate must be one of {', '.join(FATES)} (got {fate!r})")
         end = self._end(task)
         end.fate, end.reason = fate, reason
-        self._told.append(("released", task, fate, reason))
+        self._calls.append(("released", task, fate, reason))
 
     def _end(self, task: int) -> _End:
         end = self._ends.get(task)
@@ -187,12 +187,12 @@ class Store:
     def version(self, row: VersionRow) -> None:
         """Add a published version, which the next event announces."""
         self._rows[_insert("versions", "seq")].append((*astuple(row), self.seq + 1))
-        self._told.append(("version", row))
+        self._calls.append(("version", row))
 
     def evaluation(self, row: EvaluationRow) -> None:
         """Add the measurement of a version."""
         self._rows[_insert("evaluations")].append(_columns(row))
-        self._told.append(("evaluation", row))
+        self._calls.append(("evaluation", row))
 
     def incident(self, at_s: float, client: int | None, kind: str, detail: str = "") -> None:
         """Add a fault that the run handled; `truncate` keeps it, because it did happen."""
@@ -248,7 +248,9 @@ class Store:
         if tail.seq == self.seq:  # else they were committed
             for batch in tail:
                 for name, *given in _decoder.decode(batch):
-                    read = (convert(one, _TOLD[name]) for one in given) if name in _TOLD else given
+                    read = (
+                        (convert(one, _CALL_TYPES[name]) for one in given) if name in _CALL_TYPES else given
+                    )
                     getattr(self, name)(*read)
         self._tail = tail
         self.commit()
@@ -256,9 +258,9 @@ class Store:
 
     def secure(self) -> None:
         """Make waiting rows survive a kill of this process: in the tail or, if it is full, by `commit`."""
-        if self._tail is None or (self._told and not self._tail.append(_encoder.encode(self._told))):
+        if self._tail is None or (self._calls and not self._tail.append(_encoder.encode(self._calls))):
             self.commit()
-        self._told.clear()
+        self._calls.clear()
 
     def commit(self) -> None:
         """Write all waiting rows in one transaction; afterwards they survive a kill of this process.
@@ -401,7 +403,7 @@ class Store:
         self.close()
 
 
-_TOLD: dict[str, Any] = {
+_CALL_TYPES: dict[str, Any] = {
     "journal": Event,
     "trip": TripRow,
     "version": VersionRow,

@@ -64,8 +64,10 @@ class RaceTarget(NamedTuple):
         """The run's curve of the metric, negated if it has to fall."""
         sign = -1.0 if self.at_most else 1.0
         rows = [row for row in record.evaluations if math.isfinite(value_of(row, self.measure))]
-        asked = settings_of(record)[0]
-        return learning_curve(rows, asked, over, lambda row: sign * value_of(row, self.measure), self.window)
+        evaluation = settings_of(record)[0]
+        return learning_curve(
+            rows, evaluation, over, lambda row: sign * value_of(row, self.measure), self.window
+        )
 
     def reached(self, record: Record, over: Over) -> float:
         """Emulated seconds, client trips or versions until the run reached the target; NaN if it did not."""
