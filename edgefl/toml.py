@@ -1,4 +1,4 @@
-"""Reads and writes TOML: every fault of a file is one line that says where it is."""
+"""Read and write TOML; each error is one line with the position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The file at ``path`` as plain data.
+    """Read the file at ``path`` as plain data.
 
     Raises `ConfigError` if it cannot be read, is longer than 1 MiB, is not UTF-8 or is not TOML.
     """
@@ -49,7 +49,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """TOML ``text`` as plain data; ``source`` names it in the error.
+    """Parse TOML ``text`` as plain data; errors call it ``source``.
 
     >>> parse("[stop]\\nversions = 10", "a.toml")
     {'stop': {'versions': 10}}
@@ -89,9 +89,9 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def assignment(text: str) -> tuple[tuple[str, ...], Any]:
-    """One ``--set`` argument as its keys and value.
+    """Parse a ``--set`` argument to its keys and value.
 
-    The value is read as TOML; what is no TOML is a string, unless it opens a string, array or table.
+    The value is TOML or, unless it begins like a string, array or table, a plain string.
 
     >>> assignment("strategy.name=fedbuff")
     (('strategy', 'name'), 'fedbuff')
@@ -108,12 +108,12 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
     parts = keys(key.strip())
     if parts is None:
         raise ConfigError(
-            f"{shown}: {shortened(key.strip())!r} is no key; expected names joined by dots, such as a.b=1"
+            f"{shown}: {shortened(key.strip())!r} is not a key; expected names joined by dots, such as a.b=1"
         )
     value = value.strip()
     if not value:
         name = shortened(key.strip())
-        why = f"an empty string is written {name}='\"\"'; --unset {name} takes the file's away"
+        why = f"an empty string is {name}='\"\"'; --unset {name} removes the file's"
         raise ConfigError(f"{shown}: no value; {why}")
     try:
         table = _loads(f"value = {value}")
@@ -123,12 +123,12 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
         if value[0] in "{['\"":
             raise ConfigError(f"{shown}: {_AT.sub('', str(error))}") from None
         return parts, value
-    dated = isinstance(table["value"], (datetime.date, datetime.time))  # no key of ours is a date
+    dated = isinstance(table["value"], (datetime.date, datetime.time))  # edgefl has no key with a date
     return parts, value if dated or len(table) > 1 else table["value"]
 
 
 def keys(key: str) -> tuple[str, ...] | None:
-    """The dotted ``key``'s parts, or None if it is not one.
+    """The parts of the dotted ``key``, or None if it is invalid.
 
     >>> keys("fleet.devices.pi-4")
     ('fleet', 'devices', 'pi-4')
@@ -147,9 +147,9 @@ def keys(key: str) -> tuple[str, ...] | None:
 
 
 def write(tables: Mapping[str, Any]) -> str:
-    """``tables`` as TOML text: single values first, then one section a table, tables in it inline.
+    """Write ``tables`` as TOML text: single values, then one section per table, with inner tables inline.
 
-    Values are str, int, float, bool, lists and tables of those; a None is left out.
+    Values are str, int, float, bool, lists and tables of those; None is left out.
 
     >>> print(write({"seed": 3, "fleet": {"devices": {"pi-4": 2}, "network": "lte"}}), end="")
     seed = 3
@@ -176,7 +176,7 @@ def _key(key: str) -> str:
 
 
 def literal(value: Any) -> str:
-    """``value`` as it is written in TOML.
+    """``value`` as TOML text.
 
     >>> literal([1, 2.5, "a", True, {"b": []}])
     '[1, 2.5, "a", true, { b = [] }]'
@@ -185,7 +185,7 @@ def literal(value: Any) -> str:
 
 
 def pieces(value: Any) -> Iterator[str]:
-    """`literal` piece by piece: who wants its beginning alone need not go through all, which may be endless.
+    """Yield `literal` in pieces, so that a caller can stop early; the value may be infinite.
 
     >>> endless = [1]
     >>> endless.append(endless)
@@ -199,7 +199,7 @@ def pieces(value: Any) -> Iterator[str]:
     elif isinstance(value, float):
         yield float.__repr__(value)
     elif isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is and TOML forbids.
+        # JSON's escapes are valid in TOML, except that TOML forbids a plain DEL.
         yield json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     elif isinstance(value, Mapping):
         before = "{ "

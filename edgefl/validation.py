@@ -21,12 +21,12 @@ from edgefl.errors import ConfigError, listed, near, shortened
 from edgefl.toml import pieces
 
 T = TypeVar("T")
-_Table: TypeAlias = inspect.StructType | inspect.DataclassType
+Table: TypeAlias = inspect.StructType | inspect.DataclassType
 _LONGEST = 60
 
 
 class Fault(ConfigError):
-    """A fault at one dotted ``key``, which the text names."""
+    """A fault at the dotted ``key``, which the message names."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -34,7 +34,7 @@ class Fault(ConfigError):
 
 
 def convert(value: Any, of: type[T], key: str = "") -> T:
-    """``value`` as the type ``of``; raises the first `Fault` of a value that does not fit.
+    """Convert ``value`` to the type ``of``. Raises the first `Fault` of an invalid value.
 
     >>> from edgefl.experiment import Stop
     >>> convert({"versions": 3}, Stop).versions
@@ -48,14 +48,14 @@ accuracy, accuracy_over, emulated_s, metric, min_improvement, patience_evaluatio
         raise fault
     try:
         return msgspec.convert(value, of)
-    except msgspec.ValidationError as error:  # a type or bound that `faults` knows nothing of
+    except msgspec.ValidationError as error:  # a type or bound that `faults` does not cover
         raise Fault(key, f"{key}{': ' if key else ''}{error}") from None
 
 
 def faults(value: Any, of: Any, key: str = "") -> Iterator[Fault]:
-    """Every key that is unknown or missing, and every value of the wrong type or out of bounds, at any depth.
+    """Yield unknown and missing keys, and values of the wrong type or out of bounds, at any depth.
 
-    ``of`` is a class or an annotation; ``key`` is the key of ``value`` itself, none for a whole file.
+    ``of`` is a class or an annotation; ``key`` is the key of ``value`` itself, empty for a whole file.
 
     >>> from typing import Annotated
     >>> positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -68,7 +68,7 @@ def faults(value: Any, of: Any, key: str = "") -> Iterator[Fault]:
 
 
 def wrong(key: str, allowed: str, got: Any) -> Fault:
-    """The fault of a value that is not what is allowed.
+    """The fault of a value that is not ``allowed``.
 
     >>> print(wrong("stop.trips", "a whole number of at least 1", 0.5))
     stop.trips: must be a whole number of at least 1, got 0.5
@@ -76,18 +76,8 @@ def wrong(key: str, allowed: str, got: Any) -> Fault:
     return Fault(key, f"{key}{': ' if key else ''}must be {allowed}, got {shown(got)}")
 
 
-def allowed(of: Any) -> str:
-    """A noun phrase for all values of a type.
-
-    >>> from edgefl.experiment import Count
-    >>> allowed(Count | None)
-    'a whole number from 1 to 1000000000'
-    """
-    return _allowed(inspect.type_info(of))
-
-
 def shown(value: Any) -> str:
-    """``value`` as the user would write it in TOML, at most 60 characters; no more of it is looked at.
+    """``value`` in TOML, cut after 60 characters; the rest is not read.
 
     >>> shown("fast"), shown([1, True]), shown({"a": None})
     ("'fast'", '[1, true]', '{}')
@@ -106,7 +96,7 @@ def shown(value: Any) -> str:
 
 
 def join(key: str, name: str) -> str:
-    """The dotted key of ``name``, perhaps shortened, in the table ``key``, which is empty for the top."""
+    """The dotted key of ``name``, shortened if long, in the table ``key``, which is empty for the top."""
     name = shortened(name)
     return f"{key}.{name}" if key else name
 
@@ -115,13 +105,13 @@ def join(key: str, name: str) -> str:
 
 
 def _faults(value: Any, kind: inspect.Type, key: str, known: list[str]) -> Iterator[Fault]:
-    part = next((part for part in _parts(kind) if _is_a(value, part) and _within(value, part)), None)
+    part = next((part for part in parts(kind) if _is_a(value, part) and _within(value, part)), None)
     if part is None:
-        literals = (part.values for part in _parts(kind) if isinstance(part, inspect.LiteralType))
+        literals = (part.values for part in parts(kind) if isinstance(part, inspect.LiteralType))
         hint = near(value, map(str, chain.from_iterable(literals))) if isinstance(value, str) else ""
-        found = wrong(key, _allowed(kind), value)
+        found = wrong(key, allowed(kind), value)
         yield Fault(key, f"{found};{hint}") if hint else found
-    elif isinstance(part, _Table):
+    elif isinstance(part, Table):
         yield from _table_faults(value, part, key, known)
     elif isinstance(part, inspect.DictType):
         for name, item in value.items():
@@ -137,7 +127,7 @@ def _faults(value: Any, kind: inspect.Type, key: str, known: list[str]) -> Itera
             yield from _faults(item, of, f"{key}[{place}]", known)
 
 
-def _table_faults(table: Mapping[str, Any], kind: _Table, key: str, known: list[str]) -> Iterator[Fault]:
+def _table_faults(table: Mapping[str, Any], kind: Table, key: str, known: list[str]) -> Iterator[Fault]:
     fields = {field.encode_name: field for field in kind.fields}
     for name, value in table.items():
         if name in fields:
@@ -147,16 +137,16 @@ def _table_faults(table: Mapping[str, Any], kind: _Table, key: str, known: list[
     for name, field in fields.items():
         if field.required and name not in table:
             missing = join(key, name)
-            yield Fault(missing, f"{missing}: missing; must be {_allowed(field.type)}")
+            yield Fault(missing, f"{missing}: missing; must be {allowed(field.type)}")
 
 
-def _parts(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """The types of a union, and of any other type itself."""
+def parts(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """Yield the types of a union, or any other type itself."""
     if isinstance(kind, inspect.Metadata):
-        yield from _parts(kind.type)
+        yield from parts(kind.type)
     elif isinstance(kind, inspect.UnionType):
         for part in kind.types:
-            yield from _parts(part)
+            yield from parts(part)
     else:
         yield kind
 
@@ -174,11 +164,11 @@ _KINDS: dict[type[inspect.Type], tuple[Any, str]] = {
     inspect.VarTupleType: ((list, tuple), "an array"),
     inspect.TupleType: ((list, tuple), "an array"),
 }
-"""Python types of each kind of field, and its name in messages."""
+"""Python types and description of each type of field."""
 
 
 def _is_a(value: Any, kind: inspect.Type) -> bool:
-    """Returns True for a value of that type, whatever its bounds and what it holds."""
+    """Return True for a value of that type, regardless of bounds and content."""
     if isinstance(kind, inspect.LiteralType):
         return value in kind.values
     if isinstance(value, bool):
@@ -190,7 +180,7 @@ def _is_a(value: Any, kind: inspect.Type) -> bool:
 
 
 def _within(value: Any, kind: inspect.Type) -> bool:
-    """Returns True for a value of that type that is within its bounds."""
+    """Return True if a value of that type is within its bounds."""
     if isinstance(kind, inspect.FloatType) and not abs(value) <= sys.float_info.max:
         return False
     if isinstance(kind, inspect.IntType | inspect.FloatType):
@@ -205,12 +195,17 @@ def _within(value: Any, kind: inspect.Type) -> bool:
 # ---- words -------------------------------------------------------------------------------------
 
 
-def _allowed(kind: inspect.Type) -> str:
-    """A noun phrase for all values that are allowed."""
+def allowed(kind: inspect.Type) -> str:
+    """A noun phrase for all values of a type.
+
+    >>> from edgefl.experiment import Count
+    >>> allowed(inspect.type_info(Count | None))
+    'a whole number from 1 to 1000000000'
+    """
     if isinstance(kind, inspect.Metadata):
-        return str((kind.extra_json_schema or {}).get("description") or _allowed(kind.type))
+        return str((kind.extra_json_schema or {}).get("description") or allowed(kind.type))
     if isinstance(kind, inspect.UnionType):
-        return " or ".join(_allowed(part) for part in kind.types if not isinstance(part, inspect.NoneType))
+        return " or ".join(allowed(part) for part in kind.types if not isinstance(part, inspect.NoneType))
     if isinstance(kind, inspect.LiteralType):
         words = [repr(word) for word in kind.values]
         return " or ".join(words) if len(words) < 5 else f"one of {', '.join(words)}"
@@ -242,7 +237,7 @@ def _figure(bound: float) -> str:
 
 
 def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str]) -> Fault:
-    """The nearest known key: of the same name in any table, else of its initials or like it in this one."""
+    """The fault of an unknown key, with a hint: a key of the same name, of its initials, or a similar one."""
     key = join(table, name)
     here = [join(table, field) for field in fields]
     initials = join(table, "".join(word[:1] for word in name.split("_")))
@@ -255,8 +250,8 @@ def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str])
 
 
 def _keys(kind: inspect.Type, key: str = "") -> Iterator[str]:
-    """Every dotted key that the type knows, of inner tables too; not those of tables in arrays."""
-    tables = [part for part in _parts(kind) if isinstance(part, _Table)]
+    """Yield all dotted keys of the type and its inner tables, but not of tables in arrays."""
+    tables = [part for part in parts(kind) if isinstance(part, Table)]
     if key and not tables:
         yield key
     for table in tables:

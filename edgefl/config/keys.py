@@ -6,20 +6,17 @@ A field's meaning is the docstring below it, parsed from the source.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import textwrap
-import typing
 from collections.abc import Iterator
-from types import UnionType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
+import msgspec.inspect
 
 from edgefl import strategies
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
-from edgefl.validation import allowed, join, shown
+from edgefl.validation import Table, allowed, join, parts, shown
 
 
 class Setting(NamedTuple):
@@ -55,40 +52,23 @@ def keys(which: str = "") -> list[Setting]:
 
 def _of(kind: type, table: str) -> Iterator[Setting]:
     """Yield the keys of a struct or dataclass, and of the tables in it."""
-    types = typing.get_type_hints(kind, include_extras=True)
-    for name, default in _defaults(kind):
-        key, meaning = join(table, name), _meaning(kind, name)
-        inner = _table(types[name])
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, Table)
+    for field in info.fields:
+        key = join(table, field.encode_name)
+        inner = next((part for part in parts(field.type) if isinstance(part, Table)), None)
         if inner is None:
-            yield Setting(key, _written(default), allowed(types[name]), meaning)
+            yield Setting(key, _default(field), allowed(field.type), _meaning(kind, field.name))
         else:
-            yield from _of(inner, key)
+            yield from _of(inner.cls, key)
 
 
-def _defaults(kind: type) -> Iterator[tuple[str, Any]]:
-    if dataclasses.is_dataclass(kind):
-        for each in dataclasses.fields(kind):
-            made = each.default_factory
-            yield each.name, each.default if made is dataclasses.MISSING else made()
-    else:
-        for field in msgspec.structs.fields(kind):
-            made = field.default_factory
-            yield field.name, field.default if made is msgspec.NODEFAULT else made()
-
-
-def _written(default: Any) -> str:
-    if default is None or default is msgspec.NODEFAULT or default is dataclasses.MISSING:
+def _default(field: msgspec.inspect.Field) -> str:
+    made = field.default_factory
+    default = field.default if made is msgspec.NODEFAULT else made()
+    if default is None or default is msgspec.NODEFAULT:
         return ""
     return shown(list(default) if isinstance(default, tuple) else default)
-
-
-def _table(of: Any) -> type | None:
-    """Return the struct among the types that a value may have, or None."""
-    if typing.get_origin(of) is typing.Annotated:
-        return _table(typing.get_args(of)[0])
-    if typing.get_origin(of) in (typing.Union, UnionType):
-        return next(filter(None, map(_table, typing.get_args(of))), None)
-    return of if isinstance(of, type) and issubclass(of, msgspec.Struct) else None
 
 
 def _meaning(kind: type, name: str) -> str:

@@ -50,7 +50,7 @@ def test_a_long_path_of_keys_takes_no_memory() -> None:
     tracemalloc.start()
     with pytest.raises(ConfigError, match="nested too deep"):
         toml.parse(text, "e.toml")
-    with pytest.raises(ConfigError, match="is no key"):
+    with pytest.raises(ConfigError, match="is not a key"):
         toml.assignment(text)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
