@@ -27,7 +27,7 @@ def test_a_table_of_a_table_and_a_single_key() -> None:
             "stop.versions",
             "",
             "a whole number from 1 to 1000000000",
-            "Versions of the global model that are made.",
+            "Number of versions of the global model.",
         )
     ]
 
