@@ -13,7 +13,7 @@
     keys         keys, keygen
     lab          reproduce; bench aggregate, fidelity, ingest, memory, spawn, truth
     chaos        chaos
-    paths        arguments that name files and folders
+    paths        options of several commands, with checks of files and folders
 
 Exit codes: 0 success; 1 a run failed or its model learned nothing; 2 invalid command, file or setting; 3 a
 run is done but INVALID (0 with --accept-invalid); 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP (from

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-import typer
-
+from edgefl.cli.paths import AsJson
 from edgefl.terminal import say
 
 MIB = 1 << 20
@@ -34,7 +33,7 @@ class Check(NamedTuple):
     problem: str = ""
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """List this machine's features for edgefl, and missing ones."""
     checks = list(examine())
     if as_json:

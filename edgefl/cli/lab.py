@@ -144,31 +144,27 @@ def reproduce(
 
     require_free(folder, "findings")
     kept: dict[str, Any] = {"paper": paper, "settings": settings, "set": changes or []}
-    if paper != "theory":
-        from edgefl.lab.studies import load
-
-        study = load(paper).changed(changes or ())
-        curves, findings = _judged(study, folder, settings, tune, mutants, quiet, tell)
-        notes = [*study.remarks(settings), *filter(None, [correction(findings)])]
-        write_report(folder, study.title, study.citation, findings, curves=curves, notes=notes, extra=kept)
-    else:
-        given = [f"--set {change}" for change in changes or ()]
-        given += (
-            ["--tune"] * tune
-            + ["--mutants"] * mutants
-            + [f"--settings {settings}"] * bool(settings and not quick)
-        )
-        if given:
-            raise ConfigError(f"{given[0]}: {paper} has no settings")
+    if paper == "theory":
+        options = [*(f"--set {change}" for change in changes or ()), *["--tune"] * tune]
+        options += ["--mutants"] * mutants + [f"--settings {settings}"] * bool(settings and not quick)
+        if options:
+            raise ConfigError(f"{options[0]}: {paper} has no settings")
         from edgefl.lab import theory
 
-        try:  # a folder that cannot be made is refused before the work
+        try:  # refuse an invalid folder before the work
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {folder}: cannot be made: {error.strerror}") from None
+        title, citation, remarks, curves = theory.TITLE, theory.CITATION, list[str](), None
         findings = corrected(theory.findings(quick=quick, say=tell))
-        notes = [*filter(None, [correction(findings)])]
-        write_report(folder, theory.TITLE, theory.CITATION, findings, notes=notes, extra=kept)
+    else:
+        from edgefl.lab.studies import load
+
+        study = load(paper).changed(changes or ())
+        title, citation, remarks = study.title, study.citation, study.remarks(settings)
+        curves, findings = _judged(study, folder, settings, tune, mutants, quiet, tell)
+    notes = [*remarks, *filter(None, [correction(findings)])]
+    write_report(folder, title, citation, findings, curves=curves, notes=notes, extra=kept)
     if not quiet:
         from edgefl.results.tables import show
 

@@ -1,16 +1,18 @@
-"""Arguments and options that name files and folders, and are checked before the command starts."""
+"""Arguments and options of several commands; files and folders are checked before a command starts."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.terminal import say
+
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 def run_folder(text: str) -> Path:

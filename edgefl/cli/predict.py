@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from edgefl.cli.paths import AsJson
 from edgefl.errors import ConfigError, ProfileError
 from edgefl.terminal import say
 
@@ -69,7 +70,7 @@ def predict(
         typer.Option("--input", metavar="C,H,W", help="One example; by default the model's usual."),
     ] = None,
     inference: Annotated[bool, typer.Option("--inference", help="Only the forward pass.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict a training step's time on a real device, part by part."""
     from edgefl.devices import load_device

@@ -13,7 +13,7 @@ import msgspec
 import typer
 from typer.core import TyperGroup
 
-from edgefl.cli.paths import file_option, put, put_or_print
+from edgefl.cli.paths import AsJson, file_option, put, put_or_print
 from edgefl.errors import ConfigError, ProfileError, unknown
 from edgefl.terminal import say
 
@@ -42,11 +42,10 @@ class _Named(TyperGroup):
 
 
 app = typer.Typer(cls=_Named, rich_markup_mode=None, subcommand_metavar="[NAME | COMMAND [ARGS]...]")
-Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 @app.callback(invoke_without_command=True)
-def profiles(ctx: typer.Context, as_json: Json = False) -> None:
+def profiles(ctx: typer.Context, as_json: AsJson = False) -> None:
     """List devices, networks and fleets, or show one profile."""
     if ctx.invoked_subcommand is None:
         _list(as_json)
@@ -57,7 +56,7 @@ def profiles(ctx: typer.Context, as_json: Json = False) -> None:
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A profile's name, or the path of a file.")],
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a profile, each figure with its source. The word show may be omitted."""
     from edgefl.devices import to_json
@@ -292,7 +291,7 @@ def calibrate(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again even if the last result is still valid.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure this machine's compute rates."""
     from edgefl.host.calibration import EXPIRES_S
