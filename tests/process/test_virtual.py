@@ -24,12 +24,10 @@ from .disturbed import left, made_in, plan
 from .runs import Command, experiment, summary, virtual
 
 pytestmark = pytest.mark.timeout(300)
-slow = pytest.mark.slow
 CASES = [
     pytest.param({"name": "fedavg", "cohort": 3, "over_selection": 1.4}, "float32", id="fedavg"),
     pytest.param({"name": "favano", "participants": 3, "interval_s": 0.1}, "float32", id="favano"),
     pytest.param({"name": "asyncfeded", "max_growth": 2}, "float16", id="asyncfeded-float16"),
-    pytest.param({"name": "quafl", "participants": 3, "interval_s": 0.1}, "float32", id="quafl", marks=slow),
     pytest.param({"name": "fedstaleweight", "buffer_size": 3}, "int8", id="fedstaleweight-int8"),
     pytest.param(
         {
@@ -39,10 +37,6 @@ CASES = [
         "float32",
         id="fedbuff-poisson-noise",
     ),
-    pytest.param({"name": "fedbuff", "buffer_size": 3}, "bfloat16", id="fedbuff-bfloat16", marks=slow),
-    pytest.param({"name": "fedbuff", "buffer_size": 2, "concurrency": 3}, "float16", id="few", marks=slow),
-    pytest.param({"name": "fedasync", "max_staleness": 2}, "float32", id="fedasync", marks=slow),
-    pytest.param({"name": "defedavg-niid"}, "float32", id="defedavg", marks=slow),
 ]  # fmt: skip
 BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0}
 

@@ -201,20 +201,6 @@ def test_an_update_altered_after_it_was_sent_is_named_and_nothing_is_published(m
     assert step(aggregator, [3], [1.0]).altered == (3,)
 
 
-@each_optimizer
-def test_a_late_reader_notices_that_its_entry_was_overwritten_by_a_failed_sum(make: Make, name: str) -> None:
-    aggregator = make(OPTIMIZERS[name], ring=2)
-    deliver(aggregator, 0, np.ones(SIZE))
-    assert step(aggregator, [0], [1.0]).bad == ()
-    deliver(aggregator, 1, np.full(SIZE, math.nan))
-    assert aggregator.free_entry() == 0  # it holds version 0, which nobody is known to read
-    assert step(aggregator, [1], [1.0]).bad == (1,)
-    assert aggregator.buffer.entry_version.tolist() == [-1, 1]
-    with pytest.raises(SlotError, match="ring entry 0 holds version -1, not 0"):
-        aggregator.buffer.read_model(0, 0, np.empty(SIZE, np.float32))
-    assert aggregator.buffer.latest == (1, 1)
-
-
 @given(
     size=st.sampled_from([1, 7, 4096, 4097]),
     weights=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=6),

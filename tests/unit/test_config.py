@@ -127,19 +127,6 @@ def test_another_strategy_leaves_out_the_files_fields_that_it_lacks(
     assert resolve(found).concurrency == 4  # type: ignore[attr-defined]
 
 
-def test_another_strategy_keeps_what_it_has_and_what_is_set_beside_its_name(
-    toml: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    toml.write_text(MINIMAL + "[strategy]\nname = 'fedbuff'\nbuffer_size = 3")
-    names = ["strategy.name=fedstaleweight", "strategy.name=fedbuff", "strategy.name=none:Such"]
-    for name in names:
-        assert config.load(toml, [name]).strategy["buffer_size"] == 3
-    wrong = config.load(toml, ["strategy.buffer_size=7", "strategy.name=fedasync"]).strategy
-    with pytest.raises(ConfigError, match="field of fedasync 'buffer_size' not found"):
-        resolve(wrong)
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_key_can_be_unset(toml: Path) -> None:
     toml.write_text(MINIMAL + "[training]\nsteps = 5\nlr = 0.5")
     assert config.load(toml, unset=["training.steps"]).training == Training(epochs=1, lr=0.5)

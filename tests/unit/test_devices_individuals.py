@@ -146,11 +146,6 @@ def test_a_messages_rate_varies_as_its_source_measured() -> None:
     assert np.std(long) / np.mean(long) < 0.16  # a fifth of 0.59, over 25 windows
 
 
-def test_variation_0_makes_a_link_constant() -> None:
-    exact = trips(network="lte", units="identical", variation=0.0)
-    assert len({exact.plan(client, trip) for client in range(3) for trip in range(3)}) == 1
-
-
 @pytest.mark.parametrize("network", ["lte", "lte-verizon", "edge-lossy", "hsdpa-lossy"])
 def test_a_trip_has_the_same_bits_by_each_way_of_planning_and_in_each_order(network: str) -> None:
     """What is found once of a client changes nothing: `WHOLE` and a new object plan a trip afresh."""

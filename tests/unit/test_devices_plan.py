@@ -65,26 +65,6 @@ def test_the_paced_client_takes_the_plans_times() -> None:
     assert now[0] == pytest.approx(trip.total_s * 3e9)
 
 
-@pytest.mark.parametrize(
-    ("name", "mean", "deviation"),  # of the factor: 1/U(0.2, 1) has mean ln(5)/0.8 and mean square 5
-    [
-        ("paper-defedavg", math.log(5) / 0.8, math.sqrt(5 - (math.log(5) / 0.8) ** 2)),
-        ("paper-defedavg-slowdowns", 3.0, 4 / math.sqrt(12)),
-    ],
-)
-def test_individuals_of_defedavg_span_its_range(name: str, mean: float, deviation: float) -> None:
-    kind = load_device(name)
-    rates = [kind.individual(stream(0, "device", c)).train_flop_per_s for c in range(400)]
-    slowdown = 10e9 / np.array(rates)
-    assert 1 <= slowdown.min() < 1.1
-    assert 4.7 < slowdown.max() <= 5
-    assert abs(slowdown.mean() - mean) < 4 * deviation / 20
-    assert kind.individual(stream(0, "device", 3)).train_flop_per_s == rates[3]
-    generator = rng(1)  # a device without a slowdown draws nothing
-    assert load_device("pi-4").individual(generator) == load_device("pi-4")
-    assert generator.random() == rng(1).random()
-
-
 def whole() -> TripPlan:
     """1 s down, 4 steps of a second, 0.5 s up."""
     found = plan(device(), network(rate_mbps=8.0), rng(), work_s=4.0)

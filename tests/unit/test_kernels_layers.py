@@ -52,13 +52,6 @@ def test_layers_in_any_order_of_memory(order: str) -> None:
         assert not np.shares_memory(found, array)
 
 
-def test_models_in_different_orders_are_averaged_by_element() -> None:
-    orders = [ORDERS[order] for order in ("rows", "fortran", "rows", "channels last")]
-    arrays = [order(each) for order, each in zip(orders, _four(np.array), strict=True)]
-    (found,) = kernels.average([[each] for each in arrays], WEIGHTS)
-    np.testing.assert_allclose(found, _expected(arrays), **EXACT)
-
-
 @pytest.mark.parametrize(
     ("dtype", "within"),
     [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)],

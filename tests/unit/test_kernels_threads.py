@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import edgefl
 from edgefl import kernels
 from tests.patience import Patience
 
@@ -89,22 +85,6 @@ def test_callers_on_many_threads_at_once() -> None:
     with ThreadPoolExecutor(4) as callers:
         got = list(callers.map(lambda seed: [_sum(seed) for _ in range(4)], range(4)))
     assert got == [[one] * 4 for one in expected]
-
-
-def test_a_process_that_used_threads_ends_cleanly() -> None:
-    code = """
-import numpy
-from edgefl import kernels
-kernels.set_threads(4)
-x = numpy.ones(2_000_000, numpy.float32)
-kernels.weighted_sum(numpy.empty_like(x), None, [x], [1.0], "c")
-from edgefl.kernels import _c
-print(_c.pool_size())
-"""
-    env = os.environ | {"PYTHONPATH": str(Path(edgefl.__file__).parent.parent)}
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 
 def test_numba_uses_threads_that_end_with_the_call() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +9,11 @@ import msgspec
 import pytest
 from regression_samples import TRIAL, draws, measured, noisy, repetition
 
-from edgefl.devices import load_device, load_network
-from edgefl.devices.profiles import bundled_folder
+from edgefl.devices import load_device
 from edgefl.errors import Invalid, ProfileError
 from edgefl.regression import measure as measuring
 from edgefl.regression.measure import Tell, TimeLimit, measure
-from edgefl.regression.measurement import Measurement, median_interval, profile_sha256
+from edgefl.regression.measurement import Measurement, median_interval
 from edgefl.regression.process import PrepareRequest, RepeatRequest, Repetition, TrialRun
 
 RUNS = 400
@@ -101,16 +98,6 @@ def test_a_calm_measurement_is_believed_and_unknown_steal_is_no_reason(steal: fl
 def test_a_disturbed_one_is_not_believed(repetitions: list[Repetition], steal: float, says: str) -> None:
     (reason,) = measured(repetitions, steal=steal).doubts
     assert says in reason
-
-
-def test_a_trace_counts_by_what_is_in_it_and_not_by_where_it_lies(tmp_path: Path) -> None:
-    device, shipped = load_device("pixel-3a"), load_network("lte-varying")
-    shutil.copytree(bundled_folder() / "networks", tmp_path / "networks")
-    file = tmp_path / "networks" / "lte-varying.toml"
-    assert profile_sha256(device, load_network(file)) == profile_sha256(device, shipped)
-    trace = tmp_path / "networks" / "traces" / "lte-varying-up.trace"
-    trace.write_text(f"0\n{trace.read_text()}")
-    assert profile_sha256(device, load_network(file)) != profile_sha256(device, shipped)
 
 
 class Known:

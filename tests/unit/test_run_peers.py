@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from run_parts import FakeSocket, Parts, experiment
 
-from edgefl.errors import RunError
 from edgefl.results.record import Record
 from edgefl.run import control
 from edgefl.run.clock import Alarms, WallClock
@@ -138,19 +137,6 @@ def test_a_peer_is_expelled_once_and_its_death_is_no_second_incident(office: Off
     office.dies(peer)
     assert office.incidents() == [("malformed", 2, ("rubbish" * 200)[:500])]
     assert sum(office.lifecycle.incidents.values()) == 1
-
-
-def test_where_no_socket_can_be_opened_a_peer_that_waits_in_vain_ends_the_run(office: Office) -> None:
-    there = office.peer(CLIENT, 0)
-    office.socket.no_descriptors = "Too many open files"
-    waits = office.peer(CLIENT, 1, ready=False)
-    office.lifecycle.find_silent(0.0)  # it may be on its way
-    office.hand.at += 6.0
-    office.peers.sender_of(there.identity)
-    with pytest.raises(RunError, match="can open no more connections to its clients: Too many open files"):
-        office.lifecycle.find_silent(0.0)
-    waits.ready = True
-    office.lifecycle.find_silent(0.0)  # who is there needs none
 
 
 def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(tmp_path: Path) -> None:

@@ -182,19 +182,6 @@ def test_truncate_gives_the_record_of_that_moment(tmp_path: Path, cut: int) -> N
         assert [row.kind for row in record.incidents] == ["death"]
 
 
-def test_a_record_goes_on_where_it_was_left(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
-        act(store, 0, 2)
-    with Store(tmp_path) as store:
-        assert store.seq == 4
-        act(store, 2, 4)
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    with Store(whole) as store:
-        act(store, 0, 4)
-    assert dump(tmp_path) == dump(whole)
-
-
 WRITER = """
 import sys
 from edgefl.core.events import Joined

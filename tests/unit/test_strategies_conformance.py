@@ -54,7 +54,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("table", SETTINGS, ids=str)
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_conformance_and_the_same_seed_gives_the_same_bits(table: dict[str, Any], seed: int) -> None:
     strategy = resolve(table)
     run, again = (check_strategy(strategy, seed=seed) for _ in range(2))

@@ -10,14 +10,12 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.results.compare import compare, goal_of, group, load
-from edgefl.results.statistics import summary_curve
 from edgefl.results.store import Store
 from edgefl.results.summary import slow_group
 from tests.reports import Page, client, evaluation, read_json
@@ -162,17 +160,6 @@ def test_a_target_that_is_no_share_is_one_line(
     assert "expected an accuracy above 0 and at most 1" in line
     with pytest.raises(ConfigError, match="above 0"):
         compare([run], target=float(value))
-
-
-def test_a_curve_ends_with_its_last_seed_and_its_band_is_a_share(tmp_path: Path) -> None:
-    seeds = [np.array([[0.0, 4.0, end], [0.0, 0.9, 1.0]]) for end in (5.0, 6.0, 9.0)]
-    seeds[0][1] = (0.0, 0.1, 0.3)
-    x, mean, low, high = summary_curve(seeds, share=True)
-    assert x[-1] == 9.0
-    assert mean[-1] == pytest.approx((0.3 + 1.0 + 1.0) / 3)
-    assert high.max() == 1.0
-    assert low.min() == 0.0
-    assert summary_curve(seeds)[3].max() > 1.0
 
 
 def test_the_seed_does_not_decide_which_phones_are_slow(tmp_path: Path) -> None:
