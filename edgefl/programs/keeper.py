@@ -1,8 +1,8 @@
-"""The keeper: starts the phones' commands and holds them, and ends all that they have started.
+"""The keeper: the process that starts the phones' commands, limits them, and ends all their processes.
 
-It is the parent of every command and inherits orphans, so that nothing leaves it; its channel's end is the
-death of the process that the user started, and then it kills what lives. A command's first process dies
-with the keeper.
+It is the parent of every command, and orphaned descendants become its children, so no process escapes. If its
+channel is closed, edgefl's main process is dead; the keeper then kills all phones. If the keeper dies, the
+kernel kills the first process of each command.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from edgefl.programs import messages
 from edgefl.programs.tree import ProcessTree, phone_of
 from edgefl.seeds import stream
 
-LOOK_NS = 100_000_000
-"""Time between two looks at the phones' memory and at orphans."""
-SAY_NS = 500_000_000
+CHECK_NS = 100_000_000
+"""Interval between checks of the phones' memory and of orphans, ns."""
+REPORT_NS = 500_000_000
 USUAL_SLACK_NS = 50_000
 MOST_SAVED_NS = 100_000_000
-"""CPU time by which a phone that wants a core and gets none may fall behind, to be made up for."""
+"""Maximum CPU time that a phone waiting for a core may make up for later, ns."""
 NOT_FOUND, NOT_EXECUTED = 127, 126
 
 
 class KeptPhone:
-    """One phone and its processes."""
+    """A phone and its processes."""
 
     def __init__(self, launch: messages.Launch, group: ControlGroup | None, *, accounted: bool) -> None:
-        """``accounted``: the group accounts CPU time."""
+        """Hold a phone in the optional ``group``, which counts CPU time if ``accounted``."""
         self.launch, self._group, self._accounted = launch, group, accounted
         self.presence: AlternatingRenewal | None = None
         self.tree: ProcessTree | None = None
         self.throttled: Throttled | None = None
-        self.here, self.over = True, False
+        self.present, self.over = True, False
         self.leaving = False
-        """It was killed because it left: its command is started again."""
+        """The processes were killed because the phone left; the command is started again when it returns."""
         self.stops = 0
         self.why = ""
         self._account: Account | None = None
         self._began_ns = self._away_ns = self._left_ns = 0
-        self._before: tuple[int, ...] = (0, 0, 0, 0)  # `_times` of earlier starts
+        self._before: tuple[int, ...] = (0, 0, 0, 0)  # `_times` of earlier starts of the command
         self._peak_mib = 0.0
         self._memory: GroupMemory | None = None
         if group is not None and launch.memory == "cgroup" and launch.limit_mib is not None:
             self._memory = GroupMemory(group.place("memory"), launch.limit_mib)
 
     def start(self) -> None:
-        """Start the command, held from its first instruction on."""
+        """Start the command, limited from its first instruction on."""
         share, throttle = self.launch.share, self.launch.throttle
         place = self._group.place("cpu") if self._group is not None and throttle == "cgroup" else None
         accounting = self._group.place(ACCOUNTING) if self._group is not None and self._accounted else None
@@ -81,15 +81,15 @@ class KeptPhone:
         elif throttle == "sigstop":
             self.throttled = DutyCycle(self.tree, self._account)
 
-    def leave(self) -> None:
-        """Stand still from now on."""
+    def suspend(self) -> None:
+        """Suspend the phone's processes."""
         assert self.tree is not None
         self._measure()
         self._left_ns = time.monotonic_ns()
         self.tree.stop()
 
-    def come_back(self) -> None:
-        """Run on."""
+    def resume(self) -> None:
+        """Resume the phone's processes."""
         assert self.tree is not None
         self._count_absence()
         self.tree.resume()
@@ -102,7 +102,7 @@ class KeptPhone:
             self.tree.skip(away_ns)
 
     def watch(self) -> None:
-        """Look at its memory, and kill it if it has too much."""
+        """Check the phone's memory, and kill its processes if they exceed the limit."""
         if self.tree is None:
             return
         limit_mib, rss_mib = self.launch.limit_mib, self.tree.rss_mib()
@@ -112,7 +112,7 @@ class KeptPhone:
             self.tree.kill()
 
     def ended(self) -> None:
-        """Its processes are gone: take their figures in."""
+        """Add up the measurements after all processes have ended."""
         assert self.tree is not None
         self._count_absence()
         self._before = self._times()
@@ -122,7 +122,7 @@ class KeptPhone:
         self.tree = self.throttled = self._account = None
 
     def remove(self) -> None:
-        """Leave nothing of it."""
+        """Remove the phone's control group."""
         if self._group is not None:
             self._group.remove()
 
@@ -133,7 +133,7 @@ class KeptPhone:
             peak_mib = max(peak_mib, self._memory.peak_mib)
         return messages.PhoneState(
             phone=self.launch.phone,
-            state="ended" if self.over else "running" if self.here else "away",
+            state="ended" if self.over else "running" if self.present else "away",
             wall_s=wall_ns / 1e9,
             cpu_s=cpu_ns / 1e9,
             wanting_s=wanting_ns / 1e9,
@@ -145,14 +145,14 @@ class KeptPhone:
         )
 
     def _measure(self) -> None:
-        """Bring the account up to now."""
+        """Update the account of CPU time."""
         if self.tree is not None and self._account is not None and not self._left_ns:
             now_ns = time.monotonic_ns()
             used_ns = self.tree.used_ns()
             self._account.ahead_ns(self.tree.wanting_ns(now_ns), used_ns)
 
     def _times(self) -> tuple[int, ...]:
-        """Wall, CPU, wanting and uncounted time, ns."""
+        """Return the wall, CPU, wanting and uncounted time, ns."""
         if self.tree is None or self._account is None:
             return self._before
         self._measure()
@@ -163,59 +163,59 @@ class KeptPhone:
 
 
 class Keeper:
-    """Keeps all phones until its channel ends."""
+    """Runs all phones until its channel is closed."""
 
     def __init__(self, channel: Channel[messages.ToKeeper]) -> None:
         self._channel = channel
         self._phones: dict[int, KeptPhone] = {}
         self._groups: dict[tuple[str, ...], Groups] = {}
-        """Control groups of phones, by their controllers."""
+        """Control groups of the phones, keyed by their controllers."""
         self._accounts = True
-        """Control groups that account CPU time can be made, as far as is known."""
+        """False once a control group that accounts CPU time could not be used."""
         self._queue = TurnQueue()
         self._begin: messages.Begin | None = None
         self._ends: ChildWatch
         self._ending = False
         self._codes: dict[int, int] = {}
-        self._unsaid: deque[messages.PhoneEnded] = deque()
+        self._unreported: deque[messages.PhoneEnded] = deque()
 
     def serve(self) -> None:
         self._ends = ChildWatch()
-        listened = self._channel.fileno(), self._ends.fileno()
+        descriptors = self._channel.fileno(), self._ends.fileno()
         self._channel.send(messages.Started())
         try:
-            next_look_ns = next_say_ns = 0
+            next_check_ns = next_report_ns = 0
             while True:
                 now_ns = time.monotonic_ns()
                 due_ns = self._queue.run_due(now_ns)
-                if now_ns >= next_look_ns:
-                    self._tell()
-                    self._look()
-                    next_look_ns = now_ns + LOOK_NS
-                if now_ns >= next_say_ns:
-                    self._say()
-                    next_say_ns = now_ns + SAY_NS
-                turn_ns = min(next_look_ns, next_say_ns, self._come_and_go(), due_ns or next_look_ns)
+                if now_ns >= next_check_ns:
+                    self._report_ends()
+                    self._check()
+                    next_check_ns = now_ns + CHECK_NS
+                if now_ns >= next_report_ns:
+                    self._report_states()
+                    next_report_ns = now_ns + REPORT_NS
+                turn_ns = min(next_check_ns, next_report_ns, self._follow_presence(), due_ns or next_check_ns)
                 wait_s = max(0.0, (turn_ns - time.monotonic_ns()) * 1e-9)
-                ready, _, _ = select.select(listened, [], [], wait_s)
-                if listened[1] in ready:
+                ready, _, _ = select.select(descriptors, [], [], wait_s)
+                if descriptors[1] in ready:
                     self._reap()
-                if listened[0] in ready:
+                if descriptors[0] in ready:
                     for message in self._channel.receive_ready():
-                        self._hear(message)
+                        self._handle(message)
         finally:
             self._ends.close()
 
     def close(self) -> None:
-        """Kill what lives and leave nothing."""
+        """Kill all children, and remove the control groups."""
         end_children()
         for groups in self._groups.values():
             groups.close()
 
-    def _hear(self, message: messages.ToKeeper) -> None:
+    def _handle(self, message: messages.ToKeeper) -> None:
         match message:
             case messages.Launch():
-                self._phones[message.phone] = self._kept(message)
+                self._phones[message.phone] = self._keep(message)
             case messages.Begin():
                 self._begin = message
                 for number, phone in self._phones.items():
@@ -223,16 +223,16 @@ class Keeper:
                         rng = stream(message.seed, "churn", number)
                         means_s = message.absence.mean_online_s, message.absence.mean_offline_s
                         phone.presence = AlternatingRenewal(*means_s, rng)
-                        phone.here = phone.presence.on(0.0)
-                    if phone.here:
+                        phone.present = phone.presence.on(0.0)
+                    if phone.present:
                         self._start(phone)
             case messages.Pass():
                 for phone in self._phones.values():
                     if phone.tree is not None:
                         with contextlib.suppress(ProcessLookupError, PermissionError):
                             os.killpg(phone.tree.root, message.number)
-                    elif not phone.over:  # away, and to be started again: it is not any more
-                        self._over(phone, -message.number)
+                    elif not phone.over:  # away and due to be started again: end it instead
+                        self._finish(phone, -message.number)
             case messages.SwitchOff():
                 self._phones[message.phone].why = message.why
                 self._kill(self._phones[message.phone])
@@ -242,13 +242,13 @@ class Keeper:
                     self._kill(phone)
 
     def _kill(self, phone: KeptPhone) -> None:
-        """End a phone for good."""
+        """End a phone permanently."""
         if phone.tree is not None:
             phone.tree.kill()
         elif not phone.over:
-            self._over(phone, -signal.SIGKILL)
+            self._finish(phone, -signal.SIGKILL)
 
-    def _kept(self, launch: messages.Launch) -> KeptPhone:
+    def _keep(self, launch: messages.Launch) -> KeptPhone:
         limits = (("cpu", launch.throttle), ("memory", launch.memory))
         wanted = tuple(name for name, by in limits if by == "cgroup")
         if self._accounts:
@@ -270,9 +270,9 @@ class Keeper:
         if phone.throttled is not None:
             self._queue.add(phone.throttled, time.monotonic_ns())
 
-    def _come_and_go(self) -> int:
-        """Have phones leave and come back whose time it is; returns when the next one is to."""
-        next_ns = time.monotonic_ns() + SAY_NS
+    def _follow_presence(self) -> int:
+        """Let phones leave and return on schedule; return the time of the next change, ns."""
+        next_ns = time.monotonic_ns() + REPORT_NS
         if self._begin is None or self._begin.absence is None:
             return next_ns
         scale_ns = self._begin.time_scale * 1e9
@@ -280,23 +280,23 @@ class Keeper:
         for phone in self._phones.values():
             if phone.presence is None or phone.over or self._ending:
                 continue
-            if phone.presence.on(at_s) != phone.here:
+            if phone.presence.on(at_s) != phone.present:
                 self._change(phone)
             next_ns = min(next_ns, self._begin.at_ns + int(phone.presence.changes_s(at_s) * scale_ns) + 1)
         return next_ns
 
     def _change(self, phone: KeptPhone) -> None:
-        """Have a phone leave or come back."""
+        """Let a phone leave or return."""
         assert self._begin is not None
         assert self._begin.absence is not None
-        phone.here = not phone.here
-        if phone.here:
+        phone.present = not phone.present
+        if phone.present:
             if phone.tree is None:
                 self._start(phone)
                 return
-            if phone.leaving:  # its end is not in yet, and starts it again
+            if phone.leaving:  # its processes are still ending; `_end_phone` starts the command again
                 return
-            phone.come_back()
+            phone.resume()
             if phone.throttled is not None:
                 self._queue.add(phone.throttled, time.monotonic_ns())
             return
@@ -309,12 +309,12 @@ class Keeper:
             phone.leaving = True
             phone.tree.kill()
         else:
-            phone.leave()
+            phone.suspend()
 
-    def _look(self) -> None:
-        """Look at the phones' memory, and give orphans back to their phones."""
+    def _check(self) -> None:
+        """Check the phones' memory, and assign orphans to their phones."""
         for why in self._queue.trouble.values():
-            raise RunError(f"a phone cannot be held to its share any more: {why}")
+            raise RunError(f"a phone's share cannot be enforced any more: {why}")
         strangers = set(children_of(os.getpid()) or [])
         for phone in self._phones.values():
             phone.watch()
@@ -324,7 +324,7 @@ class Keeper:
             self._adopt(pid)
 
     def _adopt(self, pid: int) -> KeptPhone | None:
-        """Give an orphan back to its phone, if it is known: all are the only one's."""
+        """Assign an orphan to its phone, if the phone can be determined; return that phone."""
         session = os.getsid(pid)
         seen = (
             n
@@ -355,13 +355,13 @@ class Keeper:
             if pid == owner.tree.root:
                 self._codes[owner.launch.phone] = end.code
         for number in [*self._codes]:
-            self._let_go(self._phones[number])
+            self._end_phone(self._phones[number])
 
-    def _let_go(self, phone: KeptPhone) -> None:
-        """End what the command has left running; once nothing is, the phone has ended, or is to be back."""
+    def _end_phone(self, phone: KeptPhone) -> None:
+        """Kill what an ended command left running; then end the phone, or start its command again."""
         assert phone.tree is not None
-        self._look()
-        phone.tree.look()
+        self._check()
+        phone.tree.refresh()
         if len(phone.tree):
             phone.tree.kill()
             return
@@ -371,33 +371,33 @@ class Keeper:
         code = self._codes.pop(phone.launch.phone)
         again, phone.leaving = phone.leaving and code == -signal.SIGKILL, False
         if not again or self._ending or phone.why:
-            self._over(phone, code)
-        elif phone.here:
+            self._finish(phone, code)
+        elif phone.present:
             self._start(phone)
 
-    def _over(self, phone: KeptPhone, code: int) -> None:
+    def _finish(self, phone: KeptPhone, code: int) -> None:
         phone.over = True
         if all(one.over for one in self._phones.values()):
-            end_children()  # that hid whose they are
-        self._unsaid.append(messages.PhoneEnded(phone.state(), code, phone.why))
-        self._tell()
+            end_children()  # children that could not be assigned to a phone
+        self._unreported.append(messages.PhoneEnded(phone.state(), code, phone.why))
+        self._report_ends()
         phone.remove()
         for fd in {*phone.launch.stdio} - {0, 1, 2}:
             os.close(fd)
 
-    def _tell(self) -> None:
-        """Say which phones have ended, as far as that is heard: whoever holds phones waits for nobody."""
-        while self._unsaid and self._channel.has_room:
-            self._channel.send(self._unsaid.popleft())
+    def _report_ends(self) -> None:
+        """Report the phones that have ended, without blocking: the throttle must not wait."""
+        while self._unreported and self._channel.has_room:
+            self._channel.send(self._unreported.popleft())
 
-    def _say(self) -> None:
+    def _report_states(self) -> None:
         for phone in self._phones.values() if self._begin is not None else ():
-            if not phone.over and not self._unsaid and self._channel.has_room:
+            if not phone.over and not self._unreported and self._channel.has_room:
                 self._channel.send(phone.state())
 
 
 def _can_enter(group: ControlGroup) -> bool:
-    """Returns True if a process of this user may move into a group that it was able to make."""
+    """Return True if a process of this user may enter the group."""
 
     def enter() -> int:
         _run_as_usual()
@@ -416,7 +416,7 @@ def _run_as_usual() -> None:
 
 
 def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
-    """Become the phone's command, in a session of its own, as if a shell had started it."""
+    """Turn this process into the phone's command, in a session of its own, as a shell would start it."""
     code = NOT_EXECUTED
     try:
         os.setsid()
@@ -444,15 +444,15 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
 
 
 def main() -> None:
-    """Live the whole life of the keeper's process."""
+    """Entry point of the keeper process."""
     become_child(int(sys.argv[2]), "edgefl-keeper")
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     adopt_orphans()
     outlive_parent()
-    os.setsid()  # what ends the group of the process that the user started leaves it to tidy up
+    os.setsid()  # a signal to the main process's group must not end the keeper before it has cleaned up
     allow_open_files()
     reduce_wakeup_latency()
-    # select() takes no high numbers, as the channel's is where phones are many.
+    # select() rejects high descriptors, such as the channel's in a large fleet.
     keeper = Keeper(Channel.inherit(os.dup(int(sys.argv[1])), messages.ToKeeper))
     os.close(int(sys.argv[1]))
     try:

@@ -81,7 +81,7 @@ def cpu_share(device: Device, host: Calibration) -> float:
     """
     model = device.time_model()
     if model is None:
-        raise ConfigError(f"device {device.id!r}: says nothing of computing, so no program can be held to it")
+        raise ConfigError(f"device {device.id!r}: its profile has no time model; give the share of this host")
     from edgefl.host.host_operations import FEMNIST_FLOP
 
     host_s = FEMNIST_FLOP / (host.measured.train_gflops.median * 1e9)
@@ -123,18 +123,18 @@ def _check_command(phone: Phone, where: str) -> None:
     if not phone.command:
         raise ConfigError(f"{where}: no command; give one after --")
     if any("\0" in word for word in (*phone.command, *phone.environment, *phone.environment.values())):
-        raise ConfigError(f"{where}: its command or environment holds a NUL")
+        raise ConfigError(f"{where}: its command or environment contains a NUL byte")
     for text in (*phone.command, *phone.environment.values()):
         for found in _PLACEHOLDER.finditer(text):
             if found[2] is not None and int(found[2]) not in phone.connects:
                 raise ConfigError(f"{where}: {found[0]} needs --connect {found[2]}=HOST:PORT")
     if phone.folder is not None and not Path(phone.folder).is_dir():
-        raise ConfigError(f"{where}: its folder {phone.folder!r} is none")
+        raise ConfigError(f"{where}: folder {phone.folder!r} does not exist")
     path = phone.environment.get("PATH", os.environ.get("PATH", os.defpath))
     program = phone.command[0]
     here = os.path.join(phone.folder or ".", program) if "/" in program else program
     if _PLACEHOLDER.search(program) is None and shutil.which(here, path=path) is None:
-        raise ConfigError(f"{where}: command {program!r} not found, or not to be executed")
+        raise ConfigError(f"{where}: command {program!r} not found, or not executable")
 
 
 def local_host(number: int, count: int) -> str:

@@ -90,7 +90,7 @@ def start(
         try:
             make_folder(options.out)
         except OSError as error:
-            raise ConfigError(f"--out {options.out}: cannot be made: {error.strerror}") from None
+            raise ConfigError(f"--out {options.out}: cannot be created: {error.strerror}") from None
     if (absence := options.absence) is not None:
         for mean_s in (absence.mean_online_s, absence.mean_offline_s):
             if not 0 < mean_s <= MOST_MEAN_S:
@@ -244,7 +244,7 @@ class RunningPhones:
         try:
             channel.receive()
         except Closed:
-            raise RunError("a process of edgefl's own ended at its start; its message is above") from None
+            raise RunError("one of edgefl's own processes failed to start; its error is above") from None
 
     def _launch(self, number: int, held: HeldPhone, stdio: tuple[int, int, int]) -> messages.Launch:
         host = local_host(number, len(self._held))
@@ -372,7 +372,7 @@ class RunningPhones:
     def _lost(self, channel: Channel[Any]) -> NoReturn:
         self._broken = True
         name = "keeper" if channel is self._keeper_channel else "relay"
-        raise RunError(f"the phones' {name} was ended, and with it the phones") from None
+        raise RunError(f"the phones' {name} process ended unexpectedly; all phones were killed") from None
 
     def _handle(self, message: Any) -> None:
         match message:

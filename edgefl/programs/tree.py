@@ -1,7 +1,7 @@
-"""The processes of one phone: what its command is, what that has started, and what these have started.
+"""The process tree of one phone: its command and all descendants, which a throttle treats as one process.
 
-A throttle looks at them as at one process. Those that lost their parent fall to the keeper, which gives them
-back to the phone that they were seen in, or whose session or environment they have.
+Orphaned descendants become children of the keeper, which assigns them to the phone in whose tree they were
+seen, or whose session or environment they have.
 """
 
 from __future__ import annotations
@@ -23,51 +23,54 @@ from edgefl.programs.phone import INDEX_VARIABLE
 _PROC = Path("/proc")
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
-LOOK_NS = 40_000_000
-"""Age from which on what is known of the processes is looked at again."""
+REFRESH_NS = 40_000_000
+"""Age at which the list of processes is refreshed, ns."""
 RUN_VARIABLE = "EDGEFL_RUN"
-"""Marks every process of a run by its environment, so that none is missed where the keeper was killed."""
+"""Environment variable that marks every process of a run, to find them after the keeper was killed."""
 CERTAIN = 0.05
-"""Share of a stretch that is not looked into: where no more was left, all of it counts as used."""
+"""A stretch counts as fully used if at most this share of it is unaccounted for."""
 
 
 class ProcessTree:
-    """The processes that ``root`` is the first of, as a `edgefl.host.throttle.ThrottleTarget`."""
+    """The descendants of process ``root`` and itself, as a `edgefl.host.throttle.ThrottleTarget`."""
 
     def __init__(
         self, root: int, place: Place | None = None, accounting: Place | None = None, before_ns: int = 0
     ) -> None:
-        """``place``: the group whose quota holds them. ``accounting``: the group that counts their CPU time.
+        """``place`` is the group with their CPU quota, ``accounting`` the group that counts their CPU time.
 
-        ``before_ns`` is what that group had counted before they started.
+        ``before_ns`` is the CPU time that the accounting group had counted before they started.
         """
         self.root, self.stopped = root, False
         self._place, self._accounting, self._before_ns = place, accounting, before_ns
         self.uncounted_ns = 0
-        """Upper estimate of the CPU time of children that nobody waited for and that no look saw."""
+        """Upper estimate of the CPU time of children that were neither waited for nor seen."""
         self.unwaited: dict[int, int] = {}
-        """Children that nobody waits for, and the CPU time of each when it was last seen, ns."""
+        """Children that nobody waits for, with their CPU time when last seen, ns."""
         self.ended_ns = 0
-        """CPU time of its processes that have ended and that nobody in it has waited for."""
+        """CPU time of ended processes that no process of the tree has waited for."""
         self.orphans: set[int] = set()
         self._members: dict[int, Target] = {root: Target(root)}
-        self._looked_ns = self._awake_ns = 0
+        self._refreshed_ns = self._awake_ns = 0
         self._used_ns = self._unsure_ns = self._waited_for_ns = 0
         self._waited_ns = (0, 0)
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
-        self._seen = time.monotonic_ns(), 0, 0  # of the last `wanting_ns`: when, CPU time, time halted
+        self._seen = time.monotonic_ns(), 0, 0  # at the last `wanting_ns`: time, CPU time, time stopped
 
     def __len__(self) -> int:
-        """The number of its processes when they were last looked at."""
+        """The number of processes at the last refresh."""
         return len(self._members)
 
     def __contains__(self, pid: int) -> bool:
         return pid in self._members
 
-    def look(self) -> None:
-        """Look for processes that have come and gone."""
-        self._looked_ns = time.monotonic_ns()
-        before_ns, self._awake_ns = self._awake_ns, self._looked_ns - self._halted_until_ns(self._looked_ns)
+    def refresh(self) -> None:
+        """Refresh the list of processes."""
+        self._refreshed_ns = time.monotonic_ns()
+        before_ns, self._awake_ns = (
+            self._awake_ns,
+            self._refreshed_ns - self._halted_until_ns(self._refreshed_ns),
+        )
         alive: dict[int, Target] = {}
         unwaited: dict[int, int] = {}
         waiting = [self.root, *self.orphans]
@@ -105,24 +108,24 @@ class ProcessTree:
         self._members = alive
         self._waited_for_ns = sum(map(waited_for_ns, alive))
 
-    def _keep_up(self) -> None:
-        if time.monotonic_ns() - self._looked_ns > LOOK_NS:
-            self.look()
+    def _refresh_if_old(self) -> None:
+        if time.monotonic_ns() - self._refreshed_ns > REFRESH_NS:
+            self.refresh()
 
     def cpu_ns(self) -> int:
-        """`used_ns`; ProcessLookupError once all are gone."""
+        """Like `used_ns`, but raises ProcessLookupError if all processes are gone."""
         used_ns = self.used_ns()
         if not self._members:
             raise ProcessLookupError(f"no process {self.root}")
         return used_ns
 
     def used_ns(self) -> int:
-        """CPU time of all of them so far, those that have ended too, ns.
+        """Return the CPU time of all processes so far, including ended ones, ns.
 
-        A control group makes it exact. Without one, an ended process that a living one waited for counts to
-        a clock tick. One that nobody waited for counts up to the last look: see `uncounted_ns`.
+        With a control group it is exact. Without one, an ended process that its parent has waited for counts
+        to a clock tick, and one that nobody waited for counts up to the last refresh; see `uncounted_ns`.
         """
-        self._keep_up()
+        self._refresh_if_old()
         used_ns = self.ended_ns + self._waited_for_ns
         for target in self._members.values():
             with contextlib.suppress(ProcessLookupError):
@@ -132,9 +135,10 @@ class ProcessTree:
         return self._used_ns
 
     def wanting_ns(self, now_ns: int) -> int:
-        """``now_ns`` less the time in which none wanted a core: not stopped, did not run or wait for one.
+        """Return ``now_ns`` minus the time in which no process wanted a core: neither stopped, running nor
+        waiting.
 
-        With several threads at a time this takes them for one that wants all that they want.
+        If several threads run at a time, they count as one that wants all that they want.
         """
         last_ns, used_before_ns, halted_before_ns = self._seen
         if now_ns > last_ns:
@@ -148,10 +152,10 @@ class ProcessTree:
         return self._halted_ns + (max(0, now_ns - self._stopped_at_ns) if self.stopped else 0)
 
     def _account_for(self, ran_ns: int, used_ns: int) -> None:
-        """Find out how much of a stretch without a halt they slept.
+        """Estimate how much of a stretch without stops the processes slept.
 
-        A wait for a core is told when it is over. So what is left of a stretch that ended with them awake may
-        be one, until they have run again.
+        The kernel reports a wait for a core only after it. If a stretch ends with the processes awake, the
+        rest of it may be such a wait, so it stays undecided until they have run again.
         """
         left_ns = max(0, ran_ns - used_ns)
         if left_ns <= CERTAIN * ran_ns and not self._unsure_ns:
@@ -166,7 +170,7 @@ class ProcessTree:
         self._slept_ns += unsure_ns - self._unsure_ns
 
     def _waited_since_ns(self) -> int:
-        """Time since this was last asked in which they could have run and had no core, or no quota."""
+        """Return the time since the last call in which they could have run but had no core or quota, ns."""
         now = (
             sum(map(waited_for_core_ns, self._members)),
             0 if self._place is None else throttled_ns(self._place),
@@ -176,30 +180,30 @@ class ProcessTree:
         return waited_ns
 
     def sleeps(self) -> bool:
-        """Returns True if the first thread of each of them waits for something else than a core."""
+        """Return True if the first thread of each process waits for something other than a core."""
         return all(process_stat(pid)[:1] in (["S"], ["D"], ["Z"]) for pid in self._members)
 
     def stop(self) -> None:
-        """Stop them all, parents first; and what they had started by then."""
+        """Stop all processes, parents first, including those started in the meantime."""
         if not self.stopped:
             self.stopped, self._stopped_at_ns = True, time.monotonic_ns()
         self._each(Target.stop)
-        self._keep_up()
+        self._refresh_if_old()
 
     def resume(self) -> None:
-        """Let them run on, children first."""
+        """Resume all processes, children first."""
         if self.stopped:
             self.stopped = False
             self._halted_ns += time.monotonic_ns() - self._stopped_at_ns
         self._each(Target.resume)
 
     def skip(self, nanoseconds: int) -> None:
-        """Count so much of the time as time in which none wanted a core."""
+        """Count this time as time in which no process wanted a core."""
         self._slept_ns += nanoseconds
 
     def kill(self) -> None:
-        """Kill all of them, standing still or not."""
-        self.look()
+        """Kill all processes, whether stopped or not."""
+        self.refresh()
         self._each(lambda target: target.send(signal.SIGKILL))
 
     def _each(self, do: Callable[[Target], None]) -> None:
@@ -208,7 +212,7 @@ class ProcessTree:
                 do(target)
 
     def close(self) -> None:
-        """Let them run on for good."""
+        """Resume the processes and release all of them."""
         if self.stopped:
             self.resume()
         for target in self._members.values():
@@ -216,8 +220,8 @@ class ProcessTree:
         self._members = {}
 
     def rss_mib(self) -> float:
-        """Their resident memory that is neither a file's nor shared, MiB; a forked child's counts again."""
-        self._keep_up()
+        """Return the private resident memory, MiB; pages that a fork shares with its parent count twice."""
+        self._refresh_if_old()
         pages = 0
         for pid in self._members:
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -227,7 +231,7 @@ class ProcessTree:
 
 
 def ignores_children(pid: int) -> bool:
-    """Returns True if process ``pid`` ignores SIGCHLD: the CPU time of its children is added to nobody's."""
+    """Return True if the process ignores SIGCHLD; the kernel then discards its children's CPU time."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"SigIgn:"):
@@ -236,15 +240,15 @@ def ignores_children(pid: int) -> bool:
 
 
 def waited_for_ns(pid: int) -> int:
-    """CPU time of the children that process ``pid`` has waited for, and of theirs, ns.
+    """Return the CPU time of the children that a process has waited for, and of theirs, ns.
 
-    The system tells it in whole ticks, cut off: half a tick is what is missing in the mean.
+    The kernel reports whole ticks, rounded down, so half a tick is added to correct the mean.
     """
     return sum(int(ticks) * _TICK_NS + _TICK_NS // 2 for ticks in process_stat(pid)[13:15] if ticks != "0")
 
 
 def waited_for_core_ns(pid: int) -> int:
-    """Time in which the threads of process ``pid`` could have run and had no core, also for want of quota."""
+    """Return the time in which the process's threads could have run but had no core or quota, ns."""
     waited = 0
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -257,7 +261,7 @@ def waited_for_core_ns(pid: int) -> int:
 
 
 def phone_of(pid: int) -> int | None:
-    """The number of the phone that a process was started in, by its environment; None if it does not say."""
+    """Return the number of the phone that a process belongs to by its environment, or None."""
     with contextlib.suppress(OSError, ValueError):
         for entry in (_PROC / f"{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")

@@ -108,6 +108,8 @@ class Assessor:
             return []
         able = np.flatnonzero(self.held_out.sizes).tolist()
         if not able:
-            raise ConfigError("evaluation.clients: no client holds two examples, one of them to be tested on")
+            raise ConfigError(
+                "evaluation.clients: no client has a test example; at least one needs two examples"
+            )
         order = stream(self._seed, "measured-clients").permutation(len(able))
         return sorted(able[place] for place in order[: self._settings.max_clients])

@@ -141,7 +141,7 @@ def restore(
     if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
         raise ConfigError(
             f"{folder}: killed under the wall clock, with secure noise: versions that clients have seen "
-            "would be made again with other noise, which counts twice; start the run anew"
+            "would be made again with different noise, which spends privacy twice; start a new run"
         )
     replay = _JournalReplay(core, dynamics)
     for _, event in store.replay(until=last.journal_seq):

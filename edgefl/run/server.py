@@ -206,7 +206,7 @@ class ServerLoop:
                 self._evaluation.give_up()
                 stop = self._experiment.stop
                 if (stop.versions, stop.trips, stop.emulated_s, stop.wall_s) == (None,) * 4:
-                    raise RunError("the evaluator died too often, and only a measurement ends this run")
+                    raise RunError("the evaluator died too often, and this run stops only on an evaluation")
             elif self._started or peer.role == control.WORKER:
                 self._handle_all(self._timeline.departed(peer, message, given_up=given_up))
         self._start_if_ready()

@@ -302,8 +302,7 @@ def _require_descriptors(peers: int, *, door: bool = False) -> None:
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if needed > allowed:
         raise RunError(
-            f"{needed} open files are needed for {peers} processes, {allowed} are allowed: "
-            "raise the limit of open files (ulimit -n)"
+            f"{peers} processes need {needed} open files, but the limit is {allowed}: raise it (ulimit -n)"
         )
 
 

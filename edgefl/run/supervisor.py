@@ -5,11 +5,11 @@ It is one loop over the channels of server and zygote and over the messages of t
     state       meanwhile                                 next state, when
     LOADING     zygote and nodes load data and model      ADOPTING: enough hosts have (`Gathered`);
                                                           the time scale is chosen, the buffer made
-    ADOPTING    the zygote writes the first model         STARTING: it lies in the buffer (`Adopted`)
-    STARTING    the server has its plan                   SERVING: it calls its peers (`Listening`)
-    SERVING     the fleet is forked; the run goes on      RESTARTING: server or zygote was killed
+    ADOPTING    the zygote writes the first model         STARTING: the buffer holds it (`Adopted`)
+    STARTING    the server has its plan                   SERVING: it is ready for peers (`Listening`)
+    SERVING     the fleet is forked; the run proceeds     RESTARTING: server or zygote was killed
                                                           LEAVING: the zygote has exited
-    RESTARTING  all peers of the killed server end        SERVING: they have (`Cleared`)
+    RESTARTING  all peers of the killed server end        SERVING: they have ended (`Cleared`)
     LEAVING     the server writes a last checkpoint
     ENDED       the record is complete (`Finished`)
 
@@ -60,9 +60,9 @@ from edgefl.strategies import resolve
 from edgefl.terminal import printable
 
 GRACE_S = 10.0
-"""Seconds that a process has to exit before it is killed."""
+"""Time that a process has to exit before it is killed, seconds."""
 LAST_CHECKPOINT_S = 3.0
-"""Seconds that a resume waits for the server of a killed supervisor, which writes its last checkpoint."""
+"""Time that a resume waits for the last checkpoint of a killed supervisor's server, seconds."""
 MOST_DEATHS = 3
 """Deaths of server or zygote in a row, without a new version between them, that end the run."""
 
@@ -87,8 +87,8 @@ def run(
     ``hosts`` are the hosts of its clients or workers; default: this one.
     ``passing`` is for one run of many: on a terminal, its view is removed at its end.
 
-    Raises `ConfigError` before anything starts if the experiment cannot be run, `RunError` if the run could
-    not go on, and KeyboardInterrupt after Ctrl-C, once the run is on disk and can be resumed.
+    Raises `ConfigError` before anything starts if the experiment cannot be run, `RunError` if the run fails,
+    and KeyboardInterrupt after Ctrl-C, when the run is on disk and can be resumed.
     """
     base = (base or Path.cwd()).absolute()
     _require_text(base, out)
@@ -146,7 +146,7 @@ def resume(
 
 
 def _require_text(*folders: Path) -> None:
-    """Raise `ConfigError` for a folder whose name is not text: neither record nor messages can hold it."""
+    """Raise `ConfigError` for a folder name that is not valid text, as record and messages require."""
     for folder in folders:
         try:
             str(folder).encode()
@@ -160,7 +160,7 @@ def _require_text(*folders: Path) -> None:
 
 
 def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> None:
-    """Write these of the run's results from its record: summary, timeline, report."""
+    """Write the selected results of a run from its record: summary, timeline, report."""
     from edgefl.results import report, summary, trace
 
     run_folder.forget_noise(folder)
@@ -198,7 +198,7 @@ class _Supervisor:
     _view: RunView
     _enforcement: Enforcement
     _lock: int
-    """Descriptor of the folder's lock. The server, which may live a little longer, gets it too."""
+    """File descriptor of the folder's lock; passed to the server, which may outlive this process briefly."""
     fork_server: ForkServer | None
     hosts: Hosts | None
     resuming: bool = False
@@ -228,9 +228,10 @@ class _Supervisor:
         self._measured_at_trips = 2 * len(self._clients)
         self._interrupts = 0
         self._restarts = self._deaths = self._died_at = 0
-        """Restarts of the server; deaths in a row without a new version, and the version at the last."""
+        """Restarts of the server, consecutive deaths without a new version, and the version at the last
+        death."""
         self._broken = ""
-        """How the zygote ended, in LEAVING."""
+        """Description of the zygote's end, in LEAVING."""
         self._uncleared: set[str] = set()
         """Names of hosts that may still have peers of a killed server."""
         self._wakeup = os.pipe()
@@ -389,7 +390,7 @@ class _Supervisor:
         os.write(self._wakeup[1], b"!")
 
     def _interrupt(self) -> None:
-        """Have the server end the run; at the second time, or before it listens, kill it."""
+        """Ask the server to stop the run; the second time, or before it listens, kill it."""
         if self._interrupts > 1 or self._state not in HAS_LISTENED:
             self._children["server"].kill()
             raise KeyboardInterrupt
@@ -397,12 +398,12 @@ class _Supervisor:
         self._stop_serving()
 
     def _stop_serving(self) -> None:
-        """Have the server write a checkpoint and end; a server that has no plan yet, once it has one."""
+        """Ask the server to write a checkpoint and end; without a plan, `_serve` asks it later."""
         if self._state in HAS_PLAN:
             self._channels["server"].tell(control.Interrupt("interrupted"))
 
     def _ended_early(self, name: str) -> None:
-        """Go on without server or zygote, which has ended. Raises `RunError` if that is impossible."""
+        """Continue without a server or zygote that has ended. Raises `RunError` if that is impossible."""
         end, state = exit_of(self._children[name], 1.0), self._state
         what = f"the {name} process {f'ended early ({end})' if end else 'closed its channel'}"
         running = state in (State.SERVING, State.RESTARTING)
@@ -419,10 +420,10 @@ class _Supervisor:
             raise self._error(f"{what}{when}")
 
     def _restart(self, name: str, what: str) -> None:
-        """Start another server on the same buffer; it gets its plan once no peer writes into that any more.
+        """Start a new server on the same buffer; it gets its plan once no peer writes to the buffer any more.
 
-        All clients have died with a killed zygote. So the server is killed, too: its successor gives the
-        clients' tasks again.
+        If the zygote was killed, all clients have died with it. The server is then killed too: its successor
+        assigns the clients' tasks again.
         """
         if name == "zygote":
             self._children["server"].kill()
@@ -441,7 +442,8 @@ class _Supervisor:
             self._drop_channel(name)
             self._start_zygote()
         self._start("server", "server_process", control.FromServer)
-        # A server has listened, so the buffer is whole. Under the virtual clock no record is kept up with it.
+        # The old server had listened, so the buffer is valid. Under the virtual clock the record may lag
+        # behind it.
         recover = under_way and not self._virtual
         self._plan = msgspec.structs.replace(
             self._plan,
@@ -481,7 +483,7 @@ class _Supervisor:
     # ---- the plan ------------------------------------------------------------------------------
 
     def _plan_run(self, prepared: control.Prepared) -> None:
-        """Choose time scale and workers, make the buffer, and have the zygote write the first model."""
+        """Choose time scale and workers, create the buffer, and let the zygote write the first model."""
         clients = len(self._clients)
         self._workers = self._carried()
         shares = self._hosts.shares(self._workers)

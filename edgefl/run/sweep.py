@@ -203,7 +203,7 @@ def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, ba
             raise ConfigError(f"{_label(changed, changes)}: {error}" if changes else str(error)) from None
         label = _label(changed, changes)
         if label in labels:
-            raise ConfigError(f"--grid: {label} comes twice; give the strategies' classes different names")
+            raise ConfigError(f"--grid: {label} occurs twice; give the strategies' classes different names")
         labels.add(label)
         slug = _slug(label, slugs)
         for seed in seeds:

@@ -92,8 +92,8 @@ def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) ->
         raise ConfigError(f"{kind}.local_rule: " + unknown("vector", terms.linear, strategy.client_vectors))
     if terms.control is not None and rule.momentum:
         raise ConfigError(
-            f"training.momentum: must be 0 with {kind}, whose clients tell their mean gradient by how far "
-            f"they moved, got {rule.momentum:g}"
+            f"training.momentum: must be 0 with {kind}, whose clients derive their mean gradient from the "
+            f"change of the model, got {rule.momentum:g}"
         )
     if isinstance(terms.lr, Mapping):
         for name in terms.lr.keys() - set(profiles):

@@ -1,7 +1,7 @@
-"""The zygote: loads torch, data and model once, runs one training step, then forks a process for each client.
+"""The zygote: loads torch, data and model once, trains a little, then forks a process for each peer.
 
-It has one thread, no ZeroMQ context and no open file of the run but its channel, because whatever it holds at
-the fork every client holds too.
+It has one thread, no ZeroMQ context, and no open file of the run except its channel, because every forked
+process inherits them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 WORKLOAD = "edgefl.run.workload:Workload"
-"""The clients' computation. A measurement names another class with the same interface on the command line."""
+"""The workload class. Measurements pass another class with the same interface on the command line."""
 SLICE_NS = 400_000
 """Time slice of a peer: longer than the server's, so that the server runs first, and long enough that
 switching costs little."""
@@ -46,7 +46,7 @@ NO_TASK = -1
 
 
 class Zygote:
-    """Answers the supervisor's requests until the channel ends."""
+    """Handles the supervisor's requests until the channel is closed."""
 
     def __init__(self, channel: Channel[control.ToZygote], make_workload: Callable[..., Workload]) -> None:
         self._channel = channel
@@ -58,7 +58,7 @@ class Zygote:
         self._governor = 0
         """Process id of the governor, 0 without one."""
         self._requests: int | None = None
-        """The end of the governor's pipe that clients write to."""
+        """Write end of the pipe to the governor, for clients."""
         self._lifeline = os.pipe()
         self._ends: ChildWatch
 
@@ -82,7 +82,7 @@ class Zygote:
     def _answer(self, message: control.ToZygote) -> None:
         match message:
             case control.Prepare(experiment=experiment, base=base):
-                # Loaded once, for all: a client that loads its own code starts five times slower.
+                # Loaded once before the forks: a process that loads its own code starts five times slower.
                 try:
                     kernels.backend()
                     self._enforcement = message.enforcement
@@ -104,7 +104,7 @@ class Zygote:
                 if initialise:
                     self._buffer.model(0)[:] = self._workload.flat.whole
                     self._buffer.publish(version=0, entry=0)
-                # What lives now lives for good: the collector must not touch (and copy) its pages in clients.
+                # Freeze these permanent objects: a garbage collection in a fork would copy their pages.
                 gc.collect()
                 gc.freeze()
                 if (throttle := self._enforcement.throttle) != "paced":
@@ -129,7 +129,7 @@ class Zygote:
         held = client and not spec.as_is
         enforcement, governor = (self._enforcement, self._requests) if held else (Enforcement(), None)
         limits = ClientLimits(enforcement, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, governor)
-        begun = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # shared with the process alone
+        begun = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # shared only with the forked process
         begun[0] = NO_TASK
         pid = fork(f"edgefl-{spec.role}-{spec.peer}", lambda: self._run_peer(spec, limits, begun))
         self._children[pid] = spec, limits, begun
@@ -138,8 +138,8 @@ class Zygote:
     def _close_own(self) -> None:
         """In a forked process: close the descriptors that only the zygote uses.
 
-        The channel stays open, so that the supervisor sees its end only when all forks have ended, too:
-        none of them writes into the buffer any more.
+        The channel stays open, so that the supervisor sees it close only after all forks have ended, when no
+        process writes into the buffer any more.
         """
         self._ends.close()
         os.close(self._lifeline[1])
@@ -149,7 +149,7 @@ class Zygote:
         govern(throttle, requests, self._lifeline[0])
 
     def _run_peer(self, spec: control.Spawn, limits: ClientLimits, begun: memoryview[int]) -> None:
-        """In the forked process: be a client, a worker or the evaluator until the server ends it."""
+        """In the forked process: run a client, a worker or the evaluator until the server ends it."""
         self._close_own()
         workload, buffer, lifeline = self._workload, self._buffer, self._lifeline[0]
         assert workload is not None
@@ -160,7 +160,7 @@ class Zygote:
         if spec.role == control.CLIENT:
             ClientProcess(spec, workload, buffer, lifeline, limits).run()
             return
-        keep_freed_memory()  # what a client frees goes back: there may be a thousand of them
+        keep_freed_memory()  # not in clients: a thousand of them must return memory to the system
         workload.settle()
         if spec.role == control.WORKER:
             VirtualWorker(spec, workload, buffer, lifeline, begun).run()
@@ -174,7 +174,7 @@ class Zygote:
                 self._governor = 0
                 how = f"the governor of fleet.throttle = {self._enforcement.throttle!r} ended early"
                 self._channel.send(Refused(f"{how} ({end})", config=False))
-            elif pid in self._children:  # not if the user's code forked it
+            elif pid in self._children:  # false for processes forked by the user's code
                 spec, limits, begun = self._children.pop(pid)
                 memory = limits.out_of_memory(gave_up=end.code == OUT_OF_MEMORY_EXIT)
                 reason = f"{control.OUT_OF_MEMORY}: {memory}" if memory else str(end)

@@ -184,7 +184,7 @@ def test_the_share_is_the_ratio_of_one_steps_times() -> None:
     model = device.time_model()
     assert model is not None
     assert cpu_share(device, host) * model.predict(FEMNIST_STEP).seconds == pytest.approx(FEMNIST_FLOP / 50e9)
-    with pytest.raises(ConfigError, match="says nothing of computing"):
+    with pytest.raises(ConfigError, match="its profile has no time model"):
         cpu_share(load_device("paper-exponential"), host)
 
 
@@ -194,7 +194,7 @@ def test_the_share_is_the_ratio_of_one_steps_times() -> None:
         ({"device": "moto-g5"}, "did you mean 'moto-g4'"),
         ({"command": ()}, "no command"),
         ({"command": ("no-such-program",)}, "'no-such-program' not found"),
-        ({"command": ("/dev/null",)}, "'/dev/null' not found, or not to be executed"),
+        ({"command": ("/dev/null",)}, "'/dev/null' not found, or not executable"),
         ({"command": ("cat", "a\0b")}, "NUL"),
         ({"share": 0.0}, "share must be a finite number of cores above 0, got 0"),
         ({"share": math.nan}, "got nan"),
@@ -300,9 +300,9 @@ def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(keeper, "ProcessTree", lambda *_: tree)
     launch = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "off", "off", (0, 1, 2))
     kept = keeper.KeptPhone(launch, None, accounted=False)
-    for happens in (kept.start, kept.leave, kept.come_back, kept.leave):
+    for happens in (kept.start, kept.suspend, kept.resume, kept.suspend):
         happens()
-        clock.ns += 2_000_000_000 if happens != kept.leave else away_ns
+        clock.ns += 2_000_000_000 if happens != kept.suspend else away_ns
     assert kept.state().wall_s == 4.0
     kept.ended()
     assert kept.state().wall_s == 4.0
