@@ -471,17 +471,14 @@ def draw_timeline(record: Record) -> Picture | None:
         span_s = min(max(float(length_s.max()) * 6, float(np.median(length_s)) * 20), last_s)
         start_s = max(0.0, (last_s - span_s) / 2)
     end_s = start_s + max(span_s, 1e-6)
-    spans: dict[str, list[tuple[float, float, float]]] = {"down": [], "compute": [], "up": [], "bad": []}
-    columns = [trips[name] for name in ("client", "sent_s", "received_s", "compute_s", "arrived_s", "fate")]
-    for client, sent, received, compute, arrived, fate in zip(*(c.tolist() for c in columns), strict=True):
-        if client not in lane_of:
-            continue
-        parts = dict(zip(("down", "compute", "up"), phases(sent, received, compute, arrived), strict=True))
-        if fate in ("lost", "dropped"):
-            parts = {"bad": (sent, arrived if arrived == arrived else sent + 0.01 * (end_s - start_s))}
-        for part, (a, b) in parts.items():
-            if b > start_s and a < end_s:
-                spans[part].append((max(a, start_s), min(b, end_s), lane_of[client]))
+    bad_s = np.where(np.isnan(arrived_s), sent_s + 0.01 * (end_s - start_s), arrived_s)
+    bad = np.isin(trips["fate"].astype(str), ("lost", "dropped"))
+    lanes = np.array([lane_of.get(client, 1) for client in trips["client"].tolist()])
+    spans: dict[str, list[tuple[float, float, float]]] = {}
+    for part, (a, b) in {**phases(trips), "bad": (sent_s, bad_s)}.items():
+        shown = (lanes <= 0) & (bad == (part == "bad")) & (b > start_s) & (a < end_s)
+        ends = np.maximum(a, start_s)[shown].tolist(), np.minimum(b, end_s)[shown].tolist()
+        spans[part] = list(zip(*ends, lanes[shown].tolist(), strict=True))
     # the start and end of a long name: names of one family differ at the end
     short = {name: name if len(name) <= 13 else f"{name[:6]}…{name[-6:]}" for name in order}
     names = [f"{short[profile[client]]} #{client}" for client in lane_of]

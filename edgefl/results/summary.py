@@ -192,19 +192,20 @@ def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
     return sum(row.correct[label] for label in known) / total if total else float("nan")
 
 
-def phases(
-    sent_s: float, received_s: float, compute_s: float, arrived_s: float
-) -> tuple[tuple[float, float], tuple[float, float], tuple[float, float]]:
-    """Start and end of a trip's download, training and upload; unknown parts have no length.
+def phases(trips: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Start and end of each trip's download, training and upload; unknown parts have no length.
 
-    >>> phases(0.0, float("nan"), float("nan"), 4.0)
-    ((0.0, 0.0), (0.0, 4.0), (4.0, 4.0))
+    >>> trip = {"sent_s": [0.0], "received_s": [np.nan], "compute_s": [np.nan], "arrived_s": [4.0]}
+    >>> [(a.item(), b.item()) for a, b in phases({k: np.array(v) for k, v in trip.items()}).values()]
+    [(0.0, 0.0), (0.0, 4.0), (4.0, 4.0)]
     """
-    received, arrived = received_s == received_s, arrived_s == arrived_s  # NaN is not itself
-    end = arrived_s if arrived else max(sent_s, received_s) if received else sent_s
-    down = min(received_s, end) if received else sent_s
-    trained = min(down + compute_s, end) if compute_s == compute_s else end
-    return (sent_s, down), (down, trained), (trained, end)
+    sent, received, arrived = trips["sent_s"], trips["received_s"], trips["arrived_s"]
+    late = np.where(np.isnan(received), sent, np.maximum(sent, received))
+    end = np.where(np.isnan(arrived), late, arrived)
+    down = np.where(np.isnan(received), sent, np.minimum(received, end))
+    trained = down + trips["compute_s"]
+    trained = np.where(np.isnan(trained), end, np.minimum(trained, end))
+    return {"down": (sent, down), "compute": (down, trained), "up": (trained, end)}
 
 
 def fidelity_of(record: Record) -> dict[str, Any]:

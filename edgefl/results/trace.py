@@ -143,10 +143,8 @@ _ARGS = ("base_version", "staleness", "weight", "applied_version", "fate", "reas
 def _trips(record: Record, home: dict[int, int], unknown: int) -> Iterator[Event]:
     trips = record.trips
     order = np.lexsort((trips["task"], trips["sent_s"], trips["client"])).tolist()
-    columns = {
-        name: trips[name].tolist()
-        for name in ("client", "task", "sent_s", "received_s", "compute_s", "arrived_s", *_ARGS)
-    }
+    columns = {name: trips[name].tolist() for name in ("client", "task", "sent_s", "arrived_s", *_ARGS)}
+    ends = [part_ends.tolist() for _, part_ends in phases(trips).values()]
     for position, k in enumerate(order):
         client, arrived, sent_s = (columns[name][k] for name in ("client", "arrived_s", "sent_s"))
         pid, start = home.get(client, unknown), _us(sent_s)
@@ -159,10 +157,9 @@ def _trips(record: Record, home: dict[int, int], unknown: int) -> Iterator[Event
             if columns["client"][following] == client:
                 end = max(start, min(end, _us(columns["sent_s"][following])))
         yield _slice(f"task {args['task']}", pid, client, start, end, **args)
-        marks = phases(sent_s, columns["received_s"][k], columns["compute_s"][k], arrived)
         at = start
-        for name, (_, stop_s) in zip(("download", "compute", "upload"), marks, strict=True):
-            stop = min(max(at, _us(stop_s)), end)
+        for name, stops_s in zip(("download", "compute", "upload"), ends, strict=True):
+            stop = min(max(at, _us(stops_s[k])), end)
             if stop > at:
                 yield _slice(name, pid, client, at, stop)
             at = stop
