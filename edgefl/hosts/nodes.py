@@ -227,7 +227,7 @@ class Nodes:
         self._door.wait(most_ms if timeout_s is None else min(round(1000 * timeout_s), most_ms))
         return 0.0
 
-    def heard(self) -> Iterator[control.FromHosts]:
+    def receive(self) -> Iterator[control.FromHosts]:
         """Yields the words of the nodes, and their ends, as far as they concern the run."""
         for name, frames in self._door.receive():
             try:
@@ -506,7 +506,7 @@ class Nodes:
         try:
             while self._nodes and time.monotonic() < until_s:
                 self.wait(None)
-                for _ in self.heard():
+                for _ in self.receive():
                     pass  # the run is over
         finally:
             self._door.close()

@@ -135,7 +135,7 @@ class Gate:
         if order is not None and lease is not None and peer.repeats > MOST_REPEATS:
             if self._buffer.entry_version[order.entry] == order.version:
                 self.send(peer, order, self.transport.model_frames(order.entry))
-            elif self.transport.carries_updates:  # else it has fetched the model, and so has heard
+            elif self.transport.carries_updates:  # with shm, a fetched model proves that the task arrived
                 self._end_task(peer, lease, order.task)
                 return (TaskReturned(lease.client, order.task, "failed", "its client has not heard of it"),)
         return self._beat(peer)

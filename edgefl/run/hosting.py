@@ -63,7 +63,7 @@ class Hosts(Protocol):
     def wait(self, timeout_s: float | None) -> float | None:
         """Wait for messages of the hosts; return the seconds that the caller should still wait for others."""
 
-    def heard(self) -> Iterator[control.FromHosts]:
+    def receive(self) -> Iterator[control.FromHosts]:
         """Yield the messages that have arrived."""
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
@@ -120,7 +120,7 @@ class ThisHost:
     def wait(self, timeout_s: float | None) -> float | None:
         return timeout_s
 
-    def heard(self) -> Iterator[control.FromHosts]:
+    def receive(self) -> Iterator[control.FromHosts]:
         return iter(())
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:

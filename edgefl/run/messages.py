@@ -255,8 +255,8 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
     """
     message = _decode(_from_client, header)
     if isinstance(message, Done | Trained):
-        for said in (message,) if isinstance(message, Done) else message.results:
-            if math.isinf(said.loss) or (said.metrics and any(map(math.isinf, said.metrics.values()))):
+        for result in (message,) if isinstance(message, Done) else message.results:
+            if math.isinf(result.loss) or (result.metrics and any(map(math.isinf, result.metrics.values()))):
                 raise WireError("a loss or metric that is infinite, a number or NaN is allowed")
     elif isinstance(message, Assessed):
         pairs = zip(message.correct, message.total, strict=False)

@@ -116,7 +116,9 @@ class _JournalReplay:
             emulated_s=max(last.emulated_s, self._core.now_s),
             tasks={task: self._tasks[task] for task in sorted(self._core.tasks)},
             # Versions that are not in the ring any more were dropped by the evaluation queue.
-            assessing={version: asked for version, asked in self._assessing.items() if version in entries},
+            assessing={
+                version: requested for version, requested in self._assessing.items() if version in entries
+            },
             entries=entries,
             answers={answer.task: answer for answer in answers},
             deaths=self._deaths,

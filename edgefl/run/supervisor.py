@@ -281,7 +281,7 @@ class _Supervisor:
         # A socket does not signal messages that were read while another message was being sent.
         unread = any(channel.waiting for channel in channels.values())
         timeout_s = self._hosts.wait(0.0 if unread else None)
-        self._handle_all(self._hosts.heard(), self._hosts.name)
+        self._handle_all(self._hosts.receive(), self._hosts.name)
         ready = {key.fd for key, _ in self._selector.select(timeout_s)}
         if self._wakeup[0] in ready:
             os.read(self._wakeup[0], 64)

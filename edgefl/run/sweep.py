@@ -111,7 +111,7 @@ def sweep(
         _try_training(planned, base, fork_server)
         for number, one in enumerate(planned, 1):
             figures = finished(one.experiment, one.folder, base, fork_server, quiet).summary()
-            say(f"{number:>3} of {len(planned)}  {one.label}, seed {one.seed}: {_said(figures)}")
+            say(f"{number:>3} of {len(planned)}  {one.label}, seed {one.seed}: {_outcome(figures)}")
     show(_compare(out, planned, grid or {}, target))
     return Sweep(out)
 
@@ -263,7 +263,7 @@ def _slug(label: str, taken: set[str]) -> str:
     return slug
 
 
-def _said(figures: Mapping[str, Any]) -> str:
+def _outcome(figures: Mapping[str, Any]) -> str:
     found = learned(figures["accuracy"], figures["loss"], {})
     invalid = ", INVALID" if figures["fidelity"]["valid"] is False else ""
     stuck = f", {NO_PROGRESS}" if figures.get("no_progress") else ""

@@ -51,8 +51,8 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
         ("wall", progress.wall_s, stop.wall_s, seconds),
     ]
     goals = [
-        Goal(min(1.0, reached / target), f"{name} {said(reached)} of {said(target)}")
-        for name, reached, target, said in counted
+        Goal(min(1.0, reached / target), f"{name} {text_of(reached)} of {text_of(target)}")
+        for name, reached, target, text_of in counted
         if target is not None
     ]
     if goals:

@@ -349,11 +349,11 @@ def _trip(row: TripRow) -> Sequence[object]:
     parts = ((row.down_s, row.down_declared_s), (row.compute_s, row.compute_declared_s),
              (row.up_s, row.up_declared_s))  # fmt: skip
     times = [
-        "–" if took is None or said is None else f"{number(took, 4)} of {number(said, 4)}"
-        for took, said in parts
+        "–" if took is None or declared is None else f"{number(took, 4)} of {number(declared, 4)}"
+        for took, declared in parts
     ]
-    took, said = row.trip_achieved_s, row.trip_declared_s
-    error = f"{(took / said - 1) * 100:+.2f}%" if took is not None and said else "–"
+    took, declared = row.trip_achieved_s, row.trip_declared_s
+    error = f"{(took / declared - 1) * 100:+.2f}%" if took is not None and declared else "–"
     fate = row.fate or ("held" if row.arrived_s is not None else "running")
     return (row.trip, row.base_version, row.staleness, *times, error, number(row.loss),
             f"{fate}: {row.reason}" if row.reason else fate)  # fmt: skip

@@ -151,7 +151,7 @@ def test_a_node_of_another_edgefl_is_told_so(world: World, monkeypatch: pytest.M
     answers: list[tuple[bytes, bytes]] = []
     monkeypatch.setattr(world._door, "receive", lambda: [(b"a", [b"\xc1"])])
     monkeypatch.setattr(world._door, "send", lambda name, frames: answers.append((name, *frames)))
-    assert list(world.heard()) == []
+    assert list(world.receive()) == []
     ((name, answer),) = answers
     (refused,) = msgspec.msgpack.decode(answer, type=list[messages.ToNode])
     why = f"what it says is no message of edgefl {software()['edgefl']}"
@@ -295,7 +295,7 @@ def test_what_is_no_message_costs_the_node_that_says_it(
     heard = iter([(b"b", [words()]), (b"a", [words()]), (b"a", frames)])
     monkeypatch.setattr(world._door, "receive", lambda: heard)
     world.adopt(Shape(8, 5, 3))
-    said = list(world.heard())
+    said = list(world.receive())
     assert said == [control.Gathered(1), control.Gathered(2)]
     assert world.lines[-1] == "node a is lost: it sent what is no message"
     assert [node.name for node in world.agreed] == ["b"]
