@@ -152,7 +152,7 @@ class KeptPhone:
             self._account.ahead_ns(self.tree.wanting_ns(now_ns), used_ns)
 
     def _times(self) -> tuple[int, ...]:
-        """Return the wall, CPU, wanting and uncounted time, ns."""
+        """Return wall time, CPU time, time in which the phone wanted a core, and uncounted CPU time, ns."""
         if self.tree is None or self._account is None:
             return self._before
         self._measure()

@@ -143,7 +143,7 @@ class PhoneLink:
         up = self.flows["up"]
         if up.nbytes != self._delivered or self.clock.now() < up.way.due_s:
             self._delivered, self._waited_s = up.nbytes, 0.0
-        self._waited_s += AHEAD_S  # count calls: a clock would go on while the whole host is suspended
+        self._waited_s += AHEAD_S  # by calls, not by the clock, which continues while the host is stalled
         return bool(self.sending) and self._waited_s < STALL_S + up.way.round_trip_s * self.clock.scale
 
     async def follow_presence(self, absence: messages.Absence, seed: int) -> None:
@@ -326,7 +326,7 @@ class Relay:
         reporting = asyncio.create_task(self._report_periodically())
         await self._ended.wait()
         while self._drain:
-            await asyncio.sleep(AHEAD_S)  # the first time for connections that have not been accepted yet
+            await asyncio.sleep(AHEAD_S)  # the first wait lets pending connections be accepted
             if not sum(link.is_delivering() for link in self._links):  # sum, not any: each must count
                 break
         loop.remove_reader(self._channel.fileno())
@@ -380,7 +380,7 @@ class Relay:
         try:
             for link in self._links:
                 if not (all_of_them or self._channel.has_room):
-                    return  # never delay the streams for a full channel
+                    return  # report later: a send to a full channel would delay the streams
                 for name, flow in link.flows.items():
                     done = flow.finished(all_of_them)
                     for start in range(0, len(done), MAX_PER_MESSAGE):

@@ -96,8 +96,8 @@ class ProcessTree:
             if pid not in alive:
                 target.close()
         self.orphans &= alive.keys()
-        # The kernel discards the CPU time of children that nobody waits for. Looks are samples: a child that
-        # is gone at the next look adds one interval to the estimate, which covers children that no look saw.
+        # The kernel discards the CPU time of children that nobody waits for. Refreshes only sample them: a
+        # child gone since the last one adds an interval to the estimate, which also covers unseen children.
         for pid in self.unwaited.keys() - alive.keys():
             self.ended_ns += self.unwaited[pid]
             self.uncounted_ns += self._awake_ns - before_ns

@@ -19,7 +19,7 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link, mean_mbps, read
 from edgefl.devices.schema import Network
 
 CHUNK_S = 0.02
-"""Maximum link time of the bytes that one connection may enter at once: the longest wait of the others."""
+"""Link time that one connection may occupy in one piece, s; other connections wait at most this long."""
 
 
 class Transmission:

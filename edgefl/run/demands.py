@@ -81,7 +81,7 @@ def wall_scale(
     scale, host = max(scales, key=lambda one: (one[0].value, one[0].load))
     if scale.value != 1.0 and any(share.as_is for share in shares):
         raise ConfigError(
-            f"clock.time_scale: must be 1 with a device as it is, got {scale.value:g} ({scale.why})"
+            f"clock.time_scale: must be 1 if a node joins with --as-is, got {scale.value:g} ({scale.why})"
         )
     return scale._replace(why=f"{scale.why} (node {host})") if host else scale
 

@@ -13,7 +13,7 @@ from edgefl.run import messages
 PREFETCH_S = 0.004
 """Work that a worker holds in advance, in seconds of past tasks' mean cost, so that it never idles."""
 FEWEST, MOST = 2, 64
-"""Bounds for the number of tasks at a worker: one in work and one more; as many as fit in a message."""
+"""Bounds for a worker's number of tasks: one being computed and one more; as many as fit in a message."""
 MOST_LOSSES = 3
 """Number of worker deaths after which a task is blamed."""
 
@@ -70,7 +70,7 @@ class Dispatch:
 
     @property
     def unfinished(self) -> Iterator[messages.Task]:
-        """Tasks that wait or are at a worker."""
+        """Tasks that wait for a worker or are at one."""
         for entry in (*self._waiting.values(), *(entry for _, entry in self._at_work.values())):
             yield entry[3]
 

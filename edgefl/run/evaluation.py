@@ -1,4 +1,4 @@
-"""Queue of versions for the evaluator: one in work and, under the wall clock, at most one waiting."""
+"""Queue of versions for the evaluator: one being evaluated and, under the wall clock, at most one waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EvaluationQueue:
 
     def __init__(self, aggregator: Aggregator, gate: Gate, peers: Peers, *, keep_all: bool = False) -> None:
         self._aggregator, self._gate, self._peers, self._keep_all = aggregator, gate, peers, keep_all
-        self._queue: list[tuple[int, int]] = []  # version, ring entry; the first is in work
+        self._queue: list[tuple[int, int]] = []  # version, ring entry; the first is being evaluated
         self._given_up = False
 
     def request(self, version: int, entry: int) -> list[int]:

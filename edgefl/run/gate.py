@@ -166,9 +166,9 @@ class Gate:
             yield from self._repeated(peer)
 
     def _is_old(self, peer: Peer, lease: Lease | None, result: messages.TaskResult | messages.Gone) -> bool:
-        """Return True if a worker's result is a repetition, or belongs to an order that was sent again since.
+        """Return True if a worker's result is a repetition, or belongs to an order that has been replaced.
 
-        A result counts as old too if parts of its update are missing.
+        A result whose update lacks parts is ignored in the same way.
         """
         if lease is None:
             return result.task in peer.past
@@ -201,7 +201,7 @@ class Gate:
         return result
 
     def _end_task(self, peer: Peer, lease: Lease, task: int) -> None:
-        """End the sender's right to the slot: an update counts only once."""
+        """Take the task from the sender, so that its update counts only once."""
         lease.holder = -1
         peer.past.append(task)
 

@@ -44,7 +44,7 @@ class Hosts(Protocol):
 
     name: str
     compare: bool
-    """They load data and model themselves, which the fingerprint of `control.Prepared` must match."""
+    """Whether the hosts load data and model themselves, so that their fingerprints must be compared."""
     wanted: int
     """Number of hosts that the run waits for."""
     rows: list[NodeRow]
@@ -61,7 +61,7 @@ class Hosts(Protocol):
         """Start. `wait` returns when ``fd`` is readable; ``say`` shows the user a line."""
 
     def wait(self, timeout_s: float | None) -> float | None:
-        """Wait for messages of the hosts; return the seconds that the caller should still wait for others."""
+        """Wait for messages of the hosts; return the time for which the caller should still wait, s."""
 
     def receive(self) -> Iterator[control.FromHosts]:
         """Yield the messages that have arrived."""

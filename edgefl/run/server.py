@@ -29,7 +29,7 @@ from edgefl.run.timeline import Delivery, Restored, Timeline, TimelineEvent
 COMMIT_S = 0.05
 PROGRESS_S = 0.25
 STATES_EVERY = 4
-"""Number of progress reports per report that includes the clients' states, if these are requested."""
+"""If the clients' states are requested, every fourth progress report includes them."""
 MOST_STATES = 100_000
 """Maximum number of clients whose states are reported."""
 CHECKPOINT_SHARE = 0.05

@@ -139,7 +139,7 @@ def build(
         what = f"the {plan.killed} was killed: the run goes on {from_here}"
         store.incident(emulated_s, None, "restart", what)
     if _forbids_repetition(experiment):
-        store.sync()  # a power failure must not leave a status that says that the run was interrupted orderly
+        store.sync()  # after a power failure the record must not still have the status "interrupted"
     else:
         store.commit()
 

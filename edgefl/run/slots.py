@@ -235,7 +235,7 @@ class Aggregator:
                 self._free.append(lease.slot)
 
     def settle(self) -> None:
-        """The record was committed: free what only the previous commit needed."""
+        """After a commit of the record, free the slots and the ring entry that it no longer needs."""
         self._settled = self.buffer.latest[1]
         while self._released:
             slot = self._released.pop()

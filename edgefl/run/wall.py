@@ -204,7 +204,7 @@ class WallTimeline(Timeline):
             move = self.dynamics.move(client)
             if move.joins:
                 self._schedule_join(client, move.at_s)
-            elif move.why != "died" and move.at_s < math.inf:  # a dying process ends by itself
+            elif move.why != "died" and move.at_s < math.inf:  # a client that is to die kills its own process
                 self.agenda.add(Due(move.at_s, LEAVE, client))
 
     def _schedule_join(self, client: int, at_s: float) -> None:

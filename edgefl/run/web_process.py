@@ -151,7 +151,7 @@ class LivePage:
         self._draw()
 
     def end(self, outcome: str) -> None:
-        """Handle the supervisor's end."""
+        """Show the outcome if the supervisor has died without sending one."""
         self._ended = self._ended or outcome
         self._draw()
 

@@ -141,7 +141,7 @@ CACHE_BYTES = 64 * 2**20
 
 
 class Workload:
-    """All computations of clients, workers and the evaluator."""
+    """Everything that clients, workers and the evaluator compute with: data, model, training, evaluation."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         torch.set_num_threads(1)

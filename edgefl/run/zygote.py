@@ -160,7 +160,7 @@ class Zygote:
         if spec.role == control.CLIENT:
             ClientProcess(spec, workload, buffer, lifeline, limits).run()
             return
-        keep_freed_memory()  # not in clients: a thousand of them must return memory to the system
+        keep_freed_memory()  # clients return it: there may be a thousand of them
         workload.settle()
         if spec.role == control.WORKER:
             VirtualWorker(spec, workload, buffer, lifeline, begun).run()
