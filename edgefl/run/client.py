@@ -20,14 +20,14 @@ from edgefl.errors import SlotError
 from edgefl.host.confinement import ClientLimits
 from edgefl.host.held import Cost, HeldPhase
 from edgefl.host.memory import Growth
-from edgefl.host.pacing import Pacer, Phase
+from edgefl.host.pacing import Pacer, Phase, PhaseTime
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, TripPhase
 from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Connection
 from edgefl.run.transport import CLIENT_ENDS
-from edgefl.run.update import UpdateMaker, loss_of
+from edgefl.run.update import UpdateMaker
 from edgefl.run.witness import Witness
 from edgefl.zeromq.sockets import Frame
 
@@ -136,35 +136,20 @@ class ClientProcess:
         up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
         if base is not self._copy:
             self._transport.base(task.entry, task.version, frames)  # raises if the entry was overwritten
-        checksum, version = self._update.checksum(self._raw), task.version
-        if failpoints.armed():
-            version -= failpoints.hit("stale", task.client, task.trip)
-            if failpoints.hit("alter", task.client, task.trip):
-                self._transport.put(task, 0, ~self._raw[:1])
+        checksum = self._update.checksum(self._raw)
+        if failpoints.hit("alter", task.client, task.trip):
+            self._transport.put(task, 0, ~self._raw[:1])
         if self._marks_written:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
-        declared_s = down.declared_s + compute.declared_s + up.declared_s
-        achieved_s = down.achieved_s + compute.achieved_s + up.achieved_s
-        finished = messages.Done(
-            client=task.client,
-            task=task.task,
-            slot=task.slot,
-            trained_version=version,
-            examples=workload.examples(task.client) if result.counted is None else result.counted,
-            steps=result.steps,
-            loss=loss_of(result),
-            checksum=checksum,
+        finished = messages.done(
+            task,
+            self._update.result(task, result, checksum, cpu_s),
+            workload.examples(task.client),
             work_s=compute.work,
-            trip=messages.Spent(declared_s, achieved_s),
-            down=messages.Spent(down.declared_s, down.achieved_s),
-            compute=messages.Spent(compute.declared_s, compute.achieved_s),
-            up=messages.Spent(up.declared_s, up.achieved_s),
-            lateness_s=up.lateness_s,
-            cpu_s=cpu_s,
-            peak_mib=workload.peak_mib(task.client),
-            process_grew_mib=self._growth.peak_mib(),
+            phases=(_spent(down), _spent(compute), _spent(up)),
             delay=messages.Spent(pacer.delay_declared_s, pacer.delay_s),
-            metrics=dict(result.metrics),
+            lateness_s=up.lateness_s,
+            process_grew_mib=self._growth.peak_mib(),
         )
         self._watch_memory()
         self._witness.done(task.task, checksum)
@@ -213,6 +198,10 @@ class ClientProcess:
         self._update.write(self._raw, task.client, self._base, start, stop)
         if self._raw is self._own:
             self._transport.put(task, start, self._raw[start:stop])
+
+
+def _spent(phase: PhaseTime) -> messages.Spent:
+    return messages.Spent(phase.declared_s, phase.achieved_s)
 
 
 def _die_at(instant_ns: float) -> None:

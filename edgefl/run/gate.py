@@ -136,7 +136,7 @@ class Gate:
             if self._buffer.entry_version[order.entry] == order.version:
                 self.send(peer, order, self.transport.model_frames(order.entry))
             elif self.transport.carries_updates:  # with shm, a fetched model proves that the task arrived
-                self._end_task(peer, lease, order.task)
+                self._end_task(peer, order.task)
                 return (TaskReturned(lease.client, order.task, "failed", "its client has not heard of it"),)
         return self._beat(peer)
 
@@ -189,7 +189,7 @@ class Gate:
         peer.deaths_in_a_row = 0
         if result.trained_version != lease.version:
             detail = f"task {task}: trained {result.trained_version}, was given {lease.version}"
-            self._end_task(peer, lease, task)
+            self._end_task(peer, task)
             return TaskReturned(lease.client, task, "version", detail)
         if self.transport.carries_updates:
             buffer.written(slot, task=task, checksum=result.checksum)
@@ -197,19 +197,19 @@ class Gate:
             raise WireError(f"an update of task {task} whose slot is not written")
         elif result.checksum != buffer.checksum[slot]:
             raise WireError(f"an update of task {task} with two checksums")
-        self._end_task(peer, lease, task)
+        self._end_task(peer, task)
         return result
 
-    def _end_task(self, peer: Peer, lease: Lease, task: int) -> None:
+    def _end_task(self, peer: Peer, task: int) -> None:
         """Take the task from the sender, so that its update counts only once."""
-        lease.holder = -1
+        self._aggregator.unassign(task)
         peer.past.append(task)
 
     def _gone(self, peer: Peer, gone: messages.Gone, _: Sequence[Frame]) -> Sequence[Checked]:
         lease = self._lease_of(peer, gone.task)
         if lease is None or lease.client != gone.client or lease.order != gone.order:
             return self._repeated(peer)
-        self._end_task(peer, lease, gone.task)
+        self._end_task(peer, gone.task)
         reason = gone.reason[:MOST_DETAIL]
         return (TaskReturned(gone.client, gone.task, "" if reason == "cancelled" else "failed", reason),)
 

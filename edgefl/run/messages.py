@@ -120,6 +120,38 @@ class TaskResult(_Message, frozen=True, tag=23):
     """Number of the order, as in `Task`."""
 
 
+def done(
+    task: Task,
+    result: TaskResult,
+    examples: int,
+    *,
+    work_s: float,
+    phases: tuple[Spent, Spent, Spent],
+    delay: Spent,
+    lateness_s: float = 0.0,
+    process_grew_mib: float = math.nan,
+) -> Done:
+    """Build the message of a client that holds ``examples``; ``phases`` are download, training and upload."""
+    (down, compute, up), same = phases, msgspec.structs.asdict(result)
+    counted, _ = same.pop("counted"), same.pop("order")
+    declared_s = down.declared_s + compute.declared_s + up.declared_s
+    achieved_s = down.achieved_s + compute.achieved_s + up.achieved_s
+    return Done(
+        client=task.client,
+        slot=task.slot,
+        examples=examples if counted is None else counted,
+        work_s=work_s,
+        trip=Spent(declared_s, achieved_s),
+        down=down,
+        compute=compute,
+        up=up,
+        lateness_s=lateness_s,
+        process_grew_mib=process_grew_mib,
+        delay=delay,
+        **same,
+    )
+
+
 class Trained(_Message, frozen=True, tag=7):
     """Worker → server: the updates of these tasks are complete in their slots."""
 

@@ -174,6 +174,18 @@ class Aggregator:
         lease = self.leases[task] = Lease(slot, entry, client, version)
         return lease
 
+    def assign(self, task: int, holder: int) -> None:
+        """Give a task to a peer, which alone may end it now."""
+        self.leases[task].holder = holder
+
+    def renumber(self, task: int, order: int) -> None:
+        """Number an order that is sent to a worker: results of the task's earlier orders have no effect."""
+        self.leases[task].order = order
+
+    def unassign(self, task: int) -> None:
+        """Take a task from its peer, whose further reports of it have no effect."""
+        self.leases[task].holder = -1
+
     def measure(self, lease: Lease) -> tuple[float, float]:
         """Return ‖u‖ of a task's update, and ‖w_n − w_k‖ between the latest and the task's base version."""
         buffer, slot, backend, block = self.buffer, lease.slot, self._backend, self.blocks[0]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgefl import kernels
+from edgefl import failpoints, kernels
 from edgefl.kernels.arguments import Floats, Update
 from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import ParameterBuffer, blocks
 from edgefl.parameters.update_format import Raw, with_scales
-from edgefl.run.messages import Cut
+from edgefl.run.messages import Cut, Task, TaskResult
 from edgefl.strategies.base import TripInputs, Until
 
 if TYPE_CHECKING:
@@ -132,6 +132,21 @@ class UpdateMaker:
             return self._sum
         values, scales = self._parts(raw)
         return with_scales(kernels.checksum(values, self._backend), scales)
+
+    def result(self, task: Task, trained: TrainResult, checksum: int, cpu_s: float) -> TaskResult:
+        """Build the report of a task whose update is complete."""
+        return TaskResult(
+            task=task.task,
+            trained_version=task.version - failpoints.hit("stale", task.client, task.trip),
+            steps=trained.steps,
+            loss=loss_of(trained),
+            checksum=checksum,
+            cpu_s=cpu_s,
+            peak_mib=self._workload.peak_mib(task.client),
+            metrics=dict(trained.metrics),
+            counted=trained.counted,
+            order=task.order,
+        )
 
     def _parts(self, raw: Raw) -> tuple[Update, Floats | None]:
         return self._format.values(raw, self._shape.size), self._format.scales(raw, self._shape.size)

@@ -58,31 +58,13 @@ class Trip(msgspec.Struct):
 
     def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
         """Build the message that the client would send; achieved times equal the planned ones."""
-        task, plan, spent = self.task, self.plan, messages.Spent
-        down_s, up_s = plan.down_s, plan.up_s
-        compute_s, delay_s = plan.compute_s, plan.down.lead_s + plan.up.lead_s
-        total_s = down_s + compute_s + up_s
-        return messages.Done(
-            client=task.client,
-            task=task.task,
-            slot=task.slot,
-            trained_version=result.trained_version,
-            examples=examples if result.counted is None else result.counted,
-            steps=result.steps,
-            loss=result.loss,
-            checksum=result.checksum,
-            work_s=plan.work_s,
-            trip=spent(total_s, total_s),
-            down=spent(down_s, down_s),
-            compute=spent(compute_s, compute_s),
-            up=spent(up_s, up_s),
-            lateness_s=0.0,
-            cpu_s=result.cpu_s,
-            peak_mib=result.peak_mib,
-            process_grew_mib=math.nan,
-            delay=spent(delay_s, delay_s),
-            metrics=result.metrics,
+        plan = self.plan
+        down, compute, up, delay = (
+            messages.Spent(time_s, time_s)
+            for time_s in (plan.down_s, plan.compute_s, plan.up_s, plan.down.lead_s + plan.up.lead_s)
         )
+        phases = (down, compute, up)
+        return messages.done(self.task, result, examples, work_s=plan.work_s, phases=phases, delay=delay)
 
 
 @dataclass(eq=False)
@@ -146,7 +128,7 @@ class VirtualTimeline(Timeline):
             orphans = dispatch.tasks_of(peer.number)
             dispatch.worker_died(peer.number, self._computing(end), end.reason)
             for task in orphans:
-                self.aggregator.leases[task.task].holder = -1
+                self.aggregator.unassign(task.task)
                 buffer.state[task.slot] = SlotState.LEASED  # the dead worker does not write to it any more
                 if task.task in dispatch.results:
                     self.aggregator.fetched(task.slot)
@@ -231,7 +213,7 @@ class VirtualTimeline(Timeline):
         peer, transport = self.peers.get(control.WORKER, worker), self.gate.transport
         if peer is None:
             return False
-        taken, leases = True, self.aggregator.leases
+        taken = True
         by_entry = groupby(tasks, key=lambda task: task.entry if transport.carries_updates else 0)
         for _, same in by_entry:
             self._orders += 1
@@ -239,10 +221,10 @@ class VirtualTimeline(Timeline):
             frames = transport.model_frames(batch[0].entry)
             taken = taken and self.gate.send(peer, messages.Tasks(batch), frames)
             for task in batch:
-                leases[task.task].order = task.order
+                self.aggregator.renumber(task.task, task.order)
         if taken:
             for task in tasks:
-                leases[task.task].holder = worker
+                self.aggregator.assign(task.task, worker)
         return taken
 
     def resend(self, peer: Peer) -> None:

@@ -61,7 +61,7 @@ class WallTimeline(Timeline):
                 self._schedule_join(peer.number, joins_at_s(self.experiment, peer.number))
 
     def assign(self, task: messages.Task) -> None:
-        self.aggregator.leases[task.task].holder = task.client
+        self.aggregator.assign(task.task, task.client)
         if self._private:
             self._assigned[task.client] = task, self.clock.now_s()
         self._tasks.append(task)
@@ -100,7 +100,7 @@ class WallTimeline(Timeline):
         """Schedule the failure of a private run's trip for the time at which the trip would have ended."""
         lease, (order, assigned_s) = self.aggregator.leases[task], self._assigned[client]
         ends_s = assigned_s + order.wait_s + self.plan(order).over_s(private=True)
-        lease.holder = -1
+        self.aggregator.unassign(task)
         self.aggregator.fetched(lease.slot)
         self.aggregator.delivered(lease.slot)
         self._failed[client] = task, reason

@@ -17,7 +17,7 @@ from edgefl.parameters.update_format import Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Cancelled, Connection, Leave
 from edgefl.run.transport import CLIENT_ENDS
-from edgefl.run.update import UpdateMaker, loss_of
+from edgefl.run.update import UpdateMaker
 from edgefl.zeromq.sockets import Frame
 
 if TYPE_CHECKING:
@@ -138,19 +138,8 @@ class VirtualWorker:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
         else:
             self._transport.put(task, 0, raw)
-        result = messages.TaskResult(
-            task=task.task,
-            trained_version=task.version - failpoints.hit("stale", *place),
-            steps=trained.steps,
-            loss=loss_of(trained),
-            checksum=checksum,
-            cpu_s=time.thread_time() - cpu_started,
-            peak_mib=self._workload.peak_mib(task.client),
-            metrics=dict(trained.metrics),
-            counted=trained.counted,
-            order=task.order,
-        )
-        self._results.append(result)
+        cpu_s = time.thread_time() - cpu_started
+        self._results.append(self._update.result(task, trained, checksum, cpu_s))
 
 
 def run_evaluator(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:
