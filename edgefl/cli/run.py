@@ -219,8 +219,8 @@ def verify(
 
     Its updates, measurements and model must be identical.
     """
+    from edgefl.lab.verify import verify as again
     from edgefl.results.tables import progress_bar
-    from edgefl.run.verify import verify as again
 
     with progress_bar("versions") as progress, damaged(str(folder)):
         task = progress.add_task("", total=None)

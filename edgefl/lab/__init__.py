@@ -13,6 +13,7 @@ truth        predicted beside measured step times of all devices; bars: their li
 workloads    what clients compute in a bench instead of training
 chaos        kills processes of a run and resumes it until it is done; outcome judges the result,
              chaos_findings reports it
+verify       recomputes a finished run from its journal (``edgefl verify``)
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json; tuning: its steps
 studies      loads a study from experiments/papers/studies; fedbuff, fedstaleweight, ablations_fedbuff and
              ablations_privacy add claims that are not races

@@ -524,7 +524,7 @@ class _Round:
             yield from outcome.differences(self._calm, self._run)
         else:
             self._witness.touch()
-            self._round.acknowledged = len(witness.read(self._witness))
+            self._round.acknowledged = len(outcome.read_log(self._witness))
             code = self._plan.file.absolute().parent
             yield from outcome.broken_promises(self._run, self._witness, code)
 

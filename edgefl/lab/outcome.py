@@ -2,7 +2,7 @@
 
 Under the virtual clock all figures must equal the undisturbed run's. Under the wall clock clients log which
 updates were acknowledged (`edgefl.run.witness`); each must be in the record once, and the model must follow
-from the journal (`edgefl.run.verify`).
+from the journal (`edgefl.lab.verify`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from edgefl.core.events import Arrived
 from edgefl.errors import ConfigError, EdgeflError
+from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
 from edgefl.results.record import FATES, Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import CHECKPOINTS, RESULTS, missing_results
-from edgefl.run import witness
-from edgefl.run.verify import verify
 
 TRIP = (
     "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight", "fate",
@@ -115,14 +115,14 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
 
     ``account`` is the clients' log (`edgefl.run.witness`), ``code`` the folder of the user's modules.
     """
-    problems = witness.problems(account, folder)
+    problems = log_problems(account, folder)
     with Record(folder) as record:
         names = ("task", "fate", "reason", "arrived_s", "uses")
         problems += [f"{row.kind}: {row.detail}" for row in record.incidents if row.kind in ALTERED]
         columns = [record.trips[name].tolist() for name in names]
         rows = {task: row for task, *row in zip(*columns, strict=True)}
         summed = Counter(task for _, tasks, _ in record.sums() for task in set(tasks.tolist()))
-    for each in witness.read(account):
+    for each in read_log(account):
         fate, reason, arrived_s, _ = rows.get(each.task, ("", "", 0.0, 0))
         if fate == "lost" or (not fate and arrived_s != arrived_s):
             problems.append(f"{each} is on record as {fate or 'not arrived'}")
@@ -137,3 +137,54 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
         verify(folder, code=code)
     except EdgeflError as error:
         yield f"made again from its journal: {error}"
+
+
+class Acknowledged(NamedTuple):
+    """An update whose acknowledgement its client received."""
+
+    client: int
+    task: int
+    checksum: int
+
+
+def read_log(path: Path) -> list[Acknowledged]:
+    """Read the acknowledged updates, in order, from the log ``path``.
+
+    >>> import tempfile; path = Path(tempfile.mkdtemp()) / "account"
+    >>> _ = path.write_text("done 3 0 77\\ndone 2 1 78\\nacknowledged 3 0\\n")
+    >>> read_log(path)
+    [Acknowledged(client=3, task=0, checksum=77)]
+    """
+    done: dict[tuple[int, int], int] = {}
+    found = []
+    for line in path.read_text().splitlines():
+        word, *numbers = line.split()
+        client, task, *checksum = map(int, numbers)
+        if word == "done":
+            done[client, task] = checksum[0]
+        else:
+            found.append(Acknowledged(client, task, done[client, task]))
+    return found
+
+
+def log_problems(path: Path, folder: Path) -> list[str]:
+    """Describe acknowledgements in the log ``path`` that are not exactly once in the record in ``folder``."""
+    with Record(folder) as record:
+        arrivals = Counter(
+            (event.client, event.task) for _, event in record.events() if type(event) is Arrived
+        )
+        trips = record.trips
+        sent = dict(zip(trips["task"].tolist(), trips["checksum_sent"].tolist(), strict=True))
+    found = [
+        f"task {task} of client {client} arrived {times} times"
+        for (client, task), times in arrivals.items()
+        if times > 1
+    ]
+    accounts = read_log(path)
+    found += [f"{each} twice" for each, times in Counter(accounts).items() if times > 1]
+    for each in accounts:
+        if not arrivals[each.client, each.task]:
+            found.append(f"{each} is lost")
+        elif sent.get(each.task) != each.checksum:
+            found.append(f"{each} is on record with checksum {sent.get(each.task)}")
+    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Training
-from edgefl.strategies.base import NO_TERMS, LocalTerms
+from edgefl.strategies.base import NO_TERMS, LocalTerms, Strategy
 
 
 class Work(NamedTuple):
@@ -62,3 +63,30 @@ class LocalRule:
         """Return the work of one trip of a client with this number of examples."""
         sizes = list(self.batches(examples))
         return Work(len(sizes), sum(sizes))
+
+
+def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) -> None:
+    """Raise `ConfigError` if the terms that the strategy adds to SGD do not fit this fleet."""
+    kind, terms = type(strategy).__name__, rule.terms
+    exchanged, own = terms.control or (None, None)
+    for name, have in ((exchanged, strategy.vectors), (own, strategy.client_vectors)):
+        if name is not None and name not in have:
+            raise ConfigError(f"{kind}.local_rule: " + unknown("vector", name, have))
+    if terms.linear is not None and terms.linear not in strategy.client_vectors:
+        raise ConfigError(f"{kind}.local_rule: " + unknown("vector", terms.linear, strategy.client_vectors))
+    if terms.control is not None and rule.momentum:
+        raise ConfigError(
+            f"training.momentum: must be 0 with {kind}, whose clients derive their mean gradient from the "
+            f"change of the model, got {rule.momentum:g}"
+        )
+    if isinstance(terms.lr, Mapping):
+        for name in terms.lr.keys() - set(profiles):
+            raise ConfigError(
+                f"{kind}.local_rule: lr: " + unknown("device of the fleet", name, set(profiles))
+            )
+    elif terms.lr is not None and len(terms.lr) != len(profiles):
+        raise ConfigError(f"{kind}.local_rule: lr: must be {len(profiles)} factors, got {len(terms.lr)}")
+    factors: Iterable[Any] = terms.lr.values() if isinstance(terms.lr, Mapping) else terms.lr or ()
+    for factor in factors:
+        if not (isinstance(factor, int | float) and 0 < factor < math.inf):
+            raise ConfigError(f"{kind}.local_rule: lr: factors must be finite and above 0, got {factor!r}")

@@ -20,5 +20,4 @@ hosting         where the peers are: this host, or nodes (`edgefl.hosts`)
 demands         whether an experiment can be run, the shape of its memory, the time scale hosts can carry
 control         messages between the supervisor and the processes that it starts
 web             the live page: what the supervisor tells web_process, which serves web_page by web_http
-verify          a finished run, made again from its journal
 """

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +19,7 @@ from edgefl.devices import Device
 from edgefl.devices.condition import Condition
 from edgefl.devices.fleet import ClientInfo, KnownClients, Trips, device_of, kinds_of
 from edgefl.devices.plan import End, TripPlan
-from edgefl.errors import ConfigError, EdgeflError, TrainingError, unknown
+from edgefl.errors import ConfigError, EdgeflError, TrainingError
 from edgefl.experiment import Experiment, Training
 from edgefl.learning.arithmetic import Arithmetic
 from edgefl.learning.custom import CustomTrainer, TrainFunction, check_function
@@ -32,7 +30,7 @@ from edgefl.learning.losses import loss_on_zeros, make_loss
 from edgefl.learning.models import make_model
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.learning.partition import Parts, hold_out, partition
-from edgefl.learning.rule import LocalRule
+from edgefl.learning.rule import LocalRule, check_terms
 from edgefl.learning.train import Trainer, TrainResult
 from edgefl.learning.work import batch_work, traced_work
 from edgefl.loading import load_attribute
@@ -79,33 +77,6 @@ def own_training(
         raise ConfigError(f"training.function: {name!r} must be a function (got {type(function).__name__})")
     check_function(function, name)
     return function, name
-
-
-def check_terms(strategy: Strategy, rule: LocalRule, profiles: Sequence[str]) -> None:
-    """Raise `ConfigError` if the terms that the strategy adds to SGD do not fit this fleet."""
-    kind, terms = type(strategy).__name__, rule.terms
-    exchanged, own = terms.control or (None, None)
-    for name, have in ((exchanged, strategy.vectors), (own, strategy.client_vectors)):
-        if name is not None and name not in have:
-            raise ConfigError(f"{kind}.local_rule: " + unknown("vector", name, have))
-    if terms.linear is not None and terms.linear not in strategy.client_vectors:
-        raise ConfigError(f"{kind}.local_rule: " + unknown("vector", terms.linear, strategy.client_vectors))
-    if terms.control is not None and rule.momentum:
-        raise ConfigError(
-            f"training.momentum: must be 0 with {kind}, whose clients derive their mean gradient from the "
-            f"change of the model, got {rule.momentum:g}"
-        )
-    if isinstance(terms.lr, Mapping):
-        for name in terms.lr.keys() - set(profiles):
-            raise ConfigError(
-                f"{kind}.local_rule: lr: " + unknown("device of the fleet", name, set(profiles))
-            )
-    elif terms.lr is not None and len(terms.lr) != len(profiles):
-        raise ConfigError(f"{kind}.local_rule: lr: must be {len(profiles)} factors, got {len(terms.lr)}")
-    factors: Iterable[Any] = terms.lr.values() if isinstance(terms.lr, Mapping) else terms.lr or ()
-    for factor in factors:
-        if not (isinstance(factor, int | float) and 0 < factor < math.inf):
-            raise ConfigError(f"{kind}.local_rule: lr: factors must be finite and above 0, got {factor!r}")
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from unittest.mock import patch
 
 from edgefl import config, seeds
 from edgefl.errors import EdgeflError
+from edgefl.lab import verify
 from edgefl.parameters import checkpoint
 from edgefl.results import run_folder
 from edgefl.results.record import TABLES, Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import CHECKPOINTS, EXPERIMENT_FILE
-from edgefl.run import verify
 from tests.fault import disk
 from tests.fault.power_cut import plain
 from tests.fault.shim import Change, Kind

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from edgefl import Checkpoint, Experiment, Server, Stop
+from edgefl.lab.outcome import log_problems, read_log
+from edgefl.lab.verify import verify
 from edgefl.results.record import Record
 from edgefl.run import witness
-from edgefl.run.verify import verify
 from tests.process.disturbed import killed
 from tests.process.runs import PATIENCE_S, Command, experiment, incidents
 
@@ -43,8 +44,8 @@ def test_a_server_killed_at_each_place_loses_nothing_and_repeats_nothing(
     # are 25 sums at most.
     points = [f"{name}:0:{3 if name in ('commit', 'committed') else 2}" for name in PLACES]
     assert killed(wanted(**server), folder, points, monkeypatch) == len(points)
-    assert witness.problems(account, folder) == []
-    assert len(witness.read(account)) > 40
+    assert log_problems(account, folder) == []
+    assert len(read_log(account)) > 40
     with Record(folder) as record:
         assert (record.trips["fate"] == "applied").sum() == 75
     assert verify(folder).versions == 25

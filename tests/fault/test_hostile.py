@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgefl import Server, Stop
+from edgefl.lab.outcome import log_problems
 from edgefl.results.record import Record
 from edgefl.run import supervisor, witness
 from tests.process.runs import PATIENCE_S, experiment, summary, virtual
@@ -43,7 +44,7 @@ def test_over_faulty_sockets_every_update_counts_once(
     server = Server(transport=transport, heartbeat_s=HEARTBEAT_S)  # type: ignore[arg-type]
     wanted = experiment(stop=Stop(versions=40), server=server)
     supervisor.run(wanted, folder, quiet=True, workload="tests.fault.faulty_clients:Workload")
-    assert witness.problems(account, folder) == []
+    assert log_problems(account, folder) == []
     figures = summary(folder)
     assert (figures["versions"], figures["trips"]["applied"]) == (40, 120)
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from edgefl import Checkpoint, Experiment, Fleet, Server, Stop
+from edgefl.lab.outcome import log_problems, read_log
 from edgefl.results.record import Record
 from edgefl.run import witness
 from tests.process.runs import (
@@ -90,8 +91,8 @@ def test_what_was_acknowledged_outlives_a_kill_of_each_process(tmp_path: Path) -
     command.finish()
     psutil.wait_procs(family)  # which the test's own time limit sees to
     check_every_update_counted_once(folder)
-    assert len(witness.read(account_of(folder))) > 50
-    assert witness.problems(account_of(folder), folder) == []
+    assert len(read_log(account_of(folder))) > 50
+    assert log_problems(account_of(folder), folder) == []
     assert summary(folder)["incidents"]["restart"] == 4
 
 

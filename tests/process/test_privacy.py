@@ -11,9 +11,9 @@ import pytest
 
 import edgefl
 from edgefl import ConfigError, Server, Stop
+from edgefl.lab.verify import verify
 from edgefl.privacy.source import KEY_FILE
 from edgefl.results.record import Record
-from edgefl.run.verify import verify
 
 from .disturbed import left, made_in, plan
 from .runs import Command, experiment, virtual

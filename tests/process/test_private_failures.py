@@ -8,9 +8,9 @@ import pytest
 
 from edgefl import Result, Stop, Training
 from edgefl.experiment import Experiment
+from edgefl.lab.verify import verify
 from edgefl.results.record import Record
 from edgefl.run import supervisor
-from edgefl.run.verify import verify
 
 from .disturbed import killed
 from .runs import virtual

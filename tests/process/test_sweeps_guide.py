@@ -12,8 +12,8 @@ import pytest
 
 import edgefl
 from edgefl.errors import ConfigError
+from edgefl.lab.verify import verify
 from edgefl.results.sweep import Sweep
-from edgefl.run.verify import verify
 
 TEXT = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"<!-- file: ([\w.]+) -->\n```\w+\n(.*?)```", TEXT, flags=re.DOTALL))

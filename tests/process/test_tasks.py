@@ -12,8 +12,8 @@ import pytest
 
 import edgefl
 from edgefl import Checkpoint, Clock, Data, Evaluation, MetricGoal, Stop, Training, config
+from edgefl.lab.verify import verify
 from edgefl.results.record import Record
-from edgefl.run.verify import verify
 
 from .runs import experiment, virtual
 

@@ -13,9 +13,9 @@ import pytest
 
 import edgefl
 from edgefl import Checkpoint, Fleet, Server, Stop, Training
+from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
 from edgefl.results.record import Record
-from edgefl.run.verify import verify
 from tests.process.disturbed import check_every_kill_was_certain, killed
 from tests.process.runs import experiment, virtual
 

@@ -13,12 +13,12 @@ import edgefl
 from edgefl import Clock, Data, Evaluation, Fleet, Model, RunError, Server, Stop, Training
 from edgefl.devices import load_device
 from edgefl.devices.individuals import unit_factor
+from edgefl.lab.verify import verify
 from edgefl.learning.models import make_model
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.work import step_work
 from edgefl.results.record import ClientRow, Record
 from edgefl.run import supervisor
-from edgefl.run.verify import verify
 
 from .disturbed import left, made_in, plan
 from .runs import Command, experiment, summary, virtual

@@ -16,11 +16,11 @@ import edgefl
 from edgefl import Checkpoint, Data, Fleet, RunError, Server, Stop, Training, files
 from edgefl.core.events import Joined, Left
 from edgefl.experiment import Churn
+from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
 from edgefl.results import run_folder
 from edgefl.results.record import IncidentRow, Record
 from edgefl.run import supervisor
-from edgefl.run.verify import verify
 
 from .disturbed import check_every_kill_was_certain, killed, left, made_in, plan
 from .runs import PATIENCE_S, Command, experiment, summary, versions_of, virtual, wait_for, wait_for_versions

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from edgefl.core.events import Arrived
+from edgefl.lab.outcome import Acknowledged, log_problems, read_log
 from edgefl.results.record import TripRow
 from edgefl.results.store import Store
-from edgefl.run.witness import VARIABLE, Acknowledged, Witness, problems, read
+from edgefl.run.witness import VARIABLE, Witness
 
 
 def account(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -37,7 +38,7 @@ def record(folder: Path, *tasks: int, checksum: int = 2**64 - 1) -> Path:
 
 
 def test_an_account_names_what_was_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read(account(tmp_path / "account", monkeypatch))
+    found = read_log(account(tmp_path / "account", monkeypatch))
     assert found == [Acknowledged(0, 0, 2**64 - 1), Acknowledged(1, 1, 2**64 - 2)]
 
 
@@ -49,10 +50,10 @@ def test_what_is_lost_taken_twice_or_another_is_a_problem(
     for folder in folders:
         folder.mkdir()
     whole, lost, twice, other = folders
-    assert problems(path, record(whole, 0, 1)) == []
-    assert problems(path, record(lost, 0)) == [f"{Acknowledged(1, 1, 2**64 - 2)} is lost"]
-    assert problems(path, record(twice, 0, 1, 1)) == ["task 1 of client 1 arrived 2 times"]
-    assert len(problems(path, record(other, 0, 1, checksum=3))) == 2
+    assert log_problems(path, record(whole, 0, 1)) == []
+    assert log_problems(path, record(lost, 0)) == [f"{Acknowledged(1, 1, 2**64 - 2)} is lost"]
+    assert log_problems(path, record(twice, 0, 1, 1)) == ["task 1 of client 1 arrived 2 times"]
+    assert len(log_problems(path, record(other, 0, 1, checksum=3))) == 2
 
 
 def test_nothing_is_written_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,10 @@ from edgefl.core import Core
 from edgefl.core.events import Sum
 from edgefl.errors import ConfigError, RunError
 from edgefl.kernels.steps import ServerOptimizer
-from edgefl.learning.rule import LocalRule
+from edgefl.learning.rule import LocalRule, check_terms
 from edgefl.parameters.buffer import ParameterBuffer, Shape, blocks
 from edgefl.parameters.update_format import with_scales
 from edgefl.run.slots import Aggregator
-from edgefl.run.workload import check_terms
 from edgefl.strategies import LocalTerms, Step, VectorSum
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.scaffold import Scaffold
