@@ -158,7 +158,7 @@ class ServerLoop:
 
     def _handle(self, peer: Peer, message: Checked) -> None:
         match message:
-            case messages.TaskResult() | messages.Done():
+            case messages.TaskResult() | messages.Done() | TaskReturned():
                 self._handle_all(self._timeline.task_ended(message))
             case Refusal(kind=kind, detail=detail):
                 self._lifecycle.expel(peer, kind, detail)
@@ -177,10 +177,6 @@ class ServerLoop:
                     self._engine.assessed(message)
                     self._gauge.assessed(message)
                     self._handle_all(iter(()))
-            case TaskReturned():
-                if message.kind:
-                    self._store.incident(self._clock.now_s(), message.client, message.kind, message.reason)
-                self._handle_all(self._timeline.task_ended(message))
 
     def _find_silent(self) -> None:
         self._lifecycle.find_silent(self._slowest_step_s)

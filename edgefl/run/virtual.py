@@ -270,6 +270,7 @@ class VirtualTimeline(Timeline):
                     yield self._training_death(client, task, at_s, result.reason)
                 else:
                     assert result is not None
+                    self.store.incident(at_s, client, "failed", result.reason)
                     yield Failed(client, task, at_s, result.reason)
             elif kind == JOIN:
                 yield Joined(client, at_s)

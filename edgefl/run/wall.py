@@ -116,6 +116,8 @@ class WallTimeline(Timeline):
         """Handle a task's end. A client that was to give the task up leaves just before the event."""
         assert not isinstance(result, messages.TaskResult), "no worker serves the wall clock"
         client, now_s = result.client, self.clock.now_s()
+        if isinstance(result, TaskReturned) and result.kind:
+            self.store.incident(now_s, client, result.kind, result.reason)
         why = self._leaving.pop(client, None)
         if isinstance(result, messages.Done):
             if why is not None:

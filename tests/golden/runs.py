@@ -22,7 +22,7 @@ REPLACED = ("strategy", "training", "stop")
 MEASURED = {
     "aggregation", "memory", "nodes", "processes", "server", "server_time", "server_trip_us", "wall_s",
     # of tables
-    "cpu_s", "id", "incidents.at_s", "lateness_s", "process_grew_mib", "sum_s",
+    "cpu_s", "id", "lateness_s", "process_grew_mib", "sum_s",
 }  # fmt: skip
 """What this machine took, and the order in which it noticed what failed: no result of a run."""
 TRAINED = {
@@ -102,7 +102,7 @@ def facts(folder: Path) -> Facts:
         with (tables / f"{table}.csv").open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if table != "trips" or row["fate"]]
         if table == "incidents":
-            rows.sort(key=lambda row: (row["client"], row["kind"], row["detail"]))
+            rows.sort(key=lambda row: (float(row["at_s"]), row["client"], row["kind"], row["detail"]))
         names = [name for name in (rows[0] if rows else ()) if not MEASURED & {name, f"{table}.{name}"}]
         columns = {name: [row[name] for row in rows] for name in names}
         if table == "trips":

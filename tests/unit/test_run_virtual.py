@@ -252,13 +252,19 @@ def test_a_task_that_is_cancelled_in_a_workers_hand_ends_when_the_worker_lets_go
     assert world.due()[0] == Failed(task.client, task.task, 0.0, "cancelled")
 
 
-def test_a_task_that_failed_says_so_when_it_is_due(world: Virtual) -> None:
+def test_a_task_that_failed_says_so_when_it_is_due_and_the_incident_has_that_time(tmp_path: Path) -> None:
+    world = Virtual(tmp_path)
     world.due()
     task = world.given()[0]
     said = world.given_back(task, "ValueError: no")
     assert said.kind == "failed"
     list(world.timeline.task_ended(said))
     assert world.due()[0] == Failed(1, task.task, 1.0, "ValueError: no")
+    world.close()
+    with Record(tmp_path) as record:
+        assert [(row.at_s, row.client, row.kind, row.detail) for row in record.incidents] == [
+            (1.0, 1, "failed", "ValueError: no")
+        ]
 
 
 def test_a_trip_whose_link_breaks_is_not_computed_and_fails_when_it_breaks(world: Virtual) -> None:
