@@ -38,7 +38,7 @@ Message = tuple[messages.FromServer, Sequence[Frame]]
 
 LINGER_MS = 200
 """Time limit for sending the server's last messages at close, ms."""
-CALLS_PER_S = 5000
+CONNECTS_PER_S = 5000
 """Maximum rate of connection attempts to peers that are still starting, in total."""
 FINE_WAIT_NS = 2_000_000
 """A socket waits whole milliseconds: such waits end this long before a deadline, and a sleep does the
@@ -56,7 +56,7 @@ class ServerSocket(Router):
         super().__init__(largest_bytes, b"PLAIN", self._whose)
         self.secret = secrets.token_hex(32)
         self._socket.plain_server = True
-        self._called: dict[bytes, str] = {}
+        self._addresses: dict[bytes, str] = {}
         """Addresses of the peers, by name."""
         self._folder: str | None = None
         try:  # let the kernel reject other processes at the peers' sockets
@@ -77,11 +77,11 @@ class ServerSocket(Router):
         where = (self._door.address, self._door.key) if self._door is not None else ()
         return control.Listening(self.root, self.secret, os.getpid(), *where)
 
-    def call(self, name: bytes) -> None:
-        """Connect to a peer, which may not be listening yet. A name may be called once in a run."""
+    def connect(self, name: bytes) -> None:
+        """Connect to a peer, which may not be listening yet. A name may be connected once in a run."""
         router = self._socket
-        self._called[name] = where = control.address(self.root, self.secret, name)
-        router.reconnect_ivl = max(10, 1000 * len(self._called) // CALLS_PER_S)
+        self._addresses[name] = where = control.address(self.root, self.secret, name)
+        router.reconnect_ivl = max(10, 1000 * len(self._addresses) // CONNECTS_PER_S)
         router.setsockopt(zmq.CONNECT_ROUTING_ID, name)
         router.connect(where)
 
@@ -106,12 +106,12 @@ class ServerSocket(Router):
             return error.strerror or str(error)
         return ""
 
-    def hang_up(self, name: bytes) -> None:
+    def disconnect(self, name: bytes) -> None:
         """Disconnect a peer and drop its incomplete messages."""
-        if (where := self._called.pop(name, None)) is not None:
+        if (where := self._addresses.pop(name, None)) is not None:
             self._socket.disconnect(where)
         elif self._door is not None:
-            self._door.hang_up(name)
+            self._door.disconnect(name)
 
     def _whose(self, name: bytes, password: bytes) -> bytes:
         known = hmac.compare_digest(password, control.password(self.secret, name).encode())
@@ -130,7 +130,7 @@ class ServerSocket(Router):
 
     def send(self, peer: bytes, frames: Sequence[Frame]) -> None:
         """Send without blocking. Raises `Full` or `Unreachable` on failure."""
-        if peer in self._called:
+        if peer in self._addresses:
             self._send_to(peer, frames)
         elif self._door is not None:
             self._door.send(peer, frames)

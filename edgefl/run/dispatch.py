@@ -12,7 +12,7 @@ from edgefl.run import messages
 
 PREFETCH_S = 0.004
 """Work that a worker holds in advance, in seconds of past tasks' mean cost, so that it never idles."""
-FEWEST, MOST = 2, 64
+MIN_TASKS, MAX_TASKS = 2, 64
 """Bounds for a worker's number of tasks: one being computed and one more; as many as fit in a message."""
 MOST_LOSSES = 3
 """Number of worker deaths after which a task is blamed."""
@@ -52,7 +52,7 @@ class Dispatch:
         """Heap by due time; entries of tasks that do not wait any more are skipped."""
         self._at_work: dict[int, tuple[int, _Entry]] = {}
         self._losses: dict[int, int] = {}
-        self._task_s = PREFETCH_S / FEWEST
+        self._task_s = PREFETCH_S / MIN_TASKS
 
     def add(self, task: messages.Task, due_s: float) -> None:
         """Queue a task for a worker."""
@@ -118,7 +118,7 @@ class Dispatch:
         for worker, _ in self._at_work.values():
             if worker in counts:
                 counts[worker] += 1
-        most = max(FEWEST, min(MOST, int(PREFETCH_S / max(self._task_s, 1e-9))))
+        most = max(MIN_TASKS, min(MAX_TASKS, int(PREFETCH_S / max(self._task_s, 1e-9))))
         for worker, held in sorted(counts.items(), key=lambda item: (item[1], item[0])):
             if not self._waiting or held > most // 2:
                 return

@@ -276,7 +276,7 @@ def encode(message: FromClient | FromServer) -> bytes:
 
 
 def decode_from_client(header: bytes | memoryview) -> FromClient:
-    """Decodes a message of a client. Raises `WireError` for anything that is not one of its messages.
+    """Decode a message of a client. Raises `WireError` for anything that is not one of its messages.
 
     >>> decode_from_client(encode(Ready(peer=3, epoch=1, role="client", password="")))
     Ready(peer=3, epoch=1, role='client', password='')
@@ -304,7 +304,7 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
 
 
 def decode_from_server(header: bytes | memoryview) -> FromServer:
-    """Decodes a message of the server. Raises `WireError` for anything that is not one of its messages."""
+    """Decode a message of the server. Raises `WireError` for anything that is not one of its messages."""
     return _decode(_from_server, header)
 
 

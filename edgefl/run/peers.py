@@ -77,19 +77,19 @@ class Peers:
         """Add a process that was or will be started; return its peer."""
         before = self._by_name.get((role, number))
         if before is not None:
-            self.hang_up(before)
+            self.disconnect(before)
             del self._by_identity[before.identity]
         peer = Peer(role, number, epoch, self._monotonic(), deaths_in_a_row=deaths_in_a_row)
         self._by_identity[peer.identity] = self._by_name[role, number] = peer
         if self._by_door and role != control.EVALUATOR:
             self._socket.admit(peer.identity)
         else:
-            self._socket.call(peer.identity)
+            self._socket.connect(peer.identity)
         return peer
 
-    def hang_up(self, peer: Peer) -> None:
-        """Ignore all further messages of this peer."""
-        self._socket.hang_up(peer.identity)
+    def disconnect(self, peer: Peer) -> None:
+        """Disconnect a peer, and ignore all its further messages."""
+        self._socket.disconnect(peer.identity)
 
     def sender_of(self, routing_id: bytes) -> Peer | None:
         """Return the sender of a message and note the time, or None for an unknown sender."""
@@ -107,7 +107,7 @@ class Peers:
         if peer is None or peer.epoch != epoch:
             return None
         del self._by_name[role, number], self._by_identity[peer.identity]
-        self.hang_up(peer)
+        self.disconnect(peer)
         return peer
 
     def check_silence(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
@@ -186,7 +186,7 @@ class PeerLifecycle:
         """Request the end of a peer's process, once."""
         if not peer.expelled:
             peer.expelled = True
-            self._peers.hang_up(peer)
+            self._peers.disconnect(peer)
             self._note(peer, kind, detail)
             self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
 

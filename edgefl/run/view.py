@@ -77,25 +77,25 @@ class RunView:
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.experiment = experiment
         self.states = False
-        """The view needs each client's state: `control.Progress.states`."""
+        """Whether the view needs `control.Progress.states`."""
         self.title = f"{printable(experiment.name)}: {printable(str(experiment.strategy.get('name', '')))}"
         self.monotonic = monotonic
         self.note = ""
         """Activity other than training, such as loading; empty during training."""
         self.total = 0
-        """Clients."""
+        """Number of clients."""
         self.workload = ""
         self.scale: TimeScale | None = None
         self.progress: control.Progress | None = None
         self.running = False
-        """Emulated time has begun."""
+        """Whether emulated time has begun."""
         self.no_progress = ""
-        """Reason for which the ended run learned nothing; empty otherwise."""
+        """Reason why the ended run has no result, or ""."""
 
     def say(self, text: str, *, at_once: bool = False) -> None:
         """Set the current activity, such as ``"loading data and model"``.
 
-        A view of lines prints it if the fleet is known, or ``at_once``.
+        Views that print lines print it if the fleet is known, or ``at_once``.
         """
         self.note = text
 
@@ -125,14 +125,14 @@ class RunView:
         pass
 
     def goal(self, progress: control.Progress) -> Goal:
-        """Returns the next goal: all clients connected, then the nearest stop condition."""
+        """Return the next goal: all clients connected, then the nearest stop condition."""
         if self.running:
             return nearest_goal(self.experiment.stop, progress)
         there, text = progress.connected or 0, f"of {self.total:,} clients connected"
         return Goal(there / max(1, self.total), f"{there:,} {text}", steady=False)
 
     def fidelity(self, progress: control.Progress) -> str:
-        """Returns VALID, INVALID, ``times computed`` (virtual clock), or nothing while unknown."""
+        """Return VALID, INVALID, ``times computed`` (virtual clock), or nothing while unknown."""
         overloaded = self.scale is not None and self.scale.verdict == "overloaded"
         if overloaded or (progress.invalid and progress.fidelity_median is not None):
             return "INVALID"
@@ -141,13 +141,13 @@ class RunView:
         return "" if progress.fidelity_median is None else "VALID"
 
     def reason(self, progress: control.Progress) -> str:
-        """Returns the exceeded limit of an INVALID run."""
+        """Return the limit whose violation makes the run INVALID."""
         load = None if self.scale is None else self.scale.load
         overloaded = next(iter(unfit(Conditions(load=load))), "the host is overloaded")
         return progress.invalid or overloaded
 
     def figures(self, progress: control.Progress) -> dict[str, str]:
-        """Returns the known figures, the most important first."""
+        """Return the known figures, the most important first."""
         fidelity = self.fidelity(progress)
         rate = number(progress.trips / progress.wall_s) if progress.wall_s else "–"
         error = f"median {percent(progress.fidelity_median, 2)}, p95 {percent(progress.fidelity_p95, 2)}"
@@ -169,7 +169,7 @@ class RunView:
         return {name: text for name, text in known.items() if text}
 
     def outcome(self, error: BaseException | None) -> str:
-        """Returns the outcome of the run in a few words."""
+        """Return the outcome of the run in a few words."""
         if error is not None:
             return "interrupted" if isinstance(error, KeyboardInterrupt) else "ended early"
         if self.no_progress:
@@ -213,7 +213,7 @@ class LineView(RunView):
             self._print(f"{self.outcome(error)}: {self._line(known) if known else 'no client was trained'}")
 
     def _line(self, progress: control.Progress) -> str:
-        """Returns the figures in one line; the last ones are dropped if there is no room."""
+        """Return the figures in one line; the last ones are dropped if there is no room."""
         parts = [f"{int(100 * self.goal(progress).share)}%"]
         parts += [f"{name} {text}" for name, text in self.figures(progress).items()]
         while len(line := ", ".join(parts)) > MOST_COLUMNS - len("edgefl: interrupted: "):
@@ -309,7 +309,7 @@ class TerminalView(RunView):
                 self._live.stop()
 
     def picture(self) -> Group:
-        """Returns the current panel: about 15 lines, and one for each profile."""
+        """Return the current panel: about 15 lines, and one for each profile."""
         clock = f"{self.experiment.clock.kind} clock"
         if self.scale is not None:
             clock += f", time_scale {self.scale.value:g}, {self.workload}"
@@ -354,9 +354,9 @@ class TerminalView(RunView):
 
 
 def make_view(experiment: Experiment, quiet: bool, passing: bool = False) -> RunView:
-    """Returns the view on stderr: none if ``quiet``, a panel on a terminal, else lines.
+    """Return the view on stderr: none if ``quiet``, a panel on a terminal, else lines.
 
-    A ``passing`` run, one of many, has a panel that disappears at its end, and no lines.
+    The panel of a ``passing`` run, one of many, disappears at its end; such a run prints no lines.
     """
     if quiet:
         return RunView(experiment)

@@ -98,7 +98,7 @@ class DoorSocket(Router):
         """Accept connections with this public key from now on, as the peer ``name``."""
         self._names[key], self._keys[name] = name, key
 
-    def hang_up(self, name: bytes) -> None:
+    def disconnect(self, name: bytes) -> None:
         """Disconnect a peer and do not accept its key any more."""
         if (key := self._keys.pop(name, None)) is not None:
             del self._names[key]

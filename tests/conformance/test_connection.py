@@ -50,7 +50,7 @@ def joined(server: ServerSocket, name: bytes) -> Dealer:
     if server.listening.door:
         server.admit(name)
         return caller(server, name)
-    server.call(name)
+    server.connect(name)
     return waiting(server, name)
 
 
@@ -163,16 +163,16 @@ def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket
     assert heard(server, 1) == [(b"one", [b"last"])]
     with suppress(Unreachable):  # who was called may come back to its address
         until_full(lambda: server.send(b"one", [b"hello?"]))
-    server.hang_up(b"one")
+    server.disconnect(b"one")
     with pytest.raises(Unreachable):
         server.send(b"one", [b"hello?"])
-    server.hang_up(b"one")  # a second time is nothing
+    server.disconnect(b"one")  # a second time is nothing
 
 
 @both
 def test_who_is_hung_up_on_is_heard_no_more(server: ServerSocket, connect: Connect) -> None:
     peer, other = connect(), connect(b"two", b"hello")
-    server.hang_up(b"one")
+    server.disconnect(b"one")
     with suppress(Full):
         for _ in range(SOME):
             peer.send([b"still here"])
@@ -281,7 +281,7 @@ def test_a_peer_has_the_name_that_it_was_called_by(server: ServerSocket, connect
     if server.root == connection.ABSTRACT:
         with socket.socket(socket.AF_UNIX) as thief, pytest.raises(OSError, match="already in use"):
             thief.bind("\0" + address(server, b"one").removeprefix("ipc://@"))
-    server.call(b"two")
+    server.connect(b"two")
     with zmq.Context() as context, context.socket(zmq.DEALER) as liar:
         liar.linger = 0
         liar.routing_id = b"three"  # the name of one that has not come yet
@@ -300,7 +300,7 @@ def test_who_does_not_know_the_password_is_never_let_in(server: ServerSocket, pa
     name = b"client-1-0"
     if password == "of another name":
         password = control.password(server.secret, b"client-0-0")
-    server.call(name)
+    server.connect(name)
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         dealer.plain_username, dealer.plain_password = name, password.encode()
@@ -367,7 +367,7 @@ def test_what_may_not_have_been_heard_is_said_again_until_there_is_more_to_do(se
     if server.listening.door:
         server.admit(name)
     else:
-        server.call(name)
+        server.connect(name)
     lifeline, other = os.pipe()
     peer = Connection(spawn(server, name, control.CLIENT), 0.03, lifeline)
     gone = messages.Gone(0, 3, "cannot")

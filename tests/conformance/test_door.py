@@ -133,8 +133,8 @@ def test_who_is_hung_up_on_is_cut_off_and_not_let_in_again(door: DoorSocket, clo
     closing.callback(peer._monitor.close)
     says(door, peer, b"one", b"ready")
     came = [int.from_bytes(peer._monitor.recv_multipart()[0][:2], sys.byteorder)]
-    door.hang_up(b"one")
-    door.hang_up(b"one")  # a second time is nothing
+    door.disconnect(b"one")
+    door.disconnect(b"one")  # a second time is nothing
     with pytest.raises(Unreachable):
         door.send(b"one", [b"hello?"])
     while not peer._monitor.poll(1):  # it tries again by itself

@@ -59,11 +59,11 @@ class FakeSocket:
         self.no_descriptors = ""
         self.waited_ms: list[int] = []
 
-    def call(self, name: bytes) -> None:
+    def connect(self, name: bytes) -> None:
         assert name not in self.called, "ZeroMQ would end the process"
         self.called.append(name)
 
-    def hang_up(self, name: bytes) -> None:
+    def disconnect(self, name: bytes) -> None:
         self.gone.add(name)
 
     def refused(self) -> str:
