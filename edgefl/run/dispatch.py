@@ -11,7 +11,7 @@ import msgspec
 from edgefl.run import messages
 
 PREFETCH_S = 0.004
-"""Work that a worker holds in advance, in seconds of past tasks' mean cost, so that it never idles."""
+"""Work sent to a worker in advance so that it never idles, seconds; estimated from earlier tasks."""
 MIN_TASKS, MAX_TASKS = 2, 64
 """Bounds for a worker's number of tasks: one being computed and one more; as many as fit in a message."""
 MOST_LOSSES = 3

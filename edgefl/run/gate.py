@@ -37,7 +37,7 @@ class ResendRequest(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A peer sent an invalid message or does not read its own."""
+    """A peer sent an invalid message, or does not read the messages sent to it."""
 
     kind: str
     detail: str

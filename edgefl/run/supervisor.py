@@ -172,7 +172,7 @@ def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> 
 
 
 class State(enum.Enum):
-    """The states of the table above."""
+    """States of the supervisor; see the table in the module's docstring."""
 
     LOADING = enum.auto()
     ADOPTING = enum.auto()

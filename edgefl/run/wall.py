@@ -246,8 +246,7 @@ class WallTimeline(Timeline):
             self.cancel(client, task)
 
     def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
-        """Restart all clients: their processes and tasks are gone. They return at random times.
-
+        """Let all clients leave, because their processes and tasks are gone; they return at random times.
         Clients without a task leave first, so that no idle client is started in place of one that had a task.
         """
         core, now_s, resumption = self.core, self.clock.now_s(), self.store.seq
