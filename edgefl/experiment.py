@@ -68,8 +68,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Factor on the measured variation between trips of one phone, in compute time and mobile network rate;
     0: no variation."""
     phase: Literal["random", "aligned"] = "random"
-    """``random``: each phone starts the run at a random point of its trip; ``aligned``: all start a trip at
-    once."""
+    """``random``: each phone starts the run at a random point of its trip; ``aligned``: all phones
+    start a trip at the same moment."""
     join_spread_s: NonNegative = 0.0
     """Each device comes online at an instant drawn uniformly from [0, ``join_spread_s``], emulated seconds;
     0: all are online at the start."""

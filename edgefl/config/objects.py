@@ -1,4 +1,4 @@
-"""Replace Python objects by what an experiment file can hold: names that every process of a run can import.
+"""Replace Python objects with names that an experiment file can hold and every process of a run can import.
 
 A run's processes start with a fresh interpreter, and the record must name the code that ran, so that the run
 can be resumed and verified. Classes and functions are therefore named by module, and arrays are saved to a

@@ -228,7 +228,8 @@ def _refuse_placeholders(path: Path, items: Items) -> None:
 
 
 def _items(path: Path) -> Items:
-    """Parse every item and array of the file as numbers. Document types, and so entities, are refused."""
+    """Parse every item and array of the file as numbers. DOCTYPE declarations, and so entities, are
+    rejected."""
     text = read_text(path)
     if "<!DOCTYPE" in text:
         raise ProfileError(f"{path}: has a document type; power profiles have none")

@@ -23,7 +23,7 @@ MOST_TRIES = 10_000  # recoveries tried to find one at which the client is also 
 
 
 class Transition(NamedTuple):
-    """A client's next change of its own, unless it is given a task or ends one before."""
+    """The next change that a client undergoes by itself, if it does not receive or finish a task first."""
 
     at_s: float
     """Emulated seconds since the start of the run; infinite: no change."""
@@ -92,7 +92,7 @@ class _ClientState:
         )
 
     def _next_fit_s(self, at_s: float) -> float:
-        """First time from ``at_s`` on at which the client is online and can work."""
+        """Return the earliest time at or after ``at_s`` at which the client is online and able to work."""
         now = self.now
         for _ in range(MOST_TRIES):
             if (at_s := self.presence.next_online_s(at_s)) == math.inf:
@@ -139,7 +139,7 @@ class Dynamics:
         return self._experiment.fleet.on_leave == "finish" and state.move is not state.forced
 
     def lost_at_s(self, client: int) -> float:
-        """Time at which the client's task is lost, unless the trip ends before."""
+        """Return the time at which the client's task is lost, unless the trip ends first."""
         state = self._states.get(client)
         if state is None:
             return math.inf

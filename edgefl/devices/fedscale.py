@@ -24,7 +24,7 @@ from edgefl.errors import ProfileError
 Client = TypeVar("Client")
 LIMIT_MIB = 256
 CLIENTS = 100  # default maximum number of imported clients
-MOST_CLIENTS = 5000  # a larger fleet would not fit a profile file
+MOST_CLIENTS = 5000  # a larger fleet would not fit in a profile file
 FORWARD_GFLOP = 0.6
 """GFLOP of MobileNet-V2's inference on one 224 × 224 image: 300 M multiply-adds (Sandler et al. 2018)."""
 UNCERTAIN = 6.0

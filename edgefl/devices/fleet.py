@@ -372,8 +372,8 @@ class Trips:
     ) -> TripPlan:
         """Plan one trip of a client, in emulated seconds, with the `End` of its task, if any.
 
-        ``condition`` is the client's when the trip starts; None for a client without changes. Transfers take
-        no time if the strategy has them separately (`Strategy.transfers_apart`).
+        ``condition`` is the client's condition at the start of the trip; None if it never changes. Transfers
+        take no time if the strategy schedules them separately (`Strategy.transfers_apart`).
         """
         if (facts := self._facts.get(client)) is None:
             facts = self._found(client)

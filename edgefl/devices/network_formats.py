@@ -1,11 +1,11 @@
 """Other projects' network files: WebPageTest's, Chrome's throttling presets, Mahimahi's traces.
 
-Each direction gets half of the round trip and the whole loss. WebPageTest's ``connectivity.ini`` has one
-section per network: bit/s (0 is unlimited), ms, percent. Chrome's presets are JSON, bare, in lists or in
-tables by name: custom profiles of the DevTools (bytes/s, −1 is unlimited), parameters of the protocol's
-``Network.emulateNetworkConditions``, and Lighthouse's ``throttling``. Lighthouse adjusts the values that it
-passes to the DevTools (latency · 3.75, throughput · 0.9): its target values are used, with the upload divided
-by the factor applied to the download; its kbit is 1024 bit.
+Each direction gets half of the round trip and the full loss rate. WebPageTest's ``connectivity.ini`` has one
+section per network: bit/s (0 is unlimited), ms, percent. Chrome's presets are JSON: a single preset, a list,
+or an object keyed by name. Three kinds are read: custom profiles of the DevTools (bytes/s, −1 is unlimited),
+parameters of the protocol's ``Network.emulateNetworkConditions``, and Lighthouse's ``throttling``. Lighthouse
+adjusts the values that it passes to the DevTools (latency · 3.75, throughput · 0.9): the unadjusted target
+values are used, with the upload divided by the factor applied to the download; its kbit is 1024 bit.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Windows:
             return math.inf
         turn, phase_s = self._phase(at_s)
         at = bisect_right(edges_s, phase_s)
-        if self._wraps and at == len(edges_s) - 1:  # on across the end of the period
+        if self._wraps and at == len(edges_s) - 1:  # this online interval wraps past the end of the period
             turn, at = turn + 1, 1
         elif at == len(edges_s):
             turn, at = turn + 1, 0

@@ -63,7 +63,9 @@ def base_of(device: Device) -> str:
     """
     core = _core(device)
     if core not in BASES:
-        raise ConfigError(f"{device.id}: no measured device with cores like {core!r} is known; give one")
+        raise ConfigError(
+            f"{device.id}: no measured device has cores like {core!r}; specify a measured device"
+        )
     return BASES[core]
 
 
@@ -105,14 +107,14 @@ def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
 
 
 def _put(text: str, old: str, new: str, sources: str) -> str:
-    """Replace the pattern ``old`` by ``new``, or else the header of [sources] by ``sources``."""
+    """Replace matches of ``old`` with ``new``; without a match insert ``sources`` as the [sources] header."""
     if re.search(old, text, re.MULTILINE):
         return re.sub(old, lambda _: new, text, flags=re.MULTILINE)
     return text.replace("\n[sources]\n", f"\n{sources}", 1)
 
 
 def _core(device: Device) -> str:
-    """Return the kind of the fastest cores, by Arm's name if it has one."""
+    """Return the type of the fastest cores, with Arm's name if they have one."""
     clusters = device.cpu.clusters if device.cpu is not None else ()
     if not clusters:
         raise ConfigError(f"{device.id}: no cpu.clusters, so a similar measured device cannot be chosen")

@@ -283,9 +283,10 @@ class Device(_Table, frozen=True, kw_only=True):
         return TimeModel.of_rate(self.cpu.rate_gflops.train, error_factor)
 
     def model_error_factor(self, work: StepWork) -> float | None:
-        """Return the factor within which 90% of real devices' steps with this work agree with the profile.
+        """Return the factor f such that the profile predicts 90% of real devices' step times within a factor
+        f.
 
-        None if the profile represents no real device: a paper's, or one with times from a delay model.
+        None if the profile represents no real device: it is from a paper, or has times from a delay model.
         """
         model = None if self.timed_by_draw or self.exact else self.time_model()
         return None if model is None else model.error_factor_of(work)

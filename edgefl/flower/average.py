@@ -86,7 +86,8 @@ def _replacements() -> dict[object, Callable[..., Any]]:
 
 
 def _methods_called(kind: type) -> Iterator[tuple[type, str]]:
-    """Yield the methods that a call executes: the class's own, and the next while `super` is called."""
+    """Yield the methods that a call runs: the class's own, then the next in the MRO while they call
+    `super`."""
     for name in _AVERAGING:
         for owner in kind.__mro__:
             method = vars(owner).get(name)

@@ -31,7 +31,7 @@ def flwr(*words: str) -> dict[str, Any] | None:
 
 
 def wait_for(superlink: subprocess.Popen[bytes], nodes: int) -> bool:
-    """Wait until this number of SuperNodes is online; False if the SuperLink ended."""
+    """Wait until this many SuperNodes are online; return False if the SuperLink ends first."""
     while superlink.poll() is None:
         answer = flwr("supernode", "list") or {}
         if sum(node["status"] == "online" for node in answer.get("nodes", [])) >= nodes:

@@ -21,7 +21,7 @@ from edgefl.processes import usable_cores
 TRIP_OVERHEAD_S = 0.002
 """CPU seconds of a trip besides its training steps: messages, copies, the server's work."""
 SERVER_TRIP_S = 0.0003  # part of a trip's overhead spent by the server, which handles clients one by one
-TARGET_LOAD = 0.5  # share of the host's cores that a fleet may use: pacing was exact to 0.2% up to here
+TARGET_LOAD = 0.5  # share of the host's cores for a fleet; pacing was accurate to 0.2% up to this load
 LEAST_STRETCH = 1.15  # smaller stretches to reach the target load are not applied: real time is kept
 CLIENT_SHARE = 0.7  # share of one core that a client may use during its trip
 BURST_SHARE = 0.3

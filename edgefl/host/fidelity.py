@@ -26,7 +26,7 @@ MINOR_PART = 0.05
 """Training that is a smaller part of its trip is judged by the trip only: doubling it changes the trip by
 less than `MEDIAN_MAX`."""
 PHASE_WALL_S = 0.002
-"""Wall seconds by which a busy host may delay a wake-up: smaller errors of a phase give no warning."""
+"""How late a busy host may wake a process, wall seconds. Smaller errors of a phase give no warning."""
 Seconds = npt.NDArray[np.float64]
 
 

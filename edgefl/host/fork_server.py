@@ -1,7 +1,7 @@
 """The fork server: a process that has imported all that a run's processes import, and forks them.
 
-Runs that come one after another are started by one of these: importing torch is most of what a short run
-costs. A forked process is in the state of one that was just started, so a run's bits are the same.
+Consecutive runs share one fork server, because importing torch takes most of the time of a short run. A
+forked process is in the state of one that was just started, so results are bit-identical.
 """
 
 from __future__ import annotations

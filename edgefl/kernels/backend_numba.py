@@ -285,7 +285,7 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 
 
 def _norm(update: Update, scale: Floats | None) -> float:
-    """Squared norm of an update, computed as in a sum whose result is discarded."""
+    """Squared norm of an update, computed exactly as by the sum, but without keeping the sum."""
     partial = np.zeros((1, -(-update.size // TILE)))
     scratch = np.empty(min(_CHUNK, update.size), dtype=np.float32)
     given = SumArguments(scratch, None, [update], np.zeros(1, dtype=np.float32), [scale], None)

@@ -193,7 +193,7 @@ def apply(
     ]
     for name, vector in (("model", model), ("step_vector", step_vector), *state):
         if vector.shape != out.shape or out.ndim != 1:
-            raise ValueError(f"{name} must be flat and as long as out {out.shape}, got {vector.shape}")
+            raise ValueError(f"{name} must be 1-D with the shape of out {out.shape}, got {vector.shape}")
         if vector.dtype != out.dtype:
             raise TypeError(f"{name} must have out's dtype {out.dtype}, got {vector.dtype}")
     for first in range(0, out.size, CHUNK):

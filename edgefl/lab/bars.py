@@ -31,7 +31,7 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
     fitted: bool
     """True if the profile was fitted to this and other steps."""
     unseen: HeldOutPrediction | None
-    """Prediction by a fit without its network; None if there is no such fit."""
+    """Prediction from a fit that held out this step's network architecture; None if there is no such fit."""
     source: str
 
     @property

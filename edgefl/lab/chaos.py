@@ -51,7 +51,7 @@ COMMITTED_S, DELIVERED_S = 0.15, 1.0
 """Seconds after a kill in which versions from before it may still be recorded; and after the kill of a
 zygote, in which the server still processes its clients' messages."""
 PATIENCE_S = 120.0
-"""Maximum seconds without a new version, and until a command ends."""
+"""Maximum seconds to wait for a new version, or for a command to end."""
 GONE_S = 20.0
 """Maximum seconds that a process of the run may outlive the command."""
 POLL_S = 0.02

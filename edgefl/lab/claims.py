@@ -107,10 +107,11 @@ def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race,
 
 
 def judged(found: CostRatio | None, paper: float | None) -> Verdict:
-    """Judge a claim that the other costs ``paper`` times as much (None: more).
+    """Judge the claim that another algorithm costs ``paper`` times as much (None: the paper only says more).
 
-    It is reproduced if our interval is above 1 and our mean reaches half of the paper's effect in logarithms
-    (√paper), smaller if only the former holds, and "out of reach" if some run ended too early to judge.
+    It is reproduced if our whole interval lies above 1 and our mean reaches half of the paper's effect on a
+    log scale (√paper), smaller if only the former holds, and "out of reach" if a run ended too early to
+    judge.
 
     >>> judged(CostRatio(1.2, 1.1, 1.3), 5.7), judged(CostRatio(4.6, 3.1, 6.9), 5.7)
     ('smaller', 'reproduced')

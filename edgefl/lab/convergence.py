@@ -89,7 +89,7 @@ class QuadraticRun(NamedTuple):
     strategy: Strategy
     durations: Callable[[np.random.Generator, int], float]
     shares: Sequence[float] | None = None
-    """Predicted shares of all weight, times n, by client; None: 1 for each."""
+    """Each client's predicted share of the total weight, times n; None means 1 for every client."""
 
     def run(self, seed: int) -> Trajectory:
         problem, versions, rate, steps, *_ = self.expected

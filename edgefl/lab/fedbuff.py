@@ -1,4 +1,7 @@
-"""FedBuff's claims other than races (Nguyen 2022, section 5): its lead grows; staleness over K."""
+"""FedBuff's claims other than times to an accuracy (Nguyen 2022, section 5).
+
+Its lead over synchronous algorithms grows with concurrency, and its staleness falls with the buffer size K.
+"""
 
 from __future__ import annotations
 

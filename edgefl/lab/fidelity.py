@@ -181,7 +181,7 @@ def _links(length: Mapping[str, float], say: Say) -> list[Judged]:
 
 
 def _loss(name: str, run: TripTimes) -> Judged:
-    """Count retransmitted packets from the extra time of each upload over one without loss."""
+    """Infer the number of retransmitted packets from how much longer uploads took than without loss."""
     _, achieved_s = run.times("up", name)
     nbytes = 4 * SLOW_PARAMETERS
     packets = math.ceil(nbytes / (MTU_BYTES - HEADER_BYTES))

@@ -1,8 +1,8 @@
-"""Measures how fast clients start and their memory, beside a process that imports torch by itself.
+"""Measure clients' start-up time and memory, compared with a process that imports torch itself.
 
 The run has synchronous rounds of all clients. Each client notes when it was forked and when it first trained:
-the first one trains as soon as the last one is ready. It reads its memory on its second trip, because a
-client that has never trained has touched few of its pages.
+the first one trains as soon as the last one is ready. Its memory is read on its second trip, because
+a client that has never trained has touched few of its pages.
 """
 
 from __future__ import annotations

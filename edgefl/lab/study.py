@@ -318,7 +318,8 @@ class Study:
         say: Callable[[str], None],
         quiet: bool = True,
     ) -> Curves:
-        """Make each run of these arms (default: the study's) that ``out`` lacks; return the records.
+        """Carry out the runs of these arms (default: the study's) that are missing in ``out``; return all
+        records.
 
         Unless ``quiet``, a terminal shows each run's progress. Raises `ConfigError` if the data is missing,
         `RunError` if a run could not continue, and KeyboardInterrupt after Ctrl-C: the same command then

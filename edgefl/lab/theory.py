@@ -185,7 +185,10 @@ def _groups(
 
 
 def slowing_down(quick: bool = False) -> Finding:
-    """Measure the weight lost by slowing down: none before normalisation, a known part after it."""
+    """Measure how much aggregation weight a client loses by slowing down, compared with the theory.
+
+    The theory predicts no loss for raw weights, and a known loss for normalised weights.
+    """
     size, versions, seeds = PAPERS_B["buffer_size"], 2_000 if quick else 10_000, (1,) if quick else (1, 2, 3)
     rates = [(RATES[0] / factor, *RATES[1:]) for factor in (1.0, *SLOWED)]
     shares = [composition(each, size, fair_weights(each)).shares[0] for each in rates]

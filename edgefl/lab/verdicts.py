@@ -69,7 +69,8 @@ def _to_be_tried(
 
 
 def _settled(finding: Finding, study: Study, curves: Curves) -> Finding:
-    """Return the finding; revise it if its runs equal another arm's or its steps are at a border."""
+    """Return the finding, revised if its runs equal another arm's or its step sizes are at the edge of their
+    grid."""
     arms, labels = (*finding.mine, *finding.others), list(curves.records)
     twins = {label: curves.twin(label) for label in arms}
     later = {one: other for one, other in twins.items() if other and labels.index(other) < labels.index(one)}

@@ -115,7 +115,7 @@ class Context:
         return self.left > 0
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Record metrics of this trip; the last value of a name counts, non-finite values become NaN."""
+        """Record metrics of this trip. The last value of a name is kept; non-finite values become NaN."""
         for name, value in metrics.items():
             figure = _figure(value)
             self.metrics[name] = figure if math.isfinite(figure) else math.nan

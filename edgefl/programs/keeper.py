@@ -231,7 +231,7 @@ class Keeper:
                     if phone.tree is not None:
                         with contextlib.suppress(ProcessLookupError, PermissionError):
                             os.killpg(phone.tree.root, message.number)
-                    elif not phone.over:  # away and due to be started again: end it instead
+                    elif not phone.over:  # not running, but scheduled to restart: end it for good
                         self._finish(phone, -message.number)
             case messages.SwitchOff():
                 self._phones[message.phone].why = message.why

@@ -57,7 +57,7 @@ class PreciseSelector(selectors.EpollSelector):
 
 
 class EmulatedTime:
-    """Clock of the emulated seconds since the phones began."""
+    """Clock that counts emulated seconds since the phones started."""
 
     def __init__(self, begin: messages.Begin) -> None:
         self._begin_ns, self.scale = begin.at_ns, begin.time_scale

@@ -1,4 +1,4 @@
-"""HTML report of a run of phones."""
+"""HTML report of a command that ran on emulated phones."""
 
 from __future__ import annotations
 

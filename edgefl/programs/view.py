@@ -29,7 +29,8 @@ class PhonesView:
         self._quiet = quiet
 
     def begin(self, held: Sequence[HeldPhone], scale: TimeScale) -> None:
-        """Set phones and time scale; unless quiet, print a time scale that is not 1 or does not fit."""
+        """Set phones and time scale; unless quiet, print the scale if it is not 1 or the host cannot sustain
+        it."""
         if not self._quiet and (scale.value != 1.0 or scale.verdict != "fits"):
             with contextlib.suppress(OSError):
                 say(f"edgefl: {scale.why}", err=True)

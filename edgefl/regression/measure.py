@@ -137,6 +137,6 @@ def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> 
         case "signal":
             raise NotMet(f"{name} on {device}: its process was ended by {why}")
         case "late":
-            raise NotMet(f"{name} on {device}: not done after {why} s; limit_s= in the mark allows more")
+            raise NotMet(f"{name} on {device}: not finished after {why} s; set a larger limit_s= in the mark")
         case _:
             raise NotMet(f"{name} failed on {device}:\n{why}")

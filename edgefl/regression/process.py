@@ -116,7 +116,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """The reason why a function cannot be measured, or the end of a process that gave no measurement."""
+    """Why a function cannot be measured, or how its process ended without a measurement."""
 
     kind: Literal["refused", "memory", "raised", "signal", "late"]
     why: str
@@ -184,7 +184,7 @@ def locate(function: Any, name: str = "the function") -> FunctionLocation:
             )
     if (why := _hidden(function)) is not None:
         raise ConfigError(
-            f"{name} must be defined at the top of a module, so that another process finds it (got {why})"
+            f"{name} must be defined at module level, so that another process can import it (got {why})"
         )
     file = Path(str(inspect.getsourcefile(function))).resolve()
     # A script's own functions are in a module that has another name in another process.

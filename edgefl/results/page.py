@@ -224,7 +224,7 @@ def hint(heading: str) -> str:
 
 
 def glossary(html: str) -> str:
-    """A list of the terms whose explanations are somewhere in ``html``; empty if there is none."""
+    """Return an HTML glossary of the terms that ``html`` explains; an empty string if there are none."""
     used = [term for term, text in TERMS.items() if escape(text) in html]
     rows = "".join(f"<dt>{term}</dt><dd>{escape(TERMS[term])}</dd>" for term in used)
     card = f'<h2>Words</h2><div class="grid"><section class="card wide"><dl>{rows}</dl></section></div>'

@@ -55,7 +55,7 @@ class ClientProcess:
         self._marks_written = experiment.server.transport == "shm"
         wait = (lambda _: self._server.check()) if spec.as_is else self._server.wait_until
         self._pacer = Pacer(time_scale=spec.time_scale, wait=wait)
-        # Base of the delta: the version in place if it is kept for the whole trip, otherwise a copy.
+        # Base of the delta: the version in the ring if it stays there for the whole trip, otherwise a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
         self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
         # The update is written in one pass into the slot, or into private memory that is then sent.

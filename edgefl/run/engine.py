@@ -164,7 +164,7 @@ class Engine:
 
     def carry_out(self, actions: list[Action]) -> None:
         """Carry out actions of the core, including those from before an interruption."""
-        for action in actions:  # a sum's own actions are appended behind the waiting ones
+        for action in actions:  # a Sum appends its follow-up actions to this list
             if type(action) is Sum:
                 entry = self.aggregator.free_entry()
                 if entry is None and self.write_ahead is not None:

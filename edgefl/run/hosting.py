@@ -40,7 +40,8 @@ class Seat(NamedTuple):
 
 
 class Hosts(Protocol):
-    """Hosts of a run's clients or workers. The supervisor calls it; it answers with messages."""
+    """The machines that run clients or workers. The supervisor calls this object and receives its
+    messages."""
 
     name: str
     compare: bool

@@ -178,7 +178,9 @@ def finished(
         started = fork_server() if fork_server is not None else None
         return supervisor.run(wanted, folder, quiet, base, fork_server=started, passing=True)
     if config.dump(config.load(file)) != config.dump(config.validate(wanted, base)):
-        raise ConfigError(f"{folder} holds a run with other settings; give another --out, or remove it")
+        raise ConfigError(
+            f"{folder} holds a run with different settings; use a different --out, or delete the folder"
+        )
     with contextlib.suppress(ConfigError), Record(folder) as record:  # killed before the record was complete
         if record.meta.status == "done" and (folder / "summary.json").is_file():
             return Result(folder)

@@ -47,7 +47,7 @@ class WallTimeline(Timeline):
         self._next_join_s: dict[int, float] = {}
         """For each client, the time of its next scheduled join, emulated s."""
         self._leaving: dict[int, str] = {}
-        """Clients that were sent a cancellation because they leave, and the reason."""
+        """Clients whose task was cancelled because they are leaving, mapped to the reason."""
         self._returns_s: dict[int, float] = {}
         """Resumed runs: for each client, the time before which it does not join, emulated s."""
 

@@ -1,6 +1,6 @@
-"""The witness: the clients' own log of acknowledged updates, for tests of the record.
+"""The witness: a log of acknowledged updates that the clients write, used to test the record.
 
-With ``EDGEFL_WITNESS=FILE`` in a run's environment, every client of the wall clock appends a line to FILE
+With ``EDGEFL_WITNESS=FILE`` in a run's environment, under the wall clock every client appends a line to FILE
 before it sends `Done`, and another when it receives its next task, which acknowledges the update:
 
     done CLIENT TASK CHECKSUM

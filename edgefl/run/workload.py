@@ -106,7 +106,7 @@ def _refusing_model(name: str) -> Iterator[None]:
 
 MEASURED_TRIPS = 5
 SAMPLED_EXAMPLES = 1000
-"""Approximate number of examples whose inputs enter a fingerprint."""
+"""Approximate number of examples whose inputs are part of a fingerprint."""
 CACHE_BYTES = 64 * 2**20
 """More than the size of a core's caches."""
 

@@ -77,7 +77,8 @@ class DeFedAvgNIID(Strategy):
         return self.participants or min(10, clients)
 
     def max_held(self, clients: int) -> int:
-        """One send buffer per client; as in Algorithm 1 also the uploads of this round and the last one."""
+        """One send buffer per client; with ``literal`` (Algorithm 1) also this and the previous round's
+        uploads."""
         return clients + (2 * min(self.size(clients), clients) if self.literal else 0)
 
     def begin(self, devices: Sequence[Client]) -> Buffers:

@@ -47,10 +47,10 @@ def public(secret: bytes) -> bytes:
 
 
 def make(folder: Path, names: list[str]) -> list[Path]:
-    """Create a key for each name in ``folder``, and the server's key if missing; return the new files.
+    """Create in ``folder`` a key for each name, and the server's key if missing; return the new files.
 
-    Raises `ConfigError` for an invalid or existing name and for a folder that cannot be written; then no file
-    is created.
+    Raises `ConfigError` for an invalid or existing name and for a folder that cannot be written; in that
+    case no file is created.
     """
     for name in names:
         if not _NAME.fullmatch(name) or name == SERVER:

@@ -164,8 +164,8 @@ class Dealer(ZmqSocket):
         return self.wait(0)
 
     def receive(self, timeout_ms: int = 0) -> Sequence[Frame] | None:
-        """Return the next message, or None if none arrives before the timeout or a watched descriptor is
-        ready."""
+        """Return the next message, or None if the timeout expires or a watched descriptor becomes ready
+        first."""
         if timeout_ms:
             self._poller.poll(timeout_ms)
         # Usually there is no message; checking first costs half as much as an exception.

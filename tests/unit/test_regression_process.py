@@ -77,7 +77,7 @@ def test_a_function_at_the_top_is_found_again() -> None:
     assert find(locate(Step.alone)) is Step.alone
 
 
-LOST = "must be defined at the top of a module, so that another process finds it (got "
+LOST = "must be defined at module level, so that another process can import it (got "
 LATE = "must do its work when it is called, as a plain function does (got "
 NONE = "must be a function at the top of a module (got "
 
