@@ -100,7 +100,7 @@ def test_plain_averaging_adds_the_step_and_nothing_else() -> None:
     ("change", "error", "message"),
     [
         ({"model": np.zeros(3, np.float32)}, ValueError, "model must be 1-D with the shape of out"),
-        ({"step_vector": np.zeros((2, 1), np.float32)}, ValueError, "step_vector must be flat"),
+        ({"step_vector": np.zeros((2, 1), np.float32)}, ValueError, "step_vector must be 1-D"),
         ({"model": np.zeros(2)}, TypeError, "model must have out's dtype float32, got float64"),
         ({"state_vectors": ()}, ValueError, "state_vectors must hold 1 vectors for sgd, got 0"),
         ({"new_state": ()}, ValueError, "new_state must hold 1 vectors for sgd, got 0"),
