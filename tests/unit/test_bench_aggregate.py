@@ -12,6 +12,7 @@ import pytest
 from edgefl import kernels
 from edgefl.cli import main
 from edgefl.lab import aggregate
+from edgefl.lab.aggregate import arrays_of
 
 NATIVE = kernels.backends()["c"] == "ok"
 
@@ -38,6 +39,13 @@ def test_what_memory_does_not_allow_is_named(result: dict[str, Any]) -> None:
     assert all(row["parameters"] == 3000 for row in result["rows"])
 
 
+def test_scales_are_counted_too() -> None:
+    arrays = arrays_of(1000, 4, "int8", 1)
+    assert arrays.moved_bytes == 4 * 1000 + 4 * 4 * 4 + 2 * 4 * 1000
+    assert all(row.ctypes.data % 8 == 0 for row in arrays.stacked)
+    assert arrays.base.ctypes.data % 64 == arrays.out.ctypes.data % 64 == 0
+
+
 def test_a_row_that_the_host_spoilt_is_marked_and_says_why_in_figures_above_zero(
     result: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,6 +63,14 @@ def test_a_row_that_the_host_spoilt_is_marked_and_says_why_in_figures_above_zero
     assert ("! does not count" in shown) == bool(busy)
     assert "0.0123" in shown
     assert " 0.0 " not in shown
+
+
+def test_a_scattered_row_is_doubted() -> None:
+    figures = {"edgefl numba": {"spread": 0.35}, "numpy by layer": {"spread": 3.0}}
+    quiet = {"others": 0.01, "steal": None, "throttled": 0.0}
+    assert aggregate.doubts(quiet, figures) == ["spread of edgefl numba 35.0%, at most 30% is allowed"]
+    figures["edgefl numba"]["spread"] = 0.2
+    assert aggregate.doubts(quiet, figures) == []
 
 
 def test_the_command_says_what_is_next_and_names_its_files(

@@ -14,6 +14,7 @@ from edgefl.cli import main
 from edgefl.devices import load_device, measurements
 from edgefl.devices.fit import HeldOutPrediction, Row
 from edgefl.devices.profiles import bundled_folder
+from edgefl.errors import ConfigError
 from edgefl.lab import bars, truth
 from edgefl.learning.operations import StepWork
 
@@ -144,3 +145,11 @@ def test_all_steps_of_the_data_are_within_the_limits() -> None:
     limits = truth.run(files=files)["limits"]
     assert [bar for bar in limits if bar["met"] is False] == []
     assert sum(bar["met"] is True for bar in limits) >= 17
+
+
+def test_without_any_steps_one_line_says_how_to_name_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(truth, "bundled_folder", lambda: tmp_path)
+    with pytest.raises(ConfigError, match="--rows FILE"):
+        truth.run()

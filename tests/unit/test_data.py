@@ -93,6 +93,14 @@ def test_images_are_normalised_by_channel():
     assert len(images) == 5
 
 
+@pytest.mark.parametrize(
+    "raw", [np.zeros((2, 1, 3, 3), np.float32), np.zeros((2, 3), np.uint8), np.zeros((2, 3, 4, 4), np.uint8)]
+)
+def test_images_of_another_kind_are_refused(raw):
+    with pytest.raises(ValueError, match=r"raw must be uint8 of shape \(n, 1, height, width\)"):
+        Images(raw, top=255, mean=[0.0], std=[1.0])
+
+
 @pytest.mark.parametrize("end", ["-ubyte", "-ubyte.gz", ".idx"])
 def test_idx_files_are_read_gzipped_or_not(tmp_path, end):
     arrays = write_mnist(tmp_path, end="-ubyte.gz" if end == "-ubyte.gz" else "-ubyte")
@@ -137,6 +145,15 @@ def test_bad_idx_files_are_one_line(tmp_path, file, change, message, end):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("damage", [_cut, lambda c: b"not gzip", lambda c: c[:40] + b"\xff" * 40 + c[80:]])
+def test_damaged_gzip_is_one_line(tmp_path, damage):
+    write_mnist(tmp_path, end="-ubyte.gz")
+    path = tmp_path / (STEMS[0] + "-ubyte.gz")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=r"train-images-idx3-ubyte.gz: cannot be read|starts with"):
+        mnist(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
@@ -154,6 +171,15 @@ def test_data_are_found_where_they_usually_lie(no_other_data, monkeypatch, name,
     assert len(load_data(spec, seed=0).train_y) == 20
 
 
+def test_a_relative_path_starts_at_the_experiments_folder(no_other_data, monkeypatch):
+    write_mnist(no_other_data / "experiment" / "files", train=7)
+    write_mnist(no_other_data / "here" / "files", train=8)
+    monkeypatch.chdir(no_other_data / "here")
+    spec = Data(name="mnist", path="files")
+    assert len(load_data(spec, 0, [no_other_data / "experiment"]).train_y) == 7
+    assert len(load_data(spec, 0).train_y) == 8
+
+
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar-10"])
 def test_missing_files_are_named_with_the_folders_looked_in(no_other_data, monkeypatch, name):
     monkeypatch.setenv("EDGEFL_DATA", str(no_other_data / "nothing"))
@@ -167,6 +193,25 @@ def test_missing_files_are_named_with_the_folders_looked_in(no_other_data, monke
         assert said in message
     with pytest.raises(ConfigError, match="data set 'minst' not found; did you mean 'mnist'"):
         load_data(Data(name="minst"), seed=0)
+
+
+def test_without_a_home_folder_data_need_a_path(no_other_data, monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(ConfigError, match=r"^no home folder is known: set HOME or XDG_CACHE_HOME$"):
+        load_data(Data(name="mnist"), seed=0)
+    write_mnist(no_other_data)
+    assert len(load_data(Data(name="mnist", path=str(no_other_data)), seed=0).train_y) == 20
+
+
+@pytest.mark.parametrize("path", [None, "~no-such-user/mnist"])
+def test_the_home_of_nobody_is_a_folder_that_is_not_there(no_other_data, monkeypatch, path):
+    monkeypatch.setenv("EDGEFL_DATA", "~no-such-user/mnist")
+    with pytest.raises(ConfigError, match=r"files not found; .* searched .*~no-such-user/mnist"):
+        load_data(Data(name="mnist", path=path), seed=0)
 
 
 USERS_MODULE = """
@@ -215,6 +260,22 @@ def test_a_users_arrays_lie_flat_whatever_their_strides(users):
         assert data.train_x.flags.c_contiguous
         assert data.test_x[:1].flags.c_contiguous
         assert data.test_x[0].tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_a_users_tokens_stay_whole_numbers(users):
+    data = users("(a := np.ones((3, 7), np.int32)), [0, 1, 0], a, [0, 1, 0]")
+    assert data.train_x[:].dtype == np.int64
+
+
+def test_a_users_data_set_is_taken_as_it_is(users):
+    data = users("made([0, 1, 0], classes=9)")
+    assert isinstance(data, Dataset)
+    assert (data.name, data.classes) == ("mine", 9)
+
+
+def test_a_users_data_set_has_owners(users):
+    data = users("made([0, 1, 0], 9, np.array([7, 5, 7]))")
+    assert data.owners.tolist() == [7, 5, 7]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from edgefl.learning.data import load_data
 from edgefl.learning.dataset import Images, Tokens
 from edgefl.learning.evaluate import evaluate
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.leaf import FIRST_WORD, LETTERS, PADDING, UNKNOWN
+from edgefl.learning.leaf import FIRST_WORD, LETTERS, PADDING, UNKNOWN, VOCABULARY
 from edgefl.learning.models import make_model
 from edgefl.learning.partition import partition
 from edgefl.learning.rule import LocalRule
@@ -77,6 +77,11 @@ def test_femnist_is_read_back_exactly_and_kept_as_bytes(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.train_x[:].reshape(4, 784), user(content)["x"], atol=1e-7)
 
 
+def test_images_that_are_no_bytes_stay_as_they_are(tmp_path: Path) -> None:
+    held = {"u": {"x": [[0.1234] * 784], "y": [3]}}
+    assert load(write_splits(tmp_path, held, held)).train_x[:].ravel()[:2] == pytest.approx([0.1234] * 2)
+
+
 def test_words_are_numbered_by_how_often_the_training_part_has_them(tmp_path: Path) -> None:
     train = {"u": {"x": [tweet("b a! A b's"), tweet("a b, c")], "y": ["0", 1]}}
     test = {"v": {"x": [tweet("c zebra a " + "b " * 40)], "y": [1]}}
@@ -87,6 +92,12 @@ def test_words_are_numbered_by_how_often_the_training_part_has_them(tmp_path: Pa
     assert data.train_x[:, :].tolist() == [first, second]
     assert data.test_x[0:1].tolist() == [[c, UNKNOWN, a] + [b] * 22]
     assert data.train_y.tolist() == [0, 1]
+
+
+def test_no_more_words_than_the_model_knows(tmp_path: Path) -> None:
+    words = [tweet(f"w{number} w{number + 1}") for number in range(0, VOCABULARY + 500, 2)]
+    held = {"u": {"x": words, "y": [0] * len(words)}}
+    assert load(write_splits(tmp_path, held, held)).train_x[:].max() == VOCABULARY + FIRST_WORD - 1
 
 
 def test_letters_are_leafs_80(tmp_path: Path) -> None:
@@ -131,6 +142,18 @@ def test_each_client_holds_the_examples_of_one_user(tmp_path: Path) -> None:
     again = partition(spec, data.train_y, ["pi-4"] * 3, 5, seed=0, owners=data.owners)
     assert [rows.tolist() for rows in some] == [rows.tolist() for rows in again]
     assert len({int(data.owners[rows[0]]) for rows in some}) == 3
+
+
+def test_users_are_drawn_uniformly() -> None:
+    owners = np.repeat(np.arange(10), 3)
+    spec, labels = Data(partition="natural"), np.zeros(30, np.int64)
+    drawn = [
+        int(owners[rows[0]])
+        for seed in range(400)
+        for rows in partition(spec, labels, ["a", "b"], 1, seed, owners)
+    ]
+    counts = np.bincount(drawn, minlength=10)
+    assert ((counts - 80) ** 2 / 80).sum() < 27.9  # χ² with 9 degrees of freedom, 0.1%
 
 
 def test_max_examples_keeps_who_owns_what(tmp_path: Path) -> None:
@@ -285,3 +308,9 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path, kind: str, spoil:
     spoil(write_leaf(tmp_path, kind))
     with pytest.raises(ConfigError, match=words):
         load(tmp_path)
+
+
+def test_the_folder_may_be_edgefl_datas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_leaf(tmp_path / "leaf", "numbers")
+    monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
+    assert load_data(Data(name="leaf"), seed=0).name == "leaf-numbers"

@@ -196,6 +196,22 @@ def test_a_device_that_dies_and_is_dropped_never_comes_back(profile: str) -> Non
     assert all(world.book.move(client).at_s == math.inf for client in range(4))
 
 
+def test_a_dead_device_is_back_after_rejoin_s(profile: str) -> None:
+    world = World(experiment(profile, churn=Churn(die_per_trip=0.2), rejoin_s=7.5, battery=False))
+    world.run()
+    left = [event for event in world.journal if isinstance(event, Left)]
+    assert len(left) >= 5
+    for event in left[:5]:
+        later = world.journal[world.journal.index(event) :]
+        back = (then.at_s for then in later if isinstance(then, Joined) and then.client == event.client)
+        assert next(back) == pytest.approx(event.at_s + 7.5)
+
+
+def test_a_fleet_on_which_nothing_changes_has_no_book(profile: str) -> None:
+    wanted, infos = experiment(profile, thermal=False, battery=False), [ClientInfo(0, profile, "lte")]
+    assert dynamics_of(wanted, infos, trips(wanted, infos)) is None
+
+
 @pytest.mark.parametrize(
     ("fleet", "said"),
     [
@@ -219,6 +235,15 @@ def test_what_cannot_be_is_refused_in_one_line(fleet: Any, said: str) -> None:
 
 def churn(client: int = 0, on_s: float = 60.0, off_s: float = 20.0) -> AlternatingRenewal:
     return AlternatingRenewal(on_s, off_s, stream(7, "churn", client))
+
+
+def test_windows_that_touch_are_one() -> None:
+    night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0)
+    assert night.on(0.0)
+    assert [night.changes_s(at_s) for at_s in (0.0, 6.0, 22.0)] == [6, 22, 30]
+    assert Windows([(1.0, 2.0), (2.0, 3.0)], period_s=4.0).changes_s(1.0) == 3.0
+    always = Windows([(0.0, 5.0)], period_s=5.0)
+    assert (always.on(1e6 + 4.999), always.changes_s(1.0)) == (True, math.inf)
 
 
 def test_windows_are_right_at_and_around_every_change() -> None:
@@ -278,6 +303,13 @@ def test_presence_is_the_intersection() -> None:
             assert all(source.on(between) for source in sources)
         assert not client.online(next_offline_s)
         at_s = next_offline_s
+
+
+def test_windows_that_never_overlap_are_never_and_draw_nothing() -> None:
+    apart = Presence([Windows([(0.0, 1.0)], 4.0), Windows([(2.0, 3.0)], 4.0)])
+    assert apart.next_online_s(0.0) == math.inf
+    assert Presence([]).next_offline_s(0.0) == math.inf
+    assert Presence([churn()]).next_online_s(math.inf) == math.inf
 
 
 def written(folder: Path, content: Any) -> str:

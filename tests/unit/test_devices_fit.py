@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edgefl.cli import main
-from edgefl.devices.fit import TYPICAL, HeldOutPrediction, Row, fit, holding, summary
-from edgefl.devices.time_model import TimeModel
+from edgefl.devices import measurements
+from edgefl.devices.fit import SPREAD, TYPICAL, HeldOutPrediction, Row, fit, holding, summary
+from edgefl.devices.time_model import TimeModel, joined
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 
@@ -49,6 +50,11 @@ def to_dict(model: TimeModel) -> dict[str, float]:
     return {name: getattr(model, name) for name in model.__struct_fields__}
 
 
+def test_the_same_rows_give_the_same_model() -> None:
+    given = rows(TRUE, 20, noise=0.1)
+    assert fit(given) == fit(given)
+
+
 def test_a_row_that_is_off_tenfold_moves_little() -> None:
     given = rows(TRUE, 40, noise=0.05)
     odd = given[7]
@@ -73,6 +79,21 @@ def test_a_class_that_no_row_has_makes_intervals_wide_and_one_that_many_have_doe
     assert model.error_factor_of(known) < 2
     assert model.error_factor_of(unknown) > 6
     assert model.predict(unknown).unsure == ("recurrent_flop",)
+
+
+def test_a_measured_phone_stands_for_another_within_a_factor() -> None:
+    given = rows(TRUE, 12, noise=0.1)
+    own, others = fit(given).model, fit(given, apart=1.2).model
+    assert others.error_factor == pytest.approx(joined(own.error_factor, 1.2), rel=1e-3)
+    assert others.cost_errors == own.cost_errors
+
+
+def test_a_class_without_rows_follows_its_family() -> None:
+    fast = {name: value * 8 for name, value in to_dict(TYPICAL).items() if name.endswith("_gflops")}
+    true = TimeModel(**{**to_dict(TYPICAL), **fast})
+    given = [Row(network=row.network, work=without(row.work), seconds=0.0) for row in rows(true, 40)]
+    given = [Row(network=r.network, work=r.work, seconds=true.seconds(r.work)) for r in given]
+    assert fit(given).model.recurrent_gflops == pytest.approx(true.recurrent_gflops, rel=0.3)
 
 
 def without(work: StepWork) -> StepWork:
@@ -112,6 +133,11 @@ def test_a_row_without_time_is_refused(seconds: float) -> None:
         fit([Row(network="n", work=StepWork(calls=1), seconds=seconds)])
 
 
+def test_no_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no rows to fit"):
+        fit([], spread=SPREAD)
+
+
 FIRST = "device,profile,runtime,layer,inputs,outputs,steps,batch,measured_s,source"
 STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
 
@@ -134,3 +160,16 @@ def test_a_line_that_does_not_fit_is_said(
     (found,) = capsys.readouterr().err.splitlines()
     assert found.startswith("edgefl: ")
     assert found.endswith(said)
+
+
+def test_a_json_that_is_nested_too_deep_is_said(tmp_path: Path) -> None:
+    (tmp_path / "kit.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"^\S*kit\.json: maximum recursion depth"):
+        measurements.kinds(tmp_path / "kit.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(f"{FIRST}\n{STEP.replace('Pixel', 'Pïxel')}\n", "utf-8-sig")
+    (step,) = measurements.read(path)
+    assert (step.device, step.row.seconds) == ("Pïxel 4", 0.5)

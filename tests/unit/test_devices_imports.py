@@ -93,6 +93,13 @@ def test_a_power_profile_completes_a_device(tmp_path: Path) -> None:
     assert found.id == "my-pixel-3"
 
 
+def test_an_older_power_profile(tmp_path: Path) -> None:
+    (found,) = devices(read("power-profile", "power_profile_old.xml", base="moto-g4"), tmp_path).values()
+    (cluster,) = found.cpu.clusters
+    assert (cluster.cores, cluster.max_ma, cluster.freq_mhz) == (4, 166, (200, 800, 1209.6))
+    assert (found.battery.wifi_ma, found.battery.radio_ma) == (96, 60)
+
+
 def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
     text = (SAMPLES / "power_profile_old.xml").read_text()
     text = text.replace('<item name="battery.capacity">2810</item>', "")
@@ -103,6 +110,14 @@ def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
     before = emulation.load_device("moto-g4")
     assert (found.battery.capacity_mah, found.battery.wifi_ma) == (before.battery.capacity_mah, 96)
     assert found.cpu == before.cpu
+
+
+def test_clusters_that_the_device_has_not_are_named(tmp_path: Path) -> None:
+    made = read("power-profile", "power_profile.xml", base="pi-4")
+    left_out = [f"left out: 4 cores of {mhz} MHz" for mhz in (1766.4, 2803.2)]
+    assert [note.split(",")[0] for note in made.notes] == left_out
+    (found,) = devices(made, tmp_path).values()
+    assert found.cpu == emulation.load_device("pi-4").cpu
 
 
 def test_bouquetfl(tmp_path: Path) -> None:
@@ -159,6 +174,12 @@ def test_webpagetest_and_devtools_come_back(tmp_path: Path, format_name: str, na
         assert way.loss_pct == own.loss_pct or "loss" in content.left_out
 
 
+def test_devtools_figures() -> None:
+    figures = {"download": 1_125_000, "upload": 187_500, "latency": 60}
+    title = {"title": "Fast 4G as Chrome DevTools sets it"}
+    assert json.loads(write("fast-4g", "devtools").content) == title | figures
+
+
 @pytest.mark.parametrize("name", ["3g", "lte", "5g", "edge", "fios"])
 @pytest.mark.parametrize("way", ["down", "up"])
 def test_a_trace_of_a_constant_rate_has_that_rate(
@@ -206,6 +227,19 @@ def test_a_fleet_is_written_for_fedscale_and_read_back(tmp_path: Path) -> None:
 def test_what_cannot_be_written(arguments: tuple[Any, ...], said: str) -> None:
     with pytest.raises(ProfileError, match=said):
         write(*arguments)
+
+
+def test_labels_that_break_the_format_are_mended(tmp_path: Path) -> None:
+    text = (SAMPLES / "connectivity.ini").read_text().replace("Hill, 2% lost", "Hill 'so' [x]")
+    (tmp_path / "c.ini").write_text(text)
+    made = FORMATS["webpagetest"].read(tmp_path / "c.ini", ImportOptions(only=("Hill",)))
+    (found,) = networks(made, tmp_path).values()
+    assert found.name == "Hill 'so' [x]"
+    (tmp_path / "quoted.toml").write_text(
+        made.files["hill.toml"].replace('id = "hill"', 'id = "quoted"').replace("Hill 'so'", 'A \\"b\\"')
+    )
+    line = write(str(tmp_path / "quoted.toml"), "webpagetest").content.decode().splitlines()[1]
+    assert line == "label=\"A 'b' [x]\""
 
 
 SAMPLE = {
@@ -351,6 +385,19 @@ def test_a_truncated_or_altered_sample_never_raises_anything_else(tmp_path: Path
     assert refusals > 0
 
 
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_files_of_another_format_and_none_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format_name: str
+) -> None:
+    refused(format_name, tmp_path / "nothing", capsys)
+    refused(format_name, tmp_path, capsys)
+    for other, sample in SAMPLE.items():
+        if other != format_name:
+            path = tmp_path / sample
+            path.write_bytes((SAMPLES / sample).read_bytes())
+            refused(format_name, path, capsys)
+
+
 @pytest.mark.parametrize("format_name", sorted(set(FORMATS) - {"mahimahi"}))
 def test_files_that_are_too_long_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], format_name: str
@@ -384,3 +431,27 @@ def test_options_of_another_format_are_refused(
     with pytest.raises(ProfileError) as refused:
         formats.read(format_name, tmp_path / "unread", ImportOptions(**{option: given}))
     assert str(refused.value) == f"--{option}: not used by {format_name}; allowed: {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("format_name", "content", "said"),
+    [
+        (
+            "fedscale",
+            f'{{"1":{{"computation":{"[" * 600}{"]" * 600},"communication":1}}}}'.encode(),
+            "client '1': computation: must be a number above 0",
+        ),
+        (
+            "devtools",
+            f'{{"title":"t","download":{"[" * 600}{"]" * 600},"upload":1,"latency":1}}'.encode(),
+            "t: download: must be a number",
+        ),
+    ],
+    ids=["fedscale", "devtools"],
+)
+def test_a_value_without_end_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], format_name: str, content: bytes, said: str
+) -> None:
+    path = tmp_path / SAMPLE[format_name]
+    path.write_bytes(content)
+    assert said in refused(format_name, path, capsys)

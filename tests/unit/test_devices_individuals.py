@@ -11,7 +11,7 @@ import pytest
 
 from edgefl.devices import load_network
 from edgefl.devices.fleet import Trips, first_tasks, fleet_of
-from edgefl.devices.individuals import BLOCK, CORRELATION, TripScatter
+from edgefl.devices.individuals import BLOCK, CORRELATION, TripScatter, unit_factor
 from edgefl.devices.link import Link
 from edgefl.devices.plan import WHOLE
 from edgefl.experiment import Experiment, Fleet, Training
@@ -45,6 +45,11 @@ def test_units_differ_as_measured_units_of_one_model_do() -> None:
     assert abs(np.median(np.log(step_s / profile_s))) < 0.01  # the profile is the median unit
 
 
+def test_a_unit_is_the_same_in_each_process_and_another_for_each_client_and_seed() -> None:
+    assert unit_factor(1, 3) == unit_factor(1, 3)
+    assert len({unit_factor(seed, client) for seed in range(20) for client in range(20)}) == 400
+
+
 def test_trips_scatter_as_measured_runs_do() -> None:
     factors = np.array(
         [[TripScatter(1, client).factor(trip, 10**9) for trip in range(BLOCK)] for client in range(CLIENTS)]
@@ -71,6 +76,22 @@ def test_a_trip_is_planned_alike_in_any_order_and_in_any_process() -> None:
     backward = [other.plan(5, trip).compute_s for trip in reversed(range(3 * BLOCK))]
     assert forward == backward[::-1]
     assert len(set(forward)) == 3 * BLOCK
+
+
+def test_a_plan_does_the_same_work_in_another_time() -> None:
+    plan, exact = trips(units="identical").plan(0, 0), trips(units="identical", variation=0.0).plan(0, 0)
+    assert plan.work_s == exact.work_s == exact.compute_s
+    assert plan.compute_s != exact.compute_s
+    assert (plan.down_s, plan.up_s) == (exact.down_s, exact.up_s)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_variation_scales_the_scatter(scale: float) -> None:
+    def deviation(variation: float) -> float:
+        made = trips(variation=variation)
+        return float(np.std([np.log(made.plan(0, trip).compute_s) for trip in range(BLOCK)]))
+
+    assert 0.7 < deviation(scale) / deviation(1.0) / scale < 1.4
 
 
 def test_one_key_turns_each_off() -> None:
@@ -144,6 +165,11 @@ def test_a_messages_rate_varies_as_its_source_measured() -> None:
     assert abs(rates.mean() * 8 / 16.8e6 * down[0].wire_bytes / size - 1.0) < 0.06
     long = [Link(network, stream(1, "trip", 0, trip)).down(25 * size).rate_bytes_per_s for trip in range(500)]
     assert np.std(long) / np.mean(long) < 0.16  # a fifth of 0.59, over 25 windows
+
+
+def test_variation_0_makes_a_link_constant() -> None:
+    exact = trips(network="lte", units="identical", variation=0.0)
+    assert len({exact.plan(client, trip) for client in range(3) for trip in range(3)}) == 1
 
 
 @pytest.mark.parametrize("network", ["lte", "lte-verizon", "edge-lossy", "hsdpa-lossy"])

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 from trip_parts import device, network, paced, plan, rng
 
-from edgefl.devices import load_network
+from edgefl.devices import load_network, network_names
 from edgefl.devices.link import CHUNK_BYTES, OPPORTUNITY_BYTES, Disconnected, Link, Trace, move, read_trace
 from edgefl.devices.plan import plan_trip
 from edgefl.devices.schema import Network
@@ -35,6 +35,12 @@ def test_bytes_take_size_over_rate() -> None:
         Link(network(), rng()).down(-1)
 
 
+@pytest.mark.parametrize("name", network_names())
+def test_no_bytes_take_the_delay_alone(name: str) -> None:
+    profile = load_network(name)
+    assert Link(profile, rng()).down(0).declared_s == pytest.approx(profile.down.delay_ms / 1e3)
+
+
 def leads(**way: Any) -> np.ndarray[Any, Any]:
     link = Link(network(**way, jitter_ms=10.0), rng(3))
     return np.array([link.down(1).lead_s for _ in range(4000)]) * 1e3
@@ -52,6 +58,10 @@ def test_jitter_has_its_declared_distribution(jitter: str, declared: Any) -> Non
     assert stats.kstest(leads(delay_ms=100.0, jitter_dist=jitter), declared.cdf).pvalue > 0.01
 
 
+def test_jitter_is_cut_off_at_no_delay() -> None:
+    assert leads(delay_ms=1.0, jitter_dist="normal").min() == 0.0
+
+
 def within_99_percent(share: float, chance: float, count: int) -> bool:
     return abs(share - chance) < 2.576 * math.sqrt(chance * (1 - chance) / count)
 
@@ -65,6 +75,12 @@ def test_loss_is_inside_the_99_percent_interval_and_costs_bytes_and_a_round_trip
         assert t.wire_bytes == 1_500_000 + t.lost_packets * 1500
         assert t.lead_s == pytest.approx(0.010 + (0.020 if t.lost_packets else 0.0))
         assert t.declared_s == pytest.approx(t.lead_s + t.wire_bytes / 1e6)
+
+
+def test_a_loss_free_link_draws_nothing() -> None:
+    generator = rng(1)
+    Link(network(rate_mbps=1.0), generator).down(100_000)
+    assert generator.random() == rng(1).random()
 
 
 def lossy(pct: float) -> Network:
@@ -169,6 +185,18 @@ def delivered(trace: Trace, start_s: float, end_s: float) -> int:
         count += sum(start_s * 1e3 <= turn * trace.period_ms + at <= end_s * 1e3 for at in trace.at_ms)
         turn += 1
     return count
+
+
+def test_a_packet_waits_for_its_opportunity() -> None:
+    steady = Trace((1,), 1)
+    assert steady.rate_mbps == pytest.approx(12.032)
+    assert steady.delivers_s(0.0, 1000 * OPPORTUNITY_BYTES) == pytest.approx(1.0)
+    assert steady.delivers_s(0.0, 1000 * OPPORTUNITY_BYTES + 1) == pytest.approx(1.001)
+    trace = Trace((10, 30), 40)
+    assert trace.delivers_s(0.011, 0.0) == 0.0
+    assert trace.delivers_s(0.011, 1.0) == pytest.approx(0.019)
+    assert trace.delivers_s(0.031, 1.0) == pytest.approx(0.019)  # the next period's first
+    assert trace.delivers_s(4.010, 1.0) == pytest.approx(0.0)
 
 
 def test_it_delivers_what_counting_opportunities_says() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from edgefl.devices.schema import Delay
 from edgefl.experiment import Churn, Experiment, Fleet, Training
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.seeds import stream
+from edgefl.validation import faults
 
 
 def test_a_trip_is_download_training_and_upload() -> None:
@@ -65,6 +67,32 @@ def test_the_paced_client_takes_the_plans_times() -> None:
     assert now[0] == pytest.approx(trip.total_s * 3e9)
 
 
+@pytest.mark.parametrize(
+    ("name", "mean", "deviation"),  # of the factor: 1/U(0.2, 1) has mean ln(5)/0.8 and mean square 5
+    [
+        ("paper-defedavg", math.log(5) / 0.8, math.sqrt(5 - (math.log(5) / 0.8) ** 2)),
+        ("paper-defedavg-slowdowns", 3.0, 4 / math.sqrt(12)),
+    ],
+)
+def test_individuals_of_defedavg_span_its_range(name: str, mean: float, deviation: float) -> None:
+    kind = load_device(name)
+    rates = [kind.individual(stream(0, "device", c)).train_flop_per_s for c in range(400)]
+    slowdown = 10e9 / np.array(rates)
+    assert 1 <= slowdown.min() < 1.1
+    assert 4.7 < slowdown.max() <= 5
+    assert abs(slowdown.mean() - mean) < 4 * deviation / 20
+    assert kind.individual(stream(0, "device", 3)).train_flop_per_s == rates[3]
+    generator = rng(1)  # a device without a slowdown draws nothing
+    assert load_device("pi-4").individual(generator) == load_device("pi-4")
+    assert generator.random() == rng(1).random()
+
+
+@pytest.mark.parametrize("work_s", [-1.0, math.nan, math.inf])
+def test_work_must_be_a_number(work_s: float) -> None:
+    with pytest.raises(ValueError, match="work_s must be"):
+        plan(device(), network(), rng(), work_s=work_s)
+
+
 def whole() -> TripPlan:
     """1 s down, 4 steps of a second, 0.5 s up."""
     found = plan(device(), network(rate_mbps=8.0), rng(), work_s=4.0)
@@ -89,6 +117,12 @@ def test_a_trip_cut_short(budget_s: float, steps: int, tail_s: float, total_s: f
     assert (found.steps, found.work_s) == (steps, steps)
     assert found.tail_s == pytest.approx(tail_s, abs=1e-12)
     assert found.total_s == pytest.approx(total_s, abs=1e-12)
+
+
+def test_a_trip_cut_short_waits_out_its_lead() -> None:
+    slow = plan(load_device("paper-slow-u8-12"), load_network("none"), rng(), work_s=0.0)
+    assert slow.within(5.0, []).total_s == 5.0
+    assert slow.within(20.0, [0.0, 0.0])[4:7] == (slow.up, 2, pytest.approx(20.0 - slow.total_s))
 
 
 LOSSY = """
@@ -172,6 +206,24 @@ def test_a_fleet_computes_in_one_runtime_where_its_devices_have_it() -> None:
         check_profiles(msgspec.structs.replace(fleet, runtime="tocrh"))
 
 
+def test_a_slow_individual_takes_its_factor_for_every_step() -> None:
+    fleet = Experiment(fleet=Fleet(devices={"paper-defedavg": 400}))
+    for client in range(3):
+        factor = 10e9 / device_of(fleet, client, "paper-defedavg").train_flop_per_s
+        usual_s = load_device("paper-defedavg").time_model().seconds(WORK.at(3))
+        found = trips("paper-defedavg", client=client)
+        assert found.full_step_s(client) == pytest.approx(factor * usual_s, rel=1e-12)
+        assert found.plan(client, 0).compute_s == pytest.approx(found.work_s(client), rel=1e-12)
+
+
+def test_a_drawn_delay_is_the_trips_whatever_its_work() -> None:
+    less = BatchWork(fixed=StepWork(), per_example=StepWork(conv_flop=1.0))
+    one, other = (trips("paper-uniform", work=work).plan(0, 0) for work in (WORK, less))
+    assert one == other
+    drawn_s = load_device("paper-uniform").delay_model.draw(stream(0, "trip", 0, 0))
+    assert one.total_s == one.compute_s == pytest.approx(drawn_s)
+
+
 def test_a_delay_for_each_example_grows_with_what_the_client_holds() -> None:
     """FedBuff, C.2: T_i ~ Exp(1/(λ·n_i))."""
     delay = Delay(dist="exponential", per="example", mean_s=0.5)
@@ -204,6 +256,27 @@ def test_delays_have_their_mean_and_are_never_negative(delay: Delay, mean: float
     drawn = np.array([delay.draw(generator) for _ in range(8000)])
     assert drawn.min() >= 0
     assert abs(drawn.mean() - mean) < 4.5 * drawn.std() / math.sqrt(8000)
+
+
+def test_fedbuffs_clients_have_mean_one() -> None:
+    delay = load_device("paper-half-normal").delay_model
+    assert delay.scale_s * math.sqrt(2 / math.pi) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        Delay(dist="log-normal", median_s=1e9, sigma=10.0),
+        Delay(dist="pareto", min_s=1e9, alpha=0.1),
+        Delay(dist="exponential", mean_s=1e9),
+    ],
+    ids=lambda d: d.dist,
+)
+def test_the_widest_delays_that_are_allowed_are_finite(delay: Delay) -> None:
+    extreme = Mock(**{"standard_normal.return_value": 40.0, "random.return_value": math.nextafter(1.0, 0.0)})
+    extreme.exponential = lambda mean: 800.0 * mean
+    assert list(faults(msgspec.to_builtins(delay), Delay)) == []
+    assert math.isfinite(delay.draw(extreme, examples=10**9))
 
 
 def test_a_fleet_that_computes_in_several_libraries_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections import Counter
@@ -65,6 +66,15 @@ def write(folder: Path, text: str) -> Path:
     path = folder / "mine.toml"
     path.write_text(text)
     return path
+
+
+def test_all_is_plain_json() -> None:
+    for name in devices.device_names():
+        plain = devices.to_json(devices.load_device(name))
+        assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+        assert plain["id"] == name
+    assert "rate_mbps" not in devices.to_json(devices.load_network("none"))["down"]
+    assert devices.to_json(devices.load_fleet("pocket-8"))["devices"]["pixel-4"] == 2
 
 
 def test_a_users_own_files_load_by_path(tmp_path: Path) -> None:
@@ -298,6 +308,18 @@ def test_every_profile_is_right() -> None:
     assert [problem for path in FILES for problem in check_file(path)] == []
 
 
+def test_there_are_enough_and_all_load() -> None:
+    found = [devices.load_device(name) for name in devices.device_names()]
+    networks = [devices.load_network(name) for name in devices.network_names()]
+    fleets = [devices.load_fleet(name) for name in devices.fleet_names()]
+    assert len([d for d in found if d.kind not in ("paper", "tier")]) >= 24
+    assert len(networks) >= 12
+    assert len(fleets) >= 8
+    assert {d.year for d in found if d.year} >= {*range(2015, 2022), 2023}
+    assert {d.kind for d in found} >= {"flagship", "mid-range", "budget", "board", "wearable", "tier"}
+    assert len(found) + len(networks) + len(fleets) == len(FILES)
+
+
 @pytest.mark.parametrize("name", [name for name in devices.device_names() if "paper" not in name])
 def test_a_real_device_has_what_a_client_needs(name: str) -> None:
     device = devices.load_device(name)
@@ -312,6 +334,20 @@ def test_a_real_device_has_what_a_client_needs(name: str) -> None:
 
 def rate(name: str) -> float:
     return devices.load_device(name).train_flop_per_s
+
+
+def test_flash_training_rates_follow_from_its_measurements() -> None:
+    mac = 28 * 28 * 32 * 25 + 14 * 14 * 64 * 800 + 3136 * 2048 + 2048 * 62
+    assert mac == 17_211_904
+    for name, batch_s in (("nexus-6", 1.642), ("redmi-note-8", 0.588), ("galaxy-note-10", 0.179)):
+        assert rate(name) == pytest.approx(10 * 3 * 2 * mac / batch_s, rel=5e-3)
+
+
+def test_the_tiers_span_flashs_spread() -> None:
+    slow, middle, fast = (rate(f"tier-{rank}") for rank in ("p10", "p50", "p90"))
+    assert fast / slow == pytest.approx(12.6, rel=5e-3)
+    assert middle == rate("redmi-note-8")
+    assert middle == pytest.approx((fast * slow) ** 0.5, rel=5e-3)
 
 
 NO_FACTOR = ("thermal.trips", "thermal.ambient_c", "availability", "delay_model")

@@ -15,7 +15,9 @@ from edgefl.devices.link import Link
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.profiles import load_device, load_network
 from edgefl.devices.schema import NOMINAL_V, Battery, Device, Direction, Network, Thermal, ThrottlingStep
-from edgefl.devices.thermal import POWER_EXPONENT, ThermalModel, thermal_model
+from edgefl.devices.thermal import POWER_EXPONENT, Computation, ThermalModel, thermal_model
+from edgefl.errors import ProfileError
+from edgefl.host.pacing import Pacer
 
 STEPS_C, SPEEDS = (43.0, 45.0, 47.0, 49.0, 51.0), (1.0, 0.75, 0.635, 0.493, 0.372, 0.291)
 PIXEL_4 = ThermalModel(25.0, 8.0, 100.0, 5.0, step_c=STEPS_C, speeds=SPEEDS)
@@ -54,6 +56,14 @@ def test_it_settles_at_the_step_whose_speeds_heat_and_cool_it() -> None:
     assert work.temp_c(1e6) == pytest.approx(45.0)
 
 
+def test_a_device_that_settles_below_its_first_step_never_slows_down() -> None:
+    cool = PIXEL_4._replace(r_c_per_w=3.0)
+    work = cool.compute(25.0, 1e5)
+    assert (work.total_s, len(work.stretches)) == (1e5, 1)
+    exact = cool._replace(r_c_per_w=(43.0 - 25.0) / 5.0)  # it would reach the step after infinite time
+    assert exact.compute(25.0, 1e5).total_s == 1e5
+
+
 def test_a_device_that_gets_too_hot_goes_off_and_is_never_done() -> None:
     fragile = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.9), off_c=50.0)
     work = fragile.compute(25.0, 1000.0)
@@ -72,6 +82,37 @@ def test_rest_cools_by_the_same_law() -> None:
     assert PIXEL_4.cools_in_s(65.0, 45.0) == pytest.approx(100 * math.log(2))
     assert PIXEL_4.cools_in_s(30.0, 45.0) == 0.0
     assert PIXEL_4.cools_in_s(30.0, 25.0) == math.inf
+
+
+def test_time_is_the_inverse_of_work_whatever_the_model() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        steps = np.cumsum(rng.uniform(1.0, 8.0, rng.integers(1, 6))) + 30.0
+        speeds = np.sort(rng.uniform(0.1, 1.0, steps.size))[::-1]
+        model = ThermalModel(
+            25.0, rng.uniform(1, 20), rng.uniform(1, 300), rng.uniform(0.5, 10), tuple(steps), (1.0, *speeds)
+        )
+        work = model.compute(rng.uniform(20.0, 80.0), 500.0)
+        assert_consistent(work)
+
+
+def assert_consistent(work: Computation) -> None:
+    at_s = [stretch.at_s for stretch in work.stretches]
+    assert at_s == sorted(at_s)
+    grid = np.linspace(0.0, 500.0, 200)
+    seconds = np.array([work.seconds(x) for x in grid])
+    assert (np.diff(seconds) > 0).all()
+    assert seconds[-1] == pytest.approx(work.total_s)
+    # ∫ speed dt over the grid's midpoints is the work, and no second does more than a second's work
+    middles = (seconds[1:] + seconds[:-1]) / 2
+    rates = np.array([work.speed(t) for t in middles])
+    done = (rates * np.diff(seconds)).sum()
+    assert done == pytest.approx(500.0, rel=0.03)
+    assert (np.diff(grid) <= np.diff(seconds) * (1 + 1e-9)).all()
+    # the temperature has no jumps where one stretch follows another
+    for before, after in zip(work.stretches, work.stretches[1:], strict=False):
+        arrives = work.model.after(before.temp_c, before.power_w, after.at_s - before.at_s)
+        assert arrives == pytest.approx(after.temp_c, abs=1e-6)
 
 
 def hot_device(**thermal: object) -> Device:
@@ -106,6 +147,29 @@ def test_the_paced_client_follows_the_curve() -> None:
     assert min(errors) > -0.051 / 2 - 1e-6  # work may run ahead by 50 ms of the wall's time
     spent = training.end()
     assert spent.achieved_s == pytest.approx(trip.compute_s) == spent.declared_s
+
+
+def test_work_that_is_never_done_waits_to_be_cancelled() -> None:
+    class Cancelled(Exception):
+        pass
+
+    def wait(deadline_ns: int) -> None:
+        assert deadline_ns > 2**60
+        raise Cancelled
+
+    pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: 0)
+    pacer.begin(0)
+    phase = pacer.phase(1.0, 0.0, lambda work: math.inf)
+    with pytest.raises(Cancelled):
+        phase.done(1.0)
+
+
+def test_a_profile_without_all_figures_has_no_thermal_model() -> None:
+    assert thermal_model(hot_device(tau_s=None)) is None
+    assert thermal_model(load_device("board-qrb2210")) is None
+    given = hot_device(busy_w=None).thermal  # the power of all cores then
+    model = thermal_model(msgspec.structs.replace(load_device("pixel-4"), thermal=given, battery=None))
+    assert model.busy_w == pytest.approx(CORES_A * 3.85)
 
 
 def test_a_hot_trip_that_is_cut_short_makes_the_steps_that_the_heat_allows() -> None:
@@ -197,6 +261,16 @@ def test_energy_is_power_times_time() -> None:
     assert energy_j(of, compute_s=0, radio_s=5, bearer="wifi") == pytest.approx(0.2 * 5 + 0.4 * 5)
 
 
+def test_what_is_not_known_is_not_made_up() -> None:
+    assert load_device("board-qrb2210").busy_w is None
+    assert power_of(load_device("board-qrb2210")) is None
+    with pytest.raises(ProfileError, match=r"no \[battery\]"):
+        energy_j(load_device("board-qrb2210"), compute_s=1.0)
+    bare = msgspec.structs.replace(load_device("board-qrb2210"), battery=Battery(capacity_mah=100))
+    with pytest.raises(ProfileError, match=r"thermal\.busy_w"):
+        power_of(bare)
+
+
 def test_a_trip_drains_by_its_phases() -> None:
     plan, before = trip(20.0, model=COOL), Condition(5.0, charge_j=900.0)
     after = COOL.after_trip(before, plan, plan.total_s)
@@ -204,6 +278,16 @@ def test_a_trip_drains_by_its_phases() -> None:
     assert after.charge_j == pytest.approx(900 - 0.5 * 23 - 4 * 20 - 1 * 3)
     half = COOL.after_trip(before, plan, 12.0)
     assert half.charge_j == pytest.approx(900 - 0.5 * 12 - 4 * 10 - 1 * 2)
+
+
+def test_a_throttled_model_draws_less() -> None:
+    plan = trip(60.0)
+    hot = plan.heat.stretches[1]
+    assert hot.power_w == pytest.approx(2.0)  # what keeps it at 45 °C
+    after = MODEL.after_trip(Condition(0.0, 25.0, 1000.0), plan, plan.total_s)
+    drawn = 4 * hot.at_s + 2 * (plan.heat.total_s - hot.at_s)
+    assert after.charge_j == pytest.approx(1000 - 0.5 * plan.total_s - 1 * 3 - drawn)
+    assert after.temp_c == pytest.approx(25 + 20 * math.exp(-1 / 60))
 
 
 @pytest.mark.parametrize("model", [MODEL, COOL], ids=["heat", "no heat"])
@@ -222,6 +306,13 @@ def test_a_client_that_made_every_step_rests_until_its_time_is_over(model: Condi
     enough_j = before.charge_j - rested.charge_j + POWER.least_j - 20 * POWER.idle_w
     stops_s = pytest.approx(trained.at_s + 280.0)
     assert model.interruption(Condition(0.0, 25.0, enough_j), cut) == (stops_s, "battery")
+
+
+def test_a_client_with_a_step_left_computes_until_its_time_is_over() -> None:
+    cut, before = trip(60.0, model=COOL).within(2.0 + 33.0, [6.0] * 10), Condition(0.0, charge_j=900.0)
+    assert (cut.steps, cut.rests, cut.tail_s) == (5, False, pytest.approx(3.0))
+    found = COOL.after_trip(before, cut, cut.total_s)
+    assert found.charge_j == pytest.approx(900 - 0.5 * 36 - 4 * 33 - 1 * 3)
 
 
 def test_a_battery_that_gets_low_ends_the_trip_there() -> None:
@@ -255,6 +346,17 @@ def test_idling_drains_and_charging_fills() -> None:
     again = MODEL.after_rest(full, low_s + 80.0)
     assert (again.fit, again.charge_j) == (True, 1000.0)
     assert (MODEL.initial(0.2).low, MODEL.fit_at_s(MODEL.initial(0.2))) == (True, 80.0)
+
+
+def test_without_a_charger_low_is_for_good_and_without_a_battery_never() -> None:
+    model = ConditionModel(None, POWER._replace(charge_w=0.0))
+    low = model.after_rest(model.initial(), 2000.0)
+    assert (low.low, model.fit_at_s(low)) == (True, math.inf)
+    assert model.after_rest(low, 1e9).charge_j == 0.0
+    neither = ConditionModel(None, None)
+    now = neither.after_rest(neither.initial(), 1e9)
+    assert (now.fit, neither.unfit_at_s(now)) == (True, math.inf)
+    assert neither.interruption(now, trip(model=neither)) is None
 
 
 def test_rest_is_the_same_however_it_is_cut_up() -> None:

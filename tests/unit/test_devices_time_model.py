@@ -11,7 +11,7 @@ import pytest
 
 from edgefl.devices import check_file, load_device, to_json
 from edgefl.devices.schema import Slowdown
-from edgefl.devices.time_model import COSTS, ERRORS, ONE_RATE_FACTOR, TERMS, TimeModel
+from edgefl.devices.time_model import COSTS, ERRORS, MOST_UNSURE, ONE_RATE_FACTOR, TERMS, TimeModel
 from edgefl.errors import ProfileError
 from edgefl.learning.operations import StepWork
 
@@ -98,6 +98,11 @@ def test_a_prediction_says_its_interval_and_where_the_time_goes() -> None:
     assert sum(found.parts.values()) == found.seconds
 
 
+def test_a_slower_device_takes_as_much_longer_for_everything() -> None:
+    work = StepWork(**dict.fromkeys(StepWork.__struct_fields__, 1e6))
+    assert MODEL.slowed(3.0).seconds(work) == pytest.approx(3 * MODEL.seconds(work), rel=1e-12)
+
+
 def test_a_profile_says_its_runtimes(tmp_path: Path) -> None:
     device = load_device(written(tmp_path, PROFILE))
     model = device.time_model()
@@ -148,6 +153,10 @@ def test_an_older_profile_takes_one_rate_for_everything(tmp_path: Path) -> None:
     assert known.time_model() == TimeModel.of_rate(2.0, 3.0)
 
 
+def test_a_device_of_a_delay_model_alone_has_no_time_model() -> None:
+    assert load_device("paper-uniform").time_model() is None
+
+
 def test_a_slow_individual_is_slow_in_every_runtime(tmp_path: Path) -> None:
     text = PROFILE.replace("[sources]", '[slowdown]\nlow = 2.0\nhigh = 2.0\n[sources]\nslowdown = "assumed"')
     device = load_device(written(tmp_path, text))
@@ -187,3 +196,16 @@ def test_costs_that_are_known_together_are_sure_together() -> None:
     alone, both = StepWork(pointwise_flop=2e9), StepWork(pointwise_flop=2e9, depthwise_flop=3e9)
     assert model.error_factor_of(alone) == pytest.approx(math.exp(math.hypot(math.log(1.25), 1.0)))
     assert model.error_factor_of(both) == pytest.approx(math.exp(math.hypot(math.log(1.25), 0.05)))
+
+
+def test_nothing_is_more_unsure_than_a_cost_that_nobody_measured() -> None:
+    factor = unsure(calls=(9.0,)).error_factor_of(StepWork(calls=1e6))
+    assert factor == pytest.approx(math.exp(math.hypot(math.log(1.25), math.log(MOST_UNSURE))))
+    assert unsure(calls=(9.0,)).error_factor_of(StepWork()) == pytest.approx(1.25)
+
+
+def test_errors_of_another_number_of_costs_are_refused_in_words(tmp_path: Path) -> None:
+    text = PROFILE.replace("error_factor = 1.3", "error_factor = 1.3\ncost_errors = [[0.1], [0.2]]")
+    path = written(tmp_path, text)
+    said = "runtime.torch.cost_errors: must be rows of 1 to 14 numbers, got [1, 1]"
+    assert check_file(path) == [f"{path}: {said}"]

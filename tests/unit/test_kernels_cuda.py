@@ -13,7 +13,7 @@ import pytest
 
 from edgefl import kernels
 from edgefl.errors import ConfigError
-from edgefl.kernels import backend_cuda, cuda_library, selection
+from edgefl.kernels import backend_cuda, cuda_library, selection, steps
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.strategies import ServerOptimizer
 
@@ -43,6 +43,13 @@ def test_it_compiles_and_offers_its_functions(
         assert getattr(library, name)
 
 
+@needs_nvcc
+def test_a_build_that_fails_shows_the_compilers_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^the CUDA kernels do not build: .*sm_1"):
+        cuda_library.build(tmp_path / "x.so", arch="sm_1")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_reasons_for_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_library, "DEVICE_NODES", (str(tmp_path / "none"),))
     assert cuda_library.problem() == "no CUDA device (no NVIDIA driver on this machine)"
@@ -70,6 +77,21 @@ def test_a_stale_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("EDGEFL_CUDA_LIBRARY", str(library))
     with pytest.raises(ConfigError, match=rf"old\.so has ABI 1, this edgefl needs {selection.ABI}$"):
         cuda_library.load(selection.ABI)
+
+
+def test_what_the_library_is_given() -> None:
+    """The structures of kernels/edgefl_kernels.h, field by field."""
+    assert ctypes.sizeof(backend_cuda.Vector) == 24
+    assert ctypes.sizeof(backend_cuda.StepVectors) == 80
+    x, q, scale = np.ones(9, np.float32), np.ones(9, np.int8), np.ones(1, np.float32)
+    first, second = backend_cuda.vectors([x, q], np.array([0.5, 2.0], np.float32), [None, scale])
+    assert (first.data, first.scales, first.weight, first.dtype) == (x.ctypes.data, None, 0.5, 0)
+    assert (second.data, second.scales, second.dtype) == (q.ctypes.data, scale.ctypes.data, 3)
+    made = backend_cuda.step_vectors(ServerOptimizer(kind="yogi", lr=0.25), x, x, [x, x], [x, x])
+    assert (made.kind, made.lr) == (steps.KINDS.index("yogi"), 0.25)
+    assert made.old_b == made.out == x.ctypes.data
+    one = backend_cuda.step_vectors(ServerOptimizer(momentum=0.5), x, x, [x], [x])
+    assert (one.kind, one.keep1, one.old_b, one.new_b) == (0, 0.5, None, None)
 
 
 def test_what_stays_on_the_cpu_has_the_same_bits() -> None:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl import kernels
+from edgefl.kernels import layers
 
 WEIGHTS = [3.0, 1.0, 0.0, 4.0]
 EXACT = {"rtol": 1e-6, "atol": 1e-6}
@@ -52,6 +53,23 @@ def test_layers_in_any_order_of_memory(order: str) -> None:
         assert not np.shares_memory(found, array)
 
 
+@pytest.mark.parametrize("order", ["rows", "fortran", "channels last"])
+def test_what_fills_its_memory_is_read_where_it_lies(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, seen = _four(ORDERS[order]), []
+    monkeypatch.setattr(layers, "sum_into", lambda out, flat, *_: seen.append([out, *flat]))
+    (found,) = kernels.average([[each] for each in arrays], WEIGHTS)
+    ((out, *flat),) = seen
+    assert np.shares_memory(out, found)
+    assert all(np.shares_memory(a, b) for a, b in zip(flat, arrays, strict=True))
+
+
+def test_models_in_different_orders_are_averaged_by_element() -> None:
+    orders = [ORDERS[order] for order in ("rows", "fortran", "rows", "channels last")]
+    arrays = [order(each) for order, each in zip(orders, _four(np.array), strict=True)]
+    (found,) = kernels.average([[each] for each in arrays], WEIGHTS)
+    np.testing.assert_allclose(found, _expected(arrays), **EXACT)
+
+
 @pytest.mark.parametrize(
     ("dtype", "within"),
     [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)],
@@ -76,6 +94,13 @@ def test_other_types_are_averaged_as_numbers_and_keep_their_type(dtype: Any) -> 
     (found,) = kernels.average([[each] for each in arrays], [5, 1, 1, 1])
     assert found.dtype == dtype
     np.testing.assert_allclose(found, [5 / 8 if dtype is np.float64 else 1, 0, 1, 1])
+
+
+def test_one_weight_a_model_or_all_alike_and_the_backends_agree() -> None:
+    models = [[each] for each in _four(np.array)]
+    even = kernels.average(models)[0]
+    np.testing.assert_allclose(even, np.mean([each for (each,) in models], axis=0), **EXACT)
+    np.testing.assert_array_equal(kernels.average(models, [2] * 4, "reference")[0], even)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,26 @@ def test_a_bad_update_shows_in_its_norm_alone(backend: str) -> None:
     np.testing.assert_array_equal(norms, [70_000, np.nan, np.inf])
 
 
+def test_norms_of_the_largest_values_and_of_scaled_ones(backend: str) -> None:
+    largest = np.full(3, np.finfo(np.float32).max, dtype=np.float32)
+    assert kernels.sq_norm(largest, backend) == 3 * float(largest[0]) ** 2
+    assert kernels.sq_norm(np.full(3, 2, np.int8), backend, scale=np.array([0.5], np.float32)) == 3.0
+
+
+def test_the_callers_rounding_state_does_not_matter() -> None:
+    """torch can set a thread to flush denormals; the C kernels count them all the same."""
+    torch = pytest.importorskip("torch")
+    tiny, out = np.full(9, 10**6, np.uint32).view(np.float32), np.empty(9, np.float32)
+    if kernels.backends()["c"] != "ok" or not torch.set_flush_denormal(True):
+        pytest.skip("needs the C back end and a CPU that can flush denormals")
+    try:
+        norms = kernels.weighted_sum(out, None, [tiny], [1.0], "c")
+    finally:
+        torch.set_flush_denormal(False)
+    assert out.tobytes() == tiny.tobytes()
+    assert norms[0] == kernels.sq_norm(tiny, "reference") > 0
+
+
 def test_nothing_that_is_read_changes(backend: str) -> None:
     base, old, updates = _floats(3), [_floats(0.5), _floats(0.25)], [_floats(2), _floats(4)]
     before = [x.tobytes() for x in (base, *old, *updates)]
@@ -111,6 +131,15 @@ def test_a_bad_update_stays_bad_and_spoils_no_later_one(backend: str, dtype: str
     assert left[300] == 0.0
 
 
+def test_int8_of_the_smallest_numbers(backend: str) -> None:
+    """Too small for a scale: sent as zeros, kept in the residual."""
+    update = np.full(256, 1e-45, np.float32)
+    out, scales = _empty("int8", 256)
+    left = np.empty_like(update)
+    assert kernels.quantize(out, update, scales=scales, new_residual=left, backend=backend) == 0.0
+    np.testing.assert_array_equal(left, update)
+
+
 def test_clip_factors_in_the_weights_clip_the_updates() -> None:
     updates = [_normal(100, seed) for seed in range(3)]
     norms = np.array([kernels.sq_norm(update) for update in updates])
@@ -154,6 +183,11 @@ def test_a_changed_word_and_a_swap_are_noticed(words: list[int], place: int, oth
     for altered in (changed, swapped):
         same = kernels.checksum(np.array(altered, dtype=np.uint32)) == before
         assert same == (altered == words)
+
+
+def test_length_counts() -> None:
+    sums = {kernels.checksum(np.zeros(size, dtype=np.uint8)) for size in range(64)}
+    assert len(sums) == 64
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import edgefl
 from edgefl import kernels
 from tests.patience import Patience
 
@@ -87,6 +91,22 @@ def test_callers_on_many_threads_at_once() -> None:
     assert got == [[one] * 4 for one in expected]
 
 
+def test_a_process_that_used_threads_ends_cleanly() -> None:
+    code = """
+import numpy
+from edgefl import kernels
+kernels.set_threads(4)
+x = numpy.ones(2_000_000, numpy.float32)
+kernels.weighted_sum(numpy.empty_like(x), None, [x], [1.0], "c")
+from edgefl.kernels import _c
+print(_c.pool_size())
+"""
+    env = os.environ | {"PYTHONPATH": str(Path(edgefl.__file__).parent.parent)}
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
 def test_numba_uses_threads_that_end_with_the_call() -> None:
     kernels.set_threads(3)
     x = np.random.default_rng(0).standard_normal(3 * SIZE, dtype=np.float32)
@@ -95,3 +115,23 @@ def test_numba_uses_threads_that_end_with_the_call() -> None:
     assert threading.active_count() == 1
     assert norms.tolist() == kernels.weighted_sum(other, None, [x] * 3, [1.0] * 3, "c").tolist()
     assert out.tobytes() == other.tobytes()
+
+
+def test_wrong_numbers_of_threads() -> None:
+    for wrong, error, allowed in ((0, ValueError, "at least 1"), (1.5, TypeError, "an integer or None")):
+        with pytest.raises(error, match=rf"^threads must be {allowed} \(got {wrong}\)$"):
+            kernels.set_threads(wrong)
+    kernels.set_threads(None)
+    assert 1 <= kernels.threads() <= 16
+
+
+def test_views_are_given_back() -> None:
+    """A held buffer would keep its owner from being resized."""
+    raw = bytearray(4 * SIZE)
+    view = np.frombuffer(raw, dtype=np.float32)
+    kernels.weighted_sum(np.empty(SIZE, dtype=np.float32), None, [view], [1.0], "c")
+    kernels.checksum(raw, "c")
+    with pytest.raises(ValueError, match="out must"):
+        kernels.weighted_sum(np.empty((1, 1), dtype=np.float32), None, [raw, view], [1.0, 1.0], "c")
+    del view
+    raw.clear()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 
 import numpy as np
 import pytest
@@ -86,6 +88,20 @@ def test_the_function_is_told_what_it_trains_on_and_where_it_starts():
     assert seen == {"client": 4, "trip": 2, "version": 7}
     assert (send == 3.0).all()
     assert (kept == 2.0).all()
+
+
+def test_each_epoch_has_every_example_once_in_an_order_of_its_own():
+    orders = []
+
+    def train(model, examples, context):
+        for _ in range(2):
+            batches = list(examples.batches(size=10, epochs=1))
+            assert [len(y) for _, y in batches] == [10, 10, 3]
+            orders.append(torch.cat([x for x, _ in batches]))
+
+    run(train)
+    assert not torch.equal(*orders)
+    assert torch.equal(*(torch.sort(order[:, 0]).values for order in orders))
 
 
 def test_steps_that_were_not_made_take_their_time_and_the_trip_says_what_was():
@@ -262,6 +278,14 @@ def test_the_experiments_function_is_found_or_refused_in_one_line(tmp_path):
             own_training(training, strategy, tmp_path, 1)
 
 
+def test_a_tensor_that_the_function_took_away_is_named():
+    module = nn.Linear(2, 3)
+    flat = FlatModel(module)
+    del module.weight
+    with pytest.raises(ConfigError, match="tensor 'weight' was replaced during training"):
+        flat.check_bound()
+
+
 def by_hand(assign):
     """Gradient descent that computes w − lr·g as one vector and has ``assign`` write it into the model."""
 
@@ -306,6 +330,18 @@ def test_a_tensor_of_other_memory_strides_or_precision_is_sent(assign):
     flat = model()
     run(lambda module, *_: assign(module[0], values), flat=flat)
     assert flat.array[:48].tolist() == list(range(48))
+
+
+def test_tensors_that_exchange_their_memory_are_exchanged():
+    flat = FlatModel(nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)))
+    first = flat.array.reshape(2, -1).copy()
+
+    def swap(module, examples, context):
+        one, two = module[0].weight, module[1].weight
+        one.data, two.data = two.data, one.data
+
+    run(swap, flat=flat)
+    assert (flat.array.reshape(2, -1) == first[::-1]).all()
 
 
 @pytest.mark.parametrize(
@@ -393,3 +429,40 @@ def test_what_a_trip_does_to_the_module_ends_with_it(spoil):
     assert run(sgd, rule, flat) == run(sgd, rule, fresh)
     assert flat.array.tobytes() == fresh.array.tobytes()
     assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
+
+
+def test_a_function_that_swallows_its_end_is_told_it_again():
+    class Ends(Exception):
+        pass
+
+    seen = []
+
+    def done(examples):
+        seen.append(examples)
+        raise Ends
+
+    def deaf(module, examples, context):
+        for _ in range(1000):
+            with contextlib.suppress(Exception):
+                context.step(1)
+
+    with pytest.raises(Ends):
+        run(deaf, done=done)
+    assert len(seen) == 1
+
+
+def test_a_child_that_the_function_forks_does_not_go_on_as_the_client():
+    reading, writing = os.pipe()
+
+    def forks(model, examples, context):
+        if os.fork() == 0:
+            return
+        os.wait()
+
+    flat, x, y = FlatModel(nn.Linear(2, 3)), np.zeros((4, 2), np.float32), np.arange(4) % 3
+    trainer = CustomTrainer(flat, forks, "mine:forks", LocalRule(epochs=1, batch_size=2))
+    trainer.run(x, y, np.arange(4), 0, 0, TripInputs(0, flat.array.copy()), np.random.default_rng(0))
+    os.write(writing, b".")
+    assert os.read(reading, 2) == b"."
+    os.close(reading)
+    os.close(writing)

@@ -15,6 +15,7 @@ from edgefl.learning.flat import FlatModel
 from edgefl.learning.models import MODELS, make_model
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Trainer
+from edgefl.learning.work import step_work
 from edgefl.strategies.base import LocalTerms
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
@@ -54,6 +55,21 @@ def user_module(tmp_path):
 def test_parameters_are_the_papers(name, shape, parameters):
     flat = FlatModel(make_model(Model(name=name), shape, 10, seed=0))
     assert flat.size == flat.trainable == parameters
+
+
+def test_fedstaleweights_bench_has_six_convolutions_for_cifar():
+    """Three stages of two 3×3 convolutions, 32, 64 and 128 wide, and 2.1 times the FLOP of FashionMNIST's."""
+    module = make_model(Model(name="cnn-groupnorm", args={"stages": 3}), CIFAR, 10, seed=0)
+    widths = [layer.out_channels for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    groups = [layer.num_groups for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
+    rates = [layer.p for layer in module.modules() if isinstance(layer, nn.Dropout | nn.Dropout2d)]
+    assert (widths, groups) == ([32, 32, 64, 64, 128, 128], [8, 8, 16, 16, 32, 32, 32])
+    assert rates == [0.3, 0.5, 0.5, 0.5]
+    linear = 2048 * 128 + 128 + 1290
+    assert sum(each.numel() for each in module.parameters()) == 287_008 + linear + 2 * (448 + 128)
+    fashion = make_model(Model(name="cnn-groupnorm"), MNIST, 10, seed=0)
+    flops = step_work(module, CIFAR, 1).flop / step_work(fashion, MNIST, 1).flop
+    assert round(flops, 1) == 2.1
 
 
 TEXTS = ("lstm-sent140", "lstm-shakespeare")
@@ -196,6 +212,29 @@ def test_parameters_become_views_and_keep_their_values():
     assert flat.vector.data_ptr() == flat.array.ctypes.data
 
 
+def test_layout_covers_the_vector_without_gaps_trainable_first():
+    module = normed()
+    module[0].weight.requires_grad_(False)
+    flat = FlatModel(module)
+    offset = 0
+    for entry in flat.layout:
+        assert entry.offset == offset
+        offset += entry.size
+    assert offset == flat.size == 24 + 6 + 12 + 18 + 3 + 12
+    assert flat.trainable == flat.size - 24 - 12 == flat.grad.numel()
+    assert [entry.name for entry in flat.layout[-3:]] == ["0.weight", "1.running_mean", "1.running_var"]
+
+
+def test_gradients_are_views_of_one_vector():
+    module = nn.Linear(4, 3)
+    flat = FlatModel(module)
+    x, y = (torch.from_numpy(part) for part in examples())
+    nn.functional.cross_entropy(module(x), y).backward()
+    assert module.weight.grad is not None
+    assert module.weight.grad.data_ptr() == flat.grad.data_ptr()
+    assert flat.grad.abs().sum() > 0
+
+
 def test_tied_parameters_are_there_once():
     flat = FlatModel(Tied())
     assert flat.size == 16 + 4
@@ -213,6 +252,19 @@ def test_frozen_parameters_are_in_the_vector_and_do_not_move():
     train(flat, steps=3, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.1, terms=LocalTerms(prox_mu=0.1))
     assert torch.equal(module[0].weight, frozen)
     assert flat.size == 20 + 5 + 15 + 3
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (np.zeros(7, np.float32), ValueError, r"source must have shape \(15,\) \(got \(7,\)\)"),
+        (np.zeros((3, 5), np.float32), ValueError, r"got \(3, 5\)"),
+        (np.zeros(15), TypeError, "source must be float32 .got float64."),
+    ],
+)
+def test_load_refuses_what_does_not_fit(source, error, message):
+    with pytest.raises(error, match=message):
+        FlatModel(nn.Linear(4, 3)).load(source)
 
 
 @pytest.mark.parametrize(
@@ -250,6 +302,15 @@ def test_integer_buffers_stay_outside_and_do_not_leak_between_trips():
         trips.append(flat.array.copy())
     np.testing.assert_array_equal(*trips)
     assert module[1].num_batches_tracked.item() == 4
+
+
+def test_running_statistics_move_and_gradients_taken_away_are_put_back():
+    flat = FlatModel(normed())
+    flat.module.zero_grad(set_to_none=True)
+    before = flat.array.copy()
+    train(flat, batch_size=12)
+    assert (flat.array[flat.trainable :] != before[flat.trainable :]).any()
+    assert (flat.array[: flat.trainable] != before[: flat.trainable]).any()
 
 
 class Replacing(nn.Module):

@@ -118,6 +118,18 @@ def test_a_model_of_the_wrong_outputs_is_one_line_before_the_run(
         batch_work(nn.Linear(3, outputs), (3,), loss=loss, meta=False)
 
 
+def test_the_trace_of_a_step_counts_its_own_loss() -> None:
+    module, matrix = nn.Linear(3, 2), torch.ones(2, 50)
+
+    def heavy(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.mse_loss(outputs @ matrix, targets @ matrix)
+
+    plain = batch_work(module, (3,), loss=loss_on_zeros(make_loss("mse", NUMBERS), NUMBERS))
+    more = batch_work(module, (3,), loss=loss_on_zeros(heavy, NUMBERS))
+    # three products a row: of outputs and of targets, and the gradient of the first
+    assert more.per_example.matmul_flop - plain.per_example.matmul_flop == 3 * 2 * 2 * 50
+
+
 class Words(nn.Module):
     """The next word from the present one alone."""
 
@@ -157,6 +169,19 @@ def test_a_model_learns_the_next_token() -> None:
     after = evaluate(flat, given.test_x, given.test_y, given.classes, loss=loss)
     assert after.accuracy == 1.0
     assert after.total.tolist() == []
+
+
+def test_outputs_that_are_no_logits_have_a_loss_and_no_accuracy() -> None:
+    class Two(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), x
+
+    def loss(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs[0], targets)
+
+    found = evaluate(FlatModel(Two(3, 4)), X, CLASSES.test_y, 4, loss=loss)
+    assert np.isnan(found.accuracy)
+    assert found.loss > 0
 
 
 @pytest.mark.parametrize("given", [NUMBERS, WORDS])

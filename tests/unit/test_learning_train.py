@@ -142,6 +142,14 @@ def test_done_hears_every_step_and_may_stop_the_trip():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_diverging_trip_returns_its_loss():
+    x, y = examples()
+    flat = FlatModel(network())
+    result = Trainer(flat).run(x * np.float32(np.inf), y, LocalRule(steps=5), np.random.default_rng(0))
+    assert result.steps == 5
+    assert not np.isfinite(result.loss)
+
+
 @given(
     examples=st.integers(1, 300),
     batch_size=st.integers(1, 64),
@@ -159,6 +167,19 @@ def test_work_is_what_the_rule_says(examples, batch_size, steps, epochs):
         assert len(sizes) == steps
     assert list(rule.batches(examples, 400))[: len(sizes)] == sizes[:400]
     assert len(list(rule.batches(examples, 400))) == 400
+
+
+def test_the_experiments_training_is_the_rule():
+    training = Training(steps=7, batch_size=4, lr=0.2, momentum=0.3, weight_decay=0.4, lr_normalization=True)
+    assert LocalRule.of(training, LocalTerms(prox_mu=0.5)) == LocalRule(
+        steps=7,
+        batch_size=4,
+        lr=0.2,
+        momentum=0.3,
+        weight_decay=0.4,
+        lr_normalization=True,
+        terms=LocalTerms(prox_mu=0.5),
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 7, 22, 1000])
@@ -185,6 +206,17 @@ def test_evaluation_changes_nothing():
     evaluate(flat, *examples(), CLASSES)
     assert module.training
     np.testing.assert_array_equal(flat.array, before)
+
+
+def test_labels_out_of_range_and_emptiness_are_refused():
+    x, y = examples()
+    flat = FlatModel(network())
+    with pytest.raises(ValueError, match=r"labels must be in \[0, 2\) \(got 0 to 2\)"):
+        evaluate(flat, x, y, classes=2)
+    with pytest.raises(ValueError, match="at least one example"):
+        evaluate(flat, x[:0], y[:0], CLASSES)
+    with pytest.raises(ValueError, match="rows must contain at least one example"):
+        Trainer(flat).run(x, y, LocalRule(), np.random.default_rng(0), rows=np.empty(0, np.int64))
 
 
 PROGRAM = """

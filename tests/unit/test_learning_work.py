@@ -14,7 +14,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Model
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.models import MODELS, make_model
-from edgefl.learning.work import StepWork, _cross_entropy, _Step, batch_work, step_work
+from edgefl.learning.work import StepWork, WorkMeter, _cross_entropy, _Step, batch_work, step_work
 
 IMAGE = (3, 8, 8)
 
@@ -62,6 +62,13 @@ def test_a_depthwise_convolution_is_counted_by_its_weights_and_by_planes():
     assert work.depthwise_backward_flop == 2 * work.depthwise_flop
     assert work.depthwise_planes == 3 * 4 * 2  # three passes, four groups, two images
     assert work.conv_flop == 0
+
+
+def test_groups_of_many_channels_are_no_depthwise_convolution():
+    module = convolution(16, 8, 3, groups=2)
+    work = step_work(module, (16, 8, 8), batch=2)
+    assert work.depthwise_flop == 0
+    assert work.conv_flop == 2 * 2 * (2 * 8 * 6 * 6) * (8 * 9)
 
 
 def test_a_transposed_convolution_is_counted_by_its_inputs():
@@ -118,6 +125,23 @@ def test_recurrent_layers_are_told_apart_forward_and_backward(recurrent, gates):
     assert work.recurrent_flop == pytest.approx(3 * cells - first, rel=0.01)
 
 
+def test_an_own_loop_over_cells_is_recurrent_too():
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTMCell(4, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = None
+            for step in x.unbind(1):
+                state = self.cell(step, state)
+            assert state is not None
+            return state[0]
+
+    work = step_work(Loop(), (3, 4), batch=2, inference=True)
+    assert work.recurrent_flop == work.flop == 2 * 3 * 2 * 4 * 8 * (4 + 8)
+
+
 # ---- held against torch --------------------------------------------------------------------------
 
 
@@ -168,6 +192,13 @@ def test_the_work_of_any_batch_follows_from_two():
     assert work.fixed.flop == 0
 
 
+def test_inference_is_the_forward_pass_alone():
+    module = convolution(3, 5, 3)
+    work = step_work(module, IMAGE, 2, inference=True)
+    assert work.flop == step_work(module, IMAGE, 2).flop / 2
+    assert work.parameters == 0
+
+
 # ---- what is asked of it -------------------------------------------------------------------------
 
 
@@ -179,6 +210,12 @@ def test_a_frozen_part_has_no_gradients_and_is_not_updated():
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
+def test_a_loss_of_ones_own_is_counted():
+    module = nn.Linear(4, 2)
+    work = step_work(module, (4,), 5, loss=lambda outputs: (outputs @ outputs.T).sum())
+    assert work.matmul_flop == 2 * (2 * 5 * 4 * 2) + 3 * (2 * 5 * 5 * 2)
+
+
 def test_the_module_and_torchs_stream_are_left_alone():
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
     flat = FlatModel(module)
@@ -188,6 +225,14 @@ def test_the_module_and_torchs_stream_are_left_alone():
     assert not flat.grad.any()
     assert not module.training
     assert torch.equal(torch.get_rng_state(), stream)
+
+
+def test_a_meter_counts_what_any_code_does():
+    with WorkMeter() as meter:
+        torch.ones(2, 3) @ torch.ones(3, 4)
+    assert meter.flop == meter.work().matmul_flop == 2 * 2 * 3 * 4
+    torch.ones(2, 3) @ torch.ones(3, 4)
+    assert meter.flop == 48
 
 
 # ---- what cannot run on meta ---------------------------------------------------------------------
@@ -240,6 +285,24 @@ class Elementwise(nn.Module):
         return (x[:, :, None] * self.weight).sum(1)
 
 
+class Positions(nn.Module):
+    """Adds a row of a table to each place of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(9, 3))
+        self.every = nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, None] + self.table[[3, 1, 4, 1]] + self.every.unsqueeze(0)
+
+
+def test_a_matrix_that_is_only_added_costs_its_bytes():
+    work = step_work(nn.Sequential(Positions(), nn.Flatten(), nn.Linear(12, 2)), (3,), 5)
+    assert work.flop == 3 * 2 * 5 * 12 * 2  # the linear layer's alone
+    assert work.elementwise_bytes > 2 * 4 * 5 * 12  # at least the two sums' results
+
+
 def test_a_layer_that_cannot_be_counted_is_refused_unless_it_says_its_cost():
     layer = Elementwise()
     with pytest.raises(ConfigError, match=r"layer '1' \(Elementwise\) cannot be counted"):
@@ -250,6 +313,25 @@ def test_a_layer_that_cannot_be_counted_is_refused_unless_it_says_its_cost():
     layer.flops_per_example = "many"
     with pytest.raises(ConfigError, match="flops_per_example must be a number ≥ 0"):
         step_work(layer, (4,), 2)
+
+
+def test_layers_that_are_not_used_or_cost_nothing_do_not_matter():
+    module = nn.Sequential(nn.LayerNorm([2, 3]), nn.Flatten(), nn.Linear(6, 2))
+    module[1].register_module("spare", nn.Linear(3, 3))
+    assert step_work(module, (2, 3), 2).flop == 2 * 2 * 3 * 12
+
+
+def test_a_scale_of_each_channel_is_no_product():
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.ones(5, 1, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.gamma
+
+    module = nn.Sequential(nn.Conv2d(3, 5, 3), Scale(), Mean())
+    assert step_work(module, IMAGE, 2).flop == step_work(convolution(3, 5, 3), IMAGE, 2).flop
 
 
 def test_a_model_that_does_not_take_the_data_is_refused():
@@ -271,3 +353,11 @@ def test_live_bytes_are_those_of_a_trace_at_that_batch():
     layers = [nn.Linear(50, 50, bias=False) for _ in range(8)]
     gradient, activation = 4 * 50 * 50, 4 * 50
     assert gradient < batch_work(nn.Sequential(*layers), (50,)).live_bytes(1) < gradient + 8 * 4 * activation
+
+
+def test_live_bytes_of_a_layer_are_its_tensors():
+    """x, logits, log softmax, their gradients as they arise, labels, and the weight's own gradient."""
+    batch, inputs, outputs = 6, 50, 7
+    found = batch_work(nn.Linear(inputs, outputs, bias=False), (inputs,)).live_bytes(batch)
+    floats = batch * inputs + 2 * batch * outputs + inputs * outputs
+    assert 4 * floats <= found <= 4 * (floats + batch * outputs) + 8 * batch + 16

@@ -22,7 +22,7 @@ from edgefl.devices.time_model import COSTS
 from edgefl.errors import ConfigError
 from edgefl.lab import host_truth
 from edgefl.learning.operations import StepWork
-from edgefl.measure import kit
+from edgefl.measure import kit, remote
 
 QUICK = ["--minutes", "0.01", "--threads", "1"]
 PARTS = [f"{workload}/{name}" for workload, parts in kit.workloads().items() for name in parts]
@@ -130,6 +130,25 @@ def test_what_fails_there_is_one_line(
     assert main(["measure", "--ssh", "pi", "--out", str(tmp_path / "pi.json")]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def test_what_a_device_says_may_be_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ssh(tmp_path, r"printf 'Gr\374\337e\n' >&2; echo '{}'", monkeypatch)
+    told: list[str] = []
+    assert remote.run([], told.append, ssh="pi") == {}
+    assert told == ["Gr\ufffd\ufffde"]
+
+
+def test_a_device_without_torch_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_ssh(tmp_path, 'shift; exec sh -c "$*"', monkeypatch)
+    without_torch = tmp_path / "python"
+    without_torch.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    without_torch.chmod(0o755)
+    assert main(["measure", "--ssh", "pi", "--python", str(without_torch)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("edgefl: measuring pi failed: torch cannot be imported (No module named 'torch')")
 
 
 def test_figures_that_cannot_be_written_are_not_lost(

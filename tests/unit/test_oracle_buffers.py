@@ -136,6 +136,28 @@ def test_defedavg_iids_downloads_overlap_training(down_s: float) -> None:
     assert strategy.transfers_apart
 
 
+def test_a_version_costs_the_server_an_upload_and_updates_are_staler_than_the_newest() -> None:
+    """The paper's fleet: 50 steps of 17 MFLOP at 2·U[1, 5] GFLOPS, 2.33 MB at 400 Mbps."""
+    transfer_s = 0.0466
+    train_s = (50 * 17e6 / (2e9 * np.random.default_rng(0).uniform(1.0, 5.0, 100))).tolist()
+    devices = [Client(i, "a", 10, 50, transfer_s, one_s, transfer_s) for i, one_s in enumerate(train_s)]
+    spacing, staleness = {}, {}
+    for takes in ("when-selected", "newest"):
+        core = Core(
+            resolve({"name": "defedavg-niid", "takes": takes}), devices, 0, experiment.Stop(versions=40)
+        )
+        trip_s = train_s if takes == "when-selected" else [one_s + 2 * transfer_s for one_s in train_s]
+        run = run_in_memory(core, trip_s)
+        made_s = [event.at_s for event, done in run.history if any(isinstance(each, Sum) for each in done)]
+        spacing[takes] = np.diff(made_s)
+        used = [order.version - 1 - update.base_version for order, updates in run.sums for update in updates]
+        staleness[takes] = float(np.mean(used))
+    assert spacing["when-selected"].min() >= transfer_s * (1 - 1e-9)
+    assert spacing["newest"].min() == 0.0  # at the instant of the one before
+    assert spacing["when-selected"].mean() < spacing["newest"].mean()
+    assert staleness["when-selected"] > 1.5 * staleness["newest"]
+
+
 @pytest.mark.parametrize("name", ["fedbuff", "fedstaleweight"])
 def test_a_contributor_waits_until_its_update_is_in_a_version(name: str) -> None:
     """FedBuff's appendix D and FedStaleWeight's appendix A: nobody is in one step twice.
@@ -154,3 +176,16 @@ def test_a_contributor_waits_until_its_update_is_in_a_version(name: str) -> None
     assert repeated["new-version"] > 0
     assert repeated["after-step"] == 0
     assert resolve({"name": "fedstaleweight"}).restart == "after-step"  # type: ignore[attr-defined]
+
+
+def test_defedavgs_own_fedbuff_and_fedavg_are_its_baselines() -> None:
+    """Section 1.2.3 describes FedBuff without s(τ); FedAvg draws with replacement (eqs. 2 and 3)."""
+    from edgefl.lab.studies import load
+
+    study = load("defedavg")
+    tables = {arm.label: study.experiment(arm, 1, "quick").strategy for arm in study.arms}
+    assert tables["non-IID FedBuff"]["exponent"] == 0
+    assert "exponent" not in tables["non-IID FedBuff, s(τ)"]
+    for label in ("non-IID FedAvg", "IID FedAvg"):
+        assert (tables[label]["replacement"], tables[label]["weighting"]) == (True, "uniform")
+    assert resolve(tables["DeFedAvg-nIID"]).takes == "when-selected"  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from edgefl.strategies.aso_fed import ASOFed
 from edgefl.strategies.asyncfeded import AsyncFedED
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.ca2fl import CA2FL
+from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedfix import FedFix
 from edgefl.strategies.mifa import MIFA
 from edgefl.strategies.pisces import Pisces
@@ -49,6 +50,14 @@ def test_fedfix_counts_a_late_comers_intervals_from_the_one_that_it_came_in() ->
     core.handle(Ticked(6.0))
     assert core.handle(Arrived(0, train.task, 0, 100, 1, 0.0, 7.0)) == []
     assert core.handle(Ticked(8.0)) == [Sum(1, (train.task,), (2.0,))]
+
+
+def test_fedfix_sums_what_came_before_the_instant_even_if_its_timer_is_late() -> None:
+    core = Core(FedFix(interval_s=2.0), fleet(2), 0, experiment.Stop())
+    actions = [action for client in range(2) for action in core.handle(Joined(client, 0.0))]
+    first, second = (action.task for action in actions if isinstance(action, Train))
+    assert core.handle(Arrived(0, first, 0, 100, 1, 0.0, 1.0)) == []
+    assert core.handle(Arrived(1, second, 0, 100, 1, 0.0, 2.5)) == [Sum(1, (first,), (0.5,))]
 
 
 def test_asyncfeded_drives_local_steps_to_the_target_and_stops_at_its_bounds() -> None:
@@ -88,6 +97,12 @@ def test_mifa_counts_who_is_away_with_its_last_update() -> None:
     assert used[3] == [(0, 3), (1, 3), (2, 3)]
     assert all(order.weights == (1 / 3,) * 3 for order, _ in run.sums)
     assert run.fates[0] == "applied", "it was used, and then replaced"
+
+
+def test_mifa_waits_for_the_fleet_but_not_for_ever() -> None:
+    core = Core(MIFA(gather_s=5.0), fleet(2), 0, experiment.Stop())
+    assert trained(core.handle(Joined(1, 0.0))) == []
+    assert trained(core.handle(Ticked(5.0))) == [1]
 
 
 def test_ca2fl_moves_by_the_mean_of_all_clients_last_updates_and_what_is_new() -> None:
@@ -257,6 +272,14 @@ def test_pisces_discounts_the_stale_when_it_aggregates() -> None:
         assert max(update.staleness for _, updates in run.sums for update in updates) > 0
 
 
+def test_pisces_utility_falls_with_the_mean_staleness_of_the_last_updates() -> None:
+    strategy = Pisces(staleness_penalty=1.0, window=2, concurrency=2)
+    state = strategy.begin(fleet(1))
+    assert strategy.utility(100, 3.0, float(state.staleness.observe(0, 2.0))) == 100.0
+    assert strategy.utility(100, 3.0, float(state.staleness.observe(0, 0.0))) == 150.0
+    assert strategy.utility(100, 3.0, float(state.staleness.observe(0, 0.0))) == 300.0
+
+
 @pytest.mark.parametrize("bound", [1, 3, 8])
 def test_pisces_bounds_staleness_whatever_the_speeds(bound: int) -> None:
     """Where a trip takes what the last one took (but for a tie with a step), nobody misses more than b."""
@@ -310,3 +333,19 @@ def test_pisces_without_losses_gives_everybody_a_turn() -> None:
             train, at_s = running.pop(0), at_s + 1.0
             actions = core.handle(Arrived(train.client, train.task, train.version, 100, 1, math.nan, at_s))
     assert max(started) - min(started) < 20
+
+
+def test_pisces_knows_whose_loss_is_highest_beside_one_that_has_none() -> None:
+    strategy = Pisces(concurrency=1)
+    state = strategy.begin(fleet(5))
+    core = Core(strategy, fleet(5), 0, experiment.Stop())
+    state.begun_s.update(dict.fromkeys(range(5), 0.0))
+    for client, loss in enumerate((math.nan, 5.0, math.nan, 9.0, 1.0)):
+        strategy.arrive(state, Update(client, client, 0, 0, 100, 1, loss, 1.0, 0.0, 0.0), core)
+    assert sorted(state.utility, key=lambda client: -state.utility[client]) == [3, 1, 4]
+
+
+def test_updates_of_no_examples_are_averaged() -> None:
+    strategy = FedBuff(buffer_size=2, weighting="examples")
+    updates = [Update(client, client, 0, 0, 0, 1, 0.0, 1.0, 0.0, 0.0) for client in range(2)]
+    assert strategy.weights(None, updates, Core(strategy, fleet(2), 0, experiment.Stop())) == [0.5, 0.5]

@@ -44,6 +44,19 @@ def test_a_cohort_sums_in_the_order_of_clients_whoever_came_first() -> None:
     assert all([update.client for update in updates] == [0, 1, 2] for _, updates in result.sums)
 
 
+def test_fedavg_leaves_what_each_client_trained_alone() -> None:
+    trained: dict[tuple[int, int], tuple[Vector, Vector]] = {}
+
+    def train(client: int, model: Vector, trip: int) -> Vector:
+        out = np.asarray(model + DELTAS[client])
+        trained[client, trip] = (out, out.copy())
+        return out
+
+    run_in_memory(core_of(FedAvg()), [1.0, 2.0, 3.0], train=train)
+    assert len(trained) == 9
+    assert all(after.tobytes() == before.tobytes() for after, before in trained.values())
+
+
 def test_without_any_examples_the_average_is_uniform() -> None:
     core = core_of(FedAvg(), devices=fleet(3, examples=0))
     assert run_in_memory(core, [1.0] * 3).sums[0][0].weights == (1 / 3,) * 3
@@ -127,6 +140,14 @@ def test_an_update_beyond_the_cohort_that_comes_in_during_the_sum_is_discarded()
     assert {action.client for action in trains(core.handle(Summed(1, 1.0)))} == {0, 1, 2}
 
 
+def test_a_straggler_drawn_again_starts_when_it_has_given_up() -> None:
+    core, begun = joined(FedAvg(cohort=2, over_selection=1.5), 3)
+    two_arrive(core, begun)
+    assert len(trains(core.handle(Summed(1, 1.0)))) == 2
+    (late,) = trains(core.handle(Failed(begun[2].client, begun[2].task, 1.0, "cancelled")))
+    assert (late.client, late.version, late.trip) == (begun[2].client, 1, 1)
+
+
 def test_the_first_round_waits_for_the_whole_fleet_but_not_for_ever() -> None:
     core = core_of(FedAvg(cohort=1, gather_s=5.0), devices=fleet(3))
     actions = core.handle(Joined(2, 0.0))
@@ -142,6 +163,22 @@ def test_a_round_that_lacks_clients_fills_up_when_they_come() -> None:
     core = core_of(FedAvg(cohort=3, gather_s=0.0), devices=fleet(3))
     coming: list[events.Event] = [Joined(0, 0.0), Ticked(1.0), Joined(1, 2.0), Joined(2, 3.0)]
     assert [[train.client for train in trains(core.handle(event))] for event in coming] == [[0], [], [1], [2]]
+
+
+def test_stragglers_that_take_their_time_to_give_up_keep_the_next_rounds_within_bounds() -> None:
+    strategy = FedAvg(cohort=1, over_selection=2.0)
+    core, begun = joined(strategy, 10)
+    assert strategy.max_training(10) == 4
+    while begun:
+        core.handle(arrive(begun[0]))
+        begun = trains(core.handle(Summed(core.version + 1, 1.0)))
+        assert core.training <= 4
+    # Nobody of the round could start: its members are stragglers themselves, or all slots are theirs.
+    for straggler in list(core.running):
+        task = core.task_of(straggler)
+        assert task is not None
+        begun += trains(core.handle(Failed(straggler, task, 2.0, "cancelled")))
+    assert [member.version for member in begun] == [core.version] * 2
 
 
 SPEEDS = (1.0, 10.0)

@@ -78,6 +78,12 @@ def test_every_folder_of_code_is_a_package_and_none_hides_the_function_of_its_na
     assert callable(edgefl.run)
 
 
+def test_nothing_is_compiled_from_text() -> None:
+    """Ruff cannot ban this builtin; it bans pickle and its like by banned-api, eval and exec by its rules."""
+    for path in SOURCES:
+        assert not re.search(r"(?<![\w.])compile\(", path.read_text()), path
+
+
 def rooms_imported(path: Path) -> set[str]:
     """The packages and modules of edgefl that are imported with the file, or when it runs."""
     found: set[str] = set()

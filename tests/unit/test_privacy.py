@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,13 @@ def test_a_step_made_again_sums_as_zero_what_was_altered_before(aggregator: Aggr
     assert aggregator.buffer.model(1).tobytes() == aggregator.buffer.model(2).tobytes()
 
 
+def test_noise_of_each_version_alone() -> None:
+    mechanism = Mechanism(msgspec.structs.replace(RULES, mechanism="gaussian"), 0.5, Seeded(3))
+    first, second = (mechanism.noise(version, SIZE) for version in (1, 2))
+    assert np.std(first) == pytest.approx(1.0, rel=0.03)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.035
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_private_fedbuff_by_hand(momentum: float) -> None:
     """Δ = 1, 10, 100 clipped to 4; arrivals as in test_oracle_optimizer: 0τ0 1τ0 · 0τ1 0τ0 · 1τ1 2τ2."""
@@ -390,6 +398,13 @@ def test_poissons_cohorts_vary_in_size_and_each_update_weighs_the_same() -> None
     assert max(sizes) <= strategy.max_held(120) == 97
     with pytest.raises(ConfigError, match=r"strategy\.cohorts = 'poisson' also requires"):
         FedAvg(cohort=10, weighting="uniform", cohorts="poisson").check(120)
+
+
+def test_without_a_limit_a_fast_client_takes_part_as_often_as_it_can() -> None:
+    core, versions = limited(FedBuff(buffer_size=3), clients=6, versions=40)
+    assert core.stopped == "versions"
+    assert core.participation is None
+    assert any(set(clients) & set(after) for clients, after in pairwise(versions))
 
 
 TOO_HEAVY = r"step must return weights of at most max_weight, 0\.5, got 0\.6"

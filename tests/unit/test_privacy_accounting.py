@@ -114,6 +114,11 @@ def test_dp_ftrls_published_figures() -> None:
         assert 0.85 * published < account.epsilon() < published
 
 
+def test_a_published_guarantee_in_zcdp() -> None:
+    """McMahan and Thakurta 2022: ρ = 0.81 is (8.9, 10⁻¹⁰)."""
+    assert epsilon(ORDERS, gaussian_rdp(ORDERS, 2 * 0.81), 1e-10) == pytest.approx(8.9, abs=0.05)
+
+
 # ---- who took part when, against the noise itself -----------------------------------------------------
 
 
@@ -203,6 +208,11 @@ def test_honakers_estimate_leaves_the_noise_of_its_formula() -> None:
         assert np.sum(plain[version - 1] ** 2) == pytest.approx(len(levels))
         expected = sum(1.0 / (2.0 - 2.0**-level) for level in levels)
         assert np.sum(better[version - 1] ** 2) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_tree_begins_anew_and_the_finished_ones_noise_stays() -> None:
+    sizes = np.sum(noise_of_prefixes(12, restart_every=4) ** 2, axis=1)
+    assert sizes == pytest.approx([1, 1, 2, 1, 2, 2, 3, 2, 3, 3, 4, 3])
 
 
 def test_noise_of_each_version_adds_up_and_counts_for_a_quantile_cost_their_share() -> None:

@@ -116,6 +116,12 @@ def test_the_kit_finds_what_is_wrong(strategy: Strategy, error: type[Exception],
     assert re.search(message, str(caught.value))
 
 
+def test_a_run_that_never_stops_is_cut_short() -> None:
+    core = Core(FedBuff(buffer_size=1), fleet(2), 0, experiment.Stop())
+    with pytest.raises(RunError, match="must stop within 50 events"):
+        run_in_memory(core, [1.0, 2.0], max_events=50)
+
+
 def test_a_client_is_never_given_two_tasks_whatever_the_draws() -> None:
     for seed in range(20):
         core = Core(FedBuff(buffer_size=3, concurrency=4), fleet(6), seed, experiment.Stop(versions=40))

@@ -12,6 +12,7 @@ import pytest
 
 from edgefl.errors import ConfigError
 from edgefl.strategies import Buffered, ServerOptimizer, Strategy, names, resolve
+from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 
 MINE = """
@@ -37,6 +38,12 @@ def test_each_built_in_is_made_by_its_name_and_is_hashable_data(name: str) -> No
     assert hash(strategy) == hash(resolve({"name": name}))
     assert isinstance(strategy.optimizer(), ServerOptimizer)
     assert (type(strategy).__doc__ or "").strip()
+
+
+def test_scaffolding_is_not_a_strategy() -> None:
+    assert not {"base", "buffered", "rounds", "asynchronous", "noise", "polled"} & set(names())
+    with pytest.raises(ConfigError, match="strategy 'buffered' not found"):
+        resolve({"name": "buffered"})
 
 
 def test_values_reach_their_fields_and_are_checked_also_in_python() -> None:
@@ -140,6 +147,13 @@ def test_defaults_fit_every_fleet(name: str, clients: int) -> None:
     strategy = resolve({"name": name})
     strategy.check(clients)
     assert 1 <= strategy.max_held(clients) <= strategy.slots(clients)
+
+
+def test_what_just_fits_is_allowed() -> None:
+    resolve({"name": "fedbuff", "buffer_size": 24, "concurrency": 24, "restart": "new-version"}).check(24)
+    resolve({"name": "fedbuff", "buffer_size": 24, "concurrency": 1}).check(24)
+    resolve({"name": "fedavg", "cohort": 10, "over_selection": 1.3}).check(13)
+    assert FedAvg(cohort=10, over_selection=1.3).members(100) == 13
 
 
 def test_a_users_strategy_is_found_beside_the_experiment(tmp_path: Path) -> None:

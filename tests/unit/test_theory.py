@@ -16,12 +16,14 @@ from theory_mutants import MUTANTS
 from benchmarks import strategic
 from edgefl import RunError, experiment
 from edgefl.core import Core
+from edgefl.core.events import Arrived, Sum
 from edgefl.devices.schema import Delay
 from edgefl.lab import convergence, frontier, theory
-from edgefl.lab.convergence import composition, weight_bounds
+from edgefl.lab.convergence import Ratio, composition, weight_bounds
 from edgefl.lab.influence import Outcome, simulate, staleness_by_buffer
 from edgefl.lab.quadratic import Expected, Quadratic, descend
-from edgefl.strategies import Step, Strategy, Update
+from edgefl.strategies import Step, Strategy, Update, resolve
+from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
 from edgefl.testing import Vector, fleet, run_in_memory
@@ -92,6 +94,12 @@ def test_the_weight_that_follows_the_restart_rule_is_fair_and_the_other_is_not(
     remarks = {form: FedStaleWeight(restart=restart, form=form).remark for form in (fair, other)}
     assert remarks[fair] == ""
     assert all(f'"{word}"' in remarks[other] for word in (restart, fair, other))
+
+
+def test_shares_are_those_of_the_core_and_the_same_every_time() -> None:
+    first, again = (outcome(FedStaleWeight(**SETTING), versions=50) for _ in range(2))
+    assert first.share.tolist() == again.share.tolist()
+    assert first.share.sum() == pytest.approx(15.0)
 
 
 PROBLEM = Quadratic(4, smoothness=0.5, variance=2.0, distance=3.0, spread=0.25)
@@ -166,6 +174,15 @@ def test_the_right_sides_are_the_theorems() -> None:
         math.sqrt(256 * F * (16 * s * L + 8 * L * 0.7 * Q) / (8 * Q * T))
         + (s + 8 * Q * g) * 8 * L**2 / ((4 * s * L + 2 * L * Q * 0.7) * Q * T)
     )
+
+
+def test_a_quantity_agrees_within_its_tolerance_on_the_mean() -> None:
+    assert Ratio("noise", [0.9, 1.12], 0.02).agrees
+    assert not Ratio("noise", [1.05, 1.0], 0.02).agrees
+    assert not Ratio("noise", [math.nan, 1.0], 0.02).agrees
+    assert Ratio("noise", [0.99, 1.0, 1.01], 0.03).agrees
+    assert not Ratio("noise", [0.9, 1.0, 1.1], 0.1).agrees  # ±0.25
+    assert convergence.worst("rate", [[1.0, 0.7], [1.2, 0.9]], 0.1).ratios == [0.7, 0.9]
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -256,6 +273,11 @@ def test_a_refuted_bound_is_exceeded_by_a_run_that_is_as_predicted_and_by_no_mut
     assert {mutant: one.ours for mutant, one in wrong.items() if one.verdict == "not reproduced"} == {}
 
 
+@pytest.mark.parametrize(("staleness", "weight"), [(0, 0.6), (4, 0.6), (5, 0.6 / 3), (9, 0.6 / 11)])
+def test_fedasync_hinge(staleness: int, weight: float) -> None:
+    assert FedAsync(scaling="hinge", a=2.0).mixing(staleness) == pytest.approx(weight)
+
+
 def weights_after(strategy: FedStaleWeight, observed: Sequence[Sequence[int]]) -> list[float]:
     """The weights of a buffer of one update of each client, the last of those that each was observed with."""
     devices = fleet(len(observed))
@@ -290,6 +312,37 @@ def test_each_moving_average(average: Any, mean: float) -> None:
 def test_an_update_that_is_refused_is_not_observed() -> None:
     strategy = FedStaleWeight(buffer_size=2, max_staleness=3)
     assert weights_after(strategy, [[50], [0]]) == [0.5, 0.5]
+
+
+def test_defedavg_niid_averages_the_newest_update_of_a_uniform_sample() -> None:
+    strategy = resolve({"name": "defedavg-niid", "participants": 4, "takes": "newest"})
+    core = Core(strategy, fleet(6), 0, experiment.Stop(versions=400))
+    result = run_in_memory(
+        core, [1.0, 1.0, 2.0, 3.0, 5.0, 8.0], train=lambda client, model, trip: model + 1.0
+    )
+    newest: dict[int, int] = {}
+    steps = iter(result.sums)
+    for event, actions in result.history:
+        if isinstance(event, Arrived):
+            newest[event.client] = event.task
+        if any(isinstance(action, Sum) for action in actions):
+            order, updates = next(steps)
+            assert [newest[update.client] for update in updates] == list(order.tasks)
+            multiples = np.array(order.weights) * 4
+            assert multiples == pytest.approx(np.round(multiples))  # drawn twice counts twice
+            assert sum(order.weights) == pytest.approx(1.0)
+    assert [float(model[0]) for model in result.models] == pytest.approx(np.arange(401.0))
+    share = core.applied_weight / core.applied_weight.sum()
+    assert share == pytest.approx(np.full(6, 1 / 6), rel=0.15)  # however slow a client is
+    assert core.discarded > 0  # send buffers that were overwritten
+
+
+def test_defedavg_niid_paused_trains_only_what_is_taken() -> None:
+    strategy = resolve({"name": "defedavg-niid", "participants": 4, "pause": True})
+    core = Core(strategy, fleet(6), 0, experiment.Stop(versions=500))
+    run_in_memory(core, [1.0, 1.0, 2.0, 3.0, 5.0, 8.0])
+    assert core.discarded <= 6  # only what is held when the run ends
+    assert core.applied_weight == pytest.approx(np.full(6, 500 / 6), rel=0.15)
 
 
 BUFFERS = st.lists(st.integers(0, 10_000), min_size=2, max_size=40)

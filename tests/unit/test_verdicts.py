@@ -169,6 +169,51 @@ def test_every_arm_that_a_claim_is_about_has_mutants() -> None:
     assert strategies - MUTANTS.keys() == {"fedavg", "fedavgm", "fedprox", "fedasync", "favano", "asysg"}
 
 
+def test_wrong_weights_of_fedstaleweight_are_wrong_by_hand() -> None:
+    """Two clients with E[τ] = 3 and 1, Algorithm 1's α = 4 and 2: normalised ⅔ and ⅓."""
+    from edgefl.kernels import MovingAverage
+    from edgefl.strategies.fedstaleweight import Expectation
+
+    updates = [Mock(client=client) for client in (0, 1)]
+    weights = {}
+    for mutant in ("FedStaleWeight", "α²", "α^¼", "only the stalest update", "the published bench's weights"):
+        (changes,) = [each.changes for each in MUTANTS["fedstaleweight"] if each.label == mutant] or [()]
+        name = changes[0].split('"')[1] if changes else "fedstaleweight"
+        state = Expectation(MovingAverage(2))
+        state.average.observe([0, 1], [3.0, 1.0])
+        weights[mutant] = list(resolve({"name": name, "buffer_size": 2}).weights(state, updates, Mock()))
+    assert weights["FedStaleWeight"] == pytest.approx([4 / 6, 2 / 6])
+    assert weights["α²"] == pytest.approx([16 / 20, 4 / 20])
+    assert weights["α^¼"] == pytest.approx([2**0.5 / (2**0.5 + 2**0.25), 2**0.25 / (2**0.5 + 2**0.25)])
+    assert weights["only the stalest update"] == [1.0, 0.0]
+    assert weights["the published bench's weights"] == pytest.approx([3 / 4, 1 / 4])
+
+
+def test_fedbuffs_buffer_of_one_more_does_not_halve_staleness() -> None:
+    """Mean staleness is in inverse proportion to the buffer: 11/6 and 21/11 for K + 1."""
+
+    class Stale(Curves):
+        settings = "quick"
+
+        def __init__(self, more: int) -> None:
+            self.more = more
+
+        def staleness(self, label: str) -> list[float]:
+            return [100.0 / (int(label.rpartition(" ")[2]) + self.more)] * 3
+
+        def target(self, label: str) -> float:
+            return 0.8
+
+        def reached(self, label: str, target: float, over: object) -> list[float]:
+            return [100.0] * 3
+
+        def ended(self, label: str, over: object) -> list[float]:
+            return [900.0] * 3
+
+    says = {more: fedbuff.claims(Stale(more))[-1].verdict for more in (0, 1)}
+    assert says == {0: "reproduced", 1: "not reproduced"}
+
+
 # ---- p-values ------------------------------------------------------------------------------------------
 
 
