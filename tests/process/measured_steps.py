@@ -57,6 +57,13 @@ def dies_of_a_real_time_signal() -> None:
     os.kill(os.getpid(), 40)
 
 
+def ends_what_it_started() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        child = subprocess.Popen(["sleep", "300"])
+        child.send_signal(number)
+        assert child.wait() == -number
+
+
 def leaves() -> None:
     os._exit(3)
 

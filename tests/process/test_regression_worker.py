@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from edgefl.devices import load_device, load_network
-from edgefl.errors import ConfigError, NotMet, OutOfDeviceMemory
+from edgefl.errors import ConfigError, NotMet, OutOfDeviceMemory, RunError
 from edgefl.learning.operations import StepWork
 from edgefl.regression import process as measuring
 from edgefl.regression.measure import TimeLimit, measure
@@ -161,6 +161,11 @@ def test_a_function_that_fails_says_how(
         measure(process, plan(function, kwargs=given), TimeLimit())
 
 
+def test_sending_without_a_network_is_one_line(process: MeasuringProcess) -> None:
+    with pytest.raises(ConfigError, match="device 'pixel-3a' has no network to send over"):
+        process.ask(request(steps.upload, kwargs={"count": 1}, network=None))
+
+
 def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) -> None:
     start = {
         "threads": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
@@ -174,6 +179,10 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
             function = measuring.FunctionLocation(file.stem, str(file), "step")
             with pytest.raises(ConfigError, match=rf"{file.name}: importing it {says}"):
                 own.ask(msgspec.structs.replace(request(steps.step), function=function))
+
+
+def test_a_function_can_end_what_it_started(process: MeasuringProcess) -> None:
+    assert len(once(process, steps.ends_what_it_started).cpu_s) > 1
 
 
 @pytest.mark.parametrize("function", [steps.leaves_a_daemon, steps.comes_back_twice])
@@ -249,3 +258,10 @@ def test_when_the_tests_process_is_killed_all_of_it_ends() -> None:
         assert testing.stdout is not None
         assert testing.stdout.readline() == "hanging\n"
         testing.kill()  # what is left is for the fixture of every process test to find
+
+
+def test_a_process_that_died_is_an_error_and_not_a_wait() -> None:
+    with contextlib.closing(MeasuringProcess()) as process:
+        os.kill(process.popen.pid, signal.SIGKILL)
+        with pytest.raises(RunError, match="the measuring process ended with signal 9"):
+            process.ask(request(steps.step))

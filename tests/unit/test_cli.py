@@ -6,7 +6,9 @@ import importlib
 import io
 import json
 import re
+import resource
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -187,6 +189,20 @@ def test_run_says_how_it_went(here: Path, runs: Calls, edgefl: Shell) -> None:
         assert words in out
 
 
+def test_run_names_the_worst_phase_and_device(
+    here: Path, runs: Calls, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worst = {"device": "pixel-4", "phase": "compute", "median_error": 0.57, "p95_abs_error": 2.52}
+    judged = {**SUMMARY["fidelity"], "worst": worst, "warnings": []}
+    monkeypatch.setitem(SUMMARY, "fidelity", judged)
+    named = "training of pixel-4: median +57.00%, p95 252.00%"
+    out = edgefl.fits("run", "e.toml", "--out", "o")
+    assert named in out
+    assert "warning" not in out
+    monkeypatch.setitem(SUMMARY, "fidelity", {**judged, "warnings": ["one", "other"]})
+    assert "warning: one; 1 more" in " ".join(edgefl.shows("run", "e.toml").split())
+
+
 def test_an_invalid_emulation_is_said_even_if_quiet(
     here: Path, runs: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +216,17 @@ def test_an_invalid_emulation_is_said_even_if_quiet(
     monkeypatch.setitem(SUMMARY, "clock", "virtual")
     assert main(["run", "e.toml"]) == 3
     assert "INVALID, error median" in capsys.readouterr().out
+
+
+def test_times_that_are_computed_are_not_called_measured(
+    here: Path, runs: Calls, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SUMMARY, "clock", "virtual")
+    out = edgefl.shows("run", "e.toml")
+    assert "times computed, not enforced" in out
+    assert "error median" not in out
+    monkeypatch.setitem(SUMMARY, "fidelity", {**SUMMARY["fidelity"], "median_abs_error": None})
+    assert "no trip was timed" in edgefl.shows("run", "e.toml")
 
 
 @pytest.mark.parametrize(
@@ -289,6 +316,11 @@ def test_ctrl_c_says_how_to_carry_on(
     assert edgefl.refuses(130, *command) == f"interrupted; carry on with: edgefl resume {command[-1]}"
 
 
+def test_ctrl_c_anywhere_else(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
+    monkeypatch.setattr("edgefl.cli.doctor.examine", raising(KeyboardInterrupt()))
+    assert edgefl.refuses(130, "doctor") == "interrupted"
+
+
 def test_resume_and_compare_call_what_they_should(
     here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell
 ) -> None:
@@ -335,6 +367,27 @@ def test_bench_says_and_writes_what_it_measured(
     assert json.loads((here / "f.json").read_text()) == result
 
 
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("full", "a folder, expected a file"),
+        ("nowhere/f.json", "no folder"),
+        ("e.toml/f.json", "no folder"),
+        ("old/summary.json", "in the folder of a run"),
+    ],
+)
+@pytest.mark.parametrize("what", ["ingest", "fidelity"])
+def test_bench_measures_nothing_that_it_could_not_write(
+    here: Path, monkeypatch: pytest.MonkeyPatch, edgefl: Shell, what: str, file: str, says: str
+) -> None:
+    calls = Calls()
+    stand_in(monkeypatch, f"edgefl.lab.{what}", run=calls)
+    said = edgefl.refuses(2, "bench", what, "--json", file)
+    assert said.startswith(f"--json {file}")
+    assert says in said
+    assert calls == []
+
+
 @pytest.mark.parametrize("arguments", [[], ["bench"]])
 def test_nothing_asked_shows_help_and_fails(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main(arguments) == 2
@@ -356,6 +409,10 @@ def test_help_fits_80_columns_and_no_sentence_is_cut_off(edgefl: Shell, command:
     assert not re.findall(r".*\w\.\.\.$", said, flags=re.MULTILINE)
 
 
+def test_the_version_is_one_line(edgefl: Shell) -> None:
+    assert edgefl.fits("--version").startswith("edgefl")
+
+
 def test_profiles_lists_all_in_80_columns(edgefl: Shell) -> None:
     out = edgefl.fits("profiles")
     for name in (*devices.device_names(), *devices.network_names(), *devices.fleet_names()):
@@ -370,6 +427,27 @@ def test_profiles_as_json(edgefl: Shell) -> None:
         one = json.loads(edgefl.shows("profiles", name, "--json"))
         assert one == listed[kind][name]
         assert one["id"] == name
+
+
+def test_profiles_say_where_their_traces_are_as_their_files_do(tmp_path: Path, edgefl: Shell) -> None:
+    shutil.copytree(PROFILES / "networks", tmp_path / "mine")
+    for name in ("lte-varying", str(tmp_path / "mine" / "lte-varying.toml")):
+        shown = json.loads(edgefl.shows("profiles", name, "--json"))
+        assert shown["up"]["trace"] == "traces/lte-varying-up.trace"
+    for argument in ("--json", "lte-varying"):
+        out = edgefl.shows("profiles", argument)
+        assert "traces/lte-varying-up.trace" in out
+        assert str(PROFILES.parent) not in out
+
+
+def test_a_profile_shows_figures_with_their_source(edgefl: Shell) -> None:
+    out = edgefl.fits("profiles", "pi-4")
+    assert "memory.ram_mib" in out
+    assert "4096" in out
+    assert "ThomasKaiser" in out
+    assert re.search(r"torch +0\.1\d+ +0\.0\d+–0\.\d", out)
+    assert edgefl.fits("profiles", str(PROFILES / "devices" / "pi-4.toml")) == out
+    assert edgefl.fits("profiles", "show", "pi-4") == out
 
 
 def test_profiles_check(tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]) -> None:
@@ -413,6 +491,48 @@ def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
     assert "under cannot be written: File exists" in edgefl.refuses(2, *exports("lte", out / "under"))
 
 
+def test_an_import_that_cannot_be_written_whole_leaves_nothing(
+    tmp_path: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> Path:
+        if path.name == "native.toml":
+            raise RunError(f"{path} cannot be written: No space left on device")
+        return written(path, content)
+
+    written = importlib.import_module("edgefl.files").write_bytes
+    monkeypatch.setattr("edgefl.files.write_bytes", full)
+    command = ["profiles", "import", "webpagetest", CONNECTIVITY, "--out", str(tmp_path)]
+    assert "No space left" in edgefl.refuses(2, *command)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
+    from edgefl.host import calibration
+    from edgefl.host.calibration import Measured, Rate
+
+    rate = Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
+    rates = dict.fromkeys(("depthwise_gflops", "train_gflops", "triad_gbytes_per_s"), rate)
+    shapes = {"gemm_gflops": {"64": rate}, "conv_gflops": {"3x3": rate}}
+    measured = Measured(**rates, **shapes, triad_mib=64.0, cache_mib=480.0, blas="mkl")
+    found = calibration.Calibration(
+        fingerprint="f", cpu="a processor", cores=2, library="a library", at_unix_s=0.0, measured=measured
+    )
+    forced: list[bool] = []
+    monkeypatch.setattr(calibration, "calibrate", lambda force: forced.append(force) or found)
+    out = edgefl.fits("calibrate")
+    for words in (
+        "a processor",
+        "training step",
+        "conv 3x3",
+        "50",
+        "(192 MiB) are less than twice the cache",
+    ):
+        assert words in out
+    shown = json.loads(edgefl.shows("calibrate", "--fresh", "--json"))
+    assert shown["measured"]["gemm_gflops"]["64"]["median"] == 50.0
+    assert forced == [False, True]
+
+
 def test_doctor_finds_the_machine(edgefl: Shell) -> None:
     found = {finding["what"]: finding for finding in json.loads(edgefl.shows("doctor", "--json"))}
     looked = {
@@ -430,6 +550,34 @@ def test_doctor_finds_the_machine(edgefl: Shell) -> None:
     assert found["kernel reference"]["problem"] == ""
     assert not any("looking failed" in finding["problem"] for finding in found.values())
     assert "memfd" in edgefl.fits("doctor")
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [(512, "at most 170 clients under the wall clock: raise the container's limit"), (10**6, "")],
+)
+def test_doctor_says_how_many_clients_a_containers_limit_has_room_for(
+    limit: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgefl.cli import doctor
+
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr("edgefl.host.capacity.thread_limit", lambda: limit)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: unlimited)
+    (processes,) = [found for found in doctor.examine() if found.what == "processes"]
+    assert processes.problem == says
+
+
+def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgefl.cli import doctor
+
+    def _odd_thing() -> Iterator[doctor.Check]:
+        raise OSError("no such thing here")
+
+    monkeypatch.setattr(doctor, "_LOOKS", (_odd_thing, doctor._python))
+    odd, python = doctor.examine()
+    assert odd == ("odd thing", "?", "looking failed: OSError: no such thing here")
+    assert python.what == "python"
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m"

@@ -127,6 +127,19 @@ def test_another_strategy_leaves_out_the_files_fields_that_it_lacks(
     assert resolve(found).concurrency == 4  # type: ignore[attr-defined]
 
 
+def test_another_strategy_keeps_what_it_has_and_what_is_set_beside_its_name(
+    toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toml.write_text(MINIMAL + "[strategy]\nname = 'fedbuff'\nbuffer_size = 3")
+    names = ["strategy.name=fedstaleweight", "strategy.name=fedbuff", "strategy.name=none:Such"]
+    for name in names:
+        assert config.load(toml, [name]).strategy["buffer_size"] == 3
+    wrong = config.load(toml, ["strategy.buffer_size=7", "strategy.name=fedasync"]).strategy
+    with pytest.raises(ConfigError, match="field of fedasync 'buffer_size' not found"):
+        resolve(wrong)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_key_can_be_unset(toml: Path) -> None:
     toml.write_text(MINIMAL + "[training]\nsteps = 5\nlr = 0.5")
     assert config.load(toml, unset=["training.steps"]).training == Training(epochs=1, lr=0.5)
@@ -134,6 +147,11 @@ def test_a_key_can_be_unset(toml: Path) -> None:
     for key in ("training.momentum", "training.lr.x", "nowhere", "a..b", ""):
         with pytest.raises(ConfigError, match=f"^--unset {re.escape(key)}: .*toml does not set it$"):
             config.load(toml, unset=[key])
+
+
+def test_a_strategy_without_a_name_is_the_default_one(toml: Path) -> None:
+    assert config.load(toml, ["strategy.buffer_size=3"]).strategy == {"name": "fedbuff", "buffer_size": 3}
+    assert config.load(toml, ["strategy={}"]).strategy == {"name": "fedbuff"}
 
 
 WRONG = r"""
@@ -287,6 +305,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert fault(Path("/dev/zero")) == "/dev/zero: cannot be read: not a regular file"
 
 
+def test_a_byte_order_mark_is_no_fault(toml: Path) -> None:
+    toml.write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
+    assert config.load(toml).stop.versions == 10
+
+
 def test_a_fleet_file_becomes_its_devices_and_networks(toml: Path) -> None:
     toml.write_text("[fleet]\ndevices = 'mixed-24'\n[stop]\nversions = 1")
     in_python = Experiment(fleet=Fleet(devices="mixed-24"), stop=Stop(versions=1))
@@ -340,6 +363,13 @@ def test_paths_are_found_beside_the_file_from_any_folder(
     assert found.fleet.network == {mine: "lte", "pi-4": "wifi"}
     assert found.data.labels == {mine: [0], "pi-4": [1]}
     assert found.data.path == str(tmp_path / "data")
+
+
+def test_a_path_may_be_in_the_home_folder(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert config.load(toml, ["data.path='~/images'"]).data.path == str(tmp_path / "images")
 
 
 def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> None:

@@ -174,3 +174,10 @@ def test_none_is_left_out_and_strangers_are_refused() -> None:
     assert toml.write({"a": None, "b": {"c": None, "d": {"e": None}}}) == "[b]\nd = {}\n"
     with pytest.raises(TypeError, match="a set has no TOML form"):
         toml.write({"a": {1}})
+
+
+def test_the_dumped_file_is_good_to_read() -> None:
+    experiment = Experiment(fleet=Fleet(devices={"pi-4": 2}), stop=Stop(versions=3))
+    text = config.dump(experiment)
+    assert text.startswith('name = "experiment"\nseed = 0\n\n[fleet]\ndevices = { pi-4 = 2 }\n')
+    assert text.endswith("\n[stop]\nversions = 3\naccuracy_over = 1\nmin_improvement = 0.0\n")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
+import edgefl
+from edgefl import Experiment, Fleet, Stop
 from edgefl.errors import ConfigError
 from edgefl.run import web_http
 from edgefl.run.web import listening
@@ -189,3 +192,12 @@ def test_a_stream_goes_on_beside_other_requests_and_ends_with_the_server() -> No
 def test_a_port_that_is_taken_is_one_line() -> None:
     with listening() as listener, pytest.raises(ConfigError, match=r"--web-port \d+: .*in use"):
         listening(listener.getsockname()[1])
+
+
+def test_from_python_a_port_that_cannot_be_had_is_told_before_anything_starts(tmp_path: Path) -> None:
+    wanted = Experiment(fleet=Fleet(devices={"pixel-4": 2}), stop=Stop(versions=1))
+    with listening() as listener:
+        for port in (listener.getsockname()[1], 70_000):
+            with pytest.raises(ConfigError, match=f"--web-port {port}"):
+                edgefl.run(wanted, tmp_path / "run", web=port)
+    assert not (tmp_path / "run").exists()

@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import json
 import re
+import socket
 from base64 import b64decode
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -20,7 +22,9 @@ from edgefl.host.capacity import TimeScale
 from edgefl.results.record import ClientRow, EvaluationRow, TripRow
 from edgefl.results.store import Store
 from edgefl.run import control, web_process
-from edgefl.run.web_process import LivePage
+from edgefl.run.view import RunView
+from edgefl.run.web import with_page
+from edgefl.run.web_process import MOST_POINTS, LivePage
 
 EVIL = "</script><script>alert(1)</script>"
 TRIP = TripRow(
@@ -77,6 +81,15 @@ def cards_of(found: Any) -> dict[str, tuple[str, str, str]]:
     return {name: (value, note, tone) for name, tone, value, note in re.findall(card, found["cards"])}
 
 
+def test_before_there_is_anything_it_says_what_goes_on(tmp_path: Path) -> None:
+    page = LivePage(Experiment(fleet=Fleet(devices={"pixel-4": 2})), tmp_path, "/secret/")
+    page.handle(control.Activity("loading data and model"))
+    found = picture(page)
+    assert (found["note"], found["states"], found["fleet"]) == ("loading data and model", "", [])
+    assert page.answer("/secret/phone/0") is None
+    assert not {"cards", "goal", "charts"} & found.keys()
+
+
 def test_the_picture_has_states_figures_and_curves(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_process, "EVERY_S", 0.0)
     page = page_of(record)
@@ -113,6 +126,40 @@ def test_an_invalid_run_says_why_and_a_measure_that_is_not_known_is_none(tmp_pat
     told(page, fidelity_median=0.5, invalid="median error 50.0%, at most 5% is allowed")
     said = ("INVALID", "median error 50.0%, at most 5% is allowed", "bad")
     assert cards_of(picture(page))["Fidelity"] == said
+
+
+def test_a_restart_is_said_until_the_clients_are_there_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, trial = page_of(tmp_path), Experiment(fleet=Fleet(devices={"pixel-4": 3, "pi-4": 1}))
+    inner = RunView(trial)
+    view = with_page(inner, cast(socket.socket, Mock()), tmp_path)
+    monkeypatch.setattr(view, "_send", page.handle)
+    notes = []
+    for trips in (10, 20):
+        view.update(progress(trial, trips=trips))
+        notes.append((inner.note, picture(page)["note"]))
+        view.restarted("the server was killed: starting it again")
+        notes.append((inner.note, picture(page)["note"]))
+    assert notes == 2 * [("", ""), 2 * ("the server was killed: starting it again",)]
+
+
+def test_one_picture_a_second_and_the_curves_keep_their_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = page_of(tmp_path)
+    for second in range(50):
+        told(page, wall_s=float(second), emulated_s=float(second))
+    (points,) = [chart["lines"] for chart in picture(page)["charts"] if chart["title"] == "Enforcement error"]
+    assert points[0][1] == []  # they came at one moment, just after the fleet was told of
+    monkeypatch.setattr(web_process, "EVERY_S", 0.0)
+    for second in range(3 * MOST_POINTS):
+        told(page, wall_s=float(second), emulated_s=float(second))
+    (points,) = [chart["lines"] for chart in picture(page)["charts"] if chart["title"] == "Enforcement error"]
+    instants = points[0][1]
+    assert instants == sorted(instants)
+    assert (instants[0], instants[-1]) == (0.0, 3 * MOST_POINTS - 1)
+    assert MOST_POINTS / 3 < len(instants) <= MOST_POINTS
 
 
 def test_a_phone_is_its_device_link_trips_and_incidents_and_nothing_of_it_is_obeyed(record: Path) -> None:

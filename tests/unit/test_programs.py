@@ -7,8 +7,10 @@ import math
 import os
 import socket
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock, call
+from unittest.mock import MagicMock, Mock, call
 
 import msgspec
 import numpy as np
@@ -24,11 +26,20 @@ from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
 from edgefl.host.calibration import Calibration, Measured, Rate
 from edgefl.host.host_operations import FEMNIST_FLOP
-from edgefl.host.verdict import Conditions
+from edgefl.host.verdict import Conditions, HeldVerdict
 from edgefl.programs import Phone, cpu_share, keeper, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
-from edgefl.programs.relay import AHEAD_S, LEAST_WINDOW_BYTES, STALL_S, EmulatedTime, Flow, PhoneLink, carry
+from edgefl.programs.relay import (
+    AHEAD_S,
+    LEAST_WINDOW_BYTES,
+    STALL_S,
+    EmulatedTime,
+    Flow,
+    PhoneLink,
+    Relay,
+    carry,
+)
 from edgefl.programs.result import PhoneResult, judge, way_result
 from edgefl.programs.way import LinkWay, Transmission
 
@@ -90,6 +101,17 @@ def test_a_relay_that_looks_late_makes_up_for_it_and_a_sender_that_does_not() ->
     assert flow.finished() == [first]
     assert first.achieved_s == 2.5
     assert flow.way.busy_s == pytest.approx(3 * wire_s)
+
+
+def test_a_relay_hears_what_came_in_while_it_spoke() -> None:
+    """A channel takes that in while it sends, and its descriptor then stays still."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        end = messages.EndPhones(now=True)
+        channel = Mock(waiting=True, has_room=True, fileno=ours.fileno)
+        channel.receive_ready.return_value = [end]
+        asyncio.run(asyncio.wait_for(Relay(channel, "run").serve(), 60.0))
+    assert channel.send.call_args == call(messages.Drained())
 
 
 def test_a_server_is_waited_for_at_the_end_while_it_takes_something() -> None:
@@ -173,6 +195,15 @@ def test_a_lost_packet_ends_the_connection_where_the_profile_says_so() -> None:
         way.enter(146_000, at_s=0.0)
 
 
+def test_a_trace_sets_the_rate_of_what_enters_without_a_break() -> None:
+    network = load_network("lte-varying")
+    way = LinkWay(network, "down", np.random.default_rng(0))
+    message = Link(network, np.random.default_rng(0)).down(500_000)
+    for _ in range(50):
+        way.enter(10_000, at_s=0.0)
+    assert way.due_s == pytest.approx(message.declared_s)
+
+
 def test_the_share_is_the_ratio_of_one_steps_times() -> None:
     rate = Rate(median=50.0, cv=0.0, samples=(50.0,))
     measured = Measured(
@@ -206,6 +237,31 @@ def test_what_cannot_be_is_one_line(changes: dict[str, object], says: str) -> No
     with pytest.raises(ConfigError, match=says) as caught:
         look_up([msgspec.structs.replace(CAT, **changes)])
     assert "\n" not in str(caught.value)
+
+
+def test_a_command_may_lie_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "command").touch(mode=0o755)
+    command = msgspec.structs.replace(CAT, command=("./command",))
+    look_up([msgspec.structs.replace(command, folder=str(tmp_path))])
+    monkeypatch.chdir(tmp_path)
+    look_up([command])
+
+
+def test_a_phone_without_a_memory_limit_may_be_the_first_of_those_in_control_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def groups(controllers: Iterable[str]) -> Mock:
+        places = dict.fromkeys(controllers, Path())
+        return Mock(group=lambda _: Mock(place=places.__getitem__))
+
+    monkeypatch.setattr(keeper, "Groups", groups)
+    memory = Mock()
+    monkeypatch.setattr(keeper, "GroupMemory", memory)
+    held = keeper.Keeper(Mock())
+    launch = messages.Launch(0, (b"cat",), {}, None, 1.0, None, "cgroup", "off", (0, 1, 2))
+    held._handle(launch)
+    held._handle(msgspec.structs.replace(launch, phone=1, limit_mib=64.0, memory="cgroup"))
+    memory.assert_called_once_with(Path(), 64.0)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +310,17 @@ def test_a_wrong_command_line_is_one_line_and_code_2(
     assert said.out == ""
     assert said.err.startswith("edgefl: ")
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "many", [["--count", "1000000000", "--device", "moto-g4"], ["-d", "moto-g4=1000000000"]]
+)
+def test_too_many_phones_are_refused_before_one_is_made(
+    many: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("edgefl.programs.Phone", Mock(side_effect=AssertionError))
+    assert main(["exec", *many, "--share", "0.1", "cat"]) == 2
+    assert capsys.readouterr().err == "edgefl: phones: must be from 1 to 10000, got 1000000000\n"
 
 
 def phone_result(**changes: object) -> PhoneResult:
@@ -309,7 +376,56 @@ def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) 
     assert tree.skip.call_args_list == [call(away_ns)] * 2
 
 
+def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what ``sudo`` starts: nothing can be sent to it."""
+    kept = keeper.Keeper(Mock())
+    kept._phones[0] = Mock(tree=SimpleNamespace(root=7))
+    monkeypatch.setattr(keeper.os, "killpg", refused := Mock(side_effect=PermissionError))
+    kept._handle(messages.Pass(2))
+    assert refused.call_args == call(7, 2)
+
+
 def test_what_is_too_little_to_measure_is_not_judged() -> None:
     slept = phone_result(cpu_s=0.01, wanting_s=0.1, achieved_share=0.5)
     assert slept.cpu_error is None
     assert judge([slept], [(0.001, 0.01)], 1.0, Conditions())[:3] == (None, None, ())
+
+
+def test_a_page_says_all_of_it() -> None:
+    from edgefl.programs.report import programs_page
+    from edgefl.programs.result import ProgramsResult
+
+    carried = way_result(1000, [1.0], [1.01])
+    one = phone_result(connections=1, up=carried, down=carried, why="out of memory", command=("<b>",))
+    held = HeldVerdict(0.1, 0.2, ("slow <x>",), Conditions())
+    result = ProgramsResult((one,), 1.0, 0, 10.0, "sigstop", "watch", held)
+    text = programs_page(result, "name")
+    assert "INVALID" in text
+    assert "slow &lt;x&gt;" in text
+    assert "out of memory" in text
+    assert result.summary()["phones"][0]["up"]["bytes"] == 1000
+
+
+def test_the_live_table_says_what_each_phone_does() -> None:
+    from rich.console import Console
+
+    from edgefl.host.capacity import choose_time_scale
+    from edgefl.programs.messages import PhoneState, TrafficState
+    from edgefl.programs.view import PhonesTable
+
+    held = look_up([CAT] * 30)
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    view = PhonesTable(console)
+    view.begin(held, choose_time_scale([], scale=2.0))
+    states = {
+        number: PhoneState(
+            phone=number, state="ended" if number < 5 else "running", wall_s=10.0, cpu_s=0.5, wanting_s=10.0,
+            rss_mib=12.0, peak_mib=12.0, stops=0, processes=1,
+        )
+        for number in range(30)
+    }  # fmt: skip
+    console.print(view.picture(states, [TrafficState(n, 2_000_000, 0, 1, 1, 0, 0, 0.0) for n in range(30)]))
+    text = console.export_text()
+    assert text.splitlines()[2].split() == ["5", "moto-g4", "running", "0.5", "100.0%", "12", "2", "0"]
+    assert "and 10 more" in text
+    console.file.close()

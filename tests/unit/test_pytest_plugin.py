@@ -5,10 +5,13 @@ No function runs here: the measurements are made up. `tests/process/test_pytest_
 
 from __future__ import annotations
 
+import contextlib
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import scipy.stats  # noqa: F401
@@ -141,6 +144,107 @@ def test_what_cannot_be_believed_fails_or_is_skipped(run: Run, outcome: str, bas
     assert not baseline.exists()
 
 
+def test_on_a_busy_host_a_budget_with_wide_head_room_passes_with_a_note_and_nothing_else_does(
+    run: Run,
+) -> None:
+    found = run(
+        """
+        import pytest
+        import steps
+
+        pixel = pytest.mark.edge_device("pixel-4")
+
+        @pytest.mark.edge_device("pixel-4", seconds=100, peak_mib=21)
+        def test_wide(edge_device):
+            edge_device.run(steps.step, mib=10, stolen=True)
+
+        @pixel
+        def test_wide_by_itself(edge_device):
+            edge_device.run(steps.step, mib=10, stolen=True).assert_budget(seconds=100)
+
+        @pytest.mark.edge_device("pixel-4", seconds=100, peak_mib=19)
+        def test_narrow(edge_device):
+            edge_device.run(steps.step, mib=10, stolen=True)
+
+        @pixel
+        def test_over(edge_device):
+            edge_device.run(steps.step, mib=10, stolen=True).assert_budget(peak_mib=5)
+
+        @pixel
+        def test_no_budget(edge_device):
+            edge_device.run(steps.step, stolen=True)
+
+        @pixel
+        def test_its_own_assertion(edge_device):
+            assert edge_device.run(steps.step, stolen=True).seconds < 0
+
+        @pixel
+        def test_pace(edge_device):
+            edge_device.run(steps.step, stolen=True).assert_pace()
+        """
+    )
+    found.assert_outcomes(passed=2, failed=5)
+    found.stdout.fnmatch_lines(
+        [
+            "INVALID: step on pixel-4: *; not below half of the budget for peak_mib: 10 of 19 MiB",
+            "INVALID: *; not below half of the budget for peak_mib: 10 of 5 MiB",
+            *["INVALID: step on pixel-4: time stolen by the hypervisor 50.0%, at most 2% is allowed"] * 3,
+            "=*= edgefl =*=",
+            "  pixel-4 * PASS",
+            "    passed on head-room: below half of each budget, though time stolen by the",
+            "  pixel-4 * INVALID",
+        ]
+    )
+
+
+class _Reporter:
+    verbosity = 0
+
+    def __init__(self, isatty: bool) -> None:
+        self.isatty = isatty
+        self.lines: list[str] = []
+
+    def ensure_newline(self) -> None:
+        self.lines.append("")
+
+    def write_line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def rewrite(self, text: str, erase: bool) -> None:
+        self.lines.append(f"\r{text}")
+
+
+@pytest.mark.parametrize(
+    ("isatty", "every_s", "shown"),
+    [
+        (True, 0.5, ["", "\rrepetition 1", "\rrepetition 2", "\r"]),
+        (False, 10.0, ["", "edgefl: repetition 1", "edgefl: repetition 2"]),
+    ],
+)
+def test_a_long_test_says_how_far_it_is(
+    isatty: bool, every_s: float, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter, now_s = _Reporter(isatty), [100.0]
+    capture = SimpleNamespace(global_and_fixture_disabled=contextlib.nullcontext)
+    plugins = {"terminalreporter": reporter, "capturemanager": capture}
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=plugins.get))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    tell = progress.Progress(config)
+    tell("repetition 0")
+    tell("")
+    assert reporter.lines == []  # of a short one nothing is said
+    for after_s, text in (
+        (0, "repetition 0"),
+        (every_s, "repetition 1"),
+        (0.1, "soon"),
+        (every_s, "repetition 2"),
+    ):
+        now_s[0] += after_s
+        tell(text)
+    tell("")
+    assert reporter.lines == shown
+
+
 def test_a_baseline_is_saved_and_what_grew_fails(run: Run, baseline: Path) -> None:
     found = run(TEST, "--edgefl-save")
     found.assert_outcomes(passed=1)
@@ -265,3 +369,7 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
             "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: *",
         ]
     )
+
+
+def test_a_module_may_hold_what_has_any_attribute(run: Run) -> None:
+    run("from unittest.mock import call\n" + TEST).assert_outcomes(passed=1)

@@ -24,6 +24,15 @@ TEST = DeviceTest("test_a", Path("test_a.py"), "test_a", 1)
 replace = msgspec.structs.replace
 
 
+def test_each_profile_has_the_marks_options() -> None:
+    found = mark_options(
+        ["pixel-3a", "pi-4"], {"repetitions": 20, "network": "3g", "seconds": 2, "peak_mib": 100.0}
+    )
+    assert [one.profile for one in found] == ["pixel-3a", "pi-4"]
+    assert {(one.repetitions, one.network) for one in found} == {(20, "3g")}
+    assert found[0].budgets == {"seconds": 2.0, "peak_mib": 100.0}
+
+
 @pytest.mark.parametrize(
     ("profiles", "keys", "says"),
     [
@@ -62,6 +71,22 @@ def edge_device(mark: MarkOptions | None = None, test: DeviceTest = TEST, **opti
 def test_a_device_without_a_processor_times_nothing() -> None:
     with pytest.raises(ConfigError, match="has a delay model instead of a processor"):
         edge_device(MarkOptions("paper-half-normal"))
+
+
+def test_a_devices_own_network_is_its_link_unless_another_is_named() -> None:
+    for named, network in ((None, "lte"), ("3g", "3g")):
+        device = edge_device(MarkOptions("pixel-3a", network=named))
+        assert device.name == "pixel-3a"
+        assert device.network is not None
+        assert device.network.id == network
+
+
+def test_what_json_holds_is_an_argument_and_anything_else_is_not() -> None:
+    for value in (1, 1.5, "a", True, None, [1, [2]], {"a": {"b": 1}}):
+        assert marked._plain("batch", value) is value
+    for other in ((1, 2), {1: 2}, float("nan"), b"x", object(), {"a": {1, 2}}, 2**64, "\udcff"):
+        with pytest.raises(ConfigError, match=r"batch must be what JSON holds, .* let setup= make anything"):
+            marked._plain("batch", other)
 
 
 class Measurements:

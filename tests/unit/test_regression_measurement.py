@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +12,12 @@ import msgspec
 import pytest
 from regression_samples import TRIAL, draws, measured, noisy, repetition
 
-from edgefl.devices import load_device
+from edgefl.devices import load_device, load_network
+from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import Invalid, ProfileError
 from edgefl.regression import measure as measuring
 from edgefl.regression.measure import Tell, TimeLimit, measure
-from edgefl.regression.measurement import Measurement, median_interval
+from edgefl.regression.measurement import Interval, Measurement, median_interval, profile_sha256
 from edgefl.regression.process import PrepareRequest, RepeatRequest, Repetition, TrialRun
 
 RUNS = 400
@@ -24,6 +28,10 @@ def test_the_90_percent_interval_holds_the_true_median_about_so_often() -> None:
     assert 0.85 * RUNS <= sum(one.low <= 1.0 <= one.high for one in intervals) <= 0.96 * RUNS
     assert sum(one.high >= 1.0 for one in intervals) >= 0.92 * RUNS  # the bound that budgets are held to
     assert intervals[3] == median_interval(draws(3))
+
+
+def test_a_width_without_a_median_is_infinite() -> None:
+    assert [Interval(0.0, 0.0, high).half_width for high in (1.0, 0.0)] == [math.inf, 0.0]
 
 
 def test_device_time_is_cpu_time_over_the_references_times_what_that_takes_the_device() -> None:
@@ -98,6 +106,29 @@ def test_a_calm_measurement_is_believed_and_unknown_steal_is_no_reason(steal: fl
 def test_a_disturbed_one_is_not_believed(repetitions: list[Repetition], steal: float, says: str) -> None:
     (reason,) = measured(repetitions, steal=steal).doubts
     assert says in reason
+
+
+def test_the_pace_is_that_of_the_paced_calls() -> None:
+    assert measured([repetition(achieved_s=0.0101)] * 9).pace == pytest.approx([1.01] * 9)
+    assert measured(time_scale=0.0).pace == []
+
+
+def test_a_profiles_hash_is_of_its_figures() -> None:
+    device, network = load_device("pixel-3a"), load_network("lte")
+    assert profile_sha256(device, network) == profile_sha256(load_device("pixel-3a"), load_network("lte"))
+    assert len({profile_sha256(device, n) for n in (network, load_network("3g"), None)}) == 3
+    other = msgspec.structs.replace(device, year=1999)
+    assert profile_sha256(other, network) != profile_sha256(device, network)
+
+
+def test_a_trace_counts_by_what_is_in_it_and_not_by_where_it_lies(tmp_path: Path) -> None:
+    device, shipped = load_device("pixel-3a"), load_network("lte-varying")
+    shutil.copytree(bundled_folder() / "networks", tmp_path / "networks")
+    file = tmp_path / "networks" / "lte-varying.toml"
+    assert profile_sha256(device, load_network(file)) == profile_sha256(device, shipped)
+    trace = tmp_path / "networks" / "traces" / "lte-varying-up.trace"
+    trace.write_text(f"0\n{trace.read_text()}")
+    assert profile_sha256(device, load_network(file)) != profile_sha256(device, shipped)
 
 
 class Known:

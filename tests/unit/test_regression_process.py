@@ -9,13 +9,17 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
+from edgefl.devices import load_device, load_network
+from edgefl.devices.link import Disconnected
 from edgefl.errors import ConfigError
+from edgefl.regression.memory import kib
 from edgefl.regression.process import FunctionLocation, find, locate
-from edgefl.regression.repetition import DeviceClock, ProcessUsage, nbytes
+from edgefl.regression.repetition import DeviceClock, DeviceHandle, ProcessUsage, nbytes
 
 
 def at_the_top() -> int:
@@ -154,6 +158,12 @@ def test_a_scripts_function_has_another_modules_name(module: Path, monkeypatch: 
         sys.modules.pop(where.module, None)
 
 
+def handle(**changes: object) -> DeviceHandle:
+    link = load_network("lte")
+    link = msgspec.structs.replace(link, up=msgspec.structs.replace(link.up, **changes))
+    return DeviceHandle(load_device("pixel-3a"), link, 0)
+
+
 @pytest.mark.parametrize(
     ("data", "count"),
     [
@@ -177,6 +187,11 @@ def test_what_holds_no_bytes_is_refused(data: object) -> None:
         nbytes(data)
 
 
+def test_a_link_that_breaks_says_so() -> None:
+    with pytest.raises(Disconnected, match="the link was lost after"):
+        handle(loss_pct=50.0, on_loss="disconnect").send(bytes(10_000_000))
+
+
 def test_the_clock_adds_computing_and_transfers_and_is_never_early() -> None:
     clock = DeviceClock(slowdown=3.0, time_scale=0.1)
     burn_s = _burn(0.002)
@@ -195,6 +210,17 @@ def test_the_model_is_waited_for_where_it_is_longer_and_nothing_without_a_time_s
     clock = DeviceClock(slowdown=1.0, time_scale=0.0)
     clock.transfer(1e6)
     assert clock.end(0.0).declared_s >= 1e6
+
+
+@pytest.mark.parametrize("name", [b"\xc3", b"a kB"])
+def test_a_process_may_have_any_name(name: bytes) -> None:
+    file = Path("/proc/self/comm")
+    before = file.read_bytes()
+    file.write_bytes(name)
+    try:
+        assert kib("status")["VmRSS"] > 0
+    finally:
+        file.write_bytes(before)
 
 
 def _burn(seconds: float) -> float:

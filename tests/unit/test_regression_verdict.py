@@ -21,8 +21,8 @@ from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry
 from edgefl.regression.device import DeviceResult
 from edgefl.regression.measurement import Measurement
-from edgefl.regression.table import ResultRow, lines
-from edgefl.regression.verdict import NeedMore, Verdict
+from edgefl.regression.table import WIDTH, ResultRow, lines, properties
+from edgefl.regression.verdict import Compared, Family, NeedMore, Verdict
 
 RUNS = 400
 replace = msgspec.structs.replace
@@ -133,6 +133,16 @@ def test_memory_may_grow_by_4_mib_and_no_more() -> None:
     assert len(grown(using(0), using(20))) == 1
 
 
+def test_memory_may_grow_by_4_mib_from_a_baseline_of_none_too() -> None:
+    def using(mib: float) -> BaselineEntry:
+        return entry([replace(one, peak_mib=mib) for one in noisy()])
+
+    assert grown(using(0), using(0)) == grown(using(0), using(3.9)) == grown(using(30), using(0)) == []
+    (line,) = grown(using(0), using(30))
+    assert line.startswith("peak memory from none on pixel-3a: 0 → 30 MiB")
+    assert line.endswith("(growth by more than 4 MiB fails)")
+
+
 def test_sending_more_is_found() -> None:
     def sending(count: int) -> BaselineEntry:
         return entry(noisy(sent_bytes=count))
@@ -216,6 +226,11 @@ def test_a_load_that_passes_is_waited_out_once() -> None:
     assert judged(*loads, before=entry(noisy(seed=1))) == (Verdict(compared=ANY), 2)
 
 
+def test_a_second_measurement_that_does_not_count_is_no_verdict() -> None:
+    found, _ = judged(measured(noisy(1.2, seed=2)), measured(steal=0.5), before=entry(noisy(seed=1)))
+    assert found == Verdict("INVALID", "time stolen by the hypervisor 50.0%, at most 2% is allowed")
+
+
 def test_counted_flop_fail_whatever_the_load() -> None:
     more, before = replace(TRIAL, flop=2 * TRIAL.flop), entry(noisy(seed=1))
     one = measured(noisy(waited=0.5, seed=2), trial=more)
@@ -251,6 +266,16 @@ def test_budgets_are_held_before_the_baseline(
     assert bool(found.note) == (outcome == "PASS" and steal > 0)
 
 
+def test_the_correction_is_over_all_devices_but_each_has_its_own_verdict() -> None:
+    before = entry(noisy(seed=1)).samples
+    slow = verdict.judge([measured(noisy(1.2, seed=2))], {}, before, family=Family(2))
+    assert isinstance(slow, NeedMore)
+    other = verdict.judge([measured(noisy(seed=4))], {}, before, family=Family(2, slow.compared))
+    assert isinstance(other, Verdict)
+    assert other.outcome == "PASS"
+    assert isinstance(other.compared[0], Compared)
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(0, 10))
 def test_holm_adjusts_upwards_and_rejects_when_bonferroni_does(p_values: list[float], more: int) -> None:
     tests = len(p_values) + more
@@ -260,6 +285,13 @@ def test_holm_adjusts_upwards_and_rejects_when_bonferroni_does(p_values: list[fl
     assert sorted(range(len(p_values)), key=lambda i: (p_values[i], i)) == sorted(
         range(len(p_values)), key=lambda i: (adjusted[i], p_values[i], i)
     )
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8))
+def test_what_holm_rejects_with_some_unknown_it_rejects_with_all_known(p_values: list[float]) -> None:
+    early = verdict.holm(p_values[:-1], len(p_values))
+    late = verdict.holm(p_values, len(p_values))
+    assert all(b <= a for a, b in zip(early, late, strict=False))
 
 
 PASSED = ResultRow(
@@ -280,6 +312,48 @@ def test_a_device_is_a_line_below_its_test_measured_or_not() -> None:
         "  moto-g4                     –         –      –         –        –   –  FAIL",
         "    out of memory",
     ]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.22e-9, 3.11e-6, 0.0009996, 0.9996, 999.6, 123456.7])
+def test_columns_do_not_run_together(seconds: float) -> None:
+    row = replace(
+        PASSED, seconds=seconds, host_cpu_s=seconds, peak_mib=123456.7, sent_mib=1.2345e-7, joules=1.2345e-5
+    )
+    figures = list(lines([row]))[2].split()
+    time = figures[1:3]
+    assert float(time[0].replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[time[1]] == pytest.approx(
+        seconds, rel=0.01
+    )
+    assert figures == ["pixel-3a", *time, *time, "123457", "1.23e-07", "1.23e-05", "15", "PASS"]
+
+
+def test_what_did_not_pass_says_why_and_no_line_is_too_wide() -> None:
+    failed = replace(
+        PASSED,
+        test="a/very/" + "long/" * 20 + "test_step.py::test_step[pixel-3a]",
+        device="a-device-with-a-name-that-does-not-fit",
+        outcome="INVALID",
+        why="too noisy:\n" + "because " * 40,
+        seconds=123456.0,
+        sent_mib=123456.7,
+    )
+    found = list(lines([failed]))
+    assert max(map(len, found)) <= WIDTH
+    assert found[2].endswith("INVALID")
+    assert found[3].startswith("    too noisy: because")
+
+
+def test_properties_are_named_by_device_and_function() -> None:
+    found = dict(properties(replace(PASSED, outcome="FAIL", why="too slow")))
+    figures = {name: getattr(PASSED, name) for name in ("seconds", "host_cpu_s", "peak_mib", "sent_mib")}
+    said = {"outcome": "FAIL", **figures, "repetitions": 15, "why": "too slow"}
+    assert found == {f"edgefl.pixel-3a.step.{name}": value for name, value in said.items()}
+
+
+def test_a_row_crosses_processes_as_plain_data() -> None:
+    row = replace(PASSED, entry=entry(), seconds=None)
+    plain = json.loads(json.dumps(msgspec.to_builtins(row)))
+    assert msgspec.convert(plain, ResultRow) == row
 
 
 @pytest.fixture
@@ -310,6 +384,15 @@ def test_saving_replaces_what_is_the_same_and_keeps_the_rest(path: Path) -> None
     assert len(found) == 3
     assert found[newer.key] == newer
     assert found[elsewhere.key] == elsewhere
+
+
+def test_the_order_of_saving_does_not_show(path: Path, tmp_path: Path) -> None:
+    entries = [entry(test="test_b[pi-4]"), entry(), entry(function="other")]
+    baseline.save(path, entries)
+    other = tmp_path / "other.json"
+    for one in reversed(entries):
+        baseline.save(other, [one])
+    assert path.read_bytes() == other.read_bytes()
 
 
 def test_a_changed_metric_is_one_changed_line_of_a_file_for_all_to_read(path: Path) -> None:
@@ -349,6 +432,11 @@ def test_a_broken_file_is_one_line_that_names_it_and_stays(path: Path, content: 
     with pytest.raises(ConfigError):
         baseline.save(path, [entry()])
     assert path.read_bytes() == before
+
+
+def test_a_folder_is_no_baseline(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        baseline.load(tmp_path)
 
 
 NUMBERS = [

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import math
+import os
 import re
+import resource
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
@@ -30,9 +35,10 @@ from edgefl.results.record import Aggregation, CostRow, Meta, Record
 from edgefl.results.report import profile_roles, summary_table, write_report
 from edgefl.results.result import Result
 from edgefl.results.store import Store
-from edgefl.results.summary import rounded, slow_group, summarize, write_summary
+from edgefl.results.summary import profiles_by_speed, rounded, slow_group, summarize, write_summary
+from edgefl.results.tables import table
 from edgefl.results.trace import write_trace
-from tests.reports import EVIL, Page, client, evaluation, read_json, read_trace, trip, write_run
+from tests.reports import EVIL, Page, client, evaluation, read_json, read_trace, trip, version, write_run
 
 
 @pytest.mark.parametrize(
@@ -55,6 +61,16 @@ def test_slow_phones_are_the_fewest_slowest_profiles_with_classes_of_their_own(
     with Record(tmp_path) as record:
         group = slow_group(record)
     assert (group.profiles, group.labels) == (profiles, labels)
+
+
+def test_the_slow_profile_is_the_one_whose_whole_trips_take_long(tmp_path: Path) -> None:
+    """Not the one whose processor is slow: a link or a delay may take longer."""
+    with Store(tmp_path) as store:
+        store.clients([client(0, "slow-cpu", 3.0), client(1, "slow-link", 0.1), client(2, "never-back", 0.1)])
+        store.trip(trip(0, 0, trip_declared_s=4.0))
+        store.trip(trip(1, 1, trip_declared_s=5.0))
+    with Record(tmp_path) as record:
+        assert profiles_by_speed(record) == ["never-back", "slow-link", "slow-cpu"]
 
 
 def test_the_same_profile_is_slow_in_table_tile_and_picture(tmp_path: Path) -> None:
@@ -96,6 +112,15 @@ def test_altered_updates_wrong_versions_and_incidents_are_counted(tmp_path: Path
     assert found["integrity"] == {"checked": 2, "checksum_mismatches": 1, "version_mismatches": 1}
     assert found["incidents"] == {"death": 2, "rejoin": 1}
     assert "Mismatch." in Page(write_report(tmp_path)).text
+
+
+def test_an_emulation_that_missed_its_bars_is_invalid(tmp_path: Path) -> None:
+    found = summarize(write_run(tmp_path, error=0.5))["fidelity"]
+    assert found["valid"] is False
+    assert any("error" in reason for reason in found["reasons"])
+    page = Page(write_report(tmp_path))
+    assert "INVALID" in page.text
+    assert found["reasons"][0] in page.text
 
 
 def test_what_training_logged_is_a_column_a_trip_and_a_row_of_the_report(tmp_path: Path) -> None:
@@ -200,6 +225,14 @@ def test_a_task_without_classes_has_no_accuracy_anywhere_but_its_loss_and_measur
     assert "Accuracy over" not in page
 
 
+def test_a_comparison_of_runs_with_different_measures_has_them_all(tmp_path: Path) -> None:
+    one, two = write_numbers(tmp_path / "a"), write_numbers(tmp_path / "b", metrics={"rmse": 3.0})
+    text = StringIO()
+    Console(file=text, width=80).print(compare([one, two]))
+    assert re.search(r"mae +fedbuff a +0.125 *\n *mae +fedbuff b +–", text.getvalue())
+    assert re.search(r"rmse +fedbuff a +– *\n *rmse +fedbuff b +3", text.getvalue())
+
+
 def test_clients_own_examples_are_summed_up_by_mean_worst_tenth_and_profile(tmp_path: Path) -> None:
     scores = {"clients": (0, 1, 2), "client_loss": (9.0, 1.0, 2.0), "personal_loss": (3.0, 1.0, 1.0)}
     shares = {"client_accuracy": (0.25, 0.5, 1.0), "personal_accuracy": (1.0, 0.5, 0.75)}
@@ -223,6 +256,23 @@ def test_clients_own_examples_are_summed_up_by_mean_worst_tenth_and_profile(tmp_
     Console(file=text, width=80).print(summary_table(summarize(both), both), compare([both]))
     assert re.search(r"personal accuracy on clients +mean 0.75, worst decile 0.5", text.getvalue())
     assert re.search(r"global accuracy on clients, worst decile +fedbuff +0.25", text.getvalue())
+
+
+def test_the_error_of_device_models_is_said_apart_and_makes_nothing_invalid(tmp_path: Path) -> None:
+    known = {"pixel-4": 1.25, "moto-g4": 4.0}
+    found = summarize(write_run(tmp_path, model_error_factor=known))
+    assert found["model_error_factor"] == known
+    assert found["fidelity"]["valid"] is True
+    text = Page(write_report(tmp_path)).text
+    assert "Apart from this, the device model is within a factor of 1.2 to 4 (90%)." in text
+    assert "4×" in text
+
+
+def test_a_virtual_run_is_exact_and_load_does_not_matter(tmp_path: Path) -> None:
+    write_run(tmp_path, clock="virtual", load=3.0, steal=0.5, time_scale=0.0)
+    fidelity = summarize(tmp_path)["fidelity"]
+    assert fidelity["valid"] is True
+    assert fidelity["median_abs_error"] == pytest.approx(0.0, abs=1e-12)
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -256,6 +306,35 @@ def test_every_shape_of_run_has_summary_report_trace_and_comparison(tmp_path: Pa
         assert max(map(len, table.getvalue().splitlines())) <= 80
         read_json(tmp_path / "out" / "summary.json")
         Page(tmp_path / "out" / "report.html")
+
+
+def test_an_empty_record_has_a_report_and_a_summary(tmp_path: Path) -> None:
+    with Store(tmp_path):
+        pass
+    found = summarize(tmp_path)
+    assert (found["accuracy"], found["client_trips"], found["fidelity"]["valid"]) == (None, 0, False)
+    Page(write_report(tmp_path))
+
+
+def test_rows_of_nothing_but_nan_and_strange_trips_are_no_surprise(tmp_path: Path) -> None:
+    nan = math.nan
+    with Store(tmp_path) as store:
+        store.clients([client(0, "x", nan, 0)])
+        store.version(version(0, weight_sum=nan, sum_s=nan))
+        store.evaluation(evaluation(0, accuracy=nan, loss=math.inf, correct=(0,), total=(0,)))
+        store.trip(trip(0, received_s=nan, arrived_s=1.0, staleness=0, loss=nan, down_s=nan, compute_s=nan))
+        store.trip(trip(1, 77, 0.5, fate="lost"))  # a client that nobody knows
+        store.trip(
+            trip(2, 0, 1.0, received_s=5.0, arrived_s=2.0, compute_s=9.0)
+        )  # parts longer than the whole
+        store.trip(trip(3, 0, 1.5, arrived_s=3.0))  # sent before the last one arrived
+        store.trip(trip(4, 0, 3.0, fate="lost", loss=nan, weight=nan))
+        store.trip(trip(5, 9, 1.0, arrived_s=1.0))  # no length
+    read_json(write_summary(tmp_path))
+    Page(write_report(tmp_path))
+    events = read_trace(write_trace(tmp_path))
+    lost = [event["name"] for event in events if event["ph"] == "i" and event["name"].startswith("task")]
+    assert sorted(lost) == ["task 1 lost", "task 4 lost"]
 
 
 def test_names_from_outside_are_only_text(tmp_path: Path) -> None:
@@ -297,6 +376,22 @@ def test_time_between_joining_and_leaving_counts(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("events", "emulated_s", "share", "left"),
+    [
+        # leaving twice counts the time once
+        ([Joined(0, 0.0), Left(0, 5.0, "offline", finishes=True), Left(0, 7.0, "died")], 10.0, 0.5, 2),
+        ([], 10.0, 0.0, 0),
+        ([Joined(0, 0.0)], 0.0, None, 0),  # a run that took no time
+    ],
+)
+def test_odd_attendance(
+    tmp_path: Path, events: list[Event], emulated_s: float, share: float | None, left: int
+) -> None:
+    there = attendance(tmp_path, *events, clients=1, emulated_s=emulated_s)
+    assert (there["online_share"], there["left"]) == (share, left)
+
+
 def costs(clock: str, **seconds: float) -> Record:
     """As much of a record as the breakdown reads: four trips, of which three ended."""
     found: Any = SimpleNamespace(
@@ -318,6 +413,21 @@ def test_waiting_is_the_phones_under_the_wall_clock_and_training_under_the_virtu
     assert list(wall["stages"]) == ["wait", "sum", "decide"]
     assert wall["stages"]["decide"] == {"share": 0.04, "us_a_trip": pytest.approx(0.4e6 / 3, rel=1e-5)}
     assert summary.breakdown(costs("virtual", wait=9.0, sum=0.6))["limited_by"] == "training"
+
+
+def test_a_server_that_hardly_waits_is_the_limit() -> None:
+    found = summary.breakdown(costs("virtual", wait=0.5, receive=9.0, unheard_of=0.5))
+    assert found["limited_by"] == "server"
+    assert "busy 95% of the time, and taking in messages takes 95% of its work" in found["says"]
+    assert found["stages"]["unheard_of"]["share"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [({}, None), ({"start": 3.0}, None), ({"wait": 0.0}, None), ({"wait": 3.0, "sum": 0.0}, "phones")],
+)
+def test_little_recorded_divides_by_nothing(seconds: dict[str, float], limit: str | None) -> None:
+    assert summary.breakdown(costs("wall", **seconds))["limited_by"] == limit
 
 
 @pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
@@ -387,6 +497,26 @@ def test_a_result_says_what_is_missing_or_broken(tmp_path: Path) -> None:
         result.model()
 
 
+def test_names_in_headings_and_titles_of_tables_are_text_and_no_markup() -> None:
+    printed = StringIO()
+    Console(file=printed, width=80).print(table(("eye [red]x", ">[/x]"), [("[b]", 1.0)], title="a [bold]b"))
+    assert all(name in printed.getvalue() for name in ("eye [red]x", "[/x]", "[b]", "a [bold]b"))
+
+
+def test_an_experiment_that_is_written_in_part_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with (
+            pytest.raises(ConfigError, match="run: cannot be written: File too large"),
+            run_folder.new(tmp_path / "run", "x" * 1000),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_is_held_whatever_becomes_of_its_files(tmp_path: Path) -> None:
     with run_folder.new(tmp_path / "run", "seed = 1\n"):
         path = tmp_path / "run" / run_folder.EXPERIMENT_FILE
@@ -397,6 +527,26 @@ def test_a_run_is_held_whatever_becomes_of_its_files(tmp_path: Path) -> None:
         ):
             pass
     with run_folder.held(tmp_path / "run"):  # it let go
+        pass
+
+
+def test_where_folders_cannot_be_locked_the_experiment_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, which locks what is open for writing alone."""
+    lock = fcntl.flock
+
+    def of_files(fd: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", of_files)
+    with (
+        run_folder.new(tmp_path / "run", "seed = 1\n"),
+        pytest.raises(ConfigError, match="run: another edgefl process runs it"),
+        run_folder.held(tmp_path / "run"),
+    ):
         pass
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
+import subprocess
+import sys
 from html import escape
 from pathlib import Path
 from urllib.parse import unquote
@@ -16,7 +19,7 @@ from edgefl.cli import main
 from edgefl.results import pictures
 from edgefl.results.compare import compare
 from edgefl.results.page import TERMS, glossary, hint, term_of
-from edgefl.results.pictures import Curve
+from edgefl.results.pictures import Canvas, Curve
 from edgefl.results.report import write_report
 from tests.reports import Page, write_run
 
@@ -118,6 +121,18 @@ def test_the_axis_shows_the_top_where_all_curves_are_there(ends: tuple[float, fl
     assert pictures._low_end(curves, 19.0) == pytest.approx(low)
 
 
+def test_dots_at_one_place_are_rings_around_each_other() -> None:
+    canvas = Canvas()
+    canvas.axes.set_xlim(0, 20)
+    canvas.shares()
+    ends = (0.9, 0.901, 0.5, 0.899)
+    pictures._end_dots(canvas, [curve(k, [0.1, *[end] * 19]) for k, end in enumerate(ends)])
+    sizes = [line.get_markersize() for line in canvas.axes.lines]
+    assert sizes == [5, 9, 5, 13]
+    filled = [line.get_markerfacecolor() != "none" for line in canvas.axes.lines]
+    assert filled == [True, False, True, False]
+
+
 def test_a_comparison_names_the_best_and_links_every_run(tmp_path: Path) -> None:
     folders = []
     for name, seed in (("fedbuff", 1), ("fedbuff", 2), ("fedavg", 1)):
@@ -134,3 +149,15 @@ def test_a_comparison_names_the_best_and_links_every_run(tmp_path: Path) -> None
     assert all((tmp_path / "out" / link).is_file() for link in links)
     compare([folders[0], folders[0].parent / "fedavg 1"], tmp_path / "out")
     assert {row["curve"] for row in tables(tmp_path / "out" / "report.html")[0]} == {"fedbuff", "fedavg"}
+
+
+def test_a_home_that_cannot_be_written_is_no_line(folder: Path) -> None:
+    """Matplotlib has two of its own to say about it."""
+    home = {
+        name: value for name, value in os.environ.items() if name not in ("XDG_CACHE_HOME", "MPLCONFIGDIR")
+    }
+    command = [sys.executable, "-m", "edgefl", "report", str(folder)]
+    done = subprocess.run(
+        command, env={**home, "HOME": "/proc/none"}, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == (f"{folder / 'report.html'}\n", "")

@@ -10,14 +10,18 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.results.compare import compare, goal_of, group, load
+from edgefl.results.record import Record
+from edgefl.results.statistics import summary_curve
 from edgefl.results.store import Store
 from edgefl.results.summary import slow_group
+from edgefl.results.targets import RaceTarget
 from tests.reports import Page, client, evaluation, read_json
 
 Learns = Callable[[float], float]
@@ -129,6 +133,13 @@ def test_without_a_given_target_it_is_that_of_stop_or_a_derived_one(
     assert [row.to_target.reached for row in group(load(folders), target) if row.to_target] == [1, 1]
 
 
+def test_a_loss_has_to_fall_to_its_target(tmp_path: Path) -> None:
+    with Record(run_of(tmp_path / "run", "fedbuff", 1, lambda s: s / 40)) as record:
+        falls = RaceTarget(0.5, "", "loss", at_most=True, window=1)
+        assert falls.reached(record, "at_s") == pytest.approx(20.0)
+        assert math.isnan(RaceTarget(-0.1, "", "loss", at_most=True).reached(record, "at_s"))
+
+
 def test_runs_that_did_not_reach_it_are_counted_and_bound_the_ratio(tmp_path: Path) -> None:
     folders = two(tmp_path, (0.9, 1.0, 1.3), end=36)
     rows = group(load(folders), goal_of(load(folders), 0.8))
@@ -160,6 +171,17 @@ def test_a_target_that_is_no_share_is_one_line(
     assert "expected an accuracy above 0 and at most 1" in line
     with pytest.raises(ConfigError, match="above 0"):
         compare([run], target=float(value))
+
+
+def test_a_curve_ends_with_its_last_seed_and_its_band_is_a_share(tmp_path: Path) -> None:
+    seeds = [np.array([[0.0, 4.0, end], [0.0, 0.9, 1.0]]) for end in (5.0, 6.0, 9.0)]
+    seeds[0][1] = (0.0, 0.1, 0.3)
+    x, mean, low, high = summary_curve(seeds, share=True)
+    assert x[-1] == 9.0
+    assert mean[-1] == pytest.approx((0.3 + 1.0 + 1.0) / 3)
+    assert high.max() == 1.0
+    assert low.min() == 0.0
+    assert summary_curve(seeds)[3].max() > 1.0
 
 
 def test_the_seed_does_not_decide_which_phones_are_slow(tmp_path: Path) -> None:

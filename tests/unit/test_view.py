@@ -22,7 +22,7 @@ from run_parts import Hand
 from edgefl.devices.fleet import ClientInfos
 from edgefl.experiment import Clock, Experiment, Fleet, MetricGoal, Stop
 from edgefl.host.capacity import Demand, TimeScale, choose_time_scale
-from edgefl.host.verdict import MEDIAN_MAX, P95_MAX, exceeded
+from edgefl.host.verdict import MEDIAN_MAX, P95_MAX, Conditions, exceeded, unfit
 from edgefl.run import control
 from edgefl.run.view import LINE_S, REDRAW_S, LineView, RunView, TerminalView, make_view, nearest_goal
 
@@ -117,6 +117,12 @@ def test_a_metric_is_a_goal_where_there_is_no_other() -> None:
     assert nearest_goal(over_loss, progress(trial)).share == 1.0
 
 
+def test_patience_is_a_goal_without_a_share() -> None:
+    trial = experiment({"pixel-4": 4})
+    found = nearest_goal(Stop(patience_evaluations=5), progress(trial))
+    assert found == (0.0, "until 5 evaluations are no better", False)
+
+
 def test_shows_the_figures() -> None:
     trial = experiment({"pixel-4": 4, "pi-4": 8})
     text = "\n".join(lines_of(trial, progress(trial, version=40), progress(trial, dropped=3, incidents=1)))
@@ -153,6 +159,16 @@ def test_what_is_too_much_is_summed_up() -> None:
     rest = 20 - shown
     (summed,) = (line for line in lines if f"{rest} more profiles" in line)
     assert summed.split()[-4:] == [f"{each * rest}" for each in (1, 2, 1, 7)]
+
+
+def test_before_the_start_the_bar_counts_clients() -> None:
+    trial = experiment({"pi-4": 4})
+    unmeasured = progress(trial, connected=3, accuracy=None, loss=None, fidelity=(None, None))
+    text = "\n".join(lines_of(trial, unmeasured))
+    assert "3 of 4 clients connected" in text
+    assert "starting the clients" in text
+    for label in ("accuracy", "loss", "fidelity"):
+        assert re.search(rf"{label} +–", text)
 
 
 def test_names_can_neither_command_the_terminal_nor_be_markup() -> None:
@@ -202,11 +218,33 @@ def test_verdict(fidelity: tuple[float | None, float | None], load: float, clock
         assert shown["because"] == "host load 400.0%"
 
 
+def test_lines_give_the_reason_of_a_verdict_and_not_figures_that_are_within_their_bounds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trial = experiment()
+    why = unfit(Conditions(steal=0.03))[0]
+    view = LineView(trial)
+    describe(view)
+    view.update(msgspec.structs.replace(progress(trial), invalid=why))
+    capsys.readouterr()
+    view.__exit__(None, None, None)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "fidelity INVALID, because time stolen by the hypervisor 3.0%" in line
+    assert "error median" not in line
+
+
 def test_nearest_stop_condition_is_the_goal() -> None:
     stop, figures = Stop(versions=100, trips=14, emulated_s=600.0, wall_s=80.0), progress(experiment())
     assert nearest_goal(stop, figures) == (0.75, "wall 60 s of 80 s", True)
     assert nearest_goal(Stop(versions=100, accuracy=0.82), figures)[:2] == (0.5, "versions 50 of 100")
     assert nearest_goal(Stop(versions=10), figures).share == 1.0
+
+
+def test_time_left_counts_from_where_a_resumed_run_began() -> None:
+    trial = experiment()
+    first, second = progress(trial, version=100), progress(trial, version=150)
+    assert "left" not in lines_of(trial, first)[2]
+    assert lines_of(trial, progress(trial, connected=3), first, second)[2].endswith("75%, 10 s left")
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,6 +278,14 @@ def test_lines_say_how_it_ended(error: BaseException, word: str, capsys: pytest.
     assert capsys.readouterr().err.splitlines()[-1] == f"edgefl: {word}: no client was trained"
 
 
+def test_what_is_wrong_before_the_start_is_the_errors_line_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    view = LineView(experiment())
+    view.say("loading data and model")
+    with pytest.raises(RuntimeError), view:
+        raise RuntimeError
+    assert capsys.readouterr().err == ""
+
+
 def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
     trial = experiment()
     with LineView(trial, Hand()) as view:
@@ -248,6 +294,18 @@ def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.Captur
         view.say("interrupted: writing a checkpoint (again to stop at once)")
         view.update(progress(trial))
     assert capsys.readouterr().err.splitlines()[-1].startswith("edgefl: interrupted: 25%, version 50, ")
+
+
+def test_a_closed_pipe_ends_the_lines_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with LineView(experiment()) as view:
+            view.say("one")
+            view.say("two")
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), write)  # so that closing the stream has somewhere to flush
 
 
 class Tape(io.StringIO):
