@@ -119,12 +119,15 @@ def check(header: bytes) -> bool:
         assert type(message).__module__ == "edgefl.run.messages"
         assert decode(messages.encode(message)) == message or "nan" in repr(message)
         if isinstance(message, messages.Done):
+            assert 0 <= message.examples <= messages.MAX_COUNT
             spent = map(msgspec.structs.astuple, (message.trip, message.down, message.compute, message.up))
             bounded(message, message.work_s, message.lateness_s, *itertools.chain(*spent))
         if isinstance(message, messages.Trained):
             for result in message.results:
                 bounded(result)
                 assert not math.isinf(result.loss)
+        if isinstance(message, messages.Assessed):
+            assert len(message.correct) == len(message.total)
     return taken
 
 

@@ -39,11 +39,29 @@ def test_what_memory_does_not_allow_is_named(result: dict[str, Any]) -> None:
     assert all(row["parameters"] == 3000 for row in result["rows"])
 
 
+def test_the_grid() -> None:
+    sizes = [(d, k) for d in aggregate.PARAMETERS for k in aggregate.UPDATES]
+    rows = aggregate.rows_of(sizes, quick=False)
+    everything = kernels.threads()
+    assert {
+        (r.parameters, r.updates) for r in rows if (r.dtype, r.threads) == ("float32", everything)
+    } == set(sizes)
+    assert {r.dtype for r in rows} == {"float32", "float16", "bfloat16", "int8"}
+    assert everything == 1 or {r.updates for r in rows if r.threads == 1} == set(aggregate.SINGLE)
+    assert len(set(rows)) == len(rows)
+
+
 def test_scales_are_counted_too() -> None:
     arrays = arrays_of(1000, 4, "int8", 1)
     assert arrays.moved_bytes == 4 * 1000 + 4 * 4 * 4 + 2 * 4 * 1000
     assert all(row.ctypes.data % 8 == 0 for row in arrays.stacked)
     assert arrays.base.ctypes.data % 64 == arrays.out.ctypes.data % 64 == 0
+
+
+def test_the_turns_of_a_slow_contender_are_fewer_but_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate, "_SLOW_S", 0.0)
+    result = aggregate.run(sizes=[(100, 2)])
+    assert {f["turns"] for row in result["rows"] for f in row["contenders"].values()} == {3}
 
 
 def test_a_row_that_the_host_spoilt_is_marked_and_says_why_in_figures_above_zero(

@@ -389,6 +389,11 @@ def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> Non
         load_fleet(fleet)
 
 
+def test_validating_twice_changes_nothing(toml: Path) -> None:
+    once = config.load(toml)
+    assert config.validate(once) == once
+
+
 def test_keys_that_are_gone_are_passed_over_in_a_runs_own_file_alone(tmp_path: Path) -> None:
     """Such a file has them at their defaults; at another value they meant what is no longer done."""
     path = tmp_path / "experiment.toml"

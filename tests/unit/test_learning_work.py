@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from resource import RUSAGE_SELF, getrusage
+
 import numpy as np
 import pytest
 import torch
@@ -337,6 +339,15 @@ def test_a_scale_of_each_channel_is_no_product():
 def test_a_model_that_does_not_take_the_data_is_refused():
     with pytest.raises(ConfigError, match=r"model: cannot train on inputs of shape \(5,\): RuntimeError"):
         step_work(nn.Linear(4, 2), (5,), 2)
+
+
+def test_a_large_module_on_meta_is_counted_without_its_memory():
+    with torch.device("meta"):
+        module = nn.Linear(20_000, 20_000, bias=False)  # 1.6 GB
+    before_kib = getrusage(RUSAGE_SELF).ru_maxrss
+    work = batch_work(module, (20_000,))
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before_kib < 200 * 1024
+    assert work.per_example.flop == 2 * 2 * 20_000**2
 
 
 # ---- a large network -----------------------------------------------------------------------------

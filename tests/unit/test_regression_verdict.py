@@ -481,6 +481,19 @@ def tampered(path: Path, key: str, value: str) -> str:
     return "taken"
 
 
+def test_the_numbers_held_to_bounds_are_all_there_are() -> None:
+    def numbers(table: dict[str, object], prefix: str = "") -> set[str]:
+        found: set[str] = set()
+        for name, value in table.items():
+            if isinstance(value, dict):
+                found |= numbers(value, f"{prefix}{name}.")
+            elif not isinstance(value, str):
+                found.add(prefix + name)
+        return found
+
+    assert numbers(msgspec.to_builtins(entry())) == {key for key, _, _ in NUMBERS}
+
+
 @pytest.mark.parametrize(("key", "least", "most"), NUMBERS, ids=[key for key, _, _ in NUMBERS])
 def test_impossible_numbers_are_refused(key: str, least: float | None, most: float, path: Path) -> None:
     whole, place = isinstance(most, int), f"entries[0].{key}"

@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 
 from edgefl.core.events import Arrived, Event, Joined, Left, Summed
-from edgefl.errors import ConfigError, FolderTaken
+from edgefl.errors import ConfigError, FolderTaken, RunError
 from edgefl.experiment import Privacy
 from edgefl.files import write_text
 from edgefl.parameters import checkpoint
@@ -474,6 +474,15 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
     (other / "record.sqlite").write_text("nonsense " * 500)
     with pytest.raises(ConfigError, match="damaged or not a record"):
         compare([good, other])
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_text(tmp_path / "file" / "below", "text")
+    path = write_text(tmp_path / "new" / "a.txt", "héllo")
+    assert path.read_text(encoding="utf-8") == "héllo"
+    assert [p.name for p in path.parent.iterdir()] == ["a.txt"]
 
 
 def test_a_result_says_what_is_missing_or_broken(tmp_path: Path) -> None:

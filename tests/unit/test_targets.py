@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from edgefl import toml
 from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.results.compare import compare, goal_of, group, load
@@ -216,3 +218,16 @@ def test_the_table_of_a_sweep_has_the_target(tmp_path: Path) -> None:
     rows = list(csv.DictReader(StringIO(Sweep(tmp_path).table().csv())))
     assert [float(row["emulated_s_to_target"]) for row in rows] == pytest.approx([10, 11, 20, 22])
     assert {row["target"] for row in rows} == {"0.5"}
+
+
+def test_a_comparison_reads_each_experiment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, plain = Counter[Path](), toml.read
+
+    def counted(path: Path) -> dict[str, Any]:
+        read[path] += 1
+        return plain(path)
+
+    folders = two(tmp_path)
+    monkeypatch.setattr(toml, "read", counted)
+    compare(folders, tmp_path / "out")
+    assert read == dict.fromkeys([folder / "experiment.toml" for folder in folders], 1)
