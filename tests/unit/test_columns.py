@@ -56,6 +56,20 @@ def test_the_columns_are_what_the_record_says(tmp_path: Path) -> None:
     record.close()
 
 
+def test_a_run_without_trips_has_empty_columns(tmp_path: Path) -> None:
+    result = Result(write_run(tmp_path / "run", trips=0, evaluations=False))
+    assert {table.rows for table in (result.trips(), result.weights(), result.staleness())} == {0}
+    assert result.evaluations().csv() == "version,at_s,wall_s,trips,accuracy,loss\n"
+
+
+def test_the_curve_is_in_the_summary(tmp_path: Path) -> None:
+    curve = summarize(write_run(tmp_path, trips=10))["curve"]
+    assert curve["version"] == [0, 1, 2]
+    assert curve["accuracy"] == [0.0, 0.1, 0.2]
+    assert curve["trips"] == [0, 5, 10]
+    assert set(curve) == {"version", "trips", "at_s", "accuracy", "loss"}
+
+
 def test_export_writes_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run")
     assert main(["export", str(run)]) == 0
@@ -85,6 +99,26 @@ def test_parquet_and_frames_are_one_line_where_they_cannot_be(
     stand_in.DataFrame = dict  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "polars", stand_in)
     assert Table(x=np.array([1])).frame() == {"x": np.array([1])}
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_a_real_frame_has_the_columns(tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(package)
+    if package == "polars":
+        monkeypatch.setitem(sys.modules, "pandas", None)
+    trips = Result(write_run(tmp_path / "run")).trips()
+    frame = trips.frame()
+    assert type(frame).__module__.startswith(package)
+    assert list(frame.columns) == list(trips)
+    assert len(frame) == trips.rows
+
+
+def test_parquet_is_read_back(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    trips = Result(write_run(tmp_path / "run")).trips()
+    back = polars.read_parquet(trips.write(tmp_path / "trips.parquet"))
+    np.testing.assert_array_equal(back["arrived_s"].to_numpy(), trips["arrived_s"])
+    assert back["profile"].to_list() == trips["profile"].tolist()
 
 
 def test_a_figure_is_vectors_with_its_fonts_inside_and_the_same_bytes(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -88,6 +90,14 @@ def test_by_device_gives_exactly_the_labels(profiles, wanted, seed):
         assert not counts or max(counts) - min(counts) <= 1
 
 
+def test_fedstaleweights_split():
+    labels = balanced(6000, 10)
+    spec = Data(partition="by-device", labels={FAST: [4, 5, 6, 7, 8, 9], SLOW: [0, 1, 2, 3]})
+    parts = partition(spec, labels, [FAST] * 10 + [SLOW] * 5, 10, seed=0)
+    assert_shared_out(parts, 15, 6000)
+    assert [len(part) for part in parts] == [360] * 10 + [480] * 5
+
+
 @pytest.mark.parametrize(
     ("labels", "profiles", "classes", "held", "sizes"),
     [
@@ -160,6 +170,17 @@ def test_splits_that_cannot_be_made_say_why(spec, profiles, message):
     assert "\n" not in str(caught.value)
 
 
+def test_labels_beyond_the_classes_are_refused():
+    with pytest.raises(ConfigError, match=r"labels must be in \[0, 2\) \(got 0 to 2\)"):
+        partition(Data(), np.array([0, 1, 2]), [FAST], 2, seed=0)
+
+
+def test_a_name_is_its_text() -> None:
+    first = stream(1, "trip", 3, 12).integers(2**63)
+    assert stream(1, "trip", 3, 12).integers(2**63) == first
+    assert stream(int(np.int64(1)), "trip", *np.array([3, 12])).integers(2**63) == first
+
+
 def test_names_that_look_alike_are_different_streams() -> None:
     names = [(1, "a", 2, 3), (1, "a", 23), (12, "a", 3), (1, "a", 3, 2), (1, "a"), (1, "b"), (-1, "a")]
     drawn = [stream(seed, purpose, *ids).integers(2**63) for seed, purpose, *ids in names]
@@ -179,3 +200,9 @@ def test_neighbouring_streams_are_uncorrelated() -> None:
 def test_the_bits_are_those_of_every_machine() -> None:
     """A run's bits depend on these: a change of them is a change of every result."""
     assert stream(1, "trip", 3, 12).integers(2**63) == 5973142416120778127
+
+
+def test_a_stream_can_be_copied() -> None:
+    first = stream(1, "strategy")
+    first.random()
+    assert copy.deepcopy(first).random() == first.random()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -117,3 +118,33 @@ def test_a_seal_that_cannot_be_lifted_stays_true(tmp_path: Path, monkeypatch: py
         assert len(list(record.events())) == 1
     with Store(tmp_path, create=False) as again:
         assert again.seq == 1
+
+
+def test_a_record_that_could_not_be_opened_once_can_be_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Store(tmp_path)
+    writer.sync()
+    writer.journal(Joined(client=0, at_s=0.0))
+    writer.commit()
+    left = tmp_path / "left"
+    shutil.copytree(tmp_path, left, ignore=shutil.ignore_patterns("*-shm"))
+    writer.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(seal, "_sums", _broken)
+        with pytest.raises(ConfigError, match="cannot be read: Input/output error"):
+            Store(left, create=False)
+    with Store(left, create=False) as again:
+        assert again.seq == 1
+
+
+def test_a_large_record_is_sealed_a_piece_at_a_time(tmp_path: Path) -> None:
+    record = tmp_path / "record.sqlite"
+    with open(record, "wb") as file:
+        file.truncate(40 * seal.AT_ONCE + 1000)
+    tracemalloc.start()
+    seal.put(record)
+    seal.check(record)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * seal.AT_ONCE

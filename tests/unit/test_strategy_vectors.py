@@ -89,6 +89,14 @@ def test_each_block_is_summed_as_the_step_says(update_format: str) -> None:
             np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
 
 
+def test_without_parts_the_servers_own_stay_as_they_are() -> None:
+    made, _ = make()
+    with closing(made.buffer) as buffer:
+        h = buffer.vectors(0)[1][MODEL].copy()
+        assert made.sum(Sum(1, (0, 1), WEIGHTS), 1).bad == ()
+        np.testing.assert_array_equal(buffer.vectors(1)[1][MODEL], h)
+
+
 @pytest.mark.parametrize("place", [0, FIRST.start, SIZE - 1])
 def test_one_bad_number_anywhere_in_an_update_makes_it_bad(place: int) -> None:
     made, _ = make()
@@ -101,6 +109,14 @@ def test_one_bad_number_anywhere_in_an_update_makes_it_bad(place: int) -> None:
         result = made.sum(Sum(1, (0, 1), WEIGHTS), 1)
         assert (result.bad, result.altered) == ((1,), ())
         assert buffer.latest == (0, 0)
+
+
+def test_a_vector_that_grows_past_all_numbers_is_noticed() -> None:
+    made, _ = make()
+    with closing(made.buffer):
+        parts = {"h": VectorSum((1e38, 1e38), into_model=1e30)}
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert made.sum(Sum(1, (0, 1), WEIGHTS, 1.0, parts), 1).bad != ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,16 @@ def test_every_message_of_the_protocol_is_in_these_tests() -> None:
     assert len(set(tags)) == len(tags)
 
 
+def test_a_loss_may_be_nan_because_training_may_diverge() -> None:
+    done = decode_from_client(encode(msgspec.structs.replace(DONE, loss=math.nan)))
+    assert isinstance(done, messages.Done)
+    assert math.isnan(done.loss)
+
+
+def test_headers_are_small() -> None:
+    assert all(len(encode(message)) < 200 for message in ALL)
+
+
 def refused(decode: Callable[[bytes], Any], header: bytes) -> str:
     with pytest.raises(WireError) as caught:
         decode(header)
@@ -83,6 +93,11 @@ def test_a_field_of_another_type_is_refused(message: Any) -> None:
                 changed = [*fields[:place], value, *fields[place + 1 :]]
                 if not (type(field) is float and type(value) is int):  # a whole number is a number too
                     refused(decode_from_client, msgspec.msgpack.encode(changed))
+
+
+def test_a_map_of_the_same_fields_is_no_message() -> None:
+    refused(decode_from_client, msgspec.msgpack.encode({"type": 1, "peer": 3, "epoch": 1, "role": "client"}))
+    refused(decode_from_client, msgspec.msgpack.encode({0: 1, 1: 3, 2: 1, 3: "client"}))
 
 
 @pytest.mark.parametrize("tag", [0, 8, 21, 22, 23, -1, 2**64 - 1, "2", 2.0, None])
