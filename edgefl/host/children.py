@@ -139,15 +139,15 @@ def exit_of(child: Child, timeout_s: float) -> Exit | None:
 
 
 def end_child(child: Child, grace_s: float) -> Exit:
-    """Wait for a child to exit, as it does once its channel is closed; kill its tree after ``grace_s``."""
+    """Wait for a child to exit, as it does once its channel is closed; kill its tree after ``grace_s``.
+
+    An exception, such as Ctrl-C during the wait, leaves the child running: it still cleans up.
+    """
     try:
         return Exit(child.wait(grace_s))
-    except BaseException as error:  # the time is up, or the user interrupts the wait
+    except subprocess.TimeoutExpired:
         kill_tree(child)
-        code = child.wait()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        return Exit(code)
+        return Exit(child.wait())
 
 
 def has_children() -> bool:

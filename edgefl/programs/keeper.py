@@ -17,7 +17,7 @@ import time
 from collections import deque
 
 from edgefl.devices.presence import AlternatingRenewal
-from edgefl.errors import ConfigError, EdgeflError, RunError
+from edgefl.errors import EdgeflError, RunError
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import ChildWatch, children_of, collect, end_children, fork
 from edgefl.host.groups import ACCOUNTING, ControlGroup, Groups, NoGroup, used_ns
@@ -436,7 +436,7 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
         if launch.folder is not None:
             os.chdir(launch.folder)
         os.execvpe(launch.command[0], launch.command, launch.environment)  # does not return
-    except (OSError, ConfigError) as error:
+    except Exception as error:  # a traceback and exit code 1 would look like the command's own
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTED
         why = error.strerror if isinstance(error, OSError) else error
         os.write(2, b"edgefl: %b: %b\n" % (launch.command[0], str(why).encode()))

@@ -446,12 +446,15 @@ class RunningPhones:
     def _end(self, process: subprocess.Popen[bytes], channel: Channel[Any]) -> None:
         """End one of edgefl's own processes; if it failed, kill all processes of the phones."""
         channel.close()
-        end = end_child(process, ENDING_S)
-        for output in self._outputs.values():
-            output.close()
-        self._outputs.clear()
-        if end.code:
-            end_marked(self._run_id)
+        code = 1  # until it has ended in order
+        try:
+            code = end_child(process, ENDING_S).code
+        finally:
+            for output in self._outputs.values():
+                output.close()
+            self._outputs.clear()
+            if code:
+                end_marked(self._run_id)
 
     def _judged(self, wall_s: float) -> ProgramsResult:
         phones = tuple(self._phone_result(number) for number in range(len(self._held)))

@@ -27,7 +27,7 @@ import msgspec
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.host.channel import Channel, Closed
-from edgefl.host.children import Exit, end_child
+from edgefl.host.children import Exit, end_child, kill_tree
 from edgefl.host.process import start_process
 
 _ENDING_S = 1.0
@@ -150,9 +150,14 @@ class MeasuringProcess:
         return answer
 
     def close(self) -> None:
-        """End it and all that it has started."""
+        """End the process and all that it has started, at once if the user interrupts the wait."""
         self._channel.close()
-        end_child(self.popen, _ENDING_S)  # it may still be importing the user's module
+        try:
+            end_child(self.popen, _ENDING_S)  # it may still be importing the user's module
+        except BaseException:
+            kill_tree(self.popen)
+            self.popen.wait()
+            raise
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import site
 import subprocess
 import sys
@@ -76,6 +77,21 @@ def test_children_of_another_user_are_not_waited_for(monkeypatch: pytest.MonkeyP
     children.end_children()
     assert all_of_them == {others}
     mine.kill.assert_called_once()
+
+
+def test_a_child_that_ends_in_time_is_left_to_it_and_a_late_one_is_killed() -> None:
+    for seconds, code in ((0, 0), (60, -signal.SIGKILL)):
+        late = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})"])
+        assert children.end_child(late, grace_s=0.2 if seconds else 30.0).code == code
+
+
+def test_an_interrupted_wait_for_a_child_leaves_it_to_its_own_end() -> None:
+    """It may be writing its last checkpoint."""
+    interrupted = Mock(spec=children.Child)
+    interrupted.wait.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        children.end_child(interrupted, grace_s=30.0)
+    interrupted.kill.assert_not_called()
 
 
 def test_a_process_that_the_machine_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
