@@ -9,17 +9,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from edgefl import ConfigError, Stop, config
+from edgefl import ConfigError, RunError, Stop, config
 from edgefl.cli import main
 from edgefl.lab import bare, fidelity, ingest, spawn, study
 from edgefl.lab.fidelity import DEVICES
 from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, verdict, write_report
 from edgefl.lab.tuning import tune
 from edgefl.lab.workloads import DELTA
+from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.results import run_folder
 from edgefl.results.record import Record
 from edgefl.results.result import Result
@@ -55,6 +58,19 @@ def test_every_update_of_ingest_counts(transport: bare.Transport, tmp_path: Path
     assert not model[1:].any()
 
 
+def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(transport: bare.Transport, parameters: int, clients: int, seconds: float) -> Any:
+        return ingest.IngestFigures(int(10 * seconds), 0.0, 0.0, {})
+
+    monkeypatch.setattr(ingest, "measured", measured)
+    found, seconds = ingest._long_enough("shm", 1000, CLIENTS, 0.2)
+    assert (found.trips, seconds) == (16, 1.6)
+    with pytest.raises(
+        RunError, match="600 trips of 300 clients with 1,000 parameters in 60 s, at least 900"
+    ):
+        ingest._long_enough("shm", 1000, 300, 60.0)
+
+
 def test_ingest_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     result = ingest.run(sizes=(5000,), clients=CLIENTS, seconds=0.1, repetitions=1, say=said.append)
@@ -75,6 +91,49 @@ def test_ingest_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     assert "5k" in shown
     assert "wire" in shown
+
+
+def test_ingest_ends_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+
+    class Case:
+        transport, parameters = "shm", 1000
+
+        def __init__(self, took_s: float) -> None:
+            self.takes_s, self.took_s, self.turns = took_s, 0.0, 0
+
+        def turn(self) -> None:
+            now_s[0] += self.takes_s
+            self.took_s = self.takes_s
+            self.turns += 1
+
+    monkeypatch.setattr(ingest, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    for lengths, turns, end_s in (
+        ((30, 10), [1, 1], 40),
+        ((5, 10), [3, 2], 35),
+        ((1, 1), [9, 9], 18),
+        ((50, 10), [1, 0], 50),  # a busy host: what has had no turn by then is left out
+    ):
+        now_s[0] = 0.0
+        cases = [Case(took_s) for took_s in lengths]
+        ingest._take_turns(cases, 9, 40.0, lambda _: None)  # type: ignore[arg-type]
+        assert ([case.turns for case in cases], now_s[0]) == (turns, end_s)
+
+
+def test_bare_trips_take_turns_at_all_slots_and_copy_an_update_or_make_it() -> None:
+    buffer = ParameterBuffer.create(Shape(size=5, ring=2, slots=5))
+    memory, passes = (
+        bare.LimitCase(what, "shm", 5, clients=3, updates=2, seconds=1.0) for what in ("memory", "passes")
+    )
+    clients = [bare.trip_of(memory, buffer, client) for client in range(3)]
+    for trip in range(5):
+        clients[trip % 3]()
+        assert [buffer.slot(slot).tolist() == [1.0] * 5 for slot in range(5)] == [s <= trip for s in range(5)]
+    for client in range(3):
+        for _ in range(2):
+            bare.trip_of(passes, buffer, client)()
+    assert buffer.slot(1).tolist() == [0.0] * 5  # the model less the model: nothing was trained
+    buffer.close()
 
 
 def test_spawn_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from edgefl import Fleet, Stop, host
+from edgefl import ConfigError, Fleet, Stop, host
 from edgefl.host import groups, probe
 from edgefl.host.groups import Groups, find, read_words
 from edgefl.host.throttle import cpu_ns
@@ -24,9 +25,11 @@ from edgefl.results.record import Record
 from tests.process import runs
 from tests.process.runs import (
     DEVICES,
+    UNPRIVILEGED,
     Command,
     experiment,
     needs_groups,
+    needs_unprivileged,
     summary,
     wait_for_versions,
 )
@@ -84,6 +87,26 @@ def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subpr
     before = cpu_ns(busy.pid)
     until(lambda: cpu_ns(busy.pid) - before > 100_000_000)
     assert psutil.Process(busy.pid).status() != psutil.STATUS_STOPPED
+
+
+def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: subprocess.Popen[bytes]) -> None:
+    throttle = host.open(kind, busy.pid, SHARE)
+    os.kill(busy.pid, signal.SIGKILL)  # also a stopped one
+    assert busy.wait(BOUND_S) == -signal.SIGKILL
+    throttle.close()
+    assert throttle.achieved().cpu_s >= 0.0
+
+
+def test_many_at_once(kind: str) -> None:
+    with probe.loaded() as one, probe.loaded() as other:
+        first = host.open(kind, one.pid, 0.05)
+        second = host.open(kind, other.pid, 0.1)
+        until(lambda: second.achieved().cpu_s > 0.05 and first.achieved().cpu_s > 0.025)
+        first.close()
+        was = second.achieved().cpu_s
+        until(lambda: second.achieved().cpu_s > was + 0.02)  # still looked after
+        second.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "edgefl-governor"]
 
 
 def test_what_a_process_starts_is_held_with_it_by_a_control_group() -> None:
@@ -163,6 +186,60 @@ def test_the_probe_says_what_it_saw(what: str) -> None:
         needs_groups("cpu" if what == "cgroup" else what)
     found = probe.memory_group() if what == "memory" else probe.throttle(what)
     assert ("killed" in found.what) if what == "memory" else ("requested" in found.what)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("sigstp", 1, 0.5), ConfigError, "throttle 'sigstp' not found; did you mean 'sigstop'?"),
+        (("sigstop", 0, 0.5), ValueError, "pid must be at least 1 (got 0)"),
+        (("sigstop", 1, 0.0), ValueError, "share must be a finite number of cores above 0 (got 0.0)"),
+        (("cgroup", 1, float("nan")), ValueError, "share must be a finite number of cores above 0 (got nan)"),
+    ],
+)
+def test_misuse_is_said(arguments: tuple[str, int, float], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as raised:
+        host.open(*arguments)
+    assert message in str(raised.value)
+
+
+def test_a_process_that_is_gone_cannot_be_held(kind: str) -> None:
+    child = subprocess.Popen([sys.executable, "-ISc", "pass"])
+    child.wait()
+    with pytest.raises(ProcessLookupError):
+        host.open(kind, child.pid, SHARE)
+
+
+def unprivileged(code: str) -> str:
+    """What ``code`` prints as a user who may read everything and write nothing."""
+    needs_groups("cpu", "memory")
+    needs_unprivileged()
+    command = [*UNPRIVILEGED, sys.executable, "-B", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("open('cgroup', os.getpid(), 0.5)", "throttle 'cgroup' cannot be used here: no group can be"),
+        ("open_memory(os.getpid(), 64)", "memory 'cgroup' cannot be used here: no group can be"),
+        ("open('sigstop', os.getppid(), 0.5)", "belongs to another user and cannot be throttled"),
+        ("open('sigstop', own.pid, 0.5).close()", ""),
+    ],
+)
+def test_without_the_right_a_mechanism_is_refused_in_one_line(call: str, message: str) -> None:
+    said = unprivileged(
+        "import os, subprocess\n"
+        "from edgefl import ConfigError\n"
+        "from edgefl import host\n"
+        "own = subprocess.Popen(['cat'], stdin=subprocess.PIPE)  # ends with this process\n"
+        f"try: host.{call}\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    assert message in said
+    assert said.count("\n") == (1 if message else 0)
 
 
 def throttled(kind: Any, **changes: Any) -> Any:

@@ -128,6 +128,11 @@ def test_exit_codes_and_placeholders_are_passed_on(
     assert "moto-g4" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_one_phone_has_the_output_to_itself(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert run([phone("sh", "-c", "printf a; kill -9 $$")], options()).exit_code == 137
+    assert capfdbinary.readouterr().out == b"a"
+
+
 def test_a_phone_and_all_that_it_starts_have_one_share(throttle: str) -> None:
     """What two busy processes got while the keeper had to wait for a core is taken back, but for a slice."""
     busy = "while :; do :; done"
@@ -198,6 +203,16 @@ def test_a_phone_over_its_memory_is_ended(throttle: str) -> None:
     assert one.limit_mib == 512
 
 
+def test_bytes_that_are_no_text_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = os.fsdecode(b"\xff")
+    monkeypatch.setenv("X", odd)
+    (tmp_path / odd).mkdir()
+    same = phone(
+        "sh", "-c", '[ "$X $PWD" = "$1" ]', "sh", f"{odd} {tmp_path / odd}", folder=str(tmp_path / odd)
+    )
+    assert run([same], options(out=tmp_path / "out")).exit_code == 0
+
+
 def test_streams_arrive_whole_and_never_before_the_link_could(
     echo: Echo, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -219,6 +234,30 @@ def test_streams_arrive_whole_and_never_before_the_link_could(
             assert way.achieved_s >= way.declared_s
         # a handshake of a round trip, then up and down one after the other
         assert one.wall_s >= 0.2 + one.up.declared_s + one.down.declared_s
+
+
+def test_what_was_sent_before_the_end_arrives() -> None:
+    port = free_port()
+    code = f"import socket; socket.create_connection(('127.0.0.1', {port})).sendall(bytes(100))"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        connects = {port: f"127.0.0.1:{server.getsockname()[1]}"}
+        (one,) = run([python(code, network="3g-slow", connects=connects)], options()).phones
+        peer, _ = server.accept()
+    with peer, peer.makefile("rb") as got:
+        assert got.read() == bytes(100)
+    assert (one.up.bytes, one.refused, one.broken) == (100, 0, 0)
+
+
+def test_a_server_that_refuses_ends_the_connection() -> None:
+    port, nobody = free_port(), free_port()
+    code = (
+        f"import os, socket; s = socket.create_connection(('127.0.0.1', {port}))\n"
+        "try:\n    got = s.recv(1)\nexcept ConnectionResetError:\n    got = b''\n"
+        "raise SystemExit(5 if not got else 0)"
+    )
+    (one,) = run([python(code, connects={port: f"127.0.0.1:{nobody}"})], options()).phones
+    assert (one.exit_code, one.refused) == (5, 1)
 
 
 def test_phones_that_leave_stand_still_and_come_back() -> None:
@@ -259,6 +298,14 @@ def test_a_link_that_breaks_ends_its_connections(echo: Echo, tmp_path: Path) -> 
     assert one.exit_code == 1
     assert one.broken == one.connections == 1
     assert one.up.bytes < 262144
+
+
+def test_a_phone_that_is_back_before_its_killed_command_has_ended_starts_again() -> None:
+    absence = Absence(0.05, 2e-3, "kill")
+    with start([phone("sleep", "600")], options(absence=absence, throttle="off")) as running:
+        while not running.ended and (0 not in running.states or running.states[0].stops < 20):
+            running.turn(0.1)
+        assert running.ended == []
 
 
 def test_a_killed_phone_starts_again_when_it_is_back(tmp_path: Path) -> None:
@@ -319,6 +366,29 @@ def test_a_second_signal_kills_but_one_of_a_closed_terminal(number: int, trap: s
     assert [one.exit_code for one in running.result().phones] == [code, code]
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_edgefl_ignores_its_commands_ignore(number: int) -> None:
+    """As programs do that ``nohup`` starts, or a script in the background."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        running = start([phone("sh", "-c", f"kill -{number} $$; exit 7")], options())
+        with running, running.forwarding_signals():
+            assert signal.getsignal(number) is signal.SIG_IGN
+            running.wait()
+    finally:
+        signal.signal(number, before)
+    assert running.result().exit_code == 7
+
+
+def test_a_command_may_open_as_many_files_as_without_edgefl() -> None:
+    """edgefl itself may open as many as the system lets it."""
+    base = [sys.executable, "-m", "edgefl", "exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4"]
+    command = [*base, "--", "sh", "-c", "ulimit -Sn; ulimit -Hn"]
+    raised = ["sh", "-c", 'ulimit -Sn 256; ulimit -Hn; exec "$@"', "sh", *command]
+    hard, soft, same = subprocess.check_output(raised).split()
+    assert (soft, same) == (b"256", hard)
+
+
 def until_up(running: RunningPhones) -> None:
     """Wait until every phone has three processes: its shell, what that left, and a sleep."""
     until_s = time.monotonic() + PATIENCE_S
@@ -345,6 +415,15 @@ def test_phones_whose_output_is_cut_off_end_as_in_a_pipeline() -> None:
         assert child.stdout.readline()[-2:] == b"y\n"
         child.stdout.close()  # as ``| head -1`` does
         assert child.wait(PATIENCE_S) == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_what_edgefl_has_no_descriptor_for_goes_nowhere(closed: str, echo: Echo) -> None:
+    port = free_port()
+    base = [sys.executable, "-m", "edgefl", "exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4"]
+    sends = ["--connect", f"{port}=127.0.0.1:{echo.port}", "--", sys.executable, "-c", SEND % (port, 1, 1)]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh"]
+    subprocess.run([*shell, *base, "--accept-invalid", *sends], check=True)
 
 
 @pytest.mark.parametrize("victims", [("main",), ("main", "keeper"), ("main", "relay")])
@@ -380,6 +459,12 @@ def test_nothing_outlives_a_killed_part_of_it(name: str) -> None:
     assert child.returncode == 1
     assert b"ended" in err.splitlines()[-1]
     assert b"Traceback" not in err
+
+
+def test_whoever_leaves_early_ends_them() -> None:
+    with start([phone("sleep", "300"), phone("sleep", "300")], options()) as running:
+        assert running.running
+    assert [one.exit_code for one in running.result().phones] == [137, 137]
 
 
 def test_what_clears_its_environment_ends_with_its_phone(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from edgefl.results.compare import FIGURES, compare, group, load
 from edgefl.results.record import Record
 from edgefl.results.report import write_report
 from edgefl.results.result import Result
-from edgefl.results.summary import applied_weight, summarize
-from edgefl.results.trace import write_trace
+from edgefl.results.summary import applied_weight, summarize, write_summary
+from edgefl.results.trace import write_events, write_trace
 from tests.reports import Page, read_json, read_trace
 
 from .runs import DEVICES, experiment
@@ -137,6 +137,14 @@ def test_a_trace_names_profiles_and_clients_and_counts(runs: Path) -> None:
     assert all(0 <= value <= 1 for value in counts["accuracy"])
 
 
+def test_several_runs_share_a_trace_without_sharing_processes(runs: Path, tmp_path: Path) -> None:
+    with Record(runs / "fedbuff") as first, Record(runs / "wall") as second:
+        events = read_trace(write_events(tmp_path / "trace.json", [first, second]))
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert len(names) == 2 * (1 + len(DEVICES))
+    assert all(": " in name for name in names.values())
+
+
 def test_the_comparison_fits_a_terminal(runs: Path) -> None:
     table = StringIO()
     folders = [runs / name for name in ("wall", "fair-0", "fair-1")]
@@ -177,6 +185,11 @@ def test_a_comparison_folder_has_all_three_files(runs: Path) -> None:
     assert links == [f"{name}/report.html" for name in ("fedbuff", "fair-0", "fair-1")]
     assert "computed" in page.text
     read_trace(runs / "trace.json")
+
+
+def test_a_summary_is_written_again_as_it_was(runs: Path) -> None:
+    before = read_json(runs / "fedbuff" / "summary.json")
+    assert read_json(write_summary(runs / "fedbuff")) == before
 
 
 BAD_VALUES = ("x", "", None, -1, 2**62, 1e308, float("-inf"), b"\xff\x00", "[1, 2", '{"a": 1}')

@@ -7,7 +7,9 @@ import operator
 import os
 import shutil
 import signal
+import sqlite3
 import threading
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from edgefl.results.result import Result
 from edgefl.results.store import Store
 from edgefl.run import control, supervisor
 from edgefl.strategies import resolve
+from tests import reports
 
 from ..unit.leaf_files import write_leaf
 from .runs import Command, experiment, summary, wait_for_versions
@@ -246,6 +249,23 @@ def test_a_folder_that_cannot_be_had_is_one_line_and_left_alone(name: str, says:
     assert files(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda named: supervisor.run(experiment(), named),
+        lambda named: supervisor.run(experiment(), named.parent / "run", base=named),
+        supervisor.resume,
+    ],
+    ids=["a run's", "an experiment's", "one to resume"],
+)
+def test_a_folder_whose_name_no_record_can_hold_is_one_line(
+    start: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"caf\?: a name that is not UTF-8, expected one that is$"):
+        start(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert files(tmp_path) == []
+
+
 @pytest.mark.parametrize("made", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_nothing_is_left_of_a_run_that_never_began(made: bool, tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -272,6 +292,63 @@ def test_a_run_that_is_going_on_is_neither_resumed_nor_run_twice(
     command.ends(130)
     with run_folder.held(folder):  # it let go
         pass
+
+
+def killed_as_it_began(folder: Path) -> None:
+    """As far as a run gets before its first checkpoint."""
+    run_folder.begin(folder, Path("/where/modules/are"))
+    with Store(folder) as store:
+        store.clients([reports.client(0)])
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "journal-0000000000.partial").write_bytes(b"half")
+
+
+def half_made(folder: Path) -> None:
+    """A record that was killed before its first transaction."""
+    db = sqlite3.connect(folder / "record.sqlite")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("left", "base"), [(killed_as_it_began, Path("/where/modules/are")), (half_made, None)]
+)
+def test_early_files_are_cleared(left: Callable[[Path], None], base: Path | None, tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").touch()
+    left(tmp_path)
+    assert not run_folder.begun(tmp_path)
+    assert run_folder.base_of(tmp_path) == (base or Path.cwd())
+    run_folder.clear(tmp_path)
+    assert files(tmp_path) == ["experiment.toml"]
+
+
+def test_a_run_that_fails_leaves_no_experiment_whatever_lies_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def fail_early() -> None:
+        with run_folder.new(folder, ""):
+            killed_as_it_began(folder)
+            (folder / "checkpoints" / "locked.partial").mkdir()  # cannot be unlinked
+            raise RuntimeError("early")
+
+    with pytest.raises(RuntimeError, match="early"):
+        fail_early()
+    assert "experiment.toml" not in files(folder)
+
+
+def test_the_record_is_cleared_last_and_what_another_put_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").touch()
+    killed_as_it_began(tmp_path)
+    (tmp_path / "checkpoints" / "notes.txt").touch()
+    locked = tmp_path / "checkpoints" / "locked.partial"
+    locked.mkdir()  # it ends here as if it were killed
+    with pytest.raises(OSError, match="locked"):
+        run_folder.clear(tmp_path)
+    assert run_folder.base_of(tmp_path) == Path("/where/modules/are")
+    locked.rmdir()
+    run_folder.clear(tmp_path)
+    assert files(tmp_path) == ["checkpoints", "experiment.toml"]
+    assert files(tmp_path / "checkpoints") == ["notes.txt"]
 
 
 def test_what_has_begun_is_not_begun_again(finished: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import traceback
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -190,6 +191,13 @@ def test_a_points_own_training_is_tried_before_the_first_run(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"^function=mine:bad: .*'mine:bad' \(mine.py:4\) raised Attr"):
         sweep(SHORT, tmp_path / "sweep", seeds=[1], grid=points, base=tmp_path)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_an_error_from_python_has_two_frames(tmp_path: Path) -> None:
+    """The caller's and that of the function which it called."""
+    with pytest.raises(ConfigError) as caught:
+        edgefl.run(config.change(SHORT, ["data.name=nowhere:data"]), tmp_path / "run")
+    assert len(traceback.extract_tb(caught.value.__traceback__)) == 2
 
 
 def test_a_run_that_learned_nothing_is_an_end_of_its_own_and_no_row_of_a_ranking(

@@ -326,6 +326,14 @@ def test_another_experiment_is_no_verdict_on_this_one(finished: Path, tmp_path: 
         verify(tmp_path / "run")
 
 
+def test_a_run_that_has_not_ended_is_refused(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    sql("UPDATE meta SET value = '\"running\"' WHERE key = 'status'")(folder)
+    with pytest.raises(edgefl.ConfigError, match="this run has not ended"):
+        verify(folder)
+
+
 DEADLY = """
 import os
 import signal

@@ -138,6 +138,18 @@ def test_plain_sums_have_the_kernels_bits(make: Make) -> None:
     assert aggregator.buffer.model(aggregator.buffer.latest[1]).tobytes() == expected.tobytes()
 
 
+def test_totals_count_what_was_moved(make: Make) -> None:
+    aggregator = make(slots=8)
+    for task in range(5):
+        deliver(aggregator, task, np.ones(SIZE))
+    first = step(aggregator, [0, 1, 2], [1.0, 1.0, 1.0])
+    second = step(aggregator, [3, 4], [0.1, 0.1], 0.5)
+    totals = aggregator.totals
+    assert totals.updates == 5
+    assert totals.bytes == ((3 + 2) + (2 + 2)) * SIZE * 4
+    assert totals.seconds == first.seconds + second.seconds > 0
+
+
 def assert_nothing_published(aggregator: Aggregator, before: list[bytes]) -> None:
     buffer = aggregator.buffer
     assert buffer.latest == (0, 0)
@@ -201,6 +213,20 @@ def test_an_update_altered_after_it_was_sent_is_named_and_nothing_is_published(m
     assert step(aggregator, [3], [1.0]).altered == (3,)
 
 
+@each_optimizer
+def test_a_late_reader_notices_that_its_entry_was_overwritten_by_a_failed_sum(make: Make, name: str) -> None:
+    aggregator = make(OPTIMIZERS[name], ring=2)
+    deliver(aggregator, 0, np.ones(SIZE))
+    assert step(aggregator, [0], [1.0]).bad == ()
+    deliver(aggregator, 1, np.full(SIZE, math.nan))
+    assert aggregator.free_entry() == 0  # it holds version 0, which nobody is known to read
+    assert step(aggregator, [1], [1.0]).bad == (1,)
+    assert aggregator.buffer.entry_version.tolist() == [-1, 1]
+    with pytest.raises(SlotError, match="ring entry 0 holds version -1, not 0"):
+        aggregator.buffer.read_model(0, 0, np.empty(SIZE, np.float32))
+    assert aggregator.buffer.latest == (1, 1)
+
+
 @given(
     size=st.sampled_from([1, 7, 4096, 4097]),
     weights=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=6),
@@ -222,6 +248,18 @@ def test_any_sum_of_any_size_is_the_oracles(size: int, weights: list[float], bas
     expected = model + 0.7 * ((base_scale - 1.0) * model + np.array(weights) @ exact)
     np.testing.assert_allclose(buffer.model(1), expected, rtol=1e-5, atol=2e-5)
     buffer.close()
+
+
+def test_a_lease_is_of_the_latest_version_only(make: Make) -> None:
+    aggregator = make()
+    with pytest.raises(SlotError, match="task 5 wants version 1, the latest is 0"):
+        aggregator.lease(task=5, client=0, version=1)
+    assert aggregator.leases == {}
+    lease = aggregator.lease(task=5, client=3, version=0)
+    buffer = aggregator.buffer
+    assert (lease.entry, lease.client, lease.version) == (0, 3, 0)
+    assert (int(buffer.task[lease.slot]), int(buffer.client[lease.slot])) == (5, 3)
+    assert buffer.state[lease.slot] == SlotState.LEASED
 
 
 def test_a_restored_update_is_one_like_the_others(make: Make) -> None:
@@ -276,6 +314,13 @@ def test_only_so_many_entries_are_lent_that_the_run_never_waits_for_one(make: Ma
         assert entry is not None
         buffer.publish(version=version + 1, entry=entry)
     assert lent == [1] * 4 + [0] * 16  # seven entries less the five that a run needs
+
+
+@pytest.mark.parametrize(("ring", "lends"), [(5, True), (6, False)])
+def test_a_small_ring_lends_nothing_and_another_only_if_asked(make: Make, ring: int, lends: bool) -> None:
+    aggregator = make(ring=ring)
+    aggregator.lends = lends
+    assert not aggregator.buffer.lent[aggregator.lease(task=0, client=0, version=0).slot]
 
 
 def test_slots_run_out_with_a_clear_error_and_come_back(make: Make) -> None:

@@ -69,6 +69,14 @@ def test_no_two_parts_overlap_all_lie_inside_and_vectors_start_on_pages(shape: S
             assert (vector.dtype, vector.shape) == (np.float32, (shape.size,))
 
 
+@pytest.mark.parametrize("wrong", [{"size": 0}, {"ring": 1}, {"slots": 0}, {"vectors": -1}])
+def test_impossible_shapes_are_refused(wrong: dict[str, int]) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(SlotError, match="buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, the others ≥ 0"):
+        ParameterBuffer.create(Shape(**{"size": 1, "ring": 2, "slots": 1, **wrong}))
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def _descriptor_of(content: bytes) -> int:
     fd = os.memfd_create("foreign")
     os.write(fd, content)
@@ -155,6 +163,24 @@ def test_a_published_model_is_read_back_as_its_version_alone(buffer: ParameterBu
         buffer.read_model(2, 4, out)
 
 
+@pytest.mark.parametrize("during", ["retired", "replaced"])
+def test_an_entry_that_changes_during_the_copy_is_refused(
+    buffer: ParameterBuffer, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    buffer.publish(version=4, entry=0)
+    copy = np.copyto
+
+    def slow_copy(out: np.ndarray, model: np.ndarray) -> None:
+        copy(out, model)
+        buffer.retire(0)
+        if during == "replaced":
+            buffer.publish(version=9, entry=0)
+
+    monkeypatch.setattr(np, "copyto", slow_copy)
+    with pytest.raises(SlotError, match=r"ring entry 0 holds version 4, then -?[19] during the copy, not 4"):
+        buffer.read_model(0, 4, np.empty(5, np.float32))
+
+
 def test_a_reader_in_another_process_never_gets_a_torn_model() -> None:
     """The writer overwrites entries that are still being read; the reader must notice each time."""
     with closing(ParameterBuffer.create(Shape(size=20_000, ring=2, slots=1))) as shared:
@@ -197,6 +223,16 @@ def test_a_slot_goes_from_free_to_leased_to_written_to_free(buffer: ParameterBuf
     buffer.free(1)
     assert (int(buffer.state[1]), int(buffer.task[1])) == (SlotState.FREE, -1)
     buffer.lease(1, task=9, client=0, base_version=6)
+
+
+def test_only_free_slots_are_leased(buffer: ParameterBuffer) -> None:
+    buffer.lease(0, task=8, client=2, base_version=5)
+    for _ in range(2):
+        with pytest.raises(SlotError, match="slot 0 is not free: it belongs to task 8"):
+            buffer.lease(0, task=9, client=3, base_version=5)
+        if buffer.state[0] == SlotState.LEASED:
+            buffer.written(0, task=8, checksum=1)
+    assert (int(buffer.task[0]), int(buffer.client[0])) == (8, 2)
 
 
 def test_only_the_task_that_leased_a_slot_completes_it_and_only_once(buffer: ParameterBuffer) -> None:
@@ -246,6 +282,13 @@ def test_memory_that_is_not_there_is_one_clear_line(tmp_path: Path, arguments: l
     assert os.listdir(tmp_path) == []
 
 
+def test_more_memory_than_there_can_be_is_refused_too() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(RunError, match="the parameter buffer needs"):
+        ParameterBuffer.create(Shape(size=1 << 61, ring=2, slots=1))
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_without_memfd_it_is_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -255,6 +298,16 @@ def test_without_memfd_it_is_a_file_without_a_name(tmp_path: Path, monkeypatch: 
     made.slot(0)[:] = 4
     assert ParameterBuffer.attach(os.dup(made.fd)).slot(0).tolist() == [4] * 5
     made.close()
+
+
+def test_the_mapping_has_no_name_passes_no_exec_and_counts_once(buffer: ParameterBuffer) -> None:
+    assert os.fstat(buffer.fd).st_nlink == 0
+    assert not os.get_inheritable(buffer.fd)
+    assert os.fstat(buffer.fd).st_blocks * 512 == SHAPE.total_bytes
+    other = ParameterBuffer.attach(os.dup(buffer.fd))
+    other.slot(0)[:] = 1
+    assert os.fstat(buffer.fd).st_blocks * 512 == SHAPE.total_bytes
+    other.close()
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -95,6 +95,15 @@ def test_every_split_of_the_stream_gives_the_same_messages(raw: tuple[socket.soc
         assert got == messages
 
 
+def test_several_messages_of_one_read_come_one_by_one(ends: Ends) -> None:
+    left, right = ends
+    for number in range(5):
+        left.send(number)
+    assert [right.receive(), right.receive()] == [0, 1]
+    assert list(right.receive_ready()) == [2, 3, 4]  # read from the socket before, still delivered
+    assert list(right.receive_ready()) == []
+
+
 def test_a_stream_ready_in_parts_never_blocks_its_reader(ends: Ends) -> None:
     left, right = ends
     body = random.Random(3).randbytes(3 << 20)
@@ -134,6 +143,20 @@ def test_many_requests_answered_one_by_one_do_not_lock_both_ends() -> None:
         for end in a_b:
             end.shutdown(socket.SHUT_RDWR)
             end.close()
+
+
+def test_messages_read_while_sending_are_not_forgotten(ends: Ends) -> None:
+    """What arrived during a `send` is handed out by the next `receive_ready`, without any new input."""
+    left, right = ends
+    for number in range(100):
+        right.send(number)
+    reader = in_thread(lambda: [right.receive() for _ in range(2)])
+    for _ in range(2):
+        left.send(bytes(4 << 20))
+    assert ended(reader)
+    assert left.waiting
+    assert list(left.receive_ready()) == list(range(100))
+    assert not left.waiting
 
 
 def test_a_channel_has_room_until_its_reader_has_fallen_behind(ends: Ends) -> None:
@@ -180,6 +203,14 @@ def test_receive_ready_gives_the_last_messages_and_then_says_closed(ends: Ends) 
         list(right.receive_ready())
 
 
+def test_half_a_message_at_the_end_is_the_end(raw: tuple[socket.socket, Channel[Any]]) -> None:
+    writer, channel = raw
+    writer.sendall(framed("whole")[:-2])
+    writer.close()
+    with pytest.raises(Closed):
+        channel.receive()
+
+
 def test_sending_to_nobody_says_closed(ends: Ends, passed: list[int]) -> None:
     left, right = ends
     right.close()
@@ -221,6 +252,15 @@ def test_a_killed_process_is_the_end_of_its_channel() -> None:
         channel.receive()
     os.waitpid(pid, 0)
     channel.close()
+
+
+def test_an_inherited_end_is_a_channel() -> None:
+    a, b = pair()
+    left, right = Channel[Any](a, Any), Channel[Any].inherit(b.detach(), Any)
+    right.send({"pid": 1})
+    assert left.receive() == {"pid": 1}
+    for end in (left, right, right, left):  # in any order, and twice
+        end.close()
 
 
 _FAULTS = """

@@ -212,3 +212,15 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tmp_pa
     assert (done.stdout, done.stderr) == ("File too large\n", "")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert_same(latest(tmp_path), made(7))
+
+
+def test_a_rename_that_fails_leaves_nothing_half_written(tmp_path: Path, monkeypatch: Any) -> None:
+    write(tmp_path, made(7), LAYOUT)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError):
+        write(tmp_path, made(8), LAYOUT)
+    assert names(tmp_path) == ["journal-0000000007.safetensors"]

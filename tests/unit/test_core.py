@@ -238,6 +238,11 @@ def test_a_task_is_cancelled_once_and_its_clients_next_one_not_with_it() -> None
     assert core.handle(Failed(1, train.task, 2.0, "broken"))[0] == Release(train.task, "lost", "broken")
 
 
+def test_evaluation_must_have_a_period() -> None:
+    with pytest.raises(ValueError, match="evaluate_every must be at least 1, got 0"):
+        Core(FedBuff(), fleet(3), 0, experiment.Stop(), 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scripted(Strategy):
     """Answers what it is told to: for a method's name, its answer to a view."""
@@ -437,6 +442,12 @@ def test_stop_at_an_accuracy() -> None:
         assert core.handle(Evaluated(0, 1.0, low)) == []
     assert core.handle(Evaluated(0, 1.0, 0.8)) == [Finish("accuracy")]
     assert started().handle(Evaluated(0, 1.0, 1.0)) == []
+
+
+def test_the_server_can_end_the_run_also_while_a_sum_is_outstanding() -> None:
+    core = summing()
+    assert core.handle(Halted(1.0, "wall_s")) == []
+    assert core.handle(Summed(1, 1.0))[-1] == Finish("wall_s")
 
 
 def test_a_fleet_that_only_fails_does_not_run_for_ever() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from pathlib import Path
@@ -14,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError, RunError
+from edgefl.files import cache_folder
 from edgefl.host import calibration, capacity, host_operations
 from edgefl.host.calibration import Calibration, Measured, Rate, calibrate, stored_calibration
 from edgefl.host.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale
+from edgefl.kernels import cuda_library
 from edgefl.processes import usable_cores
 
 
@@ -115,6 +118,12 @@ def test_a_quota_counts(quota: float | None, cores: float, monkeypatch: pytest.M
     assert capacity.capacity_cores() == cores
 
 
+def test_the_host_has_a_name_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
+    assert capacity.host().cpu
+    assert capacity.host().cores == 3
+
+
 class Times(NamedTuple):
     """psutil's CPU times, s; time of guests is user time too."""
 
@@ -143,6 +152,11 @@ def test_stolen_share_is_of_all_time_since_the_start(times: list[object]) -> Non
     meter = StealMeter()
     assert meter.share() == 0.0
     assert meter.share() == pytest.approx(0.2)
+
+
+def test_a_system_that_does_not_tell_of_stolen_time_gives_none(times: list[object]) -> None:
+    times += [object(), object()]
+    assert StealMeter().share() is None
 
 
 def test_the_run_and_the_others_share_the_cores(times: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +215,18 @@ def test_an_expired_or_broken_one_is_measured_again(tmp_path: Path, monkeypatch:
     assert made(at_unix_s=time.time() + 3600).expired(time.time())
 
 
+def test_another_version_cpu_or_library_is_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {calibration.fingerprint()}
+    monkeypatch.setattr(calibration, "VERSION", calibration.VERSION + 1)
+    seen.add(calibration.fingerprint())
+    monkeypatch.setattr(calibration, "library", lambda: "torch 99")
+    seen.add(calibration.fingerprint())
+    other = calibration.host()._replace(cpu="another processor")
+    monkeypatch.setattr(calibration, "host", lambda: other)
+    seen.add(calibration.fingerprint())
+    assert len(seen) == 4
+
+
 def test_a_noisy_host_is_refused_and_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_measure_apart", lambda: measured(cv=0.11))
     with pytest.raises(
@@ -209,6 +235,14 @@ def test_a_noisy_host_is_refused_and_not_stored(tmp_path: Path, monkeypatch: pyt
         calibrate(folder=tmp_path)
     assert "\n" not in str(got.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "edgefl"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "edgefl"
 
 
 def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,3 +259,58 @@ def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPat
     assert msgspec.json.decode(msgspec.json.encode(found), type=Measured) == found
     assert found.triad_mib == 0.25
     assert found.blas
+
+
+def test_of_noisy_rounds_the_calmest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spans(noisy: bool) -> list[float]:
+        return [0.1 * (1 + noisy * (at % 2)) for at in range(host_operations.REPETITIONS)]
+
+    taken = itertools.chain([0.1], spans(True), spans(True), spans(False), itertools.repeat(0.5))
+    readings = itertools.chain.from_iterable((0.0, span) for span in taken)
+    monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
+    found = host_operations.rate(lambda: None, work=3.0)
+    assert found.cv == 0
+    assert found.median == pytest.approx(30.0 * host_operations._CALLS)
+
+
+def test_the_triad_is_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index, text in (("index0", "48K"), ("index3", "491520K"), ("index4", "none"), ("index2", "2097152")):
+        (tmp_path / index).mkdir()
+        (tmp_path / index / "size").write_text(f"{text}\n")
+    monkeypatch.setattr(host_operations.os, "sysconf", lambda name: 0)
+    assert host_operations.last_level_cache_mib(tmp_path) == 480.0
+    assert host_operations.last_level_cache_mib(tmp_path / "none") == 0.0
+    assert host_operations._triad_mib(0.0) == host_operations.TRIAD_MIN_MIB
+    assert host_operations._triad_mib(1e9) < 1e9
+
+
+def test_a_measuring_process_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration.sys, "executable", "/bin/false")
+    with pytest.raises(RunError, match="calibration failed with exit code 1: no message"):
+        calibration._measure_apart()
+
+
+def test_a_user_without_a_home_folder_keeps_no_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("EDGEFL_CUDA_LIBRARY", raising=False)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(calibration, "_measure_apart", measured)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^no home folder is known: set HOME or XDG_CACHE_HOME$"):
+        cache_folder()
+    assert stored_calibration() is None
+    assert calibrate().measured == measured()
+    assert stored_calibration() is None
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(cuda_library, "DEVICE_NODES", (str(tmp_path),))
+    assert str(cuda_library.problem()).startswith("no home folder is known: set HOME or XDG_CACHE_HOME")
+
+
+def test_a_calibration_that_takes_too_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Mock(side_effect=calibration.subprocess.TimeoutExpired("python", 300))
+    monkeypatch.setattr(calibration.subprocess, "run", late)
+    said = "^calibration failed: took more than 300 s; stop other work and run it again$"
+    with pytest.raises(RunError, match=said):
+        calibration._measure_apart()

@@ -202,3 +202,17 @@ def test_the_limits_themselves_are_allowed_and_all_reasons_are_given() -> None:
     assert len(trips([1.5] * 9, conditions=Conditions(load=2.0, steal=0.5, throttled=0.5)).reasons) == 9
     assert under(load=0.9, steal=0.02, throttled=0.02, step_cost=2.0).valid
     assert trips([1.0299] * 9).valid
+
+
+def test_lateness_is_reported() -> None:
+    late = trips([1.0] * 3, lateness_s=np.linspace(0, 1, 101))
+    assert (late.p95_lateness_s, late.max_lateness_s) == (pytest.approx(0.95), 1.0)
+    assert trips([1.0] * 3).p95_lateness_s is None
+
+
+def test_columns_must_be_there_and_fit() -> None:
+    one = {key: [1.0] for key in QUANTITIES}
+    with pytest.raises(ValueError, match="quantity 'up' is missing"):
+        assess(["a"], {q: v for q, v in one.items() if q != "up"}, one)
+    with pytest.raises(ValueError, match=r"compute must have shape \(2,\)"):
+        assess(["a", "b"], one, one)

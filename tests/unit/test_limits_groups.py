@@ -14,8 +14,8 @@ import pytest
 
 from edgefl.host import capacity, groups, memory
 from edgefl.host.capacity import ThrottleMeter
-from edgefl.host.groups import NoGroup, Place, find
-from edgefl.host.memory import MemoryLimit
+from edgefl.host.groups import NoGroup, Place, find, read_counters, read_words, write
+from edgefl.host.memory import GroupMemory, MemoryLimit
 
 
 class Machine:
@@ -53,6 +53,14 @@ def test_version_1_each_controller_in_its_own_hierarchy(machine: Machine) -> Non
     assert find("memory") == Place(memory / "user", 1)
 
 
+def test_a_mount_whose_path_is_no_text_is_passed_over(machine: Machine) -> None:
+    cpu = machine.mount("cpu", "cgroup", "rw,cpu")
+    machine.process_in("1:cpu:/")
+    file = machine.root / "proc/self/mountinfo"
+    file.write_bytes(b"29 25 0:26 / /media/M\xfcller rw - vfat /dev/sdb1 rw\n" + file.read_bytes())
+    assert find("cpu") == Place(cpu, 1)
+
+
 def test_version_2_if_it_has_the_controller(machine: Machine) -> None:
     unified = machine.mount("unified", "cgroup2", "rw,nsdelegate")
     scope = unified / "user.slice" / "run.scope"
@@ -63,6 +71,22 @@ def test_version_2_if_it_has_the_controller(machine: Machine) -> None:
     with pytest.raises(NoGroup, match="the io controller is not enabled in"):
         find("io")
     assert find("cpuacct") == Place(scope, 2)  # CPU time needs no controller
+
+
+def test_cpu_time_of_a_group(tmp_path: Path) -> None:
+    (tmp_path / "cpuacct.usage").write_text("1234567\n")
+    (tmp_path / "cpu.stat").write_text("usage_usec 42\nuser_usec 40\n")
+    assert [groups.used_ns(Place(tmp_path, version)) for version in (1, 2)] == [1_234_567, 42_000]
+    assert [groups.used_ns(Place(tmp_path / "gone", version)) for version in (1, 2)] == [0, 0]
+
+
+def test_a_controller_of_version_1_is_not_looked_for_in_version_2(machine: Machine) -> None:
+    unified = machine.mount("unified", "cgroup2", "rw")
+    (unified / "cgroup.controllers").write_text("memory\n")
+    cpu = machine.mount("cpu", "cgroup", "rw,cpu")
+    machine.process_in("1:cpu:/", "0::/")
+    assert find("cpu") == Place(cpu, 1)
+    assert find("memory") == Place(unified, 2)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +154,15 @@ def test_time_that_a_quota_took_is_a_share(
     assert meter.share() == pytest.approx(0.2)
     (cpu / "cpu.stat").unlink()
     assert meter.share() == 0.0
+
+
+def test_control_files_are_read_leniently_and_written_strictly(tmp_path: Path) -> None:
+    (tmp_path / "cpu.stat").write_text("nr_periods 12\nnr_throttled 3\nodd\nnegative -1\n")
+    assert read_counters(tmp_path / "cpu.stat") == {"nr_periods": 12, "nr_throttled": 3}
+    assert read_counters(tmp_path / "none") == {}
+    assert read_words(tmp_path / "none") == []
+    with pytest.raises(NoGroup, match="none cannot be written: No such file or directory"):
+        write(tmp_path / "none", "1")
 
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs RLIMIT_DATA and /proc")
@@ -220,3 +253,21 @@ def test_the_servers_shared_buffer_is_not_the_clients_memory() -> None:
     used, over = in_child(shared_memory_is_not_counted)
     assert used < 16
     assert not over
+
+
+def test_a_system_without_the_mechanisms_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        def memory_info(self) -> object:
+            return object()
+
+    monkeypatch.setattr(memory.psutil, "Process", Process)
+    limit = MemoryLimit(1)
+    assert limit.used_mib() == 0.0
+    assert not limit.over()
+
+
+@pytest.mark.parametrize("limited", [MemoryLimit, lambda mib: GroupMemory(Place(Path("none"), 1), mib)])
+@pytest.mark.parametrize("limit_mib", [0, -1, float("nan"), float("inf")])
+def test_the_limit_must_be_a_number_above_0(limited: Callable[[float], object], limit_mib: float) -> None:
+    with pytest.raises(ValueError, match="limit_mib must be finite and above 0"):
+        limited(limit_mib)

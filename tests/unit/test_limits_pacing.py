@@ -40,6 +40,16 @@ class FakeTime:
         return pacer
 
 
+def test_lead_comes_once_and_before_the_work() -> None:
+    fake = FakeTime()
+    phase = fake.pacer().phase(rate_per_s=10.0, lead_s=0.5)
+    phase.done(5.0)
+    assert fake.now_ns == S
+    phase.done(5.0)
+    assert phase.end().declared_s == 1.5
+    assert fake.now_ns == 3 * S // 2
+
+
 def test_error_of_a_phase_is_carried_into_the_next_and_not_into_the_trip() -> None:
     fake = FakeTime()
     pacer = fake.pacer()
@@ -71,6 +81,26 @@ def test_work_that_took_too_long_is_never_hidden() -> None:
     assert fake.waits == []
 
 
+def test_infinite_rate_never_waits_and_time_between_phases_counts() -> None:
+    fake = FakeTime()
+    pacer = fake.pacer()
+    phase = pacer.phase(rate_per_s=math.inf)
+    phase.done(1e18)
+    assert phase.end().declared_s == 0.0
+    assert fake.waits == []
+    fake.now_ns += S
+    assert pacer.phase(math.inf).end().achieved_s == 1.0
+
+
+def test_begin_starts_from_the_receive_time() -> None:
+    fake = FakeTime()
+    pacer = fake.pacer()
+    fake.now_ns = 5 * S
+    pacer.begin(4 * S)
+    assert pacer.phase(1.0).end(2.0).achieved_s == 2.0
+    assert fake.now_ns == 6 * S
+
+
 @given(
     st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0, 2), st.floats(0, 100)), min_size=1, max_size=6),
     st.integers(0, 10_000_000),
@@ -96,6 +126,19 @@ def test_a_trip_ends_at_the_sum_of_its_phases(
     slack_ns = oversleep_ns + 10 + due_ns * 1e-9
     assert due_ns * (1 - 1e-9) - 10 <= fake.now_ns <= due_ns + slack_ns
     assert achieved == pytest.approx(fake.now_ns / (scale * S))
+
+
+def test_what_the_wait_raises_passes_through() -> None:
+    class Cancelled(Exception):
+        pass
+
+    def wait(deadline_ns: int) -> None:
+        raise Cancelled
+
+    pacer = Pacer(time_scale=1.0, wait=wait, clock=lambda: 0)
+    pacer.begin(0)
+    with pytest.raises(Cancelled):
+        pacer.phase(1.0).done(1.0)
 
 
 def ended(work: float = 0.0) -> Phase:

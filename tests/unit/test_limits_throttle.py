@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,12 +15,12 @@ import numpy as np
 import pytest
 from trip_parts import device, network, paced, plan, rng
 
-from edgefl.errors import RunError
+from edgefl.errors import ConfigError, RunError
 from edgefl.host import held, throttle
 from edgefl.host.groups import Place
 from edgefl.host.held import EARLY, MOST_SHARE, Cost, Governor, HeldPhase, HoldRequest
 from edgefl.host.pacing import Pacer
-from edgefl.host.throttle import SLICE_NS, Account, DutyCycle, Quota, TurnQueue
+from edgefl.host.throttle import SLICE_NS, Account, DutyCycle, Quota, ThrottleThread, TurnQueue, period
 from edgefl.run import messages
 from edgefl.run.client import ClientProcess
 from edgefl.run.connection import Cancelled
@@ -96,6 +97,12 @@ def test_a_duty_cycle_is_off_by_a_slice_and_what_the_governor_was_late(share: fl
     assert achieved.declared_cpu_s == pytest.approx(share * achieved.wall_s)
 
 
+def test_a_whole_core_or_more_is_hardly_stopped() -> None:
+    process = Simulated()
+    steered(DutyCycle(process, Account(1.5, 0, 0, most_saved_ns=SLICE_NS)), process, 1.0)
+    assert process.used_ns > 0.98 * process.now_ns
+
+
 def test_a_share_can_change_while_it_is_held_and_a_released_process_runs() -> None:
     process = Simulated()
     duty = DutyCycle(process, Account(0.1, 0, 0))
@@ -106,6 +113,17 @@ def test_a_share_can_change_while_it_is_held_and_a_released_process_runs() -> No
     process.stop()
     duty.close()
     assert not process.stopped
+
+
+def test_time_until_a_change_counts_by_the_share_before_it() -> None:
+    account = Account(0.1, 0, 0)
+    assert account.ahead_ns(S, 0) == -0.1 * S
+    account.change(0.5, 9 * S)  # nobody has looked for eight seconds
+    account.change(0.2, 10 * S)
+    assert account.ahead_ns(11 * S, 0) == pytest.approx(-(0.9 + 0.5 + 0.2) * S)
+    assert account.achieved().declared_cpu_s == pytest.approx(1.6)
+    with pytest.raises(ValueError, match="share must be"):
+        account.change(0.0, 12 * S)
 
 
 def test_a_process_that_slept_does_not_run_at_full_speed_after_it() -> None:
@@ -139,6 +157,13 @@ def test_a_quota_is_corrected(given: float, share: float, monkeypatch: pytest.Mo
     assert quota.account.achieved().error == pytest.approx(0.0, abs=0.01)
     quota.close()
     assert process.share_allowed == 1.0
+
+
+def test_a_period_allows_for_the_kernels_least_quota() -> None:
+    for share in np.geomspace(1e-3, 64, 100):
+        if period(share) < 1_000_000:
+            assert share * period(share) >= 1000
+        assert 10_000 <= period(share) <= 1_000_000
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, math.nan, math.inf])
@@ -176,6 +201,20 @@ def test_each_is_looked_after_when_it_is_due_and_forgotten_when_it_is_gone() -> 
     assert len(queue) == 1
     queue.drop(one)
     assert queue.run_due(now) is None
+
+
+def test_one_that_is_always_due_does_not_keep_the_queue_from_the_others() -> None:
+    class Greedy(Turns):
+        def turn(self, now_ns: int) -> int:
+            self.turns.append(now_ns)
+            return now_ns
+
+    queue, greedy = TurnQueue(), Greedy()
+    queue.add(greedy, 0)
+    due = queue.run_due(0)
+    assert greedy.turns == [0]
+    assert due is not None
+    assert due > 0
 
 
 class World:
@@ -249,6 +288,14 @@ def test_a_phase_that_is_behind_gets_more_and_never_more_than_a_core(world: Worl
         assert world.requests()[-1].share == MOST_SHARE
 
 
+def test_corrections_are_not_sent_for_each_small_step(world: World) -> None:
+    phase = start(world)
+    for _ in range(9):
+        world.compute(0.0001, 0.001)
+        phase.done(1.0)
+    assert len(world.requests()) == 1
+
+
 def test_the_end_is_told_and_what_is_left_is_waited_out(world: World) -> None:
     phase = start(world)
     world.compute(1.0, 8.0)
@@ -280,6 +327,16 @@ def test_a_client_whose_training_raises_is_held_no_more(kind: str) -> None:
     assert [request.share > 0.0 for request in requests] == [True, False]
     os.close(reads)
     os.close(writes)
+
+
+def test_a_late_end_is_reported_late_and_shortens_what_comes_next(world: World) -> None:
+    phase = start(world)
+    world.compute(1.0, 12.0)
+    phase.done(10.0)
+    spent = phase.end()
+    assert (spent.achieved_s, spent.lateness_s) == (6.0, 1.0)
+    after = world.pacer.phase(rate_per_s=1.0)
+    assert after.due_ns(0.0) == world.wall_ns - 2 * S  # when it was scheduled
 
 
 class Made:
@@ -345,6 +402,20 @@ def test_one_that_cannot_be_held_any_more_ends_the_run(governor: Governor, made:
         governor.run_due(S)
 
 
+@pytest.mark.parametrize(
+    ("error", "raised"), [(ProcessLookupError, ProcessLookupError), (PermissionError, ConfigError)]
+)
+def test_a_process_that_cannot_be_held_leaves_no_descriptor(
+    error: type[OSError], raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may end between the two calls."""
+    monkeypatch.setattr(throttle.signal, "pidfd_send_signal", Mock(side_effect=error))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(raised):
+        throttle.Target(os.getpid())
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_process_cannot_stop_itself() -> None:
     code = "import os; from edgefl import host; host.open('sigstop', os.getpid(), 0.2)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as child:
@@ -353,3 +424,24 @@ def test_a_process_cannot_stop_itself() -> None:
         assert os.WIFEXITED(status)  # and does not stand still
         assert child.stderr is not None
         assert "ConfigError: throttle 'sigstop': a process cannot stop itself" in child.stderr.read()
+
+
+def test_one_that_leaves_does_not_wait_for_one_that_comes_meanwhile() -> None:
+    """The last one waits for the thread's end, unless the thread has somebody to look after again."""
+    looking, first, second = ThrottleThread(), Mock(), Mock()
+    looking._thread = thread = Mock()  # one that has not noticed yet that nobody is left
+    looking.queue.add(first, 0)
+    leaving = threading.Thread(target=looking.drop, args=(first,))
+    leaving.start()
+    while len(looking.queue):
+        os.sched_yield()
+    looking.add(second)
+    leaving.join(60.0)
+    assert not leaving.is_alive()
+    thread.join.assert_not_called()
+
+
+def test_one_that_was_gone_before_it_was_held_is_no_trouble() -> None:
+    governor = Governor(Mock(side_effect=ProcessLookupError))
+    governor.handle(HoldRequest(7, S, 0, 0.1, S))
+    assert governor.run_due(S) is None

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from edgefl.devices.fleet import ClientInfo
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data, Evaluation, Experiment, Fleet, MetricGoal, Model, Stop, Training
-from edgefl.learning.evaluate import OwnEvaluation, evaluate
+from edgefl.learning.evaluate import EvalResult, OwnEvaluation, _result, evaluate
 from edgefl.learning.flat import FlatModel
 from edgefl.learning.partition import hold_out
+from edgefl.run import messages
 from edgefl.run.control import column
 from edgefl.run.messages import NO_SCORES
 from edgefl.run.workload import Workload
@@ -103,6 +104,21 @@ def test_measures_that_are_none_are_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("classes", "counted"), [(10_000, 10_000), (40_000, 0)])
+def test_a_measurement_of_any_number_of_classes_can_be_told(classes: int, counted: int) -> None:
+    found = _result(0.5, [np.ones(300 * classes, np.bool_)], np.arange(300 * classes) % classes, classes)
+    counts = found.correct.tolist(), found.total.tolist()
+    said = messages.Assessed(3, found.loss, found.accuracy, *counts, {}, NO_SCORES, "")
+    heard = messages.decode_from_client(messages.encode(said))
+    assert isinstance(heard, messages.Assessed)
+    assert (heard.accuracy, len(heard.correct), len(heard.total)) == (1.0, counted, counted)
+
+
+def test_own_loss_and_accuracy_take_the_place_of_ours() -> None:
+    found = EvalResult(0.5, 0.25).with_metrics({"loss": 2.0, "accuracy": 0.75, "f1": 0.1})
+    assert found == EvalResult(2.0, 0.75, metrics={"f1": 0.1})
+
+
 def test_an_own_evaluation_that_fails_before_the_run_is_refused_and_later_is_a_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,6 +165,35 @@ def test_an_evaluator_is_heard_at_every_batch_also_in_a_users_function(
     did.clear()
     made.flat.module(torch.zeros(1, 10))
     assert did == ["batch"]  # nobody is told of what is not measured
+
+
+def test_a_problem_can_be_told_whatever_characters_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def once(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+        calls.append(0)
+        if len(calls) > 1:
+            raise OSError("no caf\udce9.csv")  # a name that is not UTF-8, as the system has it
+        return {}
+
+    offer(monkeypatch, once)
+    found, _ = workload(evaluation=Evaluation(function="measuring:evaluate")).assess(0, int)
+    assert found.problem.endswith("raised OSError: no caf?.csv")
+
+
+def test_an_own_loss_that_fails_on_the_test_examples_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_short(outputs: Tensor, targets: Tensor) -> Tensor:
+        if len(targets) > 32:
+            raise ValueError("too long " * 200)
+        return (outputs - targets).square().mean()
+
+    offer(monkeypatch, None)
+    vars(sys.modules["measuring"])["loss"] = only_short
+    found, scores = workload(training=Training(loss="measuring:loss")).assess(0, int)
+    assert found.problem.startswith("training.loss: 'measuring:loss' raised ValueError: too long too")
+    assert len(found.problem) == 500
+    assert math.isnan(found.loss)
+    assert scores == NO_SCORES
 
 
 @pytest.mark.parametrize(
@@ -212,6 +257,23 @@ def test_clients_are_measured_on_what_they_hold_out_and_never_train_on() -> None
     made.flat.load(first)
     again, same = made.assess(7, lambda: None)
     assert (again.loss, same) == (found.loss, scores)
+
+
+def test_some_of_a_large_fleet_are_measured_the_same_ones_each_time() -> None:
+    few = [
+        workload(evaluation=Evaluation(clients="global", max_clients=2)).assess(0, int)[1] for _ in range(2)
+    ]
+    assert len(few[0].clients) == 2
+    assert few[0] == few[1]
+    assert few[0].personal_loss == []
+
+
+def test_a_fleet_whose_clients_hold_one_example_each_cannot_be_measured() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"evaluation.clients: no client has a test example; at least one needs two examples",
+    ):
+        workload(data=Data(name="diabetes", client_test_fraction=0.5, max_examples=4))
 
 
 def test_what_a_strategys_clients_keep_has_no_part_in_personal_models() -> None:

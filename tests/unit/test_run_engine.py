@@ -16,14 +16,15 @@ from engine_world import CLIENTS, SIZE, Faults, World, assessed
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.events import Left
+from edgefl.core.events import Halted, Left, Sum
 from edgefl.errors import ConfigError
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
 from edgefl.results.record import FATES, Record, TripRow
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
-from edgefl.run import messages, resume
+from edgefl.run import engine, messages, resume
+from edgefl.run.slots import SumResult
 from edgefl.run.timeline import Delivery, InFlightWork, TimelineEvent
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
@@ -189,6 +190,31 @@ def test_while_a_sum_waits_nothing_is_published_or_released(tmp_path: Path) -> N
         assert row.fate != "applied" or row.checksum_seen == row.checksum_sent
 
 
+def test_a_client_that_leaves_loses_its_task_and_frees_its_slot(tmp_path: Path) -> None:
+    world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS).join()
+    task = next(task for task in world.tasks.values() if task.client == 6)
+    world.engine.handle(Left(6, world.now, "signal 9"))
+    assert task.task not in world.aggregator.leases
+    world.close()
+    with Record(tmp_path) as record:
+        row = record.trip(task.task)
+    assert (row.fate, row.reason, row.arrived_s) == ("lost", "signal 9", None)
+
+
+def test_a_halted_run_stops_once_and_discards_what_is_held(tmp_path: Path) -> None:
+    world = World(tmp_path, STRATEGIES["fedbuff"], TRIPS).join()
+    while len(world.core.held) < 2:
+        world.turn()
+    held = [update.task for update in world.core.held]
+    world.engine.handle(Halted(world.now, "wall_s"))
+    assert world.stopped == "wall_s"
+    assert all(world.store.ends[task] == ["discarded"] for task in held)
+    world.finish()
+    assert world.aggregator.leases == {}
+    assert set(world.store.ends) == set(world.tasks)
+    world.close()
+
+
 @pytest.mark.parametrize(
     ("name", "moment"),
     [
@@ -297,6 +323,15 @@ def test_evaluations_are_dated_when_their_version_was_published(tmp_path: Path) 
             assert row.wall_s >= 2 * row.at_s
 
 
+def test_a_version_measured_on_nothing_has_no_accuracy(tmp_path: Path) -> None:
+    world = World(tmp_path, STRATEGIES["fedbuff"], experiment.Stop(accuracy=0.1)).join()
+    world.engine.assessed(assessed(0, 0.5))
+    assert world.stopped is None
+    world.engine.assessed(assessed(0, 0.5, 0.1, [1], [10]))
+    assert world.stopped == "accuracy"
+    world.close()
+
+
 @pytest.mark.parametrize(
     ("goal", "ends"),
     [
@@ -328,6 +363,24 @@ def test_what_is_measured_goes_on_record_and_what_is_not_is_an_incident(tmp_path
     assert math.isnan(whole.accuracy)
     assert (failed.metrics, failed.clients) == ({}, ())
     assert (incident.kind, incident.detail) == ("evaluation", "version 1: it failed")
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_tasks_do_not_wait_for_long_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+    many = 3 * 4 * SIZE  # the bytes of the updates in a sum
+    monkeypatch.setattr(engine, "LONG_SUM_BYTES", many if long else many + 1)
+    world = World(tmp_path, FedBuff(buffer_size=3), experiment.Stop(versions=20)).join()
+    unsent: list[int] = []
+    add = world.aggregator.sum
+
+    def summed(action: Sum, entry: int) -> SumResult:
+        unsent.append(len(world.unsent))
+        return add(action, entry)
+
+    monkeypatch.setattr(world.aggregator, "sum", summed)
+    world.finish().close()
+    assert len(unsent) == 20
+    assert (max(unsent) == 0) is long
 
 
 def test_each_figure_of_a_trip_is_in_the_column_of_its_name(tmp_path: Path) -> None:

@@ -63,6 +63,14 @@ def test_nobody_answers_for_a_peer_whose_password_it_does_not_know(parts: Parts)
     assert not peer.ready
 
 
+def test_strangers_and_expelled_peers_are_not_heard(parts: Parts) -> None:
+    peer = parts.peer(CLIENT, 0)
+    peer.expelled = True
+    parts.say(peer, ready(peer))
+    parts.socket.incoming.append((b"nobody", [b"hello"]))
+    assert parts.received() == []
+
+
 @pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x93\x01\x02", bytes(70_000)])
 def test_rubbish_is_refused_and_what_comes_behind_it_is_heard(parts: Parts, rubbish: bytes) -> None:
     bad, good = parts.peer(CLIENT, 0), parts.peer(CLIENT, 1, ready=False)
@@ -130,6 +138,16 @@ def test_only_the_holder_of_a_task_speaks_of_it(parts: Parts) -> None:
     assert parts.received() == [(holder, result)]
 
 
+def test_results_before_a_bad_one_of_the_same_message_count(parts: Parts) -> None:
+    worker = parts.peer(WORKER, 0)
+    (task, lease), (unwritten, _) = parts.lease(client=0, holder=0), parts.lease(client=1, holder=0)
+    good = messages.TaskResult(task, 0, 2, 0.5, parts.written(task, lease), 0.1, 20.0, {})
+    parts.say(worker, messages.Trained([good, messages.TaskResult(unwritten, 0, 2, 0.5, 1, 0.1, 20.0, {})]))
+    first, second = parts.received()
+    assert first == (worker, good)
+    assert isinstance(second[1], Refusal)
+
+
 @pytest.mark.parametrize(
     ("reason", "kind"), [("cancelled", ""), ("ValueError: no", "failed"), ("x" * 900, "failed")]
 )
@@ -185,6 +203,15 @@ def test_a_peer_that_takes_nothing_is_refused_and_one_that_is_gone_is_not(parts:
     assert parts.received() == [(stuck, Refusal("hang", "does not take its messages"))]
     parts.gate.wait(1000)
     assert parts.socket.waited_ms == [0, 1000]
+
+
+def test_a_peer_that_took_nothing_and_is_replaced_or_dead_by_now_is_not_refused(parts: Parts) -> None:
+    stuck = [parts.peer(CLIENT, number) for number in range(2)]
+    parts.socket.full |= {peer.identity for peer in stuck}
+    parts.gate.dismiss(CLIENT)
+    parts.peers.expect(CLIENT, 0, epoch=1)
+    parts.peers.remove(CLIENT, 1, epoch=0)
+    assert parts.received() == []
 
 
 def test_an_update_counts_once_however_often_and_late_it_is_said(wired: Parts) -> None:
@@ -262,3 +289,23 @@ def test_a_flood_of_what_is_allowed_is_refused(wired: Parts, what: str) -> None:
     ((_, refusal), *_) = wired.received()
     assert isinstance(refusal, Refusal)
     assert refusal.kind == "malformed"
+
+
+def test_one_that_does_task_after_task_is_no_flood(parts: Parts) -> None:
+    peer, said = parts.peer(CLIENT, 1), 0
+    for _ in range(MOST_IDLE + 1):
+        task, lease = parts.lease(client=1, holder=1)
+        parts.gate.send(peer, messages.Task(1, task, 0, 0, lease.entry, lease.slot, None, None))
+        parts.say(peer, done(task, lease, parts.written(task, lease)))
+        said += [type(message) for _, message in parts.received()] == [messages.Done]
+        parts.aggregator.release(task)
+    assert said == MOST_IDLE + 1
+
+
+def test_a_flood_is_one_also_of_a_client_that_is_given_its_task_again_and_again(parts: Parts) -> None:
+    peer = parts.peer(CLIENT, 1)
+    task, lease = parts.lease(client=1, holder=1)
+    parts.gate.send(peer, messages.Task(1, task, 0, 0, lease.entry, lease.slot, None, None))
+    for _ in range(MOST_IDLE + 1):
+        parts.say(peer, ready(peer))
+    assert refused(parts).endswith("messages in a row that say nothing")

@@ -92,6 +92,19 @@ def test_peers_go_where_there_is_most_room_and_a_lost_nodes_have_departed(world:
     assert (row.name, row.peers, row.lost) == ("a", [0, 1], "interrupted")
 
 
+def test_peers_without_a_node_wait_for_one(world: World) -> None:
+    world.ready("a", joining())
+    world.adopt(Shape(8, 5, 3))
+    world.hear("a", control.Refused("gone", config=False))
+    world.spawn(spawn(0))
+    world.spawn(spawn(1))
+    assert world.expel(control.Expel("worker", 1, 0)) == control.Departed(
+        "worker", 1, 0, "no node was there to run it"
+    )
+    world.ready("b", joining())
+    assert world.told("b")[-1] == spawn(0)
+
+
 def test_a_node_that_comes_late_is_given_the_workers_that_others_have_no_room_for(world: World) -> None:
     world.ready("a", joining(workers=2))
     world.ready("b", joining(workers=2))
@@ -226,6 +239,17 @@ def test_a_door_that_is_none_or_open_to_all_is_one_line(bind: str, says: str) ->
         pass
 
 
+def test_a_port_that_is_taken_or_whose_next_is_taken_is_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for first in (port, port - 1):
+            at = f"tcp://127.0.0.1:{first}"
+            with pytest.raises(ConfigError, match=r"--bind: tcp://127.0.0.1:\d+: \w"), opened(at, None, 1):
+                pass
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -261,6 +285,46 @@ def test_a_node_that_is_not_let_in_says_what_it_lacks(key: keys.Key | None, want
             outside._line.broke()
         with pytest.raises(RunError, match=rf"^{address}: what answers there wants {wants}, or is no run$"):
             outside._turn()
+
+
+def test_a_transport_that_nodes_cannot_have_is_a_line_where_somebody_asks_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "one.toml"
+    serve = ["serve", str(file), "--bind", "nowhere"]
+    for said, arguments, lines in (
+        ("", [], 1),
+        ("wire", [], 1),
+        ("shm", [], 2),
+        ("", ["shm"], 2),
+        ("shm", ["wire"], 1),
+    ):
+        server = f'[server]\ntransport = "{said}"\n' if said else ""
+        file.write_text(f'[fleet]\ndevices = {{ "pi-4" = 2 }}\n[stop]\nversions = 3\n{server}')
+        assert main([*serve, *(f"--set=server.transport={name}" for name in arguments)]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == lines
+        assert ("server.transport is 'wire' on nodes" in err) == (lines == 2)
+
+
+def test_a_door_says_where_it_is_and_without_its_keys_there_is_none(tmp_path: Path) -> None:
+    with opened("tcp://127.0.0.1:*", None, 1) as nodes:
+        assert nodes.address.startswith("tcp://127.0.0.1:")
+        assert nodes.door == "tcp://127.0.0.1:*"
+    with pytest.raises(ConfigError, match="edgefl keygen"), opened("tcp://127.0.0.1:*", tmp_path, 1):
+        pass
+
+
+def test_a_run_that_waits_for_more_nodes_than_there_are_keys_is_one_line(tmp_path: Path) -> None:
+    keys.make(tmp_path, ["one"])
+    says = "1 key of nodes, and the run waits for 2 nodes, each with its own; to make more: edgefl keygen"
+    with pytest.raises(ConfigError, match=says), opened("tcp://127.0.0.1:*", tmp_path, 2):
+        pass
+
+
+def test_on_nodes_numbers_go_over_the_wire() -> None:
+    given = Experiment(fleet=WANTED.fleet, stop=WANTED.stop, server=Server())
+    assert on_nodes(given, Path()).server.transport == "wire"
 
 
 NOTHING = Refused("", config=False)
@@ -299,6 +363,14 @@ def test_what_is_no_message_costs_the_node_that_says_it(
     assert said == [control.Gathered(1), control.Gathered(2)]
     assert world.lines[-1] == "node a is lost: it sent what is no message"
     assert [node.name for node in world.agreed] == ["b"]
+
+
+def test_a_node_that_ends_before_it_could_be_compared_is_forgotten() -> None:
+    world = World()
+    world.prepare(control.Prepare(WANTED, "", fingerprint=True), same_bits=True)
+    assert world.hear("a", joining(), messages.Agreed(SAME, 0.001), messages.NodeEnded({})) == []
+    assert list(world.expect(SAME, 0.001)) == world.agreed == []
+    world.close()
 
 
 def test_what_clients_would_keep_is_refused_before_anybody_joins() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from run_parts import FakeSocket, Parts, experiment
 
+from edgefl.errors import RunError
 from edgefl.results.record import Record
 from edgefl.run import control
 from edgefl.run.clock import Alarms, WallClock
@@ -35,6 +36,13 @@ def table() -> Table:
     return Table()
 
 
+def test_strangers_are_nobody(table: Table) -> None:
+    table.peers.expect(CLIENT, 3)
+    for name in (b"", b"client-4-0", b"client-3-1", b"client-3", b"\x00\x01\x02\x03\x04", b"evaluator-3-0"):
+        assert table.peers.sender_of(name) is None
+    assert table.peers.get(EVALUATOR, 3) is None
+
+
 def test_who_is_ready_is_silent_after_the_time_allowed(table: Table) -> None:
     table.ready(CLIENT, 0)
     talker = table.ready(CLIENT, 1)
@@ -57,6 +65,16 @@ def test_who_is_still_starting_has_longer_and_who_was_expelled_is_not_found_agai
     assert table.silent(seconds=STARTUP_S + 1) == []
     peer.expelled = True
     assert table.silent() == []
+
+
+def test_the_table_may_change_while_the_silent_are_gone_through(table: Table) -> None:
+    for number in range(5):
+        table.ready(CLIENT, number)
+    table.now += 6
+    for peer, _ in table.peers.silent(5.0):
+        table.peers.remove(peer.role, peer.number, peer.epoch)
+        table.peers.expect(peer.role, peer.number, peer.epoch + 1)
+    assert {peer.epoch for peer in table.peers.of(CLIENT)} == {1}
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -95,10 +113,28 @@ def test_time_in_which_nobody_looked_is_nobodys_silence(table: Table) -> None:
     assert [shortest.after(0.1) for _ in range(2)] == [False, True]
 
 
+def test_a_server_that_was_stopped_before_its_first_look_forgives_that_too(table: Table) -> None:
+    client = table.ready(CLIENT, 0)
+    table.now += 60.0
+    assert list(table.peers.check_silence(5.0, 1.25)) == []
+    table.now += 5.1
+    assert [peer for peer, _ in table.peers.check_silence(5.0, 1.25)] == [client]
+
+
 @pytest.mark.parametrize(("late_s", "until"), [(3.0, 3), (4.0, 2), (60.0, 2)])
 def test_who_hangs_is_found_by_a_server_that_is_always_late(table: Table, late_s: float, until: int) -> None:
     looks = Looks(table, seconds=5.0, every_s=1.25)
     assert [looks.after(late_s) for _ in range(until)] == [False] * (until - 1) + [True]
+
+
+def test_who_speaks_after_a_pause_is_not_heard_in_the_future(table: Table) -> None:
+    looks = Looks(table, seconds=5.0, every_s=1.25)
+    table.now += 59.0
+    peer = table.peers.get(CLIENT, 0)
+    assert peer is not None
+    table.peers.sender_of(peer.identity)
+    assert not looks.after(1.0)
+    assert peer.last_message_s == table.now
 
 
 class Office(Parts):
@@ -137,6 +173,19 @@ def test_a_peer_is_expelled_once_and_its_death_is_no_second_incident(office: Off
     office.dies(peer)
     assert office.incidents() == [("malformed", 2, ("rubbish" * 200)[:500])]
     assert sum(office.lifecycle.incidents.values()) == 1
+
+
+def test_where_no_socket_can_be_opened_a_peer_that_waits_in_vain_ends_the_run(office: Office) -> None:
+    there = office.peer(CLIENT, 0)
+    office.socket.no_descriptors = "Too many open files"
+    waits = office.peer(CLIENT, 1, ready=False)
+    office.lifecycle.find_silent(0.0)  # it may be on its way
+    office.hand.at += 6.0
+    office.peers.sender_of(there.identity)
+    with pytest.raises(RunError, match="can open no more connections to its clients: Too many open files"):
+        office.lifecycle.find_silent(0.0)
+    waits.ready = True
+    office.lifecycle.find_silent(0.0)  # who is there needs none
 
 
 def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(tmp_path: Path) -> None:

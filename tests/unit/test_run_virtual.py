@@ -20,7 +20,7 @@ from edgefl.results.record import Record
 from edgefl.run import control, messages
 from edgefl.run.clock import VirtualClock
 from edgefl.run.control import ABSENT, IDLE, WORKER
-from edgefl.run.dispatch import MOST_LOSSES, Died, Dispatch
+from edgefl.run.dispatch import MAX_TASKS, MOST_LOSSES, PREFETCH_S, Died, Dispatch
 from edgefl.run.engine import Engine
 from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW
@@ -252,6 +252,15 @@ def test_a_task_that_is_cancelled_in_a_workers_hand_ends_when_the_worker_lets_go
     assert world.due()[0] == Failed(task.client, task.task, 0.0, "cancelled")
 
 
+def test_a_task_that_failed_says_so_when_it_is_due(world: Virtual) -> None:
+    world.due()
+    task = world.given()[0]
+    said = world.given_back(task, "ValueError: no")
+    assert said.kind == "failed"
+    list(world.timeline.task_ended(said))
+    assert world.due()[0] == Failed(1, task.task, 1.0, "ValueError: no")
+
+
 def test_a_task_that_failed_says_so_when_it_is_due_and_the_incident_has_that_time(tmp_path: Path) -> None:
     world = Virtual(tmp_path)
     world.due()
@@ -311,6 +320,17 @@ def test_a_run_that_an_accuracy_ends_waits_for_each_measurement(tmp_path: Path) 
     world.close()
 
 
+def test_many_events_do_not_keep_the_loop_from_its_socket(world: Virtual) -> None:
+    world.due()
+    for tick in range(300):
+        world.timeline.wake(1e-6 * (1 + tick))
+    assert len(world.due()) == 128
+    assert world.timeline.wait_ms() == 0
+    assert len(world.due()) == 128
+    assert len(world.due()) == 44
+    assert world.timeline.wait_ms() == 1000
+
+
 def test_what_was_computed_early_is_in_the_checkpoint(world: Virtual) -> None:
     world.due()
     tasks = world.given()
@@ -319,6 +339,17 @@ def test_what_was_computed_early_is_in_the_checkpoint(world: Virtual) -> None:
     ahead = world.timeline.save()
     assert [answer.task for answer in ahead.answers] == ahead.tasks == [last.task]
     assert ahead.entries == {0: 0}  # the others start from there
+
+
+def test_a_task_whose_client_is_on_its_way_out_needs_no_version_in_the_checkpoint(world: Virtual) -> None:
+    world.due()
+    task = world.given()[0]
+    left = Left(task.client, 0.0, "offline")
+    world.timeline._running_trips[task.task].left = left  # its task is with a worker
+    world.timeline.cancel(task.client, task.task)
+    ahead = world.timeline.save()
+    assert [(type(answer), answer.task) for answer in ahead.answers] == [(messages.Gone, task.task)]
+    assert ahead.tasks == []
 
 
 class Workers:
@@ -356,6 +387,15 @@ def workers() -> Workers:
     return Workers()
 
 
+def test_while_a_sum_waits_for_room_the_oldest_come_first(workers: Workers) -> None:
+    workers.add(9.0, 8.0, 1.0, 2.0)
+    workers.dispatch.oldest_first = True
+    workers.dispatch.fill([0])
+    workers.dispatch.oldest_first = False
+    workers.dispatch.fill([0, 1])
+    assert workers.given == {0: [0, 1], 1: [2, 3]}
+
+
 def test_tasks_that_take_long_are_shared_out_by_two(workers: Workers) -> None:
     workers.add(*range(20))
     workers.dispatch.fill([0, 1, 2])
@@ -365,6 +405,33 @@ def test_tasks_that_take_long_are_shared_out_by_two(workers: Workers) -> None:
     workers.finish(3)
     workers.dispatch.fill([0, 1, 2])
     assert workers.given[1] == [2, 3, 6]
+
+
+def test_tasks_that_take_no_time_are_given_many_at_once(workers: Workers) -> None:
+    workers.knows(150, PREFETCH_S / 1000)
+    workers.add(*range(150, 300), first=150)
+    workers.dispatch.fill([0])
+    assert len(workers.given[0]) == 150 + MAX_TASKS
+    workers.finish(150)
+    workers.dispatch.fill([0])  # the hand is more than half full still
+    assert len(workers.given[0]) == 150 + MAX_TASKS
+
+
+def test_few_tasks_are_shared_by_all(workers: Workers) -> None:
+    workers.knows(100, 0.0)  # so each worker would take many
+    workers.given.clear()
+    workers.add(*range(100, 110), first=100)
+    workers.dispatch.fill([0, 1])
+    assert {worker: len(tasks) for worker, tasks in workers.given.items()} == {0: 5, 1: 5}
+
+
+def test_who_takes_nothing_leaves_it_to_others(workers: Workers) -> None:
+    workers.gone = {0}
+    workers.add(1.0)
+    workers.dispatch.fill([0])
+    assert workers.dispatch.worker_of(0) is None
+    workers.dispatch.fill([1])
+    assert workers.dispatch.worker_of(0) == 1
 
 
 def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(workers: Workers) -> None:
@@ -378,6 +445,25 @@ def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(w
     assert workers.given[0][-1] == 4
     assert workers.dispatch.worker_of(3) is None
     assert workers.dispatch.results == {3: Died(3, 3, "exit 7")}
+
+
+def test_workers_that_die_between_tasks_cost_no_task(workers: Workers) -> None:
+    workers.add(1.0)
+    for _ in range(2 * MOST_LOSSES):
+        workers.dispatch.fill([0])
+        workers.dispatch.worker_died(0, None, "signal 9")
+    assert workers.dispatch.results == {}
+
+
+def test_neither_queue_grows_for_ever(workers: Workers) -> None:
+    for task in range(20_000):
+        workers.dispatch.oldest_first = task % 3 == 0
+        workers.add(1e6 - task, first=task)
+        workers.dispatch.fill([0])
+        for number in list(workers.dispatch._at_work):
+            workers.finish(number, 0.0)
+            workers.dispatch.results.clear()
+    assert len(workers.dispatch._by_due) < 1100
 
 
 def test_the_states_that_are_told_follow_the_plans_at_the_emulated_instant(world: Virtual) -> None:

@@ -150,6 +150,17 @@ def test_a_cancel_does_not_overtake_the_task_it_is_of(world: Wall) -> None:
     assert [type(told) for told in world.socket.told(peer)] == [messages.Task, messages.Cancel]
 
 
+@pytest.mark.parametrize("given_up", [False, True])
+def test_versions_that_are_never_measured_are_forgotten(world: Wall, given_up: bool) -> None:
+    world.peer(EVALUATOR, 0)
+    if given_up:
+        world.evaluation.give_up()
+    for version in range(6):
+        world.engine.carry_out([Evaluate(version)])
+    assert list(world.evaluation.entries) == ([] if given_up else [0, 5])
+    assert list(world.engine._assessing) == list(world.evaluation.entries)
+
+
 def test_a_model_that_left_as_a_frame_frees_its_ring_entry(tmp_path: Path) -> None:
     world = started(Wall(tmp_path, transport="wire"))
     world.evaluation.give_up()
@@ -200,6 +211,34 @@ def test_a_client_that_is_away_joins_when_it_is_back(world: Wall) -> None:
     world.book.set(1, 10.0, "back")
     assert world.due() == [Joined(1, 10.0)]
     assert world.timeline.expected == 0
+
+
+def test_a_client_whose_process_is_not_there_joins_once_it_is(world: Wall) -> None:
+    peer = world.the(CLIENT, 1)
+    peer.ready = False
+    world.timeline.start()
+    assert [event.client for event in world.due() if isinstance(event, Joined)] == [0, 2]
+    peer.ready = True
+    assert list(world.timeline.ready(peer)) == [Joined(1, 0.0)]
+    assert list(world.timeline.ready(world.peer(EVALUATOR, 0))) == []
+
+
+def test_an_idle_client_goes_at_once_and_the_record_says_why(world: Wall) -> None:
+    world.book.set(1, 4.0, "battery")
+    world.core.handle(Joined(1, 0.0))  # its task is not in the way
+    world.core.end(world.core.task_of(1))  # type: ignore[arg-type]
+    world.hand.at += 4.0
+    assert list(world.timeline.due()) == [Left(1, 4.0, "battery", finishes=False)]
+
+
+def test_a_death_is_declared_from_its_instant_on(world: Wall) -> None:
+    world.book.set(1, 3.0, "died")
+    world.book.set(2, 0.0, "offline")
+    started(world)
+    assert not any(world.timeline.declares_death(ended(client)) for client in range(3))
+    world.hand.at += 3.5
+    assert [client for client in range(3) if world.timeline.declares_death(ended(client))] == [1]
+    assert not world.timeline.declares_death(ended(1, EVALUATOR))
 
 
 @pytest.mark.parametrize("answer", ["gives up", "had finished", "dies", "finishes first"])
@@ -270,6 +309,15 @@ def test_a_private_trip_whose_link_breaks_ends_when_its_update_was_due(private: 
     assert private.due() == [Failed(1, 1, 8.25, "lost")]
 
 
+def test_the_server_plans_no_trip_of_a_private_run_but_those_that_fail(private: Wall) -> None:
+    """The clients plan them, too."""
+    started(private)
+    private.tasks(1)
+    assert private.trips.planned == []
+    take(private.engine, private.timeline.task_ended(TaskReturned(1, 1, "failed", "its data")))
+    assert private.trips.planned == [1]
+
+
 @pytest.mark.parametrize("how", ["raises", "dies", "dies and is given up"])
 def test_a_trip_of_a_private_run_that_fails_counts_as_zero_when_its_update_was_due(
     private: Wall, how: str
@@ -332,6 +380,15 @@ def test_a_failed_trip_of_a_private_run_ends_before_where_another_would(private:
     assert (private.core.held, private.core.connected(1)) == ([], False)
 
 
+def test_nobody_joins_or_goes_once_the_run_is_over(world: Wall) -> None:
+    started(world)
+    world.core.stopped = "versions"
+    world.book.set(1, 2.0, "offline")
+    world.book.set(2, 2.0, "back")
+    world.hand.at += 2.0
+    assert world.due() == []
+
+
 def test_after_an_interruption_every_client_has_left(world: Wall) -> None:
     started(world)
     world.evaluation.request(0, 0)
@@ -370,6 +427,20 @@ def test_after_an_interruption_no_client_is_started_in_the_place_of_one_that_has
     assert (list(world.core.running), list(world.core.idle)) == ([0, 1], [2])
     take(world.engine, world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
     assert (world.core.lost, world.core.training, any(world.core.present)) == (2, 0, False)
+
+
+def test_a_task_that_was_given_while_all_leave_is_not_sent_once_they_are_back(world: Wall) -> None:
+    started(world)
+    world.timeline.flush()
+    world.socket.sent.clear()
+    task = world.core.task_of(0)
+    assert task is not None
+    order = messages.Task(client=0, task=99, trip=1, version=0, entry=0, slot=0, cut=None, condition=None)
+    world.aggregator.leases[99] = world.aggregator.leases[task]
+    world.timeline.assign(order)
+    del world.aggregator.leases[99]  # it was lost with its client before it was sent
+    world.timeline.flush()
+    assert world.socket.sent == []
 
 
 @pytest.mark.parametrize("endless", [True, False])

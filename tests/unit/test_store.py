@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from edgefl.core.events import Arrived, Event, Failed, Joined, Left, Summed, Ticked
-from edgefl.errors import ConfigError, RunError
+from edgefl.core.events import Arrived, Evaluated, Event, Failed, Joined, Left, Summed, Ticked
+from edgefl.errors import ConfigError, FolderError, RunError
 from edgefl.results.record import Aggregation, CostRow, MemoryUse, Record, TripRow
 from edgefl.results.store import Store
 from tests.reports import client, evaluation, trip, version
@@ -74,6 +75,18 @@ def test_every_field_of_a_trip_survives(store: Store, tmp_path: Path) -> None:
             record.trips["speed"]
 
 
+def test_missing_values_have_one_form_each(store: Store, tmp_path: Path) -> None:
+    store.trip(trip(0, loss=math.nan))
+    store.commit()
+    with Record(tmp_path) as record:
+        trips = record.trips
+        assert math.isnan(trips["loss"][0])
+        assert math.isnan(trips["arrived_s"][0])
+        assert (trips["staleness"][0], trips["fate"][0], trips["checksum_sent"][0]) == (-1, "", 0)
+        with pytest.raises(ValueError, match="read-only"):
+            trips["task"][0] = 1
+
+
 def test_fate_and_weight_come_later(store: Store, tmp_path: Path) -> None:
     for task in range(4):
         store.trip(trip(task, arrived_s=1.0))
@@ -95,6 +108,19 @@ def test_fate_and_weight_come_later(store: Store, tmp_path: Path) -> None:
         assert trips["reason"].tolist() == ["", "", "not finite", ""]
         sums = [(v, t.tolist(), w.tolist()) for v, t, w in record.sums()]
         assert sums == [(5, [0, 1, 0], [0.25, 0.5, 0.125]), (6, [1], [1.0])]
+
+
+def test_wrong_arguments_are_named(store: Store) -> None:
+    with pytest.raises(ValueError, match=r"fate must be one of applied.*got 'eaten'"):
+        store.released(0, "eaten")
+    with pytest.raises(ValueError, match="got 1 for 2"):
+        store.applied(1, [1, 2], [0.5])
+    with pytest.raises(TypeError, match="meta field 'colour' not found; have: "):
+        store.set_meta(colour="red")
+    with pytest.raises(TypeError, match="meta field 'seed'"):
+        store.set_meta(seed="one")
+    with pytest.raises(ValueError, match="after_seq must be from 0 to 0"):
+        store.truncate(1)
 
 
 def test_meta_is_typed(store: Store, tmp_path: Path) -> None:
@@ -182,6 +208,29 @@ def test_truncate_gives_the_record_of_that_moment(tmp_path: Path, cut: int) -> N
         assert [row.kind for row in record.incidents] == ["death"]
 
 
+def test_the_first_model_s_measurement_stays_where_no_version_was_made_yet(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.evaluation(evaluation(0))
+        store.journal(Evaluated(version=0, at_s=0.0, accuracy=0.1))
+        store.journal(Ticked(at_s=9.0))
+        store.truncate(1)
+    with Record(tmp_path) as record:
+        assert [row.version for row in record.evaluations] == [0]
+
+
+def test_a_record_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        act(store, 0, 2)
+    with Store(tmp_path) as store:
+        assert store.seq == 4
+        act(store, 2, 4)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    with Store(whole) as store:
+        act(store, 0, 4)
+    assert dump(tmp_path) == dump(whole)
+
+
 WRITER = """
 import sys
 from edgefl.core.events import Joined
@@ -247,6 +296,12 @@ def test_a_reader_holds_nothing_up_however_long_it_looks(tmp_path: Path, monkeyp
             assert len(list(record.events())) == 4
 
 
+def test_a_record_that_somebody_removed_is_not_made_anew(tmp_path: Path) -> None:
+    with pytest.raises(FolderError, match="not found: somebody removed it"):
+        Store(tmp_path, create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_finished_record_is_one_file_and_reads_from_a_closed_folder(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.set_meta(strategy="fedbuff")
@@ -290,6 +345,16 @@ def test_another_file_is_refused_and_stays(tmp_path: Path, spoil: str | bytes | 
             opener(tmp_path)
         assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
+
+
+def test_a_record_too_many_to_be_open_is_a_clear_error(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit()
+    refused = sqlite3.OperationalError("unable to open database file")
+    monkeypatch.setattr(sqlite3, "connect", Mock(side_effect=refused))
+    with pytest.raises(ConfigError, match=r"record\.sqlite cannot be read: unable to open database file"):
+        Record(tmp_path)
 
 
 def test_no_record_and_damage_inside_a_table_are_clear_errors(tmp_path: Path) -> None:
