@@ -147,7 +147,7 @@ def test_all_steps_of_the_data_are_within_the_limits() -> None:
     assert sum(bar["met"] is True for bar in limits) >= 17
 
 
-def test_without_any_steps_one_line_says_how_to_name_some(
+def test_without_any_steps_the_error_names_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(truth, "bundled_folder", lambda: tmp_path)

@@ -556,7 +556,7 @@ def test_doctor_finds_the_machine(edgefl: Shell) -> None:
     ("limit", "says"),
     [(512, "at most 170 clients under the wall clock: raise the container's limit"), (10**6, "")],
 )
-def test_doctor_says_how_many_clients_a_containers_limit_has_room_for(
+def test_doctor_shows_how_many_clients_fit_a_containers_limit(
     limit: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgefl.cli import doctor

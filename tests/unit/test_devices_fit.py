@@ -162,7 +162,7 @@ def test_a_line_that_does_not_fit_is_said(
     assert found.endswith(said)
 
 
-def test_a_json_that_is_nested_too_deep_is_said(tmp_path: Path) -> None:
+def test_a_json_that_is_nested_too_deep_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "kit.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match=r"^\S*kit\.json: maximum recursion depth"):
         measurements.kinds(tmp_path / "kit.json")

@@ -431,7 +431,7 @@ def test_what_a_trip_does_to_the_module_ends_with_it(spoil):
     assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
 
 
-def test_a_function_that_swallows_its_end_is_told_it_again():
+def test_a_function_that_swallows_the_exception_of_its_end_gets_it_again():
     class Ends(Exception):
         pass
 

@@ -194,7 +194,7 @@ def test_a_port_that_is_taken_is_one_line() -> None:
         listening(listener.getsockname()[1])
 
 
-def test_from_python_a_port_that_cannot_be_had_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_from_python_a_port_that_cannot_be_bound_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     wanted = Experiment(fleet=Fleet(devices={"pixel-4": 2}), stop=Stop(versions=1))
     with listening() as listener:
         for port in (listener.getsockname()[1], 70_000):

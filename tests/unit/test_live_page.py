@@ -81,7 +81,7 @@ def cards_of(found: Any) -> dict[str, tuple[str, str, str]]:
     return {name: (value, note, tone) for name, tone, value, note in re.findall(card, found["cards"])}
 
 
-def test_before_there_is_anything_it_says_what_goes_on(tmp_path: Path) -> None:
+def test_before_the_first_progress_it_shows_the_activity(tmp_path: Path) -> None:
     page = LivePage(Experiment(fleet=Fleet(devices={"pixel-4": 2})), tmp_path, "/secret/")
     page.handle(control.Activity("loading data and model"))
     found = picture(page)
@@ -128,7 +128,7 @@ def test_an_invalid_run_says_why_and_a_measure_that_is_not_known_is_none(tmp_pat
     assert cards_of(picture(page))["Fidelity"] == said
 
 
-def test_a_restart_is_said_until_the_clients_are_there_again(
+def test_a_restart_is_shown_until_the_clients_are_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, trial = page_of(tmp_path), Experiment(fleet=Fleet(devices={"pixel-4": 3, "pi-4": 1}))
@@ -151,7 +151,7 @@ def test_one_picture_a_second_and_the_curves_keep_their_ends(
     for second in range(50):
         told(page, wall_s=float(second), emulated_s=float(second))
     (points,) = [chart["lines"] for chart in picture(page)["charts"] if chart["title"] == "Enforcement error"]
-    assert points[0][1] == []  # they came at one moment, just after the fleet was told of
+    assert points[0][1] == []  # they came within the same second as the description of the fleet
     monkeypatch.setattr(web_process, "EVERY_S", 0.0)
     for second in range(3 * MOST_POINTS):
         told(page, wall_s=float(second), emulated_s=float(second))

@@ -132,7 +132,7 @@ def test_what_fails_there_is_one_line(
     assert said in line
 
 
-def test_what_a_device_says_may_be_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_a_device_need_not_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_ssh(tmp_path, r"printf 'Gr\374\337e\n' >&2; echo '{}'", monkeypatch)
     told: list[str] = []
     assert remote.run([], told.append, ssh="pi") == {}

@@ -103,8 +103,8 @@ def test_a_relay_that_looks_late_makes_up_for_it_and_a_sender_that_does_not() ->
     assert flow.way.busy_s == pytest.approx(3 * wire_s)
 
 
-def test_a_relay_hears_what_came_in_while_it_spoke() -> None:
-    """A channel takes that in while it sends, and its descriptor then stays still."""
+def test_a_relay_handles_messages_that_came_in_while_it_sent() -> None:
+    """A channel reads them while it sends; its descriptor does not become readable again."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         end = messages.EndPhones(now=True)
@@ -377,7 +377,7 @@ def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what ``sudo`` starts: nothing can be sent to it."""
+    """For example a command under ``sudo``: edgefl may not send it a signal."""
     kept = keeper.Keeper(Mock())
     kept._phones[0] = Mock(tree=SimpleNamespace(root=7))
     monkeypatch.setattr(keeper.os, "killpg", refused := Mock(side_effect=PermissionError))
@@ -391,7 +391,7 @@ def test_what_is_too_little_to_measure_is_not_judged() -> None:
     assert judge([slept], [(0.001, 0.01)], 1.0, Conditions())[:3] == (None, None, ())
 
 
-def test_a_page_says_all_of_it() -> None:
+def test_the_report_page_has_the_verdict_and_its_reasons() -> None:
     from edgefl.programs.report import programs_page
     from edgefl.programs.result import ProgramsResult
 
@@ -406,7 +406,7 @@ def test_a_page_says_all_of_it() -> None:
     assert result.summary()["phones"][0]["up"]["bytes"] == 1000
 
 
-def test_the_live_table_says_what_each_phone_does() -> None:
+def test_the_live_table_has_a_row_for_each_phone() -> None:
     from rich.console import Console
 
     from edgefl.host.capacity import choose_time_scale

@@ -221,7 +221,7 @@ class _Reporter:
         (False, 10.0, ["", "edgefl: repetition 1", "edgefl: repetition 2"]),
     ],
 )
-def test_a_long_test_says_how_far_it_is(
+def test_a_long_test_shows_its_progress(
     isatty: bool, every_s: float, shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reporter, now_s = _Reporter(isatty), [100.0]
@@ -232,7 +232,7 @@ def test_a_long_test_says_how_far_it_is(
     tell = progress.Progress(config)
     tell("repetition 0")
     tell("")
-    assert reporter.lines == []  # of a short one nothing is said
+    assert reporter.lines == []  # a short test shows nothing
     for after_s, text in (
         (0, "repetition 0"),
         (every_s, "repetition 1"),

@@ -187,7 +187,7 @@ def test_what_holds_no_bytes_is_refused(data: object) -> None:
         nbytes(data)
 
 
-def test_a_link_that_breaks_says_so() -> None:
+def test_a_link_that_breaks_raises_disconnected() -> None:
     with pytest.raises(Disconnected, match="the link was lost after"):
         handle(loss_pct=50.0, on_loss="disconnect").send(bytes(10_000_000))
 

@@ -327,7 +327,7 @@ def test_columns_do_not_run_together(seconds: float) -> None:
     assert figures == ["pixel-3a", *time, *time, "123457", "1.23e-07", "1.23e-05", "15", "PASS"]
 
 
-def test_what_did_not_pass_says_why_and_no_line_is_too_wide() -> None:
+def test_a_row_that_did_not_pass_has_its_reason_and_no_line_is_too_wide() -> None:
     failed = replace(
         PASSED,
         test="a/very/" + "long/" * 20 + "test_step.py::test_step[pixel-3a]",

@@ -258,7 +258,7 @@ def test_clients_own_examples_are_summed_up_by_mean_worst_tenth_and_profile(tmp_
     assert re.search(r"global accuracy on clients, worst decile +fedbuff +0.25", text.getvalue())
 
 
-def test_the_error_of_device_models_is_said_apart_and_makes_nothing_invalid(tmp_path: Path) -> None:
+def test_the_error_of_device_models_is_shown_apart_and_makes_no_run_invalid(tmp_path: Path) -> None:
     known = {"pixel-4": 1.25, "moto-g4": 4.0}
     found = summarize(write_run(tmp_path, model_error_factor=known))
     assert found["model_error_factor"] == known
@@ -542,7 +542,7 @@ def test_a_run_is_held_whatever_becomes_of_its_files(tmp_path: Path) -> None:
 def test_where_folders_cannot_be_locked_the_experiment_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on NFS, which locks what is open for writing alone."""
+    """As on NFS, which locks only files that are open for writing."""
     lock = fcntl.flock
 
     def of_files(fd: int, how: int) -> None:

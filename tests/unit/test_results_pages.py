@@ -152,7 +152,7 @@ def test_a_comparison_names_the_best_and_links_every_run(tmp_path: Path) -> None
 
 
 def test_a_home_that_cannot_be_written_is_no_line(folder: Path) -> None:
-    """Matplotlib has two of its own to say about it."""
+    """Matplotlib would print two warnings of its own."""
     home = {
         name: value for name, value in os.environ.items() if name not in ("XDG_CACHE_HOME", "MPLCONFIGDIR")
     }
