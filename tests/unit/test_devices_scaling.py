@@ -118,7 +118,7 @@ def test_a_users_own_file_keeps_all_else(tmp_path: Path) -> None:
     ("old", "new", "options", "said"),
     [
         ("gemm = { nt = 37.2 }", "", (), "no cpu.rate_gflops.gemm to scale by"),
-        ("Cortex-A73", "Z80", (), "no measured device with cores like 'Z80'"),
+        ("Cortex-A73", "Z80", (), "no measured device has cores like 'Z80'"),
         ("[sources]", "[ sources ]", (), "no [sources] table"),
         ("", "", ("--runtime", "mnn"), "device 'pi-4': runtime 'mnn' not found"),
         ("", "", ("--like", "pi-6"), "device profile 'pi-6' not found"),

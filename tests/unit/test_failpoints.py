@@ -55,7 +55,7 @@ class _Said:
 
 def test_a_server_at_a_place_is_the_only_one_to_die_until_the_run_has_recovered(tmp_path: Path) -> None:
     plan = chaos.Plan(file=tmp_path / "none.toml", failpoints=1, only=frozenset({"sum", "torn", "die"}))
-    killer = chaos._AtPlaces(plan, seeds.stream(0, "chaos"), clients=True)
+    killer = chaos._FailpointKiller(plan, seeds.stream(0, "chaos"), clients=True)
     places = killer.environment(tmp_path / "run")
     armed = Path(places[failpoints.WHILE])
     assert {name for name, _, _ in failpoints.parse(places["EDGEFL_FAILPOINTS"])} == {"sum", "torn"}

@@ -104,7 +104,7 @@ def test_plain_averaging_adds_the_step_and_nothing_else() -> None:
         ({"model": np.zeros(2)}, TypeError, "model must have out's dtype float32, got float64"),
         ({"state_vectors": ()}, ValueError, "state_vectors must hold 1 vectors for sgd, got 0"),
         ({"new_state": ()}, ValueError, "new_state must hold 1 vectors for sgd, got 0"),
-        ({"state_vectors": [np.zeros(3, np.float32)]}, ValueError, "state vector 0 must be flat"),
+        ({"state_vectors": [np.zeros(3, np.float32)]}, ValueError, "state vector 0 must be 1-D"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
