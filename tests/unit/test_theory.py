@@ -91,8 +91,10 @@ def test_the_weight_that_follows_the_restart_rule_is_fair_and_the_other_is_not(
     groups = {form: (found[FAST].mean(), found[SLOW].mean()) for form, found in seen.items()}
     assert groups["by-restart"] == pytest.approx((1.0, 1.0), abs=0.01)
     assert groups[other] == pytest.approx(crossed, abs=0.01)
-    remarks = {form: FedStaleWeight(restart=restart, form=form).remark for form in (fair, other)}
-    assert remarks[fair] == ""
+    forms: tuple[Any, ...] = ("by-restart", fair, other)
+    remarks = {form: FedStaleWeight(restart=restart, form=form).remark for form in forms}
+    assert remarks["by-restart"] == remarks[fair] == ""
+    assert "\n" not in remarks[other]
     assert all(f'"{word}"' in remarks[other] for word in (restart, fair, other))
 
 
