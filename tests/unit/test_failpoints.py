@@ -46,7 +46,7 @@ class _Said:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def said(self) -> list[str]:
+    def output(self) -> list[str]:
         return self.lines
 
     def family(self) -> dict[Any, str]:
