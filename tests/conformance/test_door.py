@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -19,13 +20,13 @@ from edgefl.regression.memory import kib, own_kib
 from edgefl.zeromq import keys, strangers
 from edgefl.zeromq.door import CallerSocket, DoorSocket
 from edgefl.zeromq.sockets import Full, Unreachable
+from tests.raw_caller import GREETING, RawCaller, named, sodium
 
 BOUND_MS = 20_000
 ONE, TWO = bytes(range(32)), bytes(range(1, 33))
 SERVER = bytes(range(2, 34))
 LARGEST = 2**20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory and descriptors are read in /proc")
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 LONG_COMMAND = 6
 """Flags of a ZMTP frame with a length of 8 bytes."""
 
@@ -97,15 +98,21 @@ def test_without_an_admitted_key_nobody_is_let_in(door: DoorSocket, closing: Exi
     zmq.Context.instance().term()
 
 
+@pytest.mark.skipif(sodium() is None, reason="this pyzmq has no libsodium")
 def test_a_name_is_its_keys_whatever_its_bearer_claims(door: DoorSocket, closing: ExitStack) -> None:
     honest = caller(door, ONE, closing)
     says(door, honest, b"one", b"first")
-    liar = closing.enter_context(zmq.Context.instance().socket(zmq.DEALER))
-    liar.linger, liar.routing_id = 0, b"one"
-    liar.curve_secretkey, liar.curve_publickey, liar.curve_serverkey = TWO, keys.public(TWO), door.key
-    liar.connect(door.address)
-    while not liar.poll(1, zmq.POLLOUT):
-        door.wait(0)
+    liar = RawCaller(door.address, TWO, door.key)
+    closing.callback(liar.socket.close)
+    claims = b"".join(
+        named(*claim) for claim in ((b"Identity", b"one"), (b"User-Id", b"one"), (b"__fd", b"0"))
+    )
+    thread = threading.Thread(target=liar.greet, args=(claims,))
+    thread.start()
+    while thread.is_alive():
+        door.wait(1)
+        assert list(door.receive()) == []
+    thread.join()
     liar.send(b"I am one")
     assert heard(door, 1) == [(b"two", [b"I am one"])]
     door.send(b"one", [b"for one"])

@@ -2,6 +2,7 @@
 //
 //   EDGEFL_SHIM_FOLDER=/abs/folder   log changes of files below this folder
 //   EDGEFL_SHIM_LOG=FILE             append each change to FILE, in order (see struct record)
+//   EDGEFL_SHIM_FAIL=KIND:PART:ERRNO:N  after N calls, fail all of KIND (open, write, sync) on paths that contain PART
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -60,8 +61,29 @@ static void put(int kind, uint64_t inode, uint64_t offset, const char *path, con
     errno = before;
 }
 
+static char fail_kind[16], fail_part[128];
+static int fail_error;
+static long fail_after;
+
+static int fails(const char *kind, const char *path, int fd) {
+    char link[64], room[PATH_MAX];
+    if (!fail_error || strcmp(kind, fail_kind)) return 0;
+    if (!path) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        ssize_t bytes = readlink(link, room, sizeof room - 1);
+        if (bytes < 0) return 0;
+        room[bytes] = 0;
+        path = room;
+    }
+    if (!inside(path) || !strstr(path + folder_bytes, fail_part) || fail_after-- > 0) return 0;
+    errno = fail_error;
+    return 1;
+}
+
 __attribute__((constructor)) static void begin(void) {
     char *value;
+    if ((value = getenv("EDGEFL_SHIM_FAIL")))
+        sscanf(value, "%15[^:]:%127[^:]:%d:%ld", fail_kind, fail_part, &fail_error, &fail_after);
     if ((value = getenv("EDGEFL_SHIM_FOLDER")) && realpath(value, folder)) folder_bytes = strlen(folder);
     if ((value = getenv("EDGEFL_SHIM_LOG"))) {
         int fd = syscall(SYS_openat, AT_FDCWD, value, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -75,6 +97,7 @@ __attribute__((constructor)) static void begin(void) {
 static int opened(int at, const char *path, int flags, mode_t mode) {
     char room[PATH_MAX], link[64];
     const char *whole = at == AT_FDCWD ? absolute(path, room) : path;
+    if (fails("open", whole, -1)) return -1;
     int meant = inside(whole), changes = flags & (O_CREAT | O_TRUNC | O_ACCMODE);
     int fd = syscall(SYS_openat, at, path, flags | (sizeof(void *) == 8 ? 0 : O_LARGEFILE), mode);
     if (fd < 0 || fd >= MOST_FILES) return fd;
@@ -110,6 +133,7 @@ int openat64(int at, const char *path, int flags, ...) { MODE return opened(at, 
 ssize_t write(int fd, const void *data, size_t bytes) {
     struct stat status;
     int meant = watches(fd, &status);
+    if (meant && fails("write", NULL, fd)) return -1;
     ssize_t done = syscall(SYS_write, fd, data, bytes);
     if (meant && done > 0) put(WRITE, status.st_ino, lseek(fd, 0, SEEK_CUR) - done, NULL, NULL, data, done, 0);
     return done;
@@ -118,6 +142,7 @@ ssize_t write(int fd, const void *data, size_t bytes) {
 static ssize_t did_pwrite(int fd, const void *data, size_t bytes, off_t offset) {
     struct stat status;
     int meant = watches(fd, &status);
+    if (meant && fails("write", NULL, fd)) return -1;
     ssize_t done = syscall(SYS_pwrite64, fd, data, bytes, offset);
     if (meant && done > 0) put(WRITE, status.st_ino, offset, NULL, NULL, data, done, 0);
     return done;
