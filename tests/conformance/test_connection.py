@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -169,6 +170,18 @@ def test_a_peer_that_left_is_heard_to_the_end_and_then_gone(server: ServerSocket
     server.disconnect(b"one")  # a second time is nothing
 
 
+def test_a_process_without_descriptors_says_so(server: ServerSocket) -> None:
+    """ZeroMQ says nothing: it tries to connect again and again."""
+    assert server.refused() == ""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
+    try:
+        assert server.refused() == "Too many open files"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert server.refused() == ""
+
+
 @both
 def test_who_is_hung_up_on_is_heard_no_more(server: ServerSocket, connect: Connect) -> None:
     peer, other = connect(), connect(b"two", b"hello")
@@ -235,6 +248,28 @@ def test_a_wait_for_a_deadline_sleeps(server: ServerSocket, monkeypatch: pytest.
         peer.wait_until(deadline_ns)
         assert time.monotonic_ns() >= deadline_ns
     assert 0 not in looks  # which would be to look, and to look again
+    peer._socket.close()
+    os.close(lifeline)
+    os.close(other)
+
+
+@both
+def test_what_a_task_raised_is_told_whatever_characters_it_has(
+    server: ServerSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifeline, other = os.pipe()
+    name = control.routing_id(control.CLIENT, 0, 0)
+    peer = Connection(spawn(server, name, control.CLIENT), 1e6, lifeline)
+    sent: list[Sequence[Frame]] = []
+    monkeypatch.setattr(peer, "send", sent.append)
+    task = messages.Task(client=0, task=1, trip=1, version=0, entry=0, slot=0, cut=None, condition=None)
+
+    def fail() -> None:
+        raise OSError("caf\udce9.csv is not there\nat all")  # a name that is not UTF-8
+
+    peer.attempt(task, fail)
+    ((header, *_),) = sent
+    assert messages.decode_from_client(header) == messages.Gone(0, 1, "OSError: caf?.csv is not there")
     peer._socket.close()
     os.close(lifeline)
     os.close(other)

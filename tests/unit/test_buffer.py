@@ -69,6 +69,13 @@ def test_no_two_parts_overlap_all_lie_inside_and_vectors_start_on_pages(shape: S
             assert (vector.dtype, vector.shape) == (np.float32, (shape.size,))
 
 
+def test_a_new_buffer_is_zero_free_and_has_no_version(buffer: ParameterBuffer) -> None:
+    assert buffer.latest == (-1, -1)
+    assert buffer.entry_version.tolist() == [-1] * SHAPE.ring
+    assert buffer.state.tolist() == [SlotState.FREE] * SHAPE.slots
+    assert not any(vector.any() for vector in data_of(buffer))
+
+
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"ring": 1}, {"slots": 0}, {"vectors": -1}])
 def test_impossible_shapes_are_refused(wrong: dict[str, int]) -> None:
     before = set(os.listdir("/proc/self/fd"))

@@ -224,3 +224,29 @@ def test_a_rename_that_fails_leaves_nothing_half_written(tmp_path: Path, monkeyp
     with pytest.raises(PermissionError):
         write(tmp_path, made(8), LAYOUT)
     assert names(tmp_path) == ["journal-0000000007.safetensors"]
+
+
+def test_file_and_folder_are_flushed_before_anything_older_goes(tmp_path: Path, monkeypatch: Any) -> None:
+    for seq in (1, 2):
+        write(tmp_path, made(seq), LAYOUT)
+    order: list[str] = []
+
+    def noting(owner: Any, name: str, words: Callable[..., str]) -> None:
+        real = getattr(owner, name)
+
+        def noted(*arguments: Any, **more: Any) -> Any:
+            order.append(words(*arguments))
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(os, "fsync", lambda fd: "sync " + Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+    noting(os, "replace", lambda old, new: f"rename to {new.name}")
+    noting(Path, "unlink", lambda path: f"remove {path.name}")
+    write(tmp_path, made(3), LAYOUT)
+    assert order == [
+        f"sync .journal-0000000003.safetensors.{os.getpid()}.partial",
+        "rename to journal-0000000003.safetensors",
+        f"sync {tmp_path.name}",
+        "remove journal-0000000001.safetensors",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from edgefl.host.calibration import Calibration, Measured, Rate, calibrate, stor
 from edgefl.host.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale
 from edgefl.kernels import cuda_library
 from edgefl.processes import usable_cores
+
+HALF = "at most 50% of 2 is allowed"
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 100)), max_size=50), st.integers(1, 64))
@@ -110,6 +113,57 @@ def test_the_rule_is_named(demands: list[Demand], options: dict[str, Any], value
     assert chosen.value == value
     assert why in chosen.why
     assert chosen.verdict == "fits"
+
+
+@pytest.mark.parametrize(
+    ("demands", "options", "line"),
+    [
+        ([], {}, "1 was chosen: real time; 0.0 0.0"),
+        (
+            [Demand(0.07, 1.0)] * 16,
+            {},
+            "1 was chosen: real time, kept where a rule needs less than 1.15, here a load of at most 50%: "
+            "the fleet needs 1.12 cores at scale 1; 56.0 7.0",
+        ),
+        (
+            [Demand(0.08, 1.0)] * 16,
+            {},
+            "1.3 was chosen for a load of at most 50%: the fleet needs 1.28 cores at scale 1; 49.2 6.2",
+        ),
+        (
+            [Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12,
+            AT_FIRST,
+            "4 was chosen for clients that train at the same moment and then need 4.00 cores at scale 1, "
+            f"{HALF}; 1.5 0.2",
+        ),
+        (
+            [Demand(0.9, 1.0)],
+            {},
+            "1.3 was chosen for 70% of a core at most for one client, which needs 90% at scale 1; 34.6 69.2",
+        ),
+        (
+            [Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))],
+            {},
+            "3.4 was chosen for 30% of a core at most for one client's training, which needs 100% at "
+            "scale 1; 1.5 2.9",
+        ),
+        (
+            [SERVED] * 60,
+            ALWAYS,
+            f"6 was chosen {SERVER}: that is 18.0% of one, at most 3% is allowed; 10.5 0.3",
+        ),
+        ([Demand(0.1, 1.0)], {"scale": 2.0}, "2 was given; 2.5 5.0"),
+    ],
+)
+def test_each_figure_of_the_line_says_what_it_is_of(
+    demands: list[Demand], options: dict[str, Any], line: str
+) -> None:
+    chosen = choose_time_scale(demands, **{"cores": 2, **options})
+    rule, _, load, share = re.split(r"(; )(\S+) (\S+)$", line)[:4]
+    assert chosen.why == (
+        f"time_scale {rule}; over whole trips the fleet then uses {load}% of the host's 2 cores, "
+        f"its most demanding client {share}% of a core"
+    )
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(0.25, 0.25), (1000.0, usable_cores()), (None, usable_cores())])

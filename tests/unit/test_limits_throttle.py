@@ -203,6 +203,16 @@ def test_each_is_looked_after_when_it_is_due_and_forgotten_when_it_is_gone() -> 
     assert queue.run_due(now) is None
 
 
+def test_looked_after_again_earlier_is_not_looked_after_twice() -> None:
+    queue, one = TurnQueue(), Turns()
+    for _ in range(5):
+        queue.add(one, 50 * MS)
+    queue.add(one, 20 * MS)
+    assert queue.run_due(0) == 20 * MS
+    assert queue.run_due(20 * MS) == 30 * MS
+    assert one.turns == [20 * MS]
+
+
 def test_one_that_is_always_due_does_not_keep_the_queue_from_the_others() -> None:
     class Greedy(Turns):
         def turn(self, now_ns: int) -> int:
