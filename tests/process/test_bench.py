@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from edgefl import ConfigError, RunError, Stop, config
@@ -134,6 +135,17 @@ def test_bare_trips_take_turns_at_all_slots_and_copy_an_update_or_make_it() -> N
             bare.trip_of(passes, buffer, client)()
     assert buffer.slot(1).tolist() == [0.0] * 5  # the model less the model: nothing was trained
     buffer.close()
+
+
+@pytest.mark.slow
+def test_a_limits_clients_end_with_it() -> None:
+    """As when Ctrl-C of edgefl bench ingest kills it. (The fixture of every process test looks for them.)"""
+    case = bare.LimitCase("passes", "shm", 1000, clients=2, updates=1, seconds=1e4)
+    process = psutil.Popen([sys.executable, "-m", "edgefl.lab.bare", *map(str, case)])
+    while len(process.children()) < case.clients:
+        assert process.is_running()
+    process.kill()
+    process.wait()
 
 
 def test_spawn_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,6 +94,21 @@ def cancelling(on_leave: str) -> dict[str, Any]:
 
 CODED = {"server": Server(transport="wire", update_format="int8")}
 CASES = [
+    pytest.param(
+        lambda _: {
+            "strategy": {"name": "quafl", "participants": 2, "interval_s": 0.2},
+            "stop": Stop(versions=40),
+        },
+        ["event:0:31", "event:0:40"],
+        id="polled, own models",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        lambda _: {"stop": Stop(versions=500, patience_evaluations=3, min_improvement=0.01)},
+        ["event:0:30", "event:0:70"],
+        id="patience",
+        marks=pytest.mark.slow,
+    ),
     pytest.param(lambda folder: {**changing(folder, "lose"), **CODED}, ["event:0:70"], id="changing, int8"),
     pytest.param(lambda _: cancelling("lose"), ["event:0:70"], id="cancelling"),
     pytest.param(
