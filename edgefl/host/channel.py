@@ -1,4 +1,4 @@
-"""A pipe of typed messages between two processes of a run that trust each other.
+"""A channel: a pipe for typed messages between two processes that trust each other.
 
 Each message is a 4-byte length and its msgpack bytes on a stream socket pair. The end of the stream is the
 other process's death, which is why every process of a run holds one: nobody waits on a process that is gone.
@@ -26,7 +26,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """The other end is closed."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -59,17 +59,17 @@ class Channel(Generic[R]):
 
     @classmethod
     def inherit(cls, fd: int, incoming: Any) -> Channel[R]:
-        """Returns the end that a parent process left open under ``fd``."""
+        """Open the end that the parent process passed on as descriptor ``fd``."""
         return cls(socket.socket(fileno=fd), incoming)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, message: Any, *fds: int) -> None:
-        """Send a message, and with it descriptors. Raises `Closed` if nobody is there to read it.
+        """Send a message, with file descriptors if given. Raises `Closed` if the other end is closed.
 
-        Waits while the other end is behind, and takes in what it says meanwhile: two ends that both have more
-        to say than a socket holds (some 280 small messages) would else wait for each other for good.
+        While the socket is full, this waits and reads incoming messages. Otherwise two ends that both send
+        more than a socket holds (about 280 small messages) would wait for each other forever.
         """
         body = _encoder.encode(message)
         data = memoryview(_LENGTH.pack(len(body)) + body)
@@ -88,13 +88,13 @@ class Channel(Generic[R]):
                 raise Closed from error
 
     def tell(self, message: Any, *fds: int) -> None:
-        """Send a message; that nobody is there to read it is for `receive` to notice."""
+        """Send a message, and ignore a closed channel, which `receive` will report."""
         with contextlib.suppress(Closed):
             self.send(message, *fds)
 
     @property
     def has_room(self) -> bool:
-        """True if a small message can be sent without waiting: the other end has not fallen behind."""
+        """True if a small message can be sent without waiting."""
         poller = select.poll()
         poller.register(self._socket, select.POLLOUT)
         return bool(poller.poll(0))
@@ -121,7 +121,7 @@ class Channel(Generic[R]):
 
     @property
     def waiting(self) -> bool:
-        """True if a message was read from the socket and not handed out: do not wait for the socket."""
+        """True if a complete message has been read from the socket and not received yet."""
         head = self._pending[: _LENGTH.size]
         return len(head) == _LENGTH.size and len(self._pending) >= _LENGTH.size + _LENGTH.unpack(head)[0]
 
@@ -132,7 +132,7 @@ class Channel(Generic[R]):
         return self._decoder.decode(message)
 
     def descriptor(self) -> int:
-        """Returns the next of the descriptors that came with the message received last."""
+        """Return the next of the descriptors that came with the last message."""
         return self._descriptors.pop(0)
 
     def close(self) -> None:
@@ -157,5 +157,5 @@ class Channel(Generic[R]):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Returns two connected sockets, closed on exec unless passed on by descriptor."""
+    """Create two connected sockets, which are closed on exec unless passed on."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -2,7 +2,7 @@
 //
 //   EDGEFL_SHIM_FOLDER=/abs/folder   log changes of files below this folder
 //   EDGEFL_SHIM_LOG=FILE             append each change to FILE, in order (see struct record)
-//   EDGEFL_SHIM_FAIL=KIND:PART:ERRNO:N  after N calls, fail all of KIND (open, write, sync) on paths that contain PART
+//   EDGEFL_SHIM_FAIL=KIND:PART:ERRNO:N  after N calls, fail all of KIND (open, write) on paths that contain PART
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

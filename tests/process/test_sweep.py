@@ -91,7 +91,7 @@ def test_what_is_there_is_not_made_again_and_what_was_stopped_goes_on(swept: Pat
     hashes = [[run.result.summary()["model_sha256"] for run in found.runs] for found in (more, Sweep(swept))]
     assert hashes[0][:4] == hashes[1]
     assert len(set(hashes[0])) == 6
-    with pytest.raises(ConfigError, match="holds a run with other settings"):
+    with pytest.raises(ConfigError, match="holds a run with different settings"):
         sweep(virtual(stop=Stop(versions=5)), out, seeds=[1], grid=GRID)
 
 
