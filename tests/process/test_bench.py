@@ -220,7 +220,7 @@ def test_a_study_is_run_once_and_goes_on_where_it_stopped(small: Study, tmp_path
     assert "<script" not in html
 
     other = replace(small, arms=(Arm("a", ("training.lr=0.1",)),))
-    with pytest.raises(ConfigError, match="holds a run with other settings"):
+    with pytest.raises(ConfigError, match="holds a run with different settings"):
         other.run(out, "quick", say=said.append)
 
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/summary.json")}
