@@ -85,14 +85,14 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     times."""
     churn: Churn = Churn()
     on_leave: Literal["lose", "finish"] = "lose"
-    """What a client does that must go offline during a trip: ``lose`` the task, or ``finish`` it first."""
+    """Behaviour of a client that must go offline during a trip: ``lose`` the task, or ``finish`` it first."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"
-    """How the profile's ``memory.app_limit_mib`` is enforced under the wall clock: ``rlimit`` together with
+    """Enforcement of the profile's ``memory.app_limit_mib`` under the wall clock: ``rlimit`` together with
     sampling of the process's memory (``auto`` selects this), a control group (``cgroup``: the kernel kills
     the process at the limit), or not at all (``off``)."""
     throttle: Literal["paced", "cgroup", "sigstop"] = "paced"
-    """How training is slowed to the device's speed under the wall clock: ``paced`` waits after each step;
-    ``cgroup`` and ``sigstop`` limit the process's CPU time."""
+    """Mechanism that slows training to the device's speed under the wall clock: ``paced`` waits after each
+    step; ``cgroup`` and ``sigstop`` limit the process's CPU time."""
 
 
 class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +109,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="one of 'by-device', 'dirichlet', 'iid', 'natural', 'shards', or 'my_module:split'",
         ),
     ] = "iid"
-    """How examples are assigned to clients: at random (``iid``), by label (``dirichlet``, ``shards``,
+    """Assignment of examples to clients: at random (``iid``), by label (``dirichlet``, ``shards``,
     ``by-device``), by the data set's own users (``natural``), or by your function (docs/models.md)."""
     alpha: Positive = 0.1
     """``dirichlet``: concentration parameter; smaller values give each client fewer labels."""
@@ -172,7 +172,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lr_normalization: bool = False
     """A step on a short batch of n < B examples uses lr·n/B (FedBuff, C.6)."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the virtual clock's workers compute; with ``cuda`` they share one GPU."""
+    """Device on which the virtual clock's workers compute; with ``cuda`` they share one GPU."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """``bfloat16``: mixed precision; weights, gradients and updates stay float32."""
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
@@ -274,7 +274,7 @@ class MetricGoal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the run ends: at the first of these conditions that is met."""
+    """Conditions that end the run; the first one that is met ends it."""
 
     versions: Count | None = None
     """Number of versions of the global model."""
@@ -303,7 +303,8 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When and how the global model is evaluated, on the server's test set and on clients' data."""
+    """Schedule and extent of evaluations of the global model, on the server's test set and on clients'
+    data."""
 
     every_versions: Count = 10
     """Versions between evaluations; the last version is always evaluated."""

@@ -35,7 +35,7 @@ _VERDICT_TEXT: dict[Verdict, str] = {
     "overloaded": "; the host is overloaded, the run will be INVALID",
 }
 Together = Literal["never", "at first", "always"]
-"""When the trips of all clients start at the same instant: never, at the run's start only, or every round."""
+"""Simultaneous starts of all clients' trips: never, only at the start of the run, or in every round."""
 
 
 class Burst(NamedTuple):

@@ -30,7 +30,7 @@ class Closed(Exception):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """What a process sends when it cannot begin or go on. The message is one line, shown to the user."""
+    """Report of a process that it cannot start or continue. The message is one line, shown to the user."""
 
     message: str
     config: bool

@@ -50,7 +50,7 @@ UNKNOWN = Conditions()
 
 
 class HeldVerdict(NamedTuple):
-    """How well processes were held: the errors' figures, and the reasons why the result is INVALID."""
+    """Errors of processes limited to a device, and the reasons why the result is INVALID (none: VALID)."""
 
     median_abs_error: float | None
     p95_abs_error: float | None

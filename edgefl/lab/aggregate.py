@@ -213,7 +213,7 @@ def aligned(size: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
 
 
 def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArrays:
-    """Create the arrays from one repeated random block: values do not matter, but zeros might."""
+    """Create the arrays, filled with one repeated random block, because zeros could be summed faster."""
     rng = np.random.default_rng([parameters, updates])
     base, out = aligned(parameters), aligned(parameters)
     base[:] = np.resize(rng.standard_normal(min(parameters, 1 << 20), dtype=np.float32), parameters)

@@ -15,7 +15,7 @@ from edgefl.devices.fit import HeldOutPrediction, summary
 from edgefl.results.tables import percent
 
 ENOUGH: Final = 20
-"""Minimum steps of a device for judging the share that intervals hold, and minimum networks of this host."""
+"""Minimum number of a device's steps, or of this host's networks, for which intervals are judged."""
 HELD: Final = (0.85, 0.97)
 
 

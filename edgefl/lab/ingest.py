@@ -54,7 +54,7 @@ SHOWN = {"receive": "recv", "check": "chk", "sum": "sum", "publish": "pub", "sen
 FEW = 3
 """Minimum trips per client in a turn, on average."""
 LONGEST_S = 60.0
-"""A turn of this length with fewer trips is an error."""
+"""Maximum length of a turn, s. It is an error if the turn has fewer trips by then."""
 COPIES = 4
 """Vectors in a client's own memory: model, base, update, and one on the wire."""
 

@@ -42,7 +42,7 @@ class ObservedShare(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """How far the phones of a run act together. None: too few updates, or only one profile."""
+    """Synchrony of a run's phones. A share is None with too few updates, or with only one profile."""
 
     one_profile: ObservedShare | None
     coincident: ObservedShare | None

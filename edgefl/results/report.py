@@ -37,7 +37,6 @@ from edgefl.results.summary import (
     is_scored,
     measured,
     metric_names,
-    phases,
     profile_of,
     profile_of_trips,
     profiles_by_speed,
@@ -45,6 +44,7 @@ from edgefl.results.summary import (
     summarize,
 )
 from edgefl.results.tables import FittedTable, figure, many, number, percent, seconds, table
+from edgefl.results.trace import phases
 
 FILE_NAME = "report.html"
 INCIDENTS = 12

@@ -192,22 +192,6 @@ def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
     return sum(row.correct[label] for label in known) / total if total else float("nan")
 
 
-def phases(trips: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """Start and end of each trip's download, training and upload; unknown parts have no length.
-
-    >>> trip = {"sent_s": [0.0], "received_s": [np.nan], "compute_s": [np.nan], "arrived_s": [4.0]}
-    >>> [(a.item(), b.item()) for a, b in phases({k: np.array(v) for k, v in trip.items()}).values()]
-    [(0.0, 0.0), (0.0, 4.0), (4.0, 4.0)]
-    """
-    sent, received, arrived = trips["sent_s"], trips["received_s"], trips["arrived_s"]
-    late = np.where(np.isnan(received), sent, np.maximum(sent, received))
-    end = np.where(np.isnan(arrived), late, arrived)
-    down = np.where(np.isnan(received), sent, np.minimum(received, end))
-    trained = down + trips["compute_s"]
-    trained = np.where(np.isnan(trained), end, np.minimum(trained, end))
-    return {"down": (sent, down), "compute": (down, trained), "up": (trained, end)}
-
-
 def fidelity_of(record: Record) -> dict[str, Any]:
     """The errors of the trips' times and a verdict on the run: the fields of `host.fidelity.Fidelity`.
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl.files import write_text
 from edgefl.results.record import Record
-from edgefl.results.summary import phases, profile_of, profiles_by_speed
+from edgefl.results.summary import profile_of, profiles_by_speed
 
 FILE_NAME = "trace.json"
 PIDS_A_RUN = 1000
@@ -19,6 +20,22 @@ PIDS_A_RUN = 1000
 
 Event = dict[str, Any]
 _SERVER, _VERSIONS, _EVALUATIONS, _INCIDENTS = 1, 1, 2, 3
+
+
+def phases(trips: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Start and end of each trip's download, training and upload; unknown parts have no length.
+
+    >>> trip = {"sent_s": [0.0], "received_s": [np.nan], "compute_s": [np.nan], "arrived_s": [4.0]}
+    >>> [(a.item(), b.item()) for a, b in phases({k: np.array(v) for k, v in trip.items()}).values()]
+    [(0.0, 0.0), (0.0, 4.0), (4.0, 4.0)]
+    """
+    sent, received, arrived = trips["sent_s"], trips["received_s"], trips["arrived_s"]
+    late = np.where(np.isnan(received), sent, np.maximum(sent, received))
+    end = np.where(np.isnan(arrived), late, arrived)
+    down = np.where(np.isnan(received), sent, np.minimum(received, end))
+    trained = down + trips["compute_s"]
+    trained = np.where(np.isnan(trained), end, np.minimum(trained, end))
+    return {"down": (sent, down), "compute": (down, trained), "up": (trained, end)}
 
 
 def write_trace(folder: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""What an experiment demands: whether it can be run, its memory, the time scale that hosts can carry."""
+"""Requirements of an experiment: checks that it can run, its memory, and its time scale."""
 
 from __future__ import annotations
 

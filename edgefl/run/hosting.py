@@ -1,4 +1,4 @@
-"""Where the clients or workers of a run are: `Hosts`, on this host by default.
+"""The hosts on which a run's clients or workers are started: `Hosts`; by default this host.
 
 `edgefl.hosts.nodes.Nodes` are the other implementation. With nodes, this host's zygote still loads the
 workload, makes the first model and hosts the evaluator.
@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """How a peer reaches the server: address, the server's pid (0 if remote) and its public key."""
+    """Connection data of a peer: the server's address, its pid (0 if remote) and its public key."""
 
     address: str
     server: int = 0
@@ -45,7 +45,7 @@ class Hosts(Protocol):
 
     name: str
     compare: bool
-    """Whether the hosts load data and model themselves, so that their fingerprints must be compared."""
+    """True if the hosts load data and model themselves; then their fingerprints must be compared."""
     wanted: int
     """Number of hosts that the run waits for."""
     rows: list[NodeRow]

@@ -132,23 +132,29 @@ def done(
     process_grew_mib: float = math.nan,
 ) -> Done:
     """Build the message of a client that holds ``examples``; ``phases`` are download, training and upload."""
-    (down, compute, up), same = phases, msgspec.structs.asdict(result)
-    counted, _ = same.pop("counted"), same.pop("order")
+    down, compute, up = phases
     declared_s = down.declared_s + compute.declared_s + up.declared_s
     achieved_s = down.achieved_s + compute.achieved_s + up.achieved_s
     return Done(
         client=task.client,
+        task=result.task,
         slot=task.slot,
-        examples=examples if counted is None else counted,
+        trained_version=result.trained_version,
+        examples=examples if result.counted is None else result.counted,
+        steps=result.steps,
+        loss=result.loss,
+        checksum=result.checksum,
         work_s=work_s,
         trip=Spent(declared_s, achieved_s),
         down=down,
         compute=compute,
         up=up,
         lateness_s=lateness_s,
+        cpu_s=result.cpu_s,
+        peak_mib=result.peak_mib,
         process_grew_mib=process_grew_mib,
         delay=delay,
-        **same,
+        metrics=result.metrics,
     )
 
 

@@ -77,7 +77,7 @@ class RunView:
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.experiment = experiment
         self.states = False
-        """Whether the view needs `control.Progress.states`."""
+        """True if the view needs `control.Progress.states`."""
         self.title = f"{printable(experiment.name)}: {printable(str(experiment.strategy.get('name', '')))}"
         self.monotonic = monotonic
         self.note = ""
@@ -88,7 +88,7 @@ class RunView:
         self.scale: TimeScale | None = None
         self.progress: control.Progress | None = None
         self.running = False
-        """Whether emulated time has begun."""
+        """True once emulated time has begun."""
         self.no_progress = ""
         """Reason why the ended run has no result, or ""."""
 

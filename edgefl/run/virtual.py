@@ -54,7 +54,7 @@ class Trip(msgspec.Struct):
     doomed: bool = False
     """The client is known to leave before it could deliver, so the task is not computed."""
     broken: str = ""
-    """How the link is lost during the trip, or ""; then the task is not computed either."""
+    """Description of the link's loss during the trip, or ""; the task of a broken trip is not computed."""
 
     def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
         """Build the message that the client would send; achieved times equal the planned ones."""
