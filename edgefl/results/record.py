@@ -347,7 +347,7 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.OperationalError as error:
         raise ConfigError(f"run record {path} cannot be opened: {error}") from None
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: SQLite quotes damaged text
         raise ConfigError(f"run record {path} is damaged or not a record: {error}") from None
     if stamp != APPLICATION_ID:
         raise ConfigError(f"{path} is a database of something else than edgefl (application id {stamp:#x})")
@@ -456,7 +456,7 @@ class Record:
                 again = "&immutable=1"
             db.close()
             return self._connect(again)
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
             pass  # check_file words the error
         return db
 

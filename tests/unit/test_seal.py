@@ -36,6 +36,26 @@ def test_no_flipped_bit_passes(tmp_path: Path) -> None:
     seal.check(tmp_path / "record.sqlite")
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_schema_that_is_no_text_any_more_is_one_line(sealed: bool, tmp_path: Path) -> None:
+    # SQLite quotes the damaged text in its error, which Python's module then cannot decode.
+    with Store(tmp_path) as store:
+        store.set_meta(seed=1)
+    path = tmp_path / "record.sqlite"
+    if not sealed:
+        seal.lift(path)
+    whole = path.read_bytes()
+    first = whole.index(b"CREATE TABLE meta")
+    for place in range(first, first + len(b"CREATE TABLE meta (")):
+        spoilt = bytearray(whole)
+        spoilt[place] ^= 0x80
+        path.write_bytes(spoilt)
+        for opened in (Record, Store):
+            with pytest.raises(ConfigError, match=r"record\.sqlite is damaged or not a record") as raised:
+                opened(tmp_path)
+            assert "\n" not in str(raised.value)
+
+
 def test_a_record_that_was_cut_or_grew_does_not_pass(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.set_meta(seed=1)
