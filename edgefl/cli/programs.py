@@ -48,7 +48,11 @@ def execute(
         typer.Option("--connect", metavar="PORT=HOST:PORT", help="Local port to a server; may be repeated."),
     ] = None,
     share: Annotated[
-        float | None, typer.Option(metavar="CORES", help="Cores of this host; by default from the device.")
+        str | None,
+        typer.Option(
+            metavar="CORES",
+            help="Cores of this host: 0.3 for all threads, or 0.3x4,0.1x4: one core per thread.",
+        ),
     ] = None,
     time_scale: TimeScale = "auto",
     throttle: Throttle = "sigstop",
@@ -99,11 +103,11 @@ def phones_of(
     count: int | None,
     network: str | None,
     connect: list[str],
-    share: float | None,
+    share: str | None,
 ) -> list[Phone]:
     from edgefl.devices import load_fleet
     from edgefl.programs import Phone
-    from edgefl.programs.phone import check_count, read_connect
+    from edgefl.programs.phone import check_count, read_connect, read_share
 
     if (fleet is None) == (not devices):
         raise ConfigError("give --device NAME, once or more, or --fleet FILE")
@@ -126,7 +130,7 @@ def phones_of(
             command=tuple(command),
             network=network or networks.get(name),
             connects=connects,
-            share=share,
+            share=None if share is None else read_share(share),
         )
         for name, copies in counts
         for _ in range(copies)

@@ -287,8 +287,11 @@ def started(pid: int) -> str:
     return next(iter(process_stat(pid)[19:20]), "")
 
 
-def process_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat (proc_pid_stat(5)) from ``state`` on; [] without a process."""
+def process_stat(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat (proc_pid_stat(5)) from ``state`` on; [] without a process.
+
+    ``PID/task/TID`` is a thread.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # fast: a throttle reads it often
             return file.read().decode("ascii", "replace").rpartition(")")[2].split()

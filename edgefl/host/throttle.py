@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from edgefl.errors import ConfigError, unknown
@@ -38,17 +39,31 @@ class Achieved(NamedTuple):
 class Account:
     """CPU time allowed (the integral of ``share`` over wall time) against CPU time used.
 
-    A sleeping process saves at most ``most_saved_ns``: a slow core is not faster after a rest.
+    ``cores`` are the shares of the device's cores, fastest first: how fast each is, where 1 is a core of
+    this host. ``share`` is the sum over the cores in use, one per thread that can run. A single number is
+    one core, which all threads share. A sleeping process saves at most ``most_saved_ns``: a slow core is
+    not faster after a rest.
 
-    >>> account = Account(share=0.25, now_ns=0, used_ns=0, most_saved_ns=1_000)
+    >>> account = Account(0.25, now_ns=0, used_ns=0, most_saved_ns=1_000)
     >>> account.ahead_ns(4_000, 1_500)            # used 1.5 µs, allowed 1 µs
     500.0
     >>> account.ahead_ns(1_000_000, 1_500)        # slept: keeps 1 µs of 250 µs
     -1000
+    >>> account = Account((0.4, 0.4, 0.1), now_ns=0, used_ns=0)
+    >>> for threads in (0, 1, 2, 8):
+    ...     account.follow(threads)
+    ...     print(round(account.share, 6))
+    0.4
+    0.4
+    0.8
+    0.9
     """
 
-    def __init__(self, share: float, now_ns: int, used_ns: int, most_saved_ns: float = math.inf) -> None:
-        self.share = checked_share(share)
+    def __init__(
+        self, cores: float | Sequence[float], now_ns: int, used_ns: int, most_saved_ns: float = math.inf
+    ) -> None:
+        self.cores = tuple(map(checked_share, [cores] if isinstance(cores, (int, float)) else cores))
+        self.threads, self.share = 1, self.cores[0]
         self.most_saved_ns = most_saved_ns
         self._began_ns = self.at_ns = self._since_ns = now_ns
         self._used_before_ns = self.used_ns = used_ns
@@ -59,6 +74,11 @@ class Account:
         before, self.share = self.share, checked_share(share)
         self._granted_ns += before * (now_ns - self._since_ns)
         self._since_ns = now_ns
+
+    def follow(self, threads: int) -> None:
+        """Grant the cores that so many threads use, from the last `ahead_ns` on."""
+        self.threads = max(1, threads)
+        self.share = math.fsum(self.cores[: self.threads])
 
     def ahead_ns(self, now_ns: int, used_ns: int) -> float:
         """Return the CPU time by which the process is ahead of its share, ns (below 0: behind)."""
@@ -105,6 +125,9 @@ class ThrottleTarget(Protocol):
     def sleeps(self) -> bool:
         """Return True if the process waits for something other than a core."""
 
+    def runnable(self) -> int:
+        """Return the number of threads that run or wait for a core."""
+
     def stop(self) -> None: ...
 
     def resume(self) -> None: ...
@@ -144,6 +167,16 @@ class Target:
         """Return True if the process's first thread waits for something other than a core."""
         return process_stat(self.pid)[:1] in (["S"], ["D"])
 
+    def runnable(self) -> int:
+        """Return the number of the process's threads that run or wait for a core."""
+        stat = process_stat(self.pid)
+        if stat[17:18] in ([], ["1"]):
+            return int(stat[:1] == ["R"])
+        with contextlib.suppress(OSError):
+            threads = os.listdir(f"/proc/{self.pid}/task")
+            return sum(process_stat(f"{self.pid}/task/{thread}")[:1] == ["R"] for thread in threads)
+        return 0
+
     def send(self, number: int) -> None:
         """Send a signal to the process. ProcessLookupError once it has ended."""
         signal.pidfd_send_signal(self._fd, number)
@@ -174,6 +207,7 @@ LEAST_GAIN = 0.05
 """Minimum rate, in cores, at which a process is assumed to get ahead of its share."""
 IDLE = 0.1  # a process that used less than this fraction of half a slice in its last run may be asleep
 
+HOST_CORES = os.cpu_count() or 1
 LONGEST_REST_NS = 10_000_000  # between two checks of a sleeping process: bounds its uninterrupted run
 
 
@@ -217,13 +251,16 @@ class DutyCycle:
                 self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS)
                 return max(self._plan(now_ns, used_ns, ahead_ns), now_ns + self._rest_ns)
         self._rest_ns = SHORTEST_NS
+        if len(self.account.cores) > 1:
+            self.account.follow(self.target.runnable())
         self.target.stop()
         return now_ns + SHORTEST_NS
 
     def _plan(self, now_ns: int, used_ns: int, ahead_ns: float) -> int:
-        """Schedule the stop: half a slice ahead, if the process has a core to itself from now on."""
+        """Schedule the stop: half a slice ahead, if each thread has a core to itself from now on."""
         share = self.account.share
-        gains = max(math.floor(share) + 1.0 - share, LEAST_GAIN)
+        used = max(math.floor(share) + 1.0, min(self.account.threads, HOST_CORES))
+        gains = max(used - share, LEAST_GAIN)
         self._went_at_ns = used_ns
         self._stop_ns = now_ns + max(SHORTEST_NS, int((self._half_ns - ahead_ns) / gains))
         return self._stop_ns
@@ -242,6 +279,8 @@ HALF_BURST_NS = 1_300_000
 """The kernel preempts a process at a tick, so a running process is ahead by this on average (Linux 6.18)."""
 BURSTS_A_TURN = 80
 """Length of a turn in bursts: in a shorter one, the position within a burst dominates the measurement."""
+FOLLOW_NS = 2_000 * PERIOD_US
+"""Interval at which the runnable threads of a device with several cores are counted."""
 
 
 def set_quota(place: Place, quota_us: int | None, period_us: int = PERIOD_US) -> None:
@@ -271,21 +310,31 @@ class Quota:
     def __init__(self, target: ThrottleTarget, account: Account, place: Place) -> None:
         self.target, self.account, self._place = target, account, place
         self._period_us, self._quota_us = period(account.share), 0
+        self._correction, self._corrects_ns = 0.0, account.at_ns
 
     def turn(self, now_ns: int) -> int:
-        """Correct the quota; return when the next turn is due. ProcessLookupError once it has ended."""
+        """Follow the threads, correct the quota; return when the next turn is due. ProcessLookupError once it
+        has ended."""
+        several = len(self.account.cores) > 1
+        if several:
+            self.account.follow(self.target.runnable())
         ahead_ns = self.measure(now_ns)
         share = self.account.share
         turn_ns = int(BURSTS_A_TURN * HALF_BURST_NS / share)
-        most = MOST_CORRECTION * share
-        wanted = share - min(max(ahead_ns / turn_ns, -most), most)
+        if now_ns >= self._corrects_ns:
+            correction = ahead_ns / turn_ns / share
+            self._correction = min(max(correction, -MOST_CORRECTION), MOST_CORRECTION)
+            self._corrects_ns = now_ns + turn_ns
+        self._set(share * (1.0 - self._correction))
+        return min(self._corrects_ns, now_ns + FOLLOW_NS) if several else self._corrects_ns
+
+    def _set(self, wanted: float) -> None:
         if wanted * self._period_us < LEAST_QUOTA_US:
             self._period_us = period(wanted)
         quota_us = max(LEAST_QUOTA_US, round(wanted * self._period_us))
         if abs(quota_us - self._quota_us) > WORTHWHILE * self._quota_us:
             set_quota(self._place, quota_us, self._period_us)
             self._quota_us = quota_us
-        return now_ns + turn_ns
 
     def measure(self, now_ns: int) -> float:
         """Return the CPU time by which the process is ahead, ns. ProcessLookupError once it has ended."""

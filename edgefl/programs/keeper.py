@@ -60,7 +60,7 @@ class KeptPhone:
         self.why = ""
         self._account: Account | None = None
         self._began_ns = self._away_ns = self._left_ns = 0
-        self._before: tuple[int, ...] = (0, 0, 0, 0)  # `_times` of earlier starts of the command
+        self._before: tuple[int, ...] = (0, 0, 0, 0, 0)  # `_times` of earlier starts of the command
         self._peak_mib = 0.0
         self._memory: GroupMemory | None = None
         if group is not None and launch.memory == "cgroup" and launch.limit_mib is not None:
@@ -68,14 +68,14 @@ class KeptPhone:
 
     def start(self) -> None:
         """Start the command, limited from its first instruction on."""
-        share, throttle = self.launch.share, self.launch.throttle
+        throttle = self.launch.throttle
         place = self._group.place("cpu") if self._group is not None and throttle == "cgroup" else None
         accounting = self._group.place(ACCOUNTING) if self._group is not None and self._accounted else None
         before_ns = 0 if accounting is None else used_ns(accounting)
         pid = fork("edgefl-phone", lambda: _become_command(self.launch, self._group))
         self.tree = ProcessTree(pid, place, accounting, before_ns)
         self._began_ns = time.monotonic_ns()
-        self._account = Account(share, self._began_ns, 0, MOST_SAVED_NS)
+        self._account = Account(self.launch.cores, self._began_ns, 0, MOST_SAVED_NS)
         if place is not None:
             self.throttled = Quota(self.tree, self._account, place)
         elif throttle == "sigstop":
@@ -127,7 +127,7 @@ class KeptPhone:
             self._group.remove()
 
     def state(self) -> messages.PhoneState:
-        wall_ns, cpu_ns, wanting_ns, uncounted_ns = self._times()
+        wall_ns, cpu_ns, wanting_ns, declared_ns, uncounted_ns = self._times()
         peak_mib = self._peak_mib
         if self._memory is not None and self._memory.peak_mib > 0:
             peak_mib = max(peak_mib, self._memory.peak_mib)
@@ -137,6 +137,7 @@ class KeptPhone:
             wall_s=wall_ns / 1e9,
             cpu_s=cpu_ns / 1e9,
             wanting_s=wanting_ns / 1e9,
+            declared_cpu_s=declared_ns / 1e9,
             rss_mib=self.tree.rss_mib() if self.tree is not None else 0.0,
             peak_mib=peak_mib,
             stops=self.stops,
@@ -152,13 +153,16 @@ class KeptPhone:
             self._account.ahead_ns(self.tree.wanting_ns(now_ns), used_ns)
 
     def _times(self) -> tuple[int, ...]:
-        """Return wall time, CPU time, time in which the phone wanted a core, and uncounted CPU time, ns."""
+        """Return wall time, CPU time, time in which the phone wanted a core, CPU time that the cores in use
+        allowed in that time, and uncounted CPU time, ns.
+        """
         if self.tree is None or self._account is None:
             return self._before
         self._measure()
         wall_ns = (self._left_ns or time.monotonic_ns()) - self._began_ns - self._away_ns
         wanting_ns = self._account.at_ns - self._began_ns
-        now = wall_ns, self._account.used_ns, wanting_ns, self.tree.uncounted_ns
+        declared_ns = round(self._account.achieved().declared_cpu_s * 1e9)
+        now = wall_ns, self._account.used_ns, wanting_ns, declared_ns, self.tree.uncounted_ns
         return tuple(before + more for before, more in zip(self._before, now, strict=True))
 
 

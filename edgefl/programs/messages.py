@@ -35,8 +35,8 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     command: tuple[bytes, ...]
     environment: dict[bytes, bytes]
     folder: bytes | None
-    share: float
-    """Cores of this host per wall second."""
+    cores: tuple[float, ...]
+    """Shares of the device's cores, fastest first, in cores of this host per wall second."""
     limit_mib: float | None
     throttle: ThrottleBy
     memory: MemoryKept
@@ -95,6 +95,8 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     cpu_s: float
     wanting_s: float
     """Part of ``wall_s`` in which the phone ran or waited for a core."""
+    declared_cpu_s: float
+    """CPU time that the cores in use allowed in ``wanting_s``."""
     rss_mib: float
     peak_mib: float
     stops: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -45,8 +46,9 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """Environment variables added to those of this process."""
     connects: dict[int, str] = {}
     """Maps local ports to servers, ``host:port``; connections to the port go through the phone's link."""
-    share: float | None = None
-    """Cores of this host; None: `cpu_share` of the device."""
+    share: float | tuple[float, ...] | None = None
+    """Cores of this host: a number that all threads share, or one for each core of the device, fastest first,
+    of which each thread that can run uses one. None: `cpu_share` of the device."""
     folder: str | None = None
     """Working folder of the command; None: the current one."""
 
@@ -57,8 +59,13 @@ class HeldPhone(NamedTuple):
     phone: Phone
     device: Device
     network: Network
-    share: float
-    """Cores of this host at time scale 1."""
+    cores: tuple[float, ...]
+    """Shares of the device's cores, fastest first, in cores of this host at time scale 1."""
+
+    @property
+    def all_cores(self) -> float:
+        """Share of all cores together."""
+        return math.fsum(self.cores)
 
     @property
     def power(self) -> Power | None:
@@ -106,10 +113,12 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
                 host = calibrate()
             assert host is not None or device.time_model() is None
             share = cpu_share(device, host)  # type: ignore[arg-type]
-        elif not 0 < share < 1e6:
-            raise ConfigError(f"{where}: share must be a finite number of cores above 0, got {share:g}")
+        cores = share if isinstance(share, tuple) else (share,)
+        for core in cores or (0.0,):
+            if not 0 < core < 1e6:
+                raise ConfigError(f"{where}: share must be a finite number of cores above 0, got {core:g}")
         network = load_network(phone.network or device.network or "none")
-        found.append(HeldPhone(phone, device, network, share))
+        found.append(HeldPhone(phone, device, network, tuple(sorted(cores, reverse=True))))
     return found
 
 
@@ -203,6 +212,27 @@ def read_connect(text: str) -> tuple[int, str]:
         raise ConfigError(f"connect {text!r}: must be PORT=HOST:PORT with ports from 1 to 65535")
     split_address(server)
     return int(port), server
+
+
+_SHARES = re.compile(r"([0-9.e+-]+)(?:x([1-9][0-9]?))?")
+
+
+def read_share(text: str) -> float | tuple[float, ...]:
+    """Read the share of a phone, a number that all threads share or ``SHARExCORES,...``: one core per thread.
+
+    >>> read_share("0.3"), read_share("0.3x1"), read_share("0.3x2,0.1")
+    (0.3, (0.3,), (0.3, 0.3, 0.1))
+    """
+    found = [_SHARES.fullmatch(part) for part in text.split(",")]
+    try:
+        cores = [float(one[1]) for one in found if one for _ in range(int(one[2] or 1))]
+    except ValueError:
+        cores = []
+    if None in found or not cores:
+        raise ConfigError(
+            f"--share {text!r}: must be a number of cores, or SHARExCORES,... such as 0.3x4,0.1x4"
+        )
+    return cores[0] if "x" not in text and len(found) == 1 else tuple(cores)
 
 
 def _server(text: str) -> tuple[int, tuple[Any, ...]]:

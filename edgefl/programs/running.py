@@ -99,7 +99,7 @@ def start(
     if options.charge is not None and not 0 < options.charge <= 1:
         raise ConfigError(f"charge: must be above 0 and at most 1, got {options.charge:g}")
     held = look_up(phones)
-    demands = [Demand(one.share, 1.0) for one in held] if throttle != "off" else []
+    demands = [Demand(one.all_cores, 1.0) for one in held] if throttle != "off" else []
     scale = choose_time_scale(demands, scale=options.time_scale)
     return RunningPhones(
         held, options._replace(throttle=throttle, memory=memory), scale, view or PhonesView()
@@ -261,7 +261,7 @@ class RunningPhones:
                 for key, value in environment(held, number, host, base).items()
             },
             folder=None if held.phone.folder is None else os.fsencode(held.phone.folder),
-            share=held.share / self.scale.value,
+            cores=tuple(core / self.scale.value for core in held.cores),
             limit_mib=held.limit_mib,
             throttle=throttle,
             memory=memory,
@@ -355,10 +355,18 @@ class RunningPhones:
         """Return the energy that a phone has drawn from its battery while its command ran, joules."""
         if (power := self._held[number].power) is None:
             return None
-        radio_s, busy_s = self._traffic[number].state.radio_s, state.cpu_s / self._held[number].share
+        radio_s, share = self._traffic[number].state.radio_s, self._declared_share(number, state)
+        busy_s = state.cpu_s / share / self.scale.value
         return (
             power.idle_w * state.wall_s / self.scale.value + power.busy_w * busy_s + power.radio_w * radio_s
         )
+
+    def _declared_share(self, number: int, state: messages.PhoneState) -> float:
+        """Return the mean share of the cores that a phone's threads used, in cores of this host."""
+        cores = self._held[number].cores
+        if len(cores) > 1 and state.wanting_s > 0:
+            return state.declared_cpu_s / state.wanting_s
+        return cores[0] / self.scale.value
 
     def _receive(self, channel: Channel[Any], ready: set[int]) -> None:
         if channel.fileno() not in ready and not channel.waiting:
@@ -490,7 +498,7 @@ class RunningPhones:
             wall_s=state.wall_s,
             cpu_s=state.cpu_s,
             wanting_s=state.wanting_s,
-            declared_share=held.share / self.scale.value,
+            declared_share=self._declared_share(number, state),
             achieved_share=state.cpu_s / state.wanting_s if state.wanting_s > 0 and state.cpu_s > 0 else None,
             limit_mib=held.limit_mib,
             peak_mib=state.peak_mib,

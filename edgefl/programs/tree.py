@@ -183,6 +183,10 @@ class ProcessTree:
         """Return True if the first thread of each process waits for something other than a core."""
         return all(process_stat(pid)[:1] in (["S"], ["D"], ["Z"]) for pid in self._members)
 
+    def runnable(self) -> int:
+        """Return the number of threads, of all processes, that run or wait for a core."""
+        return sum(target.runnable() for target in self._members.values())
+
     def stop(self) -> None:
         """Stop all processes, parents first, including those started in the meantime."""
         if not self.stopped:

@@ -62,12 +62,11 @@ class PhonesTable(PhonesView):
         super().__init__(quiet=False)
         self._live = Live(console=console, auto_refresh=False)
         self._held: Sequence[HeldPhone] = ()
-        self._scale = 1.0
         self._drawn_s = 0.0
 
     def begin(self, held: Sequence[HeldPhone], scale: TimeScale) -> None:
         super().begin(held, scale)
-        self._held, self._scale = held, scale.value
+        self._held = held
 
     def update(
         self, states: Mapping[int, messages.PhoneState], traffic: Sequence[messages.TrafficState]
@@ -98,7 +97,7 @@ class PhonesTable(PhonesView):
             if state is None:
                 continue
             known = state.cpu_s >= LEAST_CPU_S
-            rate = state.cpu_s / state.wanting_s * self._scale / held.share if known else None
+            rate = state.cpu_s / state.declared_cpu_s if known else None
             sizes = f"{number(sent.up_bytes / 1e6)}", f"{number(sent.down_bytes / 1e6)}"
             name = f"{place} {held.device.id}"
             row = name, state.state, number(state.cpu_s), percent(rate), f"{state.rss_mib:.0f}", *sizes

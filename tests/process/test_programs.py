@@ -145,6 +145,19 @@ def test_a_phone_and_all_that_it_starts_have_one_share(throttle: str) -> None:
     assert one.declared_share == 0.2
 
 
+@pytest.mark.parametrize(("busy", "least", "most"), [(1, 0.09, 0.15), (2, 0.17, 0.24), (4, 0.21, 0.26)])
+def test_each_busy_process_has_a_core_of_the_device(
+    throttle: str, busy: int, least: float, most: float
+) -> None:
+    """On a full host a sleeping shell that a signal woke may wait for a core too, and count."""
+    loops = "&".join(["(while :; do :; done)"] * busy)
+    with start([phone("sh", "-c", loops, share=(0.05, 0.1, 0.1))], options(throttle=throttle)) as running:
+        while (state := running.states.get(0)) is None or not 0.5 < state.cpu_s <= state.declared_cpu_s + 0.1:
+            running.turn(0.5)
+    (one,) = running.result().phones
+    assert least <= one.declared_share <= most
+
+
 def test_a_phone_that_sleeps_wants_no_core(throttle: str) -> None:
     (one,) = run([phone("sleep", "1")], options(throttle=throttle)).phones
     assert one.wall_s >= 1.0

@@ -43,15 +43,17 @@ class Simulated:
         self.stopped = False
         self.share_allowed = 1.0
         self.asleep = False
+        self.threads, self.host_cores = 1, 2
         self.stops = 0
         self.pid = 1
 
     def pass_time(self, until_ns: int) -> None:
         if not self.stopped and not self.asleep:
+            cores = min(self.threads, self.host_cores)
             ticked_ns = until_ns // TICK_NS * TICK_NS
             if ticked_ns > self.now_ns:
-                self._read_ns = int(self.used_ns + (ticked_ns - self.now_ns) * self.share_allowed)
-            self.used_ns += (until_ns - self.now_ns) * self.share_allowed
+                self._read_ns = int(self.used_ns + (ticked_ns - self.now_ns) * min(self.share_allowed, cores))
+            self.used_ns += (until_ns - self.now_ns) * min(self.share_allowed, cores)
         self.now_ns = until_ns
 
     def cpu_ns(self) -> int:
@@ -64,6 +66,9 @@ class Simulated:
 
     def sleeps(self) -> bool:
         return self.asleep
+
+    def runnable(self) -> int:
+        return self.threads
 
     def stop(self) -> None:
         self.stopped = True
@@ -113,6 +118,52 @@ def test_a_share_can_change_while_it_is_held_and_a_released_process_runs() -> No
     process.stop()
     duty.close()
     assert not process.stopped
+
+
+CORES = (0.3, 0.3, 0.1)
+THREADS = [(1, 0.3), (2, 0.6), (3, 0.7), (8, 0.7), (1, 0.3), (2, 0.6)]
+"""Phases of one emulated second: threads that can run, and what a device of these cores grants them."""
+
+
+def test_each_thread_that_can_run_gets_the_fastest_core_that_is_left() -> None:
+    process = Simulated()
+    process.share_allowed = math.inf
+    duty = DutyCycle(process, Account(CORES, 0, 0, most_saved_ns=SLICE_NS))
+    for second, (process.threads, share) in enumerate(THREADS):
+        before_ns = process.used_ns
+        steered(duty, process, second + 1.0)
+        assert process.used_ns - before_ns == pytest.approx(share * S, abs=5 * SLICE_NS)
+    assert duty.account.achieved().error == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_quota_follows_the_threads_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, asked = Simulated(), list[float]()
+
+    def set_quota(place: object, quota_us: int, period_us: int) -> None:
+        asked.append(quota_us / period_us)
+        process.share_allowed = 0.9 * asked[-1]
+
+    monkeypatch.setattr(throttle, "set_quota", set_quota)
+    quota = Quota(process, Account(CORES, 0, 0), Place(Path("cpu"), 1))
+    for second, (process.threads, share) in enumerate(THREADS * 2):
+        before_ns = process.used_ns
+        steered(quota, process, 2.0 * (second + 1))
+        assert process.used_ns - before_ns == pytest.approx(2 * share * S, rel=0.2)
+        assert asked[-1] == pytest.approx(share, rel=0.2)
+    assert quota.account.achieved().error == pytest.approx(0.0, abs=0.02)
+
+
+def test_threads_that_can_run_are_counted_by_process() -> None:
+    """Of three threads two sleep; an ended process has none."""
+    code = "import threading; [threading.Thread(target=input).start() for _ in range(2)]\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE) as process:
+        target = throttle.Target(process.pid)
+        while len(os.listdir(f"/proc/{process.pid}/task")) < 3 or target.runnable() != 1:
+            pass
+        process.kill()
+        process.wait()
+        assert target.runnable() == 0
+        target.close()
 
 
 def test_time_until_a_change_counts_by_the_share_before_it() -> None:
