@@ -139,6 +139,7 @@ def sweep(
     seeds: Iterable[int] = (1, 2, 3),
     grid: Mapping[str, Iterable[Any]] | None = None,
     target: float | None = None,
+    fleets: int | None = None,
     quiet: bool = True,
     strategy: Strategy | type[Strategy] | None = None,
     model: Callable[..., Any] | None = None,
@@ -152,8 +153,9 @@ def sweep(
     folder ``out`` (by default ``runs/NAME-sweep``) holds the runs, a page that compares them (report.html),
     their curves (curves.pdf) and their results (runs.csv). Finished runs are not repeated, so the same call
     continues after Ctrl-C or adds seeds. The time to the accuracy ``target`` is compared seed by seed; the
-    default target is ``stop.accuracy``, else the highest accuracy that every run reached. For the other
-    arguments and the errors see `run`.
+    default target is ``stop.accuracy``, else the highest accuracy that every run reached. With ``fleets``,
+    the seeds are 1 to ``fleets``, and each draws the fleet's compute times from the profiles' intervals
+    (`Sweep.fleets`). For the other arguments and the errors see `run`.
 
         >>> found = edgefl.sweep(experiment, grid={"strategy": [Mine(), FedBuff()]})  # doctest: +SKIP
         >>> found.plot("figure.pdf")                                                  # doctest: +SKIP
@@ -178,11 +180,12 @@ def sweep(
         return sweeping.sweep(
             wanted,
             folder,
-            seeds=list(seeds),
+            seeds=list(seeds) if fleets is None else [*range(1, fleets + 1)],
             grid=sweeping.written(choices),
             base=named.base,
             say=lambda text: None if quiet else say(text, err=True),
             target=target,
+            fleets=fleets is not None,
         )
 
 

@@ -64,6 +64,10 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """``individual``: each phone has its own speed, with the spread measured between units of one model
     (docs/individuals.md); ``identical``: exactly the profile's speed. Profiles from papers are always
     exact."""
+    model_errors: Literal["none", "drawn"] = "none"
+    """``drawn``: the compute time of each device profile is off by one factor, the same for all its phones,
+    drawn by the seed from the profile's 90% interval for this model's training step (``edgefl sweep
+    --fleets`` sets it); ``none``: exactly the profile's time. Profiles from papers are always exact."""
     variation: Annotated[float, Meta(ge=0, le=10)] = 1.0
     """Factor on the measured variation between trips of one phone, in compute time and mobile network rate;
     0: no variation."""

@@ -28,8 +28,18 @@ MOST_SEEDS = 10_000
 def sweep(
     file: ExperimentFile,
     seeds: Annotated[
-        str, typer.Option(metavar="A..B|A,B", help="Seeds for each setting, such as 1..3 or 1,2,5.")
-    ] = "1..3",
+        str | None,
+        typer.Option(metavar="A..B|A,B", help="Seeds for each setting, such as 1..3 (the default) or 1,2,5."),
+    ] = None,
+    fleets: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=MOST_SEEDS,
+            help="Instead of seeds: N fleets, drawn from the profiles' intervals.",
+        ),
+    ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,7 +65,9 @@ def sweep(
     choices = dict(map(axis, grid or ()))
     if len(choices) < len(grid or ()):
         raise ConfigError("--grid: each key once, with all its values")
-    numbers = seeds_of(seeds)
+    if seeds is not None and fleets is not None:
+        raise ConfigError("--seeds and --fleets: give one of them; each fleet has its own seed")
+    numbers = seeds_of(seeds or "1..3") if fleets is None else [*range(1, fleets + 1)]
     experiment = config.load(file, set_ or (), clock=clock)
     folder = out or Path("runs") / f"{experiment.name}-sweep"
 
@@ -73,6 +85,7 @@ def sweep(
             show=lambda table: None if quiet else show(table),
             quiet=quiet,
             target=target,
+            fleets=fleets is not None,
         )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command resumes it") from None

@@ -14,12 +14,13 @@ import msgspec
 
 from edgefl.devices import Device, load_device, load_network
 from edgefl.devices.condition import Condition, ConditionModel, power_of
-from edgefl.devices.individuals import TripScatter, phase, unit_factor
+from edgefl.devices.individuals import TripScatter, model_error, phase, unit_factor
 from edgefl.devices.link import Link, Message
 from edgefl.devices.plan import WHOLE, End, TripPlan, plan_trip
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
 from edgefl.devices.schema import Availability, Network
 from edgefl.devices.thermal import ThermalModel, thermal_model
+from edgefl.devices.time_model import TimeModel
 from edgefl.experiment import Experiment
 from edgefl.lazy import LazySequence
 from edgefl.learning.operations import BatchWork
@@ -310,8 +311,15 @@ class Trips:
         if (line := self._lines.get(key)) is None:
             model = device_of(self._experiment, info.client, info.profile).time_model()
             line = (0.0, 1.0) if model is None else model.line(self._work)
+            if model is not None and self._experiment.fleet.model_errors == "drawn" and _varies(info.profile):
+                error = model_error(self._experiment.seed, info.profile, self._error_factor(model))
+                line = line[0] * error, line[1] * error
             _keep(self._lines, key, line)
         return max(0.0, line[0] + line[1] * examples)
+
+    def _error_factor(self, model: TimeModel) -> float:
+        """Factor of the 90% interval of a whole batch's step."""
+        return model.error_factor_of(self._work.at(self._rule.batch_size))
 
     def _unit(self, info: ClientInfo) -> float:
         """Compute time of the client's unit ÷ that of its model's median unit."""

@@ -33,6 +33,8 @@ CORRELATION: Final = 0.37
 FIRST: Final = 0.10
 """Relative extra time of a trip's first step, median."""
 FIRST_SPREAD: Final = math.log(0.39 / 0.10) / 1.2816
+NINETY: Final = 1.6449
+"""90% of a standard normal distribution is within plus or minus this."""
 MOST_DEVIATIONS: Final = 3.0
 """Standard normal draws are clipped here, so that no trip takes a hundred times as long."""
 BLOCK: Final = 64
@@ -49,6 +51,21 @@ def unit_factor(seed: int, client: int) -> float:
     rng = stream(seed, "unit", client)
     deviation = UNUSUAL if rng.random() < UNUSUAL_SHARE else TYPICAL
     return math.exp(min(max(-MOST_APART, deviation * rng.standard_normal()), MOST_APART))
+
+
+def model_error(seed: int, profile: str, error_factor: float) -> float:
+    """Return a plausible ratio of the real device's compute time to the profile's, one for each seed.
+
+    Its logarithm is normal, such that 90% of the draws are within ``error_factor``. All phones of a profile
+    share it.
+
+    >>> drawn = np.array([model_error(seed, "pi-4", 1.3) for seed in range(2000)])
+    >>> round(float(np.mean((drawn < 1.3) & (drawn > 1 / 1.3))), 2)
+    0.9
+    """
+    deviations = float(stream(seed, f"model error {profile}").standard_normal())
+    deviations = min(max(deviations, -MOST_DEVIATIONS), MOST_DEVIATIONS)
+    return math.exp(deviations / NINETY * math.log(error_factor))
 
 
 class TripScatter:

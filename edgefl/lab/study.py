@@ -167,7 +167,7 @@ class Curves:
     def target(self, label: str) -> float:
         """Return the target accuracy at which the arm's runs stop."""
         (record, *_) = self.records[label]
-        target = settings_of(record)[1].accuracy
+        target = settings_of(record).stop.accuracy
         assert target is not None, "the settings stop at a target accuracy"
         return target
 

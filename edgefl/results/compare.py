@@ -20,7 +20,7 @@ from rich.text import Text
 from edgefl.errors import ConfigError
 from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_json, write_text
-from edgefl.results import page, trace
+from edgefl.results import fleets, page, trace
 from edgefl.results.page import html_table
 from edgefl.results.pictures import Curve, close_fonts, curves_picture, learning_figures, series
 from edgefl.results.record import Record
@@ -145,6 +145,16 @@ def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[Fitte
             fold=True,
             gap=1,
         )
+    if found := _over_fleets(rows):
+        cells = [fleets.row(label, one) for label, one in found.items()]
+        about = fleets.explained(rows[0].label)
+        yield table(fleets.HEADS, cells, title="Over plausible fleets", caption=about, fold=True)
+
+
+def _over_fleets(rows: Sequence[RunGroup]) -> dict[str, fleets.Ahead]:
+    """In how many fleets each setting is ahead of the first; empty if the runs' fleets were not drawn."""
+    found = {row.label: row.to_target.ahead for row in rows if row.to_target is not None}
+    return {label: one for label, one in found.items() if one is not None}
 
 
 def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
@@ -373,6 +383,7 @@ def comparison_page(
     sections = {
         "Side by side": [
             *([page.card(f"Time to {target}", f"{target.rule} {RATIO}", _race_html(rows))] if target else []),
+            *_fleets_html(rows),
             page.card(
                 "At the end of the runs", about, html_table([*ends[0]], [[*row.values()] for row in ends])
             ),
@@ -393,6 +404,14 @@ def comparison_page(
     )
 
 
+def _fleets_html(rows: Sequence[RunGroup]) -> list[str]:
+    if not (found := _over_fleets(rows)):
+        return []
+    cells = [fleets.row(label, one) for label, one in found.items()]
+    about = fleets.explained(rows[0].label)
+    return [page.card("Over plausible fleets", about, html_table([*fleets.HEADS], cells))]
+
+
 RATIO = "Time is emulated. Ratios are to the first row, seed by seed, with the 95% interval of their mean."
 
 
@@ -405,6 +424,8 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
     """The result in words: the time to the target and the accuracy at the end, with their intervals."""
     ranked = [row for row in rows if row.ranked]
     race = race_in_words({row.label: [run.record for run in row.runs] for row in ranked}, target)
+    over = (fleets.in_words(label, rows[0].label, one) for label, one in _over_fleets(rows).items())
+    race = " ".join((race, *over)).strip()
     known = [row for row in ranked if np.isfinite(row.figures["accuracy"].mean)]
     ends = {run.record.meta.stop_reason for row in rows for run in row.runs}
     if len(known) < 2 or ends == {"accuracy"}:  # runs that stop at one accuracy all have it

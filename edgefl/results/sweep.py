@@ -85,6 +85,26 @@ class Sweep:
         table["valid"] = column(float(bool(each["fidelity"]["valid"])) for each in rows)
         return table
 
+    def fleets(self) -> Table:
+        """One row per label but the first: in how many of the drawn fleets it is ahead of the first.
+
+        ``share`` counts a tie half and leaves out undecided fleets; ``low_95`` and ``high_95`` are its
+        interval, ``ratio_low_90`` and ``ratio_high_90`` the 5th and 95th percentile over the fleets of its
+        time to the target ÷ the first's. The table is empty for a sweep without ``fleets``.
+        """
+        found = {
+            row["label"]: ahead
+            for row in self._summary["comparison"]["rows"]
+            if (ahead := (row["to_target"] or {}).get("ahead_of_first")) is not None
+        }
+        table = Table(label=column(found, str))
+        for name in ("fleets", "ahead", "ties", "undecided", "share", "low_95", "high_95"):
+            table[name] = column(ahead[name] for ahead in found.values())
+        ends = [ahead["ratio_90"] or (None, None) for ahead in found.values()]
+        table["ratio_low_90"] = column(low for low, _ in ends)
+        table["ratio_high_90"] = column(high for _, high in ends)
+        return table
+
     def means(self) -> Table:
         """One row per label: each figure's mean over seeds.
 

@@ -13,6 +13,7 @@ import numpy as np
 from edgefl import toml
 from edgefl.errors import ConfigError
 from edgefl.experiment import Evaluation, Stop
+from edgefl.results.fleets import Ahead, ahead
 from edgefl.results.record import Record
 from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.results.statistics import (
@@ -64,7 +65,7 @@ class RaceTarget(NamedTuple):
         """The run's curve of the metric, negated if it has to fall."""
         sign = -1.0 if self.at_most else 1.0
         rows = [row for row in record.evaluations if math.isfinite(value_of(row, self.measure))]
-        evaluation = settings_of(record)[0]
+        evaluation = settings_of(record).evaluation
         return learning_curve(
             rows, evaluation, over, lambda row: sign * value_of(row, self.measure), self.window
         )
@@ -87,7 +88,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, the target's window is that, too.
     """
     check_target(given)
-    stops = [settings_of(record)[1] for record in records]
+    stops = [settings_of(record).stop for record in records]
     same = len({(stop.accuracy, stop.accuracy_over, stop.metric) for stop in stops}) == 1
     stop = stops[0] if same else Stop()
     window = min(WINDOW, stop.accuracy_over) if stop.accuracy is not None else WINDOW
@@ -111,21 +112,31 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     return RaceTarget(highest, "the highest that every run reached, since no target was given")
 
 
-def settings_of(record: Record) -> tuple[Evaluation, Stop]:
-    """The run's ``[evaluation]`` and ``[stop]``, read once, without importing the experiment's own code."""
+class Settings(NamedTuple):
+    """What a comparison has to know of a run's experiment."""
+
+    evaluation: Evaluation = Evaluation()
+    stop: Stop = Stop()
+    plausible: bool = False
+    """The run's fleet was drawn from its profiles' intervals (``fleet.model_errors``)."""
+
+
+def settings_of(record: Record) -> Settings:
+    """Settings of the run, read once, without importing the experiment's own code."""
     if (known := _known.get(record)) is not None:
         return known
     try:
         tables = toml.read(record.folder / EXPERIMENT_FILE)
         evaluation = msgspec.convert(tables.get("evaluation", {}), Evaluation)
-        found = evaluation, msgspec.convert(tables.get("stop", {}), Stop)
+        plausible = tables.get("fleet", {}).get("model_errors") == "drawn"
+        found = Settings(evaluation, msgspec.convert(tables.get("stop", {}), Stop), plausible)
     except (ConfigError, OSError, msgspec.ValidationError):
-        found = Evaluation(), Stop()
+        found = Settings()
     _known[record] = found
     return found
 
 
-_known: WeakKeyDictionary[Record, tuple[Evaluation, Stop]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Record, Settings] = WeakKeyDictionary()
 """Cache of `settings_of`."""
 
 
@@ -139,6 +150,8 @@ class ToTarget(NamedTuple):
     """Emulated seconds and client trips of each seed; NaN if it did not reach the target."""
     ratios: dict[Cost, CostRatio | None]
     """This setting's cost over the first's, seed by seed; None if runs ended too soon or share no seed."""
+    ahead: Ahead | None = None
+    """In how many fleets this setting is ahead of the first, if all runs are of drawn fleets."""
 
     def text(self, over: Cost) -> str:
         """The mean cost of the seeds that reached the target, ± half its 95% interval.
@@ -176,6 +189,7 @@ class ToTarget(NamedTuple):
                       "high_95": rounded(found.high), "at_least": found.at_least}
                 for over, name in COSTS.items()
             },
+            "ahead_of_first": None if self.ahead is None else self.ahead.builtins(),
         }  # fmt: skip
 
 
@@ -197,13 +211,17 @@ def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record
     here, there = ({run.meta.seed: run for run in part} for part in (runs, first))
     seeds = [seed for seed in here if seed in there]
     ratios: dict[Cost, CostRatio | None] = dict.fromkeys(COSTS)
+    leads = None
+    drawn = all(settings_of(run).plausible for run in (*runs, *first))
     for over in COSTS if seeds and [*runs] != [*first] else ():
         pair = [[part[seed] for seed in seeds] for part in (here, there)]
         passed = [[target.reached(run, over) for run in part] for part in pair]
         ends = [[target.curve(run, over).end for run in part] for part in pair]
         if all(cost > 0.0 or math.isnan(cost) for cost in (*passed[0], *passed[1])):
             ratios[over] = ratio(*passed, *ends)
-    return ToTarget(len(runs), int(np.isfinite(costs["at_s"]).sum()), costs, ratios)
+        if over == "at_s" and drawn:
+            leads = ahead(*passed, *ends)
+    return ToTarget(len(runs), int(np.isfinite(costs["at_s"]).sum()), costs, ratios, leads)
 
 
 def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | None) -> str:

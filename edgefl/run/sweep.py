@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from rich.console import RenderableType
 
@@ -92,12 +93,14 @@ def sweep(
     show: Callable[[RenderableType], None] = lambda _: None,
     quiet: bool = True,
     target: float | None = None,
+    fleets: bool = False,
 ) -> Sweep:
     """Make the runs that are missing in ``out``, compare all runs, and return the sweep.
 
-    The comparison includes the time to the accuracy ``target`` (`targets.target_of`). ``say`` is called with
-    a line per run, ``show`` with the tables at the end; on a terminal each run is shown live unless
-    ``quiet``.
+    The comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each
+    seed draws its fleet from the profiles' intervals, the same for all settings (`drawn_fleets`). ``say`` is
+    called with a line per run, ``show`` with the tables at the end; on a terminal each run is shown live
+    unless ``quiet``.
 
     Each run gives the same bits as `supervisor.run` with the same settings and seed. Raises `ConfigError`
     before the first run if any of them is invalid, `RunError` if a run fails, and KeyboardInterrupt after
@@ -106,7 +109,7 @@ def sweep(
     base = (base or Path.cwd()).absolute()
     require_free(out, "sweep")
     check_target(target)
-    planned = plan(experiment, out, seeds, grid or {}, base)
+    planned = plan(drawn_fleets(experiment) if fleets else experiment, out, seeds, grid or {}, base)
     with warm() as fork_server:
         _try_training(planned, base, fork_server)
         for number, one in enumerate(planned, 1):
@@ -114,6 +117,17 @@ def sweep(
             say(f"{number:>3} of {len(planned)}  {one.label}, seed {one.seed}: {_outcome(figures)}")
     show(_compare(out, planned, grid or {}, target))
     return Sweep(out)
+
+
+def drawn_fleets(experiment: Experiment) -> Experiment:
+    """Return the experiment with compute times that each seed draws from the profiles' intervals.
+
+    Raises `ConfigError` under the wall clock.
+    """
+    if experiment.clock.kind != "virtual":
+        raise ConfigError("--fleets: needs the virtual clock; add --clock virtual")
+    fleet = msgspec.structs.replace(experiment.fleet, model_errors="drawn")
+    return msgspec.structs.replace(experiment, fleet=fleet)
 
 
 def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[[], ForkServer]) -> None:
@@ -298,6 +312,8 @@ def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | N
     compare.write(out, runs, rows, target, sweep=described)
     found = Sweep(out)
     found.table().write(out / "runs.csv")
+    if (over := found.fleets()).rows:
+        over.write(out / "fleets.csv")
     scored = any(np.isfinite(row.figures["accuracy"].mean) for row in rows)
     measure = "accuracy" if scored else "loss"
     with contextlib.suppress(ConfigError):  # nothing was measured

@@ -55,6 +55,20 @@ def test_each_run_has_the_bits_of_edgefl_run(swept: Path, tmp_path: Path) -> Non
         assert warm.meta.toml == cold.meta.toml
 
 
+def test_each_setting_has_the_same_drawn_fleets(swept: Path, tmp_path: Path) -> None:
+    grid = {"strategy.server_lr": [0.5, 1.0]}
+    found = edgefl.sweep(SHORT, tmp_path / "sweep", fleets=2, grid=grid, target=0.05)
+    runs = [*found.runs, *Sweep(swept).runs]
+    one, other, one_again, other_again, plain, *_ = (
+        run.result.trips()["compute_declared_s"][0] for run in runs
+    )
+    assert one == one_again != other == other_again
+    assert plain != one
+    (over,) = found.fleets()["fleets"]
+    assert over == 2
+    assert (found.dir / "fleets.csv").read_text().startswith("label,fleets,ahead,ties,undecided,share")
+
+
 def test_its_folder_has_the_comparison_the_figures_and_the_picture(swept: Path) -> None:
     found = Sweep(swept)
     assert [(run.label, run.seed) for run in found.runs] == [

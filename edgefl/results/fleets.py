@@ -1,0 +1,146 @@
+"""Conclusions over plausible fleets: in which share of them one setting is ahead of another.
+
+A device profile predicts a real device's compute time with an error. ``edgefl sweep --fleets N`` draws that
+error N times from the profiles' intervals, each time for a whole fleet, and runs every setting on the same
+fleets. This module counts the fleets in which a setting reached the target before the first setting did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import betaincinv
+
+
+class Ahead(NamedTuple):
+    """In how many fleets a setting reached the target before the first setting did."""
+
+    fleets: int
+    ahead: int
+    ties: int
+    """Fleets in which both reached it at the same time."""
+    undecided: int
+    """Fleets in which no run reached it, or one ended too soon to tell."""
+    ratios: tuple[float, ...]
+    """This setting's emulated seconds over the first's, for each fleet in which both reached the target."""
+
+    @property
+    def decided(self) -> int:
+        return self.fleets - self.undecided
+
+    @property
+    def share(self) -> float:
+        """Share of the decided fleets in which the setting is ahead; a tie counts half. NaN without any."""
+        return (self.ahead + self.ties / 2) / self.decided if self.decided else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The share's 95% interval (Jeffreys: quantiles of a beta distribution with ½ added to both counts).
+
+        >>> low, high = Ahead(20, 17, 0, 0, ()).interval
+        >>> round(low, 2), round(high, 2)
+        (0.65, 0.96)
+        """
+        won = self.ahead + self.ties / 2
+        lost = self.decided - won
+        low = 0.0 if won == 0 else float(betaincinv(won + 0.5, lost + 0.5, 0.025))
+        high = 1.0 if lost == 0 else float(betaincinv(won + 0.5, lost + 0.5, 0.975))
+        return low, high
+
+    @property
+    def range_90(self) -> tuple[float, float] | None:
+        """The ratios' 5th and 95th percentile over the fleets; None with fewer than two."""
+        if len(self.ratios) < 2:
+            return None
+        low, high = np.percentile(self.ratios, (5, 95))
+        return float(low), float(high)
+
+    def __str__(self) -> str:
+        """The share and its interval.
+
+        >>> print(Ahead(20, 17, 0, 0, ()), Ahead(20, 0, 0, 20, ()), Ahead(20, 9, 0, 2, ()), sep="; ")
+        85% (65 to 96); undecided; 50% (28 to 72), 2 undecided
+        """
+        if not self.decided:
+            return "undecided"
+        low, high = self.interval
+        left = f", {self.undecided} undecided" if self.undecided else ""
+        return f"{self.share:.0%} ({low * 100:.0f} to {high * 100:.0f}){left}"
+
+    def builtins(self) -> dict[str, Any]:
+        """The same for JSON."""
+        low, high = self.interval
+        return {
+            "fleets": self.fleets,
+            "ahead": self.ahead,
+            "ties": self.ties,
+            "undecided": self.undecided,
+            "share": self.share if self.decided else None,
+            "low_95": low if self.decided else None,
+            "high_95": high if self.decided else None,
+            "ratio_90": self.range_90,
+        }
+
+
+HEADS = ("Run", ">Ahead in (95%)", ">Time, of the first's: 90% of fleets", ">Fleets")
+
+
+def row(label: str, found: Ahead) -> tuple[str, ...]:
+    """Cells of a setting's row under `HEADS`."""
+    ends = found.range_90
+    return label, str(found), "–" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}×", f"{found.fleets}"
+
+
+def explained(first: str) -> str:
+    """What the table of these rows shows, in words."""
+    return (
+        f"Share of fleets in which a run reached the target before {first} did. Each fleet's compute times "
+        "are drawn from the device profiles' 90% intervals; links, memory and heat are the profiles'."
+    )
+
+
+def in_words(label: str, first: str, found: Ahead) -> str:
+    """A sentence on one setting.
+
+    >>> in_words("fedbuff", "fedavg", Ahead(20, 17, 0, 0, ()))
+    'fedbuff is ahead of fedavg in 17 of 20 plausible fleets (95% interval of the share: 65 to 96%).'
+    """
+    if not found.decided:
+        return f"No plausible fleet tells {label} and {first} apart."
+    low, high = found.interval
+    ties = f" and level in {found.ties}" if found.ties else ""
+    return (
+        f"{label} is ahead of {first} in {found.ahead} of {found.decided} plausible fleets{ties} "
+        f"(95% interval of the share: {low * 100:.0f} to {high * 100:.0f}%)."
+    )
+
+
+def ahead(
+    other: Sequence[float], mine: Sequence[float], other_end: Sequence[float], mine_end: Sequence[float]
+) -> Ahead:
+    """Count the fleets in which ``other`` reached the target before ``mine``.
+
+    The first two are the emulated seconds until the target of each fleet's run (NaN if it was not reached),
+    the last two those until each run's end: a run that did not reach the target is behind if it went on at
+    least as long as the other needed.
+
+    >>> other, mine = [1.0, 2.0, math.nan, math.nan, 3.0], [2.0, 2.0, 3.0, 9.0, math.nan]
+    >>> found = ahead(other, mine, [9.0] * 5, [9.0, 9.0, 9.0, 9.0, 2.0])
+    >>> found.ahead, found.ties, found.undecided, found.ratios
+    (1, 1, 1, (0.5, 1.0))
+    """
+    signs: list[float] = []
+    ratios: list[float] = []
+    for there, here, there_end, here_end in zip(other, mine, other_end, mine_end, strict=True):
+        if not (math.isnan(there) or math.isnan(here)):
+            signs.append(np.sign(here - there))
+            ratios.append(there / here if here > 0 else math.nan)
+        elif math.isnan(here) and not math.isnan(there) and here_end >= there:
+            signs.append(1.0)
+        elif math.isnan(there) and not math.isnan(here) and there_end >= here:
+            signs.append(-1.0)
+    count = len(other)
+    return Ahead(count, signs.count(1.0), signs.count(0.0), count - len(signs), tuple(ratios))

@@ -1,0 +1,164 @@
+"""Plausible fleets: profiles' errors are drawn alike for every setting, and conclusions count them."""
+
+from __future__ import annotations
+
+import math
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_devices_individuals import trips
+from test_targets import two
+
+from edgefl.cli import main
+from edgefl.devices import load_device
+from edgefl.devices.fleet import Trips, fleet_of
+from edgefl.experiment import Experiment, Fleet, Training
+from edgefl.learning.operations import BatchWork, StepWork
+from edgefl.results.compare import compare
+from edgefl.results.fleets import Ahead, ahead
+from tests.reports import Page, read_json
+
+WORK = BatchWork(fixed=StepWork(), per_example=StepWork(conv_flop=1e8))
+
+
+def test_phones_of_one_profile_are_off_together_and_profiles_apart() -> None:
+    as_is, drawn, other = (
+        trips(seed, units="identical", model_errors=how)
+        for seed, how in ((1, "none"), (1, "drawn"), (2, "drawn"))
+    )
+    factors = {drawn.full_step_s(client) / as_is.full_step_s(client) for client in range(20)}
+    assert len(factors) == 1
+    assert factors != {1.0}
+    assert drawn.work_s(3) / as_is.work_s(3) == pytest.approx(*factors)
+    assert other.full_step_s(0) != drawn.full_step_s(0)
+    assert trips(1, "moto-g4", units="identical", model_errors="drawn").full_step_s(0) / trips(
+        1, "moto-g4", units="identical"
+    ).full_step_s(0) != pytest.approx(*factors)
+
+
+def test_nine_of_ten_draws_are_within_the_interval_of_the_profile() -> None:
+    model = load_device("pi-4").time_model()
+    assert model is not None
+    found = model.predict(WORK.at(4))
+    drawn = [trips(seed, model_errors="drawn", units="identical").full_step_s(0) for seed in range(400)]
+    held = np.mean([found.low_s <= each <= found.high_s for each in drawn])
+    assert 0.86 <= held <= 0.94
+
+
+def test_a_papers_devices_stay_what_the_paper_says() -> None:
+    drawn = trips(devices="paper-fast-u1-2", model_errors="drawn")
+    assert drawn.plan(0, 0) == trips(devices="paper-fast-u1-2").plan(0, 0)
+
+
+PROFILE = """id = "{name}"
+name = "{name}"
+class = "board"
+[cpu.rate_gflops]
+train = 1.0
+[memory]
+ram_mib = 4096
+app_limit_mib = 1024
+[runtime.torch]
+{rates}
+error_factor = {error_factor}
+[sources]
+{sources}
+"""
+RATES = ("conv", "thin", "pointwise", "depthwise", "depthwise_backward", "matmul", "recurrent")
+
+
+def planted(folder: Path, name: str, slower: float, error_factor: float) -> Path:
+    """A profile whose compute time is ``slower`` than the others', with this error."""
+    file = folder / f"{name}.toml"
+    rates = "\n".join(f"{rate}_gflops = {1.0 / slower}" for rate in RATES)
+    keys = ("cpu.rate_gflops.train", "memory.ram_mib", "memory.app_limit_mib", "runtime.torch")
+    sources = "\n".join(f'"{key}" = "planted"' for key in keys)
+    file.write_text(PROFILE.format(name=name, rates=rates, error_factor=error_factor, sources=sources))
+    return file
+
+
+def works_s(profile: Path, fleets: int) -> list[float]:
+    found = []
+    for seed in range(1, fleets + 1):
+        fleet = Fleet(devices={str(profile): 1}, units="identical", model_errors="drawn")
+        wanted = Experiment(fleet=fleet, training=Training(steps=10), seed=seed)
+        found.append(Trips(wanted, fleet_of(wanted), [40], WORK, 1, 1).work_s(0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("slower", "least", "most"),
+    [(1.0, 0.38, 0.62), (1.3, 0.95, 1.0), (1 / 1.3, 0.0, 0.05)],
+)
+def test_a_planted_tie_and_a_planted_difference_are_told_apart(
+    slower: float, least: float, most: float, tmp_path: Path
+) -> None:
+    """The second device takes ``slower`` times as long, each with a spread of 1.1: 90% of real devices."""
+    one, other = (
+        works_s(planted(tmp_path, name, factor, 1.1), 400) for name, factor in (("a", 1.0), ("b", slower))
+    )
+    found = ahead(one, other, one, other)
+    assert least <= found.share <= most
+    assert found.interval[0] <= found.share <= found.interval[1]
+    ends = found.range_90
+    assert ends is not None
+    assert ends[0] < 1.0 / slower < ends[1]
+
+
+def test_a_tie_counts_half_and_what_ended_too_soon_not_at_all() -> None:
+    nan, inf = math.nan, math.inf
+    found = ahead([1.0, 2.0, nan, 3.0, nan], [2.0, 2.0, 3.0, nan, nan], [inf] * 5, [inf, inf, inf, 2.0, inf])
+    assert (found.ahead, found.ties, found.undecided, found.share) == (1, 1, 2, 0.5)
+    assert str(ahead([nan], [nan], [1.0], [1.0])) == "undecided"
+    assert Ahead(1, 0, 0, 1, ()).builtins()["share"] is None
+
+
+def fleets_of(tmp_path: Path, **options: Any) -> list[Path]:
+    folders = two(tmp_path, **options)
+    for folder in folders:
+        file = folder / "experiment.toml"
+        file.write_text(file.read_text() + "[fleet]\nmodel_errors = 'drawn'\n")
+    return folders
+
+
+def test_page_terminal_and_json_say_in_how_many_fleets_a_setting_is_ahead(tmp_path: Path) -> None:
+    folders = fleets_of(tmp_path)
+    printed = StringIO()
+    Console(file=printed, width=80).print(compare(folders, tmp_path / "out", 0.5))
+    text = printed.getvalue()
+    assert "Over plausible fleets" in text
+    assert max(map(len, text.splitlines())) <= 80
+    says = "fedavg ×3 is ahead of fedbuff ×3 in 0 of 3 plausible fleets (95% interval of the share: 0 to"
+    assert says in Page(tmp_path / "out" / "report.html").text
+    rows = read_json(tmp_path / "out" / "summary.json")["comparison"]["rows"]
+    assert rows[0]["to_target"]["ahead_of_first"] is None
+    over = rows[1]["to_target"]["ahead_of_first"]
+    assert (over["fleets"], over["ahead"], over["share"]) == (3, 0, 0.0)
+    assert over["ratio_90"] == pytest.approx([2.0, 2.0])
+
+
+def test_seeds_of_one_fleet_are_not_called_fleets(tmp_path: Path) -> None:
+    compare(two(tmp_path), tmp_path / "out", 0.5)
+    assert "plausible" not in Page(tmp_path / "out" / "report.html").text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--fleets", "3", "--seeds", "1..3"], "--seeds and --fleets: give one of them"),
+        (["--fleets", "3", "--clock", "wall"], "--fleets: needs the virtual clock"),
+        (["--fleets", "1"], "--fleets"),
+    ],
+)
+def test_what_makes_no_fleets_is_refused(
+    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text('[fleet]\ndevices = { pi-4 = 2 }\n[clock]\nkind = "virtual"\n[stop]\nversions = 1\n')
+    assert main(["sweep", str(file), *options, "--out", str(tmp_path / "out")]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
