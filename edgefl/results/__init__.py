@@ -13,6 +13,7 @@ columns      a run's record as columns: for a notebook, a data frame, a file
 sweep        `Sweep`, which reads a finished sweep's folder
 figure       learning curves for a paper
 targets      time to accuracy: the target, the cost until it, ratios over seeds
+fleets       in which share of plausible fleets a setting is ahead of another
 statistics   estimates over seeds, smoothed passages of a target, ratios of costs, bands
 compare      comparison of runs: figures, tables, folder and page
 page         the page kit: the parts of every HTML page, its tables and its glossary
