@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import chain
 from operator import ge, gt, le, lt
 from typing import Any, TypeAlias, TypeVar
@@ -63,8 +64,17 @@ def faults(value: Any, of: Any, key: str = "") -> Iterator[Fault]:
     ['training.lr: must be a finite number above 0, got 0', \
 "training.momentum: must be a finite number above 0, got 'x'"]
     """
+    kind, inner = _class_type(of) if isinstance(of, type) else _type_and_keys(of)
+    return _faults(value, kind, key, [join(key, name) for name in inner])
+
+
+def _type_and_keys(of: Any) -> tuple[inspect.Type, list[str]]:
     kind = inspect.type_info(of)
-    return _faults(value, kind, key, [join(key, inner) for inner in _keys(kind)])
+    return kind, list(_keys(kind))
+
+
+_class_type = lru_cache(maxsize=64)(_type_and_keys)
+"""`_type_and_keys` of a class, cached: it takes milliseconds."""
 
 
 def wrong(key: str, allowed: str, got: Any) -> Fault:

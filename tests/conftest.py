@@ -30,9 +30,6 @@ from edgefl.run import supervisor
 from tests.patience import Patience
 from tests.process import warm
 
-importlib.import_module(
-    "torch._dynamo"
-)  # optimisers do, and fail a second time, where a test put back sys.modules
 # Modules that take the place of others where they are imported.
 collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
 collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]

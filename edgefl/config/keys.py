@@ -9,6 +9,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import msgspec.inspect
@@ -77,6 +78,7 @@ def _meaning(kind: type, name: str) -> str:
     return next(filter(None, (_texts(owner).get(name, "") for owner in owners)), "")
 
 
+@cache
 def _texts(owner: type) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
     assert isinstance(body, ast.ClassDef)

@@ -55,7 +55,7 @@ def test_a_poisson_process_has_exponential_gaps() -> None:
 
 
 def test_who_comes_is_drawn_uniformly_from_the_idle_ones() -> None:
-    _, result = run(20, 8000, [1.0] * 20, arrival_process="poisson", arrival_rate_per_s=5.0)
+    _, result = run(20, 3000, [1.0] * 20, arrival_process="poisson", arrival_rate_per_s=5.0)
     counts = np.bincount(list(result.owners.values()), minlength=20)
     expected = counts.sum() / 20
     assert ((counts - expected) ** 2 / expected).sum() < 43.8  # χ² with 19 degrees of freedom, 0.1%
@@ -66,10 +66,10 @@ def test_who_finds_no_room_is_turned_away_for_good(limit: dict[str, int]) -> Non
     """With 3 servers and 3 Erlang of Poisson arrivals a share B(3, 3) = 0.346 is lost (Erlang's formula)."""
     clients = 30 if limit else 3  # no room, or nobody idle
     _, result = run(
-        clients, 20_000, [1.0] * clients, arrival_process="poisson", arrival_rate_per_s=3.0, **limit
+        clients, 4_000, [1.0] * clients, arrival_process="poisson", arrival_rate_per_s=3.0, **limit
     )
     came = sum(type(event).__name__ == "Ticked" for event in result.events)
-    assert 1 - len(starts(result)) / came == pytest.approx(0.346, abs=0.012)
+    assert 1 - len(starts(result)) / came == pytest.approx(0.346, abs=0.02)
 
 
 def test_a_replay_and_the_same_seed_give_the_same_arrivals() -> None:
