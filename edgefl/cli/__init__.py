@@ -4,7 +4,7 @@
     run          run, resume, compare, report, trace, verify
     nodes        serve, join
     sweep        sweep, export
-    predict      predict
+    predict      predict; predict_code: its --code
     programs     exec
     flower       flower
     profiles     profiles, calibrate

@@ -73,9 +73,18 @@ def truth(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Measured steps in CSV, instead of edgefl's own."),
     ] = None,
+    boards: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Only compare rates of boards, a CSV of sbc-bench's results."),
+    ] = None,
 ) -> None:
-    """Compare predicted step times with published and local ones."""
-    _measure("truth", json, quick, files=rows or ())
+    """Compare predicted step times and rates with measured ones."""
+    if boards is not None and rows:
+        raise ConfigError("--boards FILE: not together with --rows")
+    if boards is not None:
+        _measure("board_truth", json, quick, boards=boards)
+    else:
+        _measure("truth", json, quick, files=rows or ())
 
 
 def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str, Any]:

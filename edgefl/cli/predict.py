@@ -1,4 +1,4 @@
-"""``edgefl predict``: the time of a network's training step on devices, by part."""
+"""``edgefl predict``: the time of a network's training step on devices, or other code's speed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from edgefl.cli.paths import AsJson
+from edgefl.cli.predict_code import CLASSES, predict_code
 from edgefl.errors import ConfigError, ProfileError
 from edgefl.terminal import say
 
@@ -56,11 +57,24 @@ class _Found(NamedTuple):
 
 def predict(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="cnn-femnist, mlp, …, my_module:make or timm:NAME.")
-    ],
+        str | None, typer.Argument(metavar="MODEL", help="cnn-femnist, mlp, …, my_module:make or timm:NAME.")
+    ] = None,
     device: Annotated[
-        list[str], typer.Option("--device", "-d", metavar="D", help="A profile; may be repeated.")
-    ],
+        list[str] | None, typer.Option("--device", "-d", metavar="D", help="A profile; may be repeated.")
+    ] = None,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS", help=f"Code that is not torch, instead of MODEL: {', '.join(CLASSES)}."
+        ),
+    ] = None,
+    cores: Annotated[
+        str | None,
+        typer.Option(metavar="CORE@MHZxN,…", help="With --code: cores, instead of --device."),
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=1, help="With --code: busy threads, on the fastest cores.")
+    ] = 1,
     runtime: Annotated[
         str | None, typer.Option(metavar="R", help="A library: torch, mnn, dl4j, …; by default the device's.")
     ] = None,
@@ -72,7 +86,19 @@ def predict(
     inference: Annotated[bool, typer.Option("--inference", help="Only the forward pass.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict a training step's time on a real device, part by part."""
+    """Predict a training step's time, or other code's speed.
+
+    The prediction is for a real device; a step's time is shown part by part.
+    """
+    if code is not None:
+        predict_code(code, model, device or [], cores, threads, as_json)
+        return
+    if model is None:
+        raise ConfigError("give a MODEL, or --code CLASS for code that is not torch")
+    if cores is not None or threads > 1:
+        raise ConfigError(f"--{'threads' if cores is None else 'cores'}: only together with --code")
+    if not device:
+        raise ConfigError("give --device NAME, once or more")
     from edgefl.devices import load_device
     from edgefl.devices.prediction import time_model, traced
 

@@ -175,6 +175,22 @@ def fit(
 
 
 @app.command()
+def cores(
+    boards: Annotated[
+        Path | None,
+        typer.Argument(metavar="BOARDS", help="A CSV of sbc-bench's results; by default edgefl's own."),
+    ] = None,
+    out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
+) -> None:
+    """Fit the rates of core types to measured boards."""
+    from edgefl.devices.boards import bundled_boards, read_boards
+    from edgefl.devices.code_fit import fit as fit_cores
+    from edgefl.devices.code_fit import write as cores_text
+
+    put_or_print(out, cores_text(fit_cores(read_boards(boards or bundled_boards()))).encode())
+
+
+@app.command()
 def scale(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A device, or the path of its profile.")],
     like: Annotated[

@@ -5,6 +5,7 @@ time_model  duration of a step as a function of its work
 fit         fits a time model to measured steps; fitted makes a profile of it
 measurements  measured steps from files; kit_result: results of the measurement kit
 prediction  predicted duration of a network's step on a real device
+code        speed of code that is not torch, by core type; code_fit fits it to boards (sbc-bench's results)
 scaling     derives the time model of an unmeasured device from a measured, similar one
 profiles    loads and validates profiles
 fleet       device, link, presence and trips of each client of a run

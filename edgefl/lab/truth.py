@@ -21,7 +21,7 @@ from edgefl.devices.measurements import MeasuredStep
 from edgefl.devices.prediction import time_model
 from edgefl.devices.profiles import bundled_folder, load_device
 from edgefl.errors import ConfigError
-from edgefl.lab import bars
+from edgefl.lab import bars, board_truth
 from edgefl.lab.bars import ComparedStep
 from edgefl.lab.bench import Say, machine, silent
 from edgefl.results import tables
@@ -41,7 +41,8 @@ def run(
 
     ``files`` are CSVs of measured steps; default: all that edgefl has, and this host, measured now. ``quick``
     skips the fits without a network, and this host. ``steps`` has an entry per measured step, ``groups`` one
-    per device and class of networks, ``limits`` one per figure with a limit.
+    per device and class of networks, ``limits`` one per figure with a limit, and ``rates`` is
+    the result of `board_truth.run`.
     """
     began_s = time.monotonic()
     measured: list[MeasuredStep] = []
@@ -59,6 +60,8 @@ def run(
         "limits": bars.judged(steps),
         "steps": [step.plain() for step in steps],
     }
+    if not (quick or files):
+        result["rates"] = board_truth.run(say=say)
     result["seconds"] = round(time.monotonic() - began_s, 1)
     return result
 
@@ -170,7 +173,7 @@ def _errors(predictions: Sequence[HeldOutPrediction]) -> dict[str, Any] | None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the steps to which profiles were fitted, the other steps, and the limits."""
+    """Print the steps to which profiles were fitted, the other steps, the limits, and rates of boards."""
     fitted, others = ([g for g in result["groups"] if g["fitted"] is seen] for seen in (True, False))
     four = [">median", ">90%", ">worst", ">held"]
     if fitted:
@@ -185,6 +188,8 @@ def show(result: dict[str, Any]) -> None:
     )
     heads = ["", ">steps", "", ">found", ">limit", ""]
     tables.show(tables.table(heads, map(bars.line, result["limits"]), "Limits"))
+    if "rates" in result:
+        board_truth.show(result["rates"])
 
 
 def _fitted_line(group: dict[str, Any]) -> list[Any]:

@@ -1,0 +1,80 @@
+"""``edgefl predict --code``: the speed of code that is not torch on a device's cores."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from edgefl.errors import ConfigError, unknown
+from edgefl.terminal import say
+
+if TYPE_CHECKING:
+    from edgefl.devices.code import CodeClass, CodeCluster, Rate
+
+CLASSES = ("integer", "memory", "copy", "crypto", "float", "simd", "interpreter")
+FIGURES: dict[str, dict[CodeClass, str]] = {
+    "integer": {"memory": "mips_compress", "integer": "mips_decompress"},
+    "memory": {"memory": "mips_compress", "integer": "mips_decompress"},
+    "crypto": {"crypto": "aes256cbc_mb_s"},
+    "copy": {"copy": "memcpy_mb_s"},
+    "simd": {"simd": "mobilenet_gflops"},
+    "float": {"float": "nbody_steps_s"},
+    "interpreter": {"interpreter": "python_nbody_steps_s"},
+}
+"""Name of each predicted rate in JSON, by asked and by predicted class of code."""
+WORDS = {
+    "mips_compress": "7-zip compression, MIPS",
+    "mips_decompress": "7-zip decompression, MIPS",
+    "aes256cbc_mb_s": "AES-256-CBC, MB/s",
+    "memcpy_mb_s": "memcpy, MB/s",
+    "mobilenet_gflops": "MobileNet-v1 in fp32, GFLOPS",
+    "nbody_steps_s": "five bodies in C, steps/s",
+    "python_nbody_steps_s": "five bodies in CPython, steps/s",
+}
+
+
+def predict_code(
+    code: str, model: str | None, devices: list[str], cores: str | None, threads: int, as_json: bool
+) -> None:
+    """Print the rates of that class of code on a device or on cores, with 90% intervals."""
+    if code not in CLASSES:
+        raise ConfigError(unknown("code class", code, CLASSES))
+    if model is not None:
+        raise ConfigError(f"--code {code}: not together with a MODEL (got {model!r})")
+    if (cores is None) == (not devices) or len(devices) > 1:
+        raise ConfigError(f"--code {code}: give one --device NAME, or --cores CORE@MHZxN,…")
+    from edgefl.devices.code import throughput
+
+    clusters = _clusters(devices, cores)
+    figures = {name: throughput(clusters, of, threads) for of, name in FIGURES[code].items()}
+    question: dict[str, Any] = {"code": code, "device": devices[0] if devices else None, "threads": threads}
+    question["cores"] = [f"{each.core}@{each.mhz:g}x{each.cores}" for each in clusters]
+    if as_json:
+        say(json.dumps({**question, **_flat(figures)}, indent=2))
+    else:
+        _show(question, figures)
+
+
+def _clusters(devices: list[str], cores: str | None) -> tuple[CodeCluster, ...]:
+    from edgefl.devices import load_device
+    from edgefl.devices.code import clusters_of, read_clusters
+
+    return read_clusters(cores) if cores is not None else clusters_of(load_device(devices[0]))
+
+
+def _flat(figures: dict[str, Rate]) -> dict[str, float]:
+    return {
+        f"{name}{ending}": round(value, 6)
+        for name, rate in figures.items()
+        for ending, value in zip(("", "_low", "_high"), rate, strict=True)
+    }
+
+
+def _show(question: dict[str, Any], figures: dict[str, Rate]) -> None:
+    from edgefl.results.tables import many, show, table
+
+    rows = [(WORDS[name], *(f"{value:.4g}" for value in rate)) for name, rate in figures.items()]
+    title = (
+        f"{question['code']} code, {many(question['threads'], 'thread')} on {', '.join(question['cores'])}"
+    )
+    show(table(("", ">rate", ">90% from", ">to"), rows, title=title))

@@ -1,0 +1,179 @@
+"""Reads measurements of boards by sbc-bench: a CSV with a line per CPU cluster.
+
+Columns: ``result`` and ``board`` (equal in all lines of a board), ``system``, ``cpu`` (the cluster's first),
+``core`` (may be empty in old results), ``mhz``, 7-zip's ``zip_compress_mips`` and ``zip_decompress_mips`` of
+one thread, ``aes256cbc_kb_s``, ``memcpy_mb_s``, and in a board's first line 7-zip's rates on all cores,
+``all_cores_compress_mips`` and ``all_cores_decompress_mips``. Values may be empty.
+
+sbc-bench measures AES in each cluster, but such files list only every second of these values, from the first
+line on: of n > 1 clusters, the k-th value is cluster 2k + 1's (from 0). `aes_row` undoes this.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edgefl.devices.code import CodeCluster, has_aes, known_core, soc_cores, soc_in
+from edgefl.devices.profiles import bundled_folder
+from edgefl.errors import ConfigError
+
+REQUIRED = ("result", "board", "system", "cpu", "core", "mhz", "zip_compress_mips", "zip_decompress_mips")
+MOST_MHZ = 1e5
+
+
+class BoardRow(NamedTuple):
+    """One cluster of a board; rates that were not measured are None."""
+
+    fields: dict[str, str]
+    """The line as in the file."""
+    cpu: int
+    core: str | None
+    """The core type by the file, else by the SoC; None if neither is known."""
+    mhz: float
+    compress: float | None
+    decompress: float | None
+    aes_mb_s: float | None
+    memcpy_mb_s: float | None
+
+
+class Board(NamedTuple):
+    """All clusters of a board in one result of sbc-bench."""
+
+    result: str
+    name: str
+    rows: tuple[BoardRow, ...]
+    soc: str | None
+    aes: bool
+    """False: the SoC lacks AES instructions."""
+    system_bits: int
+    """32 if the system runs 32-bit code, else 64."""
+    all_compress: float | None
+    all_decompress: float | None
+
+    def aes_row(self, number: int) -> BoardRow:
+        """Return the cluster to which the AES value in that line belongs (see the module)."""
+        listed = [at for at, row in enumerate(self.rows) if row.aes_mb_s is not None]
+        if len(self.rows) == 1 or len(listed) > len(self.rows) // 2 + len(self.rows) % 2:
+            return max(self.rows, key=lambda row: row.mhz) if len(self.rows) > 1 else self.rows[0]
+        return self.rows[min(2 * listed.index(number) + 1, len(self.rows) - 1)]
+
+    def clusters(self) -> tuple[tuple[CodeCluster, ...], bool]:
+        """Return the board's clusters with their numbers of cores, and whether these are known.
+
+        Known numbers are the SoC's; else a cluster ends before the next one's first CPU, and the last
+        has 4 cores.
+        """
+        if self.soc is not None and any(row.core for row in self.rows):
+            return tuple(self._of_soc(self.soc)), True
+        ends = [*(row.cpu for row in self.rows[1:]), self.rows[-1].cpu + 4]
+        pairs = zip(self.rows, ends, strict=True)
+        return tuple(self.cluster(row, max(1, end - row.cpu)) for row, end in pairs), False
+
+    def _of_soc(self, soc: str) -> list[CodeCluster]:
+        found = []
+        for core, count in soc_cores(soc):
+            same = [row for row in self.rows if row.core == known_core(core)] or list(self.rows)
+            mhz = math.fsum(row.mhz for row in same) / len(same)
+            found.append(CodeCluster(core, mhz, count, self.aes, system_bits=self.system_bits))
+        return found
+
+    def cluster(self, row: BoardRow, cores: int = 1) -> CodeCluster:
+        """Return one row's cluster."""
+        return CodeCluster(row.core or "", row.mhz, cores, self.aes, system_bits=self.system_bits)
+
+
+def bundled_boards() -> Path:
+    """Return the path of the boards to which ``cores.toml`` was fitted."""
+    return bundled_folder() / "code" / "boards.csv"
+
+
+def read_boards(path: Path) -> tuple[Board, ...]:
+    """Read all boards of a file. Raises `ConfigError` with the line if it is invalid."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or "not a CSV in UTF-8"
+        raise ConfigError(f"{path}: cannot be read: {why}") from None
+    missing = [name for name in REQUIRED if not lines or name not in lines[0]]
+    if missing:
+        raise ConfigError(
+            f"{path}: must be a CSV with the columns {', '.join(REQUIRED)}; has no {missing[0]}"
+        )
+    alike: dict[tuple[str, str], list[BoardRow]] = {}
+    for number, line in enumerate(lines, start=2):
+        try:
+            alike.setdefault((line["result"], line["board"]), []).append(_row(line))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}: line {number}: {error}") from None
+    return tuple(_board(rows) for rows in alike.values())
+
+
+def _row(line: dict[str, str]) -> BoardRow:
+    mhz = _number(line, "mhz")
+    if mhz is None or mhz > MOST_MHZ:
+        raise ValueError(f"mhz must be above 0 and at most {MOST_MHZ:g}, got {line['mhz']!r}")
+    aes = _number(line, "aes256cbc_kb_s")
+    return BoardRow(
+        fields=line,
+        cpu=_cpu(line["cpu"]),
+        core=known_core(line["core"]),
+        mhz=mhz,
+        compress=_number(line, "zip_compress_mips"),
+        decompress=_number(line, "zip_decompress_mips"),
+        aes_mb_s=None if aes is None else aes / 1e3,
+        memcpy_mb_s=_number(line, "memcpy_mb_s"),
+    )
+
+
+def _cpu(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"cpu must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _number(line: dict[str, str], name: str) -> float | None:
+    text = line.get(name) or ""
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a number above 0 or empty, got {text!r}")
+    return value
+
+
+def _board(rows: Sequence[BoardRow]) -> Board:
+    first = rows[0].fields
+    soc = soc_in(first["board"])
+    cores = None if soc is None else {known_core(name) for name, _ in soc_cores(soc)}
+    if cores is not None and len(cores) == 1:
+        rows = [row._replace(core=row.core or next(iter(cores))) for row in rows]
+    return Board(
+        result=first["result"],
+        name=first["board"],
+        rows=tuple(rows),
+        soc=soc,
+        aes=has_aes(first["board"]),
+        system_bits=system_bits(first["system"], first["board"]),
+        all_compress=_number(first, "all_cores_compress_mips"),
+        all_decompress=_number(first, "all_cores_decompress_mips"),
+    )
+
+
+def system_bits(system: str, board: str) -> int:
+    """Return the width of the system's code; Raspberry Pi OS without ``arm64`` in its name is 32-bit.
+
+    >>> system_bits("Jammy arm64", "X"), system_bits("Raspbian Buster", "Raspberry Pi 4")
+    (64, 32)
+    """
+    plain = system.lower()
+    if "armhf" in plain or "armv6" in plain or "armv7" in plain:
+        return 32
+    return 32 if "rasp" in plain and "arm64" not in plain else 64

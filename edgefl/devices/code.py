@@ -1,0 +1,406 @@
+"""The speed of code that is not torch: rates by core type and class of code, from ``profiles/cores.toml``.
+
+A rate is a constant of the core type times its clock frequency, with a 90% interval::
+
+    rate(cluster, class) = per_mhz(core, class) · MHz
+
+``integer`` and ``memory`` are 7-zip's decompression and compression rates, MIPS; ``copy`` and ``crypto``
+memcpy and AES-256-CBC, MB/s (10⁶ bytes); ``float`` and ``interpreter`` steps per second of the five-body
+problem in C and in CPython; ``simd`` GFLOPS of MobileNet-v1 in fp32. `edgefl.devices.code_fit` fits them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import cache
+from itertools import groupby
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from edgefl.devices.profiles import bundled_folder, read_tables
+from edgefl.devices.schema import Device
+from edgefl.errors import ConfigError, listed, shortened
+
+CodeClass = Literal["integer", "memory", "copy", "crypto", "float", "simd", "interpreter"]
+CLASSES: tuple[CodeClass, ...] = get_args(CodeClass)
+UNITS: dict[CodeClass, str] = {
+    "integer": "MIPS",
+    "memory": "MIPS",
+    "copy": "MB/s",
+    "crypto": "MB/s",
+    "float": "steps/s",
+    "simd": "GFLOPS",
+    "interpreter": "steps/s",
+}
+_MAKERS = ("arm", "qualcomm", "nvidia", "ampere", "apple", "phytium", "hisilicon", "cavium", "intel", "amd")
+_CLUSTER = re.compile(r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×](?P<cores>[0-9]+))?\s*(?:,|$)")
+
+
+class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rate per MHz; 90% of such cores are within a factor ``spread`` of it."""
+
+    per_mhz: float
+    spread: float
+    boards: int
+    """Number of boards (published figures for float, simd and interpreter) behind it; 0: by relatives."""
+
+
+class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A core type and its rates by class of code."""
+
+    integer: CodeRate
+    memory: CodeRate
+    copy: CodeRate
+    crypto: CodeRate
+    """With AES instructions, if the core type can have them."""
+    crypto_without_aes: CodeRate
+    float: CodeRate
+    simd: CodeRate
+    interpreter: CodeRate
+
+
+class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Loss of n threads: their cores' rates add up, times the exponential of a sum of at most 0.
+
+    The sum is ``alone + mixed · unevenness + doubling · log2(n)`` (see `unevenness`).
+    """
+
+    alone: float
+    mixed: float
+    doubling: float
+    spread: float
+
+
+class CoreTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Contents of ``cores.toml``."""
+
+    source: str
+    cores: dict[str, Core]
+    parallel: dict[CodeClass, Parallel]
+    arm32: dict[str, CodeRate]
+    """Rates of 32-bit code on a 64-bit core, relative to 64-bit code; ``per_mhz`` is the ratio."""
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known of a core type without measurements (``lineage.toml``)."""
+
+    names: tuple[str, ...] = ()
+    like: tuple[str, ...] = ()
+    factor: float = 1.0
+    spread: float = 1.3
+    bits: int = 64
+    """32: the core only runs 32-bit code."""
+    aes: bool = True
+    """False: the core type never has AES instructions."""
+
+
+@cache
+def lineages() -> dict[str, Lineage]:
+    """Load the bundled ``lineage.toml``."""
+    return msgspec.convert(
+        read_tables(bundled_folder() / "code" / "lineage.toml")["cores"], dict[str, Lineage]
+    )
+
+
+def find_core(name: str) -> str:
+    """Return the core type of that name; case, spaces, dashes and the maker's name do not matter.
+
+    Raises `ConfigError` with the nearest name if there is none.
+
+    >>> find_core("cortex a76"), find_core("Kryo 485 Gold (Cortex-A76)")
+    ('Cortex-A76', 'Qualcomm Kryo 4XX Gold')
+    >>> find_core("Cortex-A79")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    edgefl.errors.ConfigError: core 'Cortex-A79' not found; did you mean 'Cortex-A9'? have: ...
+    """
+    found = known_core(name)
+    if found is None:
+        nearest = get_close_matches(reduced(name), _index(), n=1, cutoff=0.0)[0]
+        hint = _index()[nearest]
+        raise ConfigError(
+            f"core {shortened(name)!r} not found; did you mean {hint!r}? have: {listed(sorted(lineages()))}"
+        )
+    return found
+
+
+def known_core(name: str) -> str | None:
+    """Return the core type of that name, or None."""
+    inner = re.search(r"\((.+)\)", name)
+    tried = [name.partition("(")[0], *([inner[1]] if inner else [])]
+    return next((_index()[reduced(one)] for one in tried if reduced(one) in _index()), None)
+
+
+def reduced(name: str) -> str:
+    """Return the letters and digits of a core's name, in lower case, without the maker.
+
+    >>> reduced("ARM Cortex A76"), reduced("Qualcomm Kryo 4XX Gold")
+    ('cortexa76', 'kryo4xxgold')
+    """
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    for maker in _MAKERS:
+        if plain.startswith(maker) and not plain.startswith("arm1"):
+            return plain.removeprefix(maker)
+    return plain
+
+
+@cache
+def _index() -> dict[str, str]:
+    return {reduced(name): key for key, core in lineages().items() for name in (*core.names, key)}
+
+
+# ---- rates ---------------------------------------------------------------------------------------
+
+
+@cache
+def core_table() -> CoreTable:
+    """Load the bundled ``cores.toml``."""
+    return msgspec.convert(read_tables(bundled_folder() / "cores.toml"), CoreTable)
+
+
+class CodeCluster(NamedTuple):
+    """Cores of one type and clock frequency."""
+
+    core: str
+    """A name that `find_core` knows."""
+    mhz: float
+    cores: int = 1
+    aes: bool = True
+    """False: the SoC lacks ARMv8's AES instructions, or AES-NI."""
+    copy_mb_s: float | None = None
+    """Measured memcpy bandwidth of one thread, if known."""
+    system_bits: int = 64
+    """32 for a 32-bit system."""
+
+
+class Rate(NamedTuple):
+    """A rate and its 90% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def within(cls, value: float, spread: float) -> Rate:
+        """Return the rate whose interval reaches from value/spread to value·spread."""
+        return cls(value, value / spread, value * spread)
+
+    @property
+    def spread(self) -> float:
+        """Factor from the rate to the ends of its interval."""
+        return math.sqrt(self.high / self.low)
+
+    def times(self, other: Rate) -> Rate:
+        """Return self · other for independent errors."""
+        logs = math.hypot(math.log(self.spread), math.log(other.spread))
+        return Rate.within(self.value * other.value, math.exp(logs))
+
+    def over(self, other: Rate) -> Rate:
+        """Return self ÷ other for independent errors."""
+        return self.times(Rate.within(1 / other.value, other.spread))
+
+
+MEASURED_COPY_SPREAD = 1.25
+"""Interval of a measured memcpy bandwidth: boards of one SoC differ by their memory chips."""
+
+
+def core_rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable) -> CodeRate:
+    """Return the rate per MHz of a cluster's core type, with AES instructions only if it has them."""
+    key = find_core(cluster.core)
+    without = code_class == "crypto" and not (cluster.aes and lineages()[key].aes)
+    found: CodeRate = getattr(table.cores[key], "crypto_without_aes" if without else code_class)
+    return found
+
+
+def rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable | None = None) -> Rate:
+    """Return the rate of one thread on one core of the cluster, in the unit of `UNITS`.
+
+    Raises `ConfigError` for an unknown core.
+
+    >>> pi_4 = CodeCluster("cortex a72", 1800.0, 4)
+    >>> 1800 < rate(pi_4, "integer").value < 2050
+    True
+    """
+    table = table or core_table()
+    if code_class == "copy" and cluster.copy_mb_s is not None:
+        return Rate.within(cluster.copy_mb_s, MEASURED_COPY_SPREAD)
+    known = core_rate(cluster, code_class, table)
+    found = Rate.within(known.per_mhz * cluster.mhz, known.spread)
+    return found.times(_narrow(cluster, known, code_class, table))
+
+
+def _narrow(cluster: CodeCluster, known: CodeRate, code_class: CodeClass, table: CoreTable) -> Rate:
+    """Return the factor of 32-bit code on a 64-bit core, else 1."""
+    key = find_core(cluster.core)
+    without = known is table.cores[key].crypto_without_aes
+    law = table.arm32.get("crypto_without_aes" if without else code_class)
+    if law is None or cluster.system_bits >= lineages()[key].bits:
+        return Rate.within(1.0, 1.0)
+    return Rate.within(law.per_mhz, law.spread)
+
+
+def throughput(
+    clusters: Sequence[CodeCluster],
+    code_class: CodeClass,
+    threads: int,
+    table: CoreTable | None = None,
+) -> Rate:
+    """Return the rate of ``threads`` busy threads together, placed on the fastest cores first.
+
+    More threads than cores are as fast as one per core. ConfigError without clusters.
+    """
+    if not clusters:
+        raise ConfigError("no cores: the profile lists no cpu.clusters")
+    table = table or core_table()
+    placed = _placed([(rate(each, code_class, table), each) for each in clusters], threads)
+    n = sum(count for _, _, count in placed)
+    if n == 1:
+        return placed[0][0]
+    total = sum(one.value * count for one, _, count in placed)
+    mixed = unevenness([(one.value, count) for one, _, count in placed])
+    law = table.parallel[code_class]
+    shift = min(0.0, law.alone + law.mixed * mixed + law.doubling * math.log2(n))
+    spread = _joint_spread(placed, total, table)
+    joint = math.hypot(math.log(spread), math.log(law.spread))
+    return Rate.within(total * math.exp(shift), math.exp(joint))
+
+
+def unevenness(rates: Sequence[tuple[float, int]]) -> float:
+    """Return ln(arithmetic ÷ harmonic mean) of rates and their numbers of cores; 0 for equal cores.
+
+    >>> unevenness([(2.0, 4)]), round(unevenness([(2.0, 4), (1.0, 4)]), 3)
+    (0.0, 0.118)
+    """
+    n = sum(count for _, count in rates)
+    total = math.fsum(value * count for value, count in rates)
+    return math.log(total / n * math.fsum(count / value for value, count in rates) / n)
+
+
+_Placed = tuple[Rate, CodeCluster, int]
+
+
+def _placed(rated: Sequence[tuple[Rate, CodeCluster]], threads: int) -> list[_Placed]:
+    """Return the used cores of each cluster, the fastest first."""
+    placed, left = [], max(1, threads)
+    for one, cluster in sorted(rated, key=lambda pair: -pair[0].value):
+        used = min(cluster.cores, left)
+        left -= used
+        placed += [(one, cluster, used)] if used else []
+    return placed
+
+
+def _joint_spread(placed: Sequence[_Placed], total: float, table: CoreTable) -> float:
+    """Spread of a sum of rates; errors of one core type are the same, of two types independent."""
+    by_core = sorted(placed, key=lambda item: find_core(item[1].core))
+    logs = [
+        sum(one.value * count / total * math.log(one.spread) for one, _, count in group)
+        for _, group in groupby(by_core, key=lambda item: find_core(item[1].core))
+    ]
+    return math.exp(math.hypot(*logs))
+
+
+def read_clusters(text: str, aes: bool = True) -> tuple[CodeCluster, ...]:
+    """Read clusters such as ``Cortex-A76@2400x4,Cortex-A55@1800x4``; core, MHz and number of cores (1).
+
+    Raises `ConfigError` if the text has another form or a core is unknown.
+
+    >>> [(c.mhz, c.cores) for c in read_clusters("Cortex-A76@2400x4,sifive,u74-mc@1500")]
+    [(2400.0, 4), (1500.0, 1)]
+    """
+    clusters: list[CodeCluster] = []
+    at = 0
+    while at < len(text) or not clusters:
+        found = _CLUSTER.match(text, at)
+        if found is None or not float(found["mhz"]) or found["cores"] == "0":
+            allowed = (
+                "CORE@MHZ or CORE@MHZxCORES, joined by commas, such as Cortex-A76@2400x4,Cortex-A55@1800x4"
+            )
+            raise ConfigError(f"--cores {shortened(text)!r}: must be {allowed}")
+        core = find_core(found["core"])
+        clusters.append(CodeCluster(core, float(found["mhz"]), int(found["cores"] or 1), aes))
+        at = found.end()
+    return tuple(clusters)
+
+
+def clusters_of(device: Device) -> tuple[CodeCluster, ...]:
+    """Return the clusters of a device profile; `ConfigError` if it has none, or a core is unknown."""
+    if device.cpu is None or not device.cpu.clusters:
+        raise ConfigError(
+            f"device {device.id!r}: its profile lists no cpu.clusters, so its cores are unknown"
+        )
+    bandwidth = None if device.memory is None else device.memory.bandwidth_gbytes_per_s
+    aes = has_aes(device.soc or "")
+    return tuple(
+        CodeCluster(
+            find_core(each.uarch),
+            each.max_mhz,
+            each.cores,
+            aes,
+            None if bandwidth is None else 1e3 * bandwidth,
+        )
+        for each in device.cpu.clusters
+    )
+
+
+# ---- systems on a chip ---------------------------------------------------------------------------
+
+
+class _Socs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    source: str
+    without_aes: tuple[str, ...]
+    cores: dict[str, str]
+
+
+@cache
+def _socs() -> _Socs:
+    return msgspec.convert(read_tables(bundled_folder() / "code" / "socs.toml"), _Socs)
+
+
+def soc_in(text: str) -> str | None:
+    """Return the name of the known SoC that a board's or SoC's name contains, or None.
+
+    >>> soc_in("Radxa ROCK 5C (RK3588S2)"), soc_in("my board")
+    ('RK3588', None)
+    """
+    words = _words(text)
+    found = [name for name in _socs().cores if _contains(words, _words(name))]
+    return max(found, key=len, default=None)
+
+
+def has_aes(text: str) -> bool:
+    """Return False if the text names an SoC that is known to lack AES instructions."""
+    return soc_in(text) not in _socs().without_aes
+
+
+def soc_cores(soc: str) -> tuple[tuple[str, int], ...]:
+    """Return the names and numbers of an SoC's cores, in the order of their CPU numbers.
+
+    >>> soc_cores("RK3399")
+    (('Cortex-A53', 4), ('Cortex-A72', 2))
+    """
+    found = re.findall(r"(.+?)x(\d+)(?: |$)", _socs().cores[soc])
+    return tuple((name, int(count)) for name, count in found)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def _contains(words: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Return True if ``words`` contains ``wanted``; a suffix of letters may follow the last word."""
+    return any(
+        list(words[at : at + len(wanted) - 1]) == list(wanted[:-1])
+        and _begins(words[at + len(wanted) - 1], wanted[-1])
+        for at in range(len(words) - len(wanted) + 1)
+    )
+
+
+def _begins(word: str, name: str) -> bool:
+    rest = word.removeprefix(name)
+    return word.startswith(name) and not rest[:1].isdigit()

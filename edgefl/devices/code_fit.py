@@ -1,0 +1,308 @@
+"""Fits the rates of ``cores.toml`` to measured boards, published figures and the lineage of core types.
+
+The logarithm of a rate per MHz is a constant of the core type plus an error of the board. A core's constant
+is the median over its boards, drawn to the mean of its relatives: the fewer boards, the more. For ``float``,
+``simd`` and ``interpreter``, which boards.csv lacks, that mean is a power law of the integer rate.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from edgefl import toml
+from edgefl.devices.boards import Board, BoardRow
+from edgefl.devices.code import (
+    CodeClass,
+    CodeRate,
+    Core,
+    CoreTable,
+    Parallel,
+    find_core,
+    lineages,
+    unevenness,
+)
+from edgefl.devices.profiles import bundled_folder
+
+SOURCE = (
+    "fitted: edgefl profiles cores, to ThomasKaiser/sbc-bench results (profiles/code/boards.csv), "
+    "published.csv and lineage.toml; boards = 0: by relatives; spread: 90% within that factor"
+)
+Z = 1.645  # quantile of the normal distribution for a 90% interval
+PLAUSIBLE = math.log(1.25)
+"""Largest deviation from a core's usual integer rate; beyond it the row's MHz is not believed."""
+
+
+class Prior(NamedTuple):
+    """Standard deviations of the logarithm of a rate per MHz."""
+
+    board: float
+    """Between boards of one core type."""
+    core: float
+    """Of a core type around its relatives' mean."""
+
+
+PRIORS: dict[str, Prior] = {
+    "integer": Prior(0.035, 0.12),
+    "memory": Prior(0.16, 0.20),
+    "copy": Prior(0.40, 0.45),
+    "crypto": Prior(0.03, 0.25),
+    "crypto_without_aes": Prior(0.10, 0.25),
+    "float": Prior(0.15, 0.25),
+    "simd": Prior(0.15, 0.25),
+    "interpreter": Prior(0.12, 0.20),
+}
+BY_INTEGER: dict[str, float] = {"float": 1.5, "simd": 2.3, "interpreter": 1.5}
+"""Exponents of the power law from a core's integer rate per MHz; ``simd``: by published.csv, the others are
+assumed, since published.csv has figures of one core only."""
+WITH_AES_PER_MHZ = 0.1
+"""AES-256-CBC MB/s per MHz that no core reaches without AES instructions."""
+
+Samples = Mapping[str, Mapping[str, Sequence[float]]]
+"""Logarithms of a rate per MHz by core type and board."""
+
+
+def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
+    """Fit all rates; ``published`` by class and core: `published_figures` (default: the bundled ones)."""
+    published = published_figures() if published is None else published
+    narrow = arm32(boards)
+    good = [_plausible(board, usual) for usual in [_usual(boards, narrow)] for board in boards]
+    rates: dict[str, dict[str, CodeRate]] = {}
+    for name in ("integer", "memory", "copy", "crypto", "crypto_without_aes"):
+        rates[name] = _class_rates(name, _samples(name, good, narrow))
+    for name in BY_INTEGER:
+        rates[name] = _by_integer(name, published.get(name, {}), rates["integer"])
+    cores = {core: Core(**{name: of[core] for name, of in rates.items()}) for core in lineages()}
+    alone = Parallel(0.0, 0.0, 0.0, 1.1)
+    parallel: dict[CodeClass, Parallel] = dict.fromkeys(("crypto", "float", "simd", "interpreter"), alone)
+    parallel["copy"] = Parallel(0.0, 0.0, -0.55, 1.5)
+    table = CoreTable(SOURCE, cores, {**parallel, "integer": alone, "memory": alone}, narrow)
+    fitted = {name: _parallel(name, boards, table) for name in ("integer", "memory")}
+    return msgspec.structs.replace(table, parallel={**parallel, **fitted})
+
+
+# ---- samples -------------------------------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    """A rate of a board's core, per MHz."""
+
+    core: str
+    board: str
+    log: float
+
+
+def _samples(name: str, boards: Iterable[Board], narrow: Mapping[str, CodeRate]) -> Samples:
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for board in boards:
+        for core, log in _board_samples(name, board):
+            is_narrow = board.system_bits < lineages()[core].bits
+            shift = math.log(narrow[name].per_mhz) if is_narrow and name in narrow else 0.0
+            found[core][board.result].append(log - shift)
+    return found
+
+
+def _board_samples(name: str, board: Board) -> Iterator[tuple[str, float]]:
+    for number, row in enumerate(board.rows):
+        value, at = _measured(name, board, number, row)
+        if value is not None and at.core is not None:
+            yield at.core, math.log(value / at.mhz)
+
+
+def _measured(name: str, board: Board, number: int, row: BoardRow) -> tuple[float | None, BoardRow]:
+    """Return a row's value of that class, and the row of the cluster that it belongs to."""
+    if not name.startswith("crypto"):
+        return {"integer": row.decompress, "memory": row.compress, "copy": row.memcpy_mb_s}[name], row
+    if row.aes_mb_s is None:
+        return None, row
+    at = board.aes_row(number)
+    with_aes = row.aes_mb_s > WITH_AES_PER_MHZ * at.mhz
+    return (row.aes_mb_s if with_aes == (name == "crypto") else None), at
+
+
+def arm32(boards: Sequence[Board]) -> dict[str, CodeRate]:
+    """Ratios of rates of 32-bit and 64-bit systems on the same core types, by class."""
+    found: dict[str, CodeRate] = {}
+    for name in ("integer", "memory", "crypto_without_aes"):
+        by: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for board in boards:
+            for core, log in _board_samples(name, board):
+                by[core, min(board.system_bits, lineages()[core].bits)].append(log)
+        pairs = [
+            (by[core, 32], median(by[core, 64]))
+            for core in lineages()
+            if {(core, 32), (core, 64)} <= by.keys()
+        ]
+        logs = [log - wide for own, wide in pairs for log in own]
+        if logs:
+            deviation = 1.4826 * median(abs(log - median(logs)) for log in logs)
+            spread = math.exp(Z * max(0.05, deviation))
+            found[name] = CodeRate(_short(math.exp(median(logs))), _short(spread), len(logs))
+    return found
+
+
+def _usual(boards: Sequence[Board], narrow: Mapping[str, CodeRate]) -> dict[str, float]:
+    samples = _samples("integer", boards, narrow)
+    return {core: median(fmean(logs) for logs in own.values()) for core, own in samples.items()}
+
+
+def _plausible(board: Board, usual: Mapping[str, float]) -> Board:
+    """Return the board without rows whose integer rate contradicts their MHz."""
+
+    def good(row: BoardRow) -> bool:
+        if row.core is None or row.decompress is None:
+            return True
+        shift = 0.2 if board.system_bits < lineages()[row.core].bits else 0.0
+        return abs(math.log(row.decompress / row.mhz) - shift - usual[row.core]) < PLAUSIBLE
+
+    rows = tuple(row if good(row) else row._replace(core=None) for row in board.rows)
+    return board._replace(rows=rows)
+
+
+# ---- constants of the cores -----------------------------------------------------------------------
+
+
+def _relatives_mean(
+    core: str, known: Mapping[str, float], above: frozenset[str] = frozenset()
+) -> float | None:
+    """Return the mean of the relatives' constants, or of their relatives'; None if none is measured."""
+    above |= {core}
+    logs = []
+    for other in lineages()[core].like:
+        if other not in above:
+            log = known[other] if other in known else _relatives_mean(other, known, above)
+            logs += [] if log is None else [log]
+    return fmean(logs) + math.log(lineages()[core].factor) if logs else None
+
+
+def _class_rates(name: str, samples: Samples) -> dict[str, CodeRate]:
+    prior = PRIORS[name]
+    known = {core: median(fmean(logs) for logs in own.values()) for core, own in samples.items()}
+    middle = median(known.values())
+    found = {}
+    for core, lineage in lineages().items():
+        own = [fmean(logs) for logs in samples.get(core, {}).values()]
+        expected = _relatives_mean(core, known)
+        sd = max(prior.core, math.log(lineage.spread) / Z)
+        if expected is None:
+            expected, sd = middle, 2 * prior.core
+        found[core] = _posterior(own, expected, sd, prior.board)
+    return found
+
+
+def _by_integer(
+    name: str, samples: Mapping[str, Sequence[float]], integer: Mapping[str, CodeRate]
+) -> dict[str, CodeRate]:
+    """Rates by a power law of the integer rates, drawn to the published figures of each core."""
+    prior, power = PRIORS[name], BY_INTEGER[name]
+    law = {core: power * math.log(rate.per_mhz) for core, rate in integer.items()}
+    level = median(median(logs) - law[core] for core, logs in samples.items())
+    found = {}
+    for core in lineages():
+        sd = math.hypot(
+            prior.core, power * math.log(integer[core].spread) / Z, math.log(lineages()[core].spread) / Z / 2
+        )
+        found[core] = _posterior(list(samples.get(core, ())), level + law[core], sd, prior.board)
+    return found
+
+
+def _posterior(own: Sequence[float], expected: float, sd_core: float, sd_board: float) -> CodeRate:
+    """Combine a core's measurements with what is expected of it; the interval is a new board's."""
+    n = len(own)
+    if n == 0:
+        log, error = expected, sd_core
+    else:
+        precision = sd_core**-2 + n * sd_board**-2
+        log = (expected * sd_core**-2 + median(own) * n * sd_board**-2) / precision
+        error = precision**-0.5
+    deviations = [min(abs(each - log), 3 * sd_board) for each in own]
+    variance = (4 * sd_board**2 + math.fsum(d * d for d in deviations)) / (4 + n)
+    spread = math.exp(Z * math.sqrt(variance + error**2))
+    return CodeRate(_short(math.exp(log)), _short(spread), n)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def published_figures(path: Path | None = None) -> dict[str, dict[str, list[float]]]:
+    """Read logarithms of published rates per MHz, by class and core type."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    with (path or bundled_folder() / "code" / "published.csv").open(encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            log = math.log(float(line["value"]) / float(line["mhz"]))
+            found[line["class"]][find_core(line["core"])].append(log)
+    return found
+
+
+# ---- several threads ------------------------------------------------------------------------------
+
+
+def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Parallel:
+    """Fit the loss of n threads by least squares of the logarithm, repeated without outliers."""
+    rows, logs = [], []
+    for board in boards:
+        found = parallel_sample(name, board, table)
+        if found is not None:
+            rows.append(found[0])
+            logs.append(found[1])
+    x, y = np.array(rows), np.array(logs)
+    kept = np.ones(len(y), dtype=bool)
+    for _ in range(3):
+        costs, *_ = np.linalg.lstsq(x[kept], y[kept], rcond=None)
+        error = np.abs(y - x @ costs)
+        kept = error <= 3 * np.median(error)
+    spread = math.exp(float(np.quantile(error, 0.93)))
+    alone, mixed, doubling = (_short(cost) for cost in costs.tolist())
+    return Parallel(alone, mixed, doubling, _short(spread))
+
+
+def parallel_sample(
+    name: CodeClass, board: Board, table: CoreTable
+) -> tuple[tuple[float, float, float], float] | None:
+    """Return a board's factors of the loss, and ln(measured ÷ sum of its own single-thread rates).
+
+    None if the rate on all cores, the number of cores or a single-thread rate is unknown.
+    """
+    total = board.all_decompress if name == "integer" else board.all_compress
+    clusters, known = board.clusters()
+    if total is None or not known:
+        return None
+    own: dict[str, list[float]] = defaultdict(list)
+    for row in board.rows:
+        value = row.decompress if name == "integer" else row.compress
+        if value is not None and row.core is not None:
+            own[row.core].append(value)
+    if any(find_core(each.core) not in own for each in clusters):
+        return None
+    rates = [fmean(own[find_core(each.core)]) for each in clusters]
+    n = sum(each.cores for each in clusters)
+    alone = math.fsum(rate * each.cores for rate, each in zip(rates, clusters, strict=True))
+    if n == 1:
+        return None
+    uneven = unevenness([(rate, each.cores) for rate, each in zip(rates, clusters, strict=True)])
+    return (1.0, uneven, math.log2(n)), math.log(total / alone)
+
+
+# ---- the file -------------------------------------------------------------------------------------
+
+
+def write(table: CoreTable) -> str:
+    """Write ``cores.toml``: a table per core type, a line per class of code."""
+    plain = msgspec.to_builtins(table)
+    parts = [toml.write({"source": plain["source"]})]
+    named = [("parallel", plain["parallel"]), ("arm32", plain["arm32"])]
+    named += [(f"cores.{toml.literal(core)}", rates) for core, rates in plain["cores"].items()]
+    for name, rates in named:
+        parts.append(
+            f"[{name}]\n" + "".join(f"{key} = {toml.literal(rate)}\n" for key, rate in rates.items())
+        )
+    return "\n".join(parts)

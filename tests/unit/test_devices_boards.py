@@ -1,0 +1,159 @@
+"""Boards measured by sbc-bench: reading, the fit of core types, and `edgefl bench truth --boards`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from edgefl.devices.boards import Board, bundled_boards, read_boards
+from edgefl.devices.code import CodeCluster, core_table, rate
+from edgefl.devices.code_fit import fit, write
+from edgefl.devices.profiles import bundled_folder
+from edgefl.errors import ConfigError
+from edgefl.lab import board_truth
+
+HEAD = (
+    "result,board,system,cpu,core,mhz,zip_compress_mips,zip_decompress_mips,aes256cbc_kb_s,memcpy_mb_s,"
+    "memset_mb_s,all_cores_compress_mips,all_cores_decompress_mips\n"
+)
+RK3399 = (
+    "x,My board (RK3399),Jammy arm64,0,Cortex-A53,1500,850,1400,1140000,1800,,5200,8400\n"
+    "x,My board (RK3399),Jammy arm64,4,Cortex-A72,2000,1600,2130,,3500,,,\n"
+)
+STRANGE = "y,Odd board,Jammy arm64,0,Pentium,1500,850,1400,,,,5200,8400\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "boards.csv"
+    path.write_text(HEAD + text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def boards() -> tuple[Board, ...]:
+    return read_boards(bundled_boards())
+
+
+def test_the_bundled_file_is_the_fit_of_the_bundled_boards(boards: tuple[Board, ...]) -> None:
+    assert write(fit(boards)) == (bundled_folder() / "cores.toml").read_text()
+
+
+def test_a_board_s_clusters_have_the_cores_of_its_soc(tmp_path: Path) -> None:
+    (board,) = read_boards(written(tmp_path, RK3399))
+    clusters, known = board.clusters()
+    assert known
+    assert [(each.core, each.cores, each.mhz) for each in clusters] == [
+        ("Cortex-A53", 4, 1500.0),
+        ("Cortex-A72", 2, 2000.0),
+    ]
+
+
+def test_without_a_known_soc_the_next_cluster_ends_the_one_before(tmp_path: Path) -> None:
+    (board,) = read_boards(written(tmp_path, RK3399.replace("RK3399", "RK9999")))
+    clusters, known = board.clusters()
+    assert not known
+    assert [each.cores for each in clusters] == [4, 4]
+
+
+def test_of_two_clusters_the_aes_value_is_the_second_s(tmp_path: Path) -> None:
+    (board,) = read_boards(written(tmp_path, RK3399))
+    assert board.aes_row(0).core == "Cortex-A72"
+
+
+def test_of_four_clusters_the_aes_values_are_the_second_s_and_the_fourth_s(boards: tuple[Board, ...]) -> None:
+    """The Minisforum MS-R1: 520 and 1234 MB/s are 0.29 of a Cortex-A520's MHz, 0.56 of a Cortex-A720's."""
+    board = next(each for each in boards if each.result == "1ET4")
+    assert [board.aes_row(number).mhz for number in (0, 1)] == [1795.0, 2198.0]
+
+
+def test_the_soc_names_the_core_that_a_line_lacks(tmp_path: Path) -> None:
+    line = "x,Raspberry Pi 4 B (BCM2711),Raspbian Buster,0,,1500,1300,2000,,,,,\n"
+    (board,) = read_boards(written(tmp_path, line))
+    assert (board.rows[0].core, board.system_bits, board.aes) == ("Cortex-A72", 32, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (RK3399.replace("1500", "-1"), r"line 2: mhz must be a number above 0 or empty, got '-1'"),
+        (RK3399.replace("1500", ""), r"line 2: mhz must be above 0"),
+        (RK3399.replace("2130", "many"), r"line 3: zip_decompress_mips must be a number"),
+        (RK3399.replace(",4,Cortex-A72", ",four,Cortex-A72"), r"line 3: cpu must be a whole number"),
+    ],
+)
+def test_invalid_lines_are_named(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read_boards(written(tmp_path, text))
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="must be a CSV with the columns result, board"):
+        read_boards(path)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_boards(tmp_path / "none.csv")
+
+
+def test_a_core_with_one_board_is_drawn_to_its_relatives(boards: tuple[Board, ...]) -> None:
+    own = [each for each in boards if each.result == "4kiu"]
+    doubled = [
+        each._replace(rows=tuple(row._replace(compress=2 * (row.compress or 0)) for row in each.rows))
+        for each in own
+    ]
+    others = [each for each in boards if each.result not in ("4kiu", "4zGI")]
+    plain, more = (fit([*others, *some]).cores["Neoverse-N1"].memory.per_mhz for some in (own, doubled))
+    assert 1.2 < more / plain < 1.9
+
+
+def test_fewer_boards_mean_a_wider_interval(boards: tuple[Board, ...]) -> None:
+    cores = core_table().cores
+    assert cores["Cortex-A53"].integer.spread < cores["Cortex-A710"].integer.spread
+    assert cores["Cortex-A710"].integer.boards == 0
+
+
+def test_a_row_whose_mhz_contradict_its_rate_is_not_fitted(boards: tuple[Board, ...]) -> None:
+    """Old versions of sbc-bench read an idle clock: 92 MHz of a Cortex-A53 with the rate of 1400."""
+    without = [each for each in boards if each.result != "1iSQ"]
+    assert fit(without).cores["Cortex-A53"].integer == fit(boards).cores["Cortex-A53"].integer
+
+
+def test_a_file_of_boards_is_judged(tmp_path: Path) -> None:
+    result = board_truth.run(boards=written(tmp_path, RK3399 + STRANGE))
+    rows = [(row["quantity"], row["core"]) for row in result["boards"] if row["result"] == "x"]
+    one = ["decompress", "compress", "memcpy"]
+    assert rows == [
+        *((quantity, "Cortex-A53") for quantity in [*one, "aes256cbc"]),
+        *((quantity, "Cortex-A72") for quantity in one),
+        ("all_cores_decompress", "Cortex-A53"),
+        ("all_cores_compress", "Cortex-A53"),
+    ]
+    first = result["boards"][0]
+    expected = rate(CodeCluster("Cortex-A53", 1500.0), "integer")
+    assert (first["measured"], first["mhz"]) == (1400.0, "1500")
+    assert (first["predicted"], first["low"], first["high"]) == expected
+    assert "Cortex-A53 at 1500 MHz" in first["basis"]
+    strange = [row for row in result["boards"] if row["result"] == "y"]
+    assert {row["predicted"] for row in strange} == {None}
+    assert "unknown core 'Pentium'" in strange[0]["basis"]
+    summary = {each["quantity"]: each for each in result["quantities"]}
+    assert (summary["decompress"]["n"], summary["decompress"]["unknown"]) == (2, 1)
+    assert summary["decompress"]["held"] == 1.0
+
+
+def test_unseen_boards_are_predicted_within_the_limits(boards: tuple[Board, ...]) -> None:
+    """A third of the boards, each by a fit without all of these; the limits are those of docs/truth.md."""
+    left = boards[::3]
+    table = fit([each for each in boards if each not in left])
+    found = {
+        each["quantity"]: each
+        for each in board_truth.summaries(list(board_truth.compared(left, lambda _: table)))
+    }
+    assert found["decompress"]["median"] < 0.08
+    assert found["compress"]["median"] < 0.15
+    assert found["all_cores_decompress"]["median"] < 0.20
+    assert found["aes256cbc"]["median"] < 0.20
+    assert 0.80 < found["decompress"]["held"] <= 1.0
+    assert not math.isnan(found["memcpy"]["median"])

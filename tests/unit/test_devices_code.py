@@ -1,0 +1,172 @@
+"""Rates of code that is not torch: names of cores, classes, several threads, systems on a chip."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edgefl.devices import device_names, load_device
+from edgefl.devices.code import (
+    CLASSES,
+    CodeCluster,
+    clusters_of,
+    core_table,
+    find_core,
+    has_aes,
+    known_core,
+    lineages,
+    rate,
+    read_clusters,
+    soc_cores,
+    soc_in,
+    throughput,
+)
+from edgefl.errors import ConfigError
+
+PI_4 = CodeCluster("Cortex-A72", 1800.0, 4, aes=False)
+PI_5 = CodeCluster("Cortex-A76", 2400.0, 4)
+BIG, LITTLE = CodeCluster("Cortex-A76", 2400.0, 4), CodeCluster("Cortex-A55", 1800.0, 4)
+
+
+@pytest.mark.parametrize("name", ["cortex a76", "CORTEXA76", "Cortex-A76", "ARM Cortex-A76"])
+def test_case_spaces_dashes_and_the_maker_do_not_matter(name: str) -> None:
+    assert find_core(name) == "Cortex-A76"
+
+
+def test_a_name_with_its_base_in_brackets_is_known() -> None:
+    assert known_core("Kryo 999 Gold (Cortex-A76)") == "Cortex-A76"
+    assert known_core("Kryo 485 Gold (Cortex-A76)") == "Qualcomm Kryo 4XX Gold"
+    assert known_core("Pentium") is None
+
+
+def test_an_unknown_core_is_one_line_with_the_nearest_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"core 'Kryo 9XX Gold' not found; did you mean 'Qualcomm Kryo"
+    ) as found:
+        find_core("Kryo 9XX Gold")
+    assert "\n" not in str(found.value)
+
+
+def test_every_core_of_every_profile_is_known() -> None:
+    for name in device_names():
+        device = load_device(name)
+        if device.cpu is not None and device.cpu.clusters:
+            assert len(clusters_of(device)) == len(device.cpu.clusters)
+
+
+def test_every_core_has_rates_and_every_relative_is_a_core() -> None:
+    assert core_table().cores.keys() == lineages().keys()
+    for core in lineages().values():
+        assert set(core.like) <= lineages().keys()
+
+
+@pytest.mark.parametrize("code_class", CLASSES)
+def test_a_rate_is_proportional_to_the_frequency(code_class: str) -> None:
+    slow, fast = (rate(CodeCluster("Cortex-A55", mhz), code_class) for mhz in (900.0, 1800.0))  # type: ignore[arg-type]
+    assert fast.value == pytest.approx(2 * slow.value)
+    assert slow.low < slow.value < slow.high
+
+
+def test_published_rates_of_the_raspberry_pis_are_within_their_intervals() -> None:
+    """ThomasKaiser/sbc-bench: one thread, MIPS and MB/s."""
+    for cluster, decompress, compress, aes in ((PI_4, 1884, 1598, 36.2), (PI_5, 3250, 3100, 1368)):
+        for code_class, measured in (("integer", decompress), ("memory", compress), ("crypto", aes)):
+            found = rate(cluster, code_class)  # type: ignore[arg-type]
+            assert found.low < measured < found.high
+
+
+def test_aes_instructions_decide_the_crypto_rate() -> None:
+    with_aes = rate(PI_4._replace(aes=True), "crypto").value
+    assert with_aes > 20 * rate(PI_4, "crypto").value
+    old = CodeCluster("Cortex-A7", 1800.0)
+    assert rate(old, "crypto") == rate(old._replace(aes=False), "crypto")
+
+
+def test_a_measured_bandwidth_replaces_the_core_s() -> None:
+    assert rate(PI_5._replace(copy_mb_s=5500.0), "copy").value == 5500.0
+
+
+def test_32_bit_systems_change_the_rates_of_64_bit_cores_only() -> None:
+    assert rate(PI_4._replace(system_bits=32), "integer").value > 1.1 * rate(PI_4, "integer").value
+    assert rate(PI_5._replace(system_bits=32), "crypto") == rate(PI_5, "crypto")
+    old = CodeCluster("Cortex-A7", 1200.0)
+    assert rate(old._replace(system_bits=32), "integer") == rate(old, "integer")
+
+
+def test_threads_are_placed_on_the_fastest_cores_first() -> None:
+    for clusters in ((BIG, LITTLE), (LITTLE, BIG)):
+        assert throughput(clusters, "integer", 1) == rate(BIG, "integer")
+        assert throughput(clusters, "integer", 4) == throughput([BIG], "integer", 4)
+    assert throughput([BIG, LITTLE], "integer", 5).value > throughput([BIG], "integer", 4).value
+
+
+def test_more_threads_than_cores_add_nothing() -> None:
+    assert throughput([BIG], "integer", 99) == throughput([BIG], "integer", 4)
+
+
+def test_several_threads_are_at_most_as_fast_as_alone_and_slow_cores_cost_more() -> None:
+    one, four = rate(BIG, "integer").value, throughput([BIG], "integer", 4).value
+    assert 0.85 < four / (4 * one) <= 1
+    both = throughput([BIG, LITTLE], "integer", 8).value
+    assert both / (4 * one + 4 * rate(LITTLE, "integer").value) < four / (4 * one) - 0.03
+
+
+def test_copies_share_the_memory() -> None:
+    assert throughput([PI_5], "copy", 4).value < 2 * rate(PI_5, "copy").value
+
+
+def test_errors_of_one_core_type_do_not_average_out() -> None:
+    halves = [BIG._replace(cores=2), BIG._replace(cores=2)]
+    assert throughput(halves, "crypto", 4).spread == pytest.approx(throughput([BIG], "crypto", 4).spread)
+
+
+def test_a_quotient_s_interval_joins_both() -> None:
+    both = rate(PI_5, "memory").over(rate(PI_4, "memory"))
+    logs = [math.log(rate(each, "memory").spread) for each in (PI_5, PI_4)]
+    assert math.log(both.spread) == pytest.approx(math.hypot(*logs))
+    assert both.value == pytest.approx(rate(PI_5, "memory").value / rate(PI_4, "memory").value)
+
+
+def test_clusters_are_read_from_text() -> None:
+    assert read_clusters("Cortex A76@2400x4, Cortex-A55@1800.5x2,sifive,u74-mc@1500") == (
+        CodeCluster("Cortex-A76", 2400.0, 4),
+        CodeCluster("Cortex-A55", 1800.5, 2),
+        CodeCluster("sifive,u74-mc", 1500.0, 1),
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Cortex-A76", "Cortex-A76@", "Cortex-A76@0", "Cortex-A76@2400x0", "Cortex-A76@2400y4", "@5,"]
+)
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--cores .*CORE@MHZxCORES"):
+        read_clusters(text)
+
+
+def test_profiles_without_cores_have_no_rates() -> None:
+    with pytest.raises(ConfigError, match=r"lists no cpu\.clusters"):
+        clusters_of(load_device("tier-p50"))
+
+
+def test_a_profile_s_soc_decides_on_aes_and_its_memory_on_copies() -> None:
+    (pi_4,), (pi_5,) = clusters_of(load_device("pi-4")), clusters_of(load_device("pi-5"))
+    assert (pi_4.aes, pi_5.aes) == (False, True)
+    assert pi_4.copy_mb_s == 2500.0
+
+
+def test_socs_are_found_in_names() -> None:
+    assert soc_in("Raspberry Pi 4 B (BCM2711)") == "BCM2711"
+    assert soc_in("Orange Pi Zero 3 (Allwinner H618)") == "Allwinner H618"
+    assert soc_in("Le Potato (Amlogic S905X)") == "S905X"
+    assert (has_aes("S905"), has_aes("S905X"), has_aes("unknown")) == (False, True, True)
+
+
+def test_cores_of_socs_are_known_core_types() -> None:
+    from edgefl.devices.code import _socs
+
+    for soc in _socs().cores:
+        for core, count in soc_cores(soc):
+            assert known_core(core) is not None, (soc, core)
+            assert count >= 1
+    assert set(_socs().without_aes) <= _socs().cores.keys()

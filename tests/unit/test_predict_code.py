@@ -1,0 +1,104 @@
+"""`edgefl predict --code`, `profiles cores` and `bench truth --boards` from the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from edgefl.cli import main
+from edgefl.cli.predict_code import CLASSES, FIGURES, WORDS
+from edgefl.devices import code
+from edgefl.devices.code import CodeCluster, rate, throughput
+
+BIG_LITTLE = "--cores Cortex-A76@2400x4,cortexa55@1800x4"
+
+
+def test_the_command_s_classes_are_the_model_s() -> None:
+    assert CLASSES == code.CLASSES
+    assert FIGURES.keys() == set(CLASSES)
+    assert {name for figures in FIGURES.values() for name in figures.values()} == WORDS.keys()
+
+
+def predicted(capsys: pytest.CaptureFixture[str], arguments: str) -> dict[str, object]:
+    assert main(shlex.split(f"predict --code {arguments} --json")) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_integer_code_has_7_zip_s_rates_with_their_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    found = predicted(capsys, f"integer {BIG_LITTLE} --threads 6")
+    clusters = [CodeCluster("Cortex-A76", 2400.0, 4), CodeCluster("Cortex-A55", 1800.0, 4)]
+    for name, code_class in (("mips_decompress", "integer"), ("mips_compress", "memory")):
+        expected = throughput(clusters, code_class, 6)  # type: ignore[arg-type]
+        assert [found[f"{name}{end}"] for end in ("", "_low", "_high")] == pytest.approx(list(expected))
+    assert (found["threads"], found["cores"]) == (6, ["Cortex-A76@2400x4", "Cortex-A55@1800x4"])
+
+
+@pytest.mark.parametrize(("asked", "key"), [("crypto", "aes256cbc_mb_s"), ("copy", "memcpy_mb_s")])
+def test_other_classes_have_their_own_figures(
+    capsys: pytest.CaptureFixture[str], asked: str, key: str
+) -> None:
+    found = predicted(capsys, f"{asked} {BIG_LITTLE}")
+    assert found[key] == pytest.approx(rate(CodeCluster("Cortex-A76", 2400.0), asked).value)  # type: ignore[arg-type]
+
+
+def test_a_device_s_profile_has_the_cores(capsys: pytest.CaptureFixture[str]) -> None:
+    found = predicted(capsys, "crypto --device pi-4")
+    assert found["device"] == "pi-4"
+    assert found["aes256cbc_mb_s"] == pytest.approx(36.3, rel=0.1)  # ThomasKaiser/sbc-bench
+
+
+def test_without_json_it_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split("predict --code integer --device pi-5 --threads 4")) == 0
+    out = capsys.readouterr().out
+    assert "integer code, 4 threads on Cortex-A76@2400x4" in out
+    assert "7-zip decompression, MIPS" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ("--code intger --device pi-4", "code class 'intger' not found; did you mean 'integer'?"),
+        ("--code integer --cores cortex-a777@1000", "did you mean 'Cortex-A7"),
+        ("--code integer --cores a", "--cores 'a': must be CORE@MHZ or CORE@MHZxCORES"),
+        ("--code integer", "--code integer: give one --device NAME, or --cores"),
+        ("--code integer --device pi-4 --device pi-5", "--code integer: give one --device NAME"),
+        ("--code integer --device pi-4 --cores Cortex-A7@1", "--code integer: give one --device NAME"),
+        ("--code integer mlp --device pi-4", "--code integer: not together with a MODEL (got 'mlp')"),
+        ("--code integer --device tier-p50", "lists no cpu.clusters"),
+        ("--device pi-4", "give a MODEL, or --code CLASS"),
+        ("mlp", "give --device NAME, once or more"),
+        ("mlp --device pi-4 --threads 2", "--threads: only together with --code"),
+        ("mlp --device pi-4 --cores Cortex-A7@1", "--cores: only together with --code"),
+    ],
+)
+def test_invalid_arguments_are_one_line(capsys: pytest.CaptureFixture[str], arguments: str, why: str) -> None:
+    assert main(["predict", *shlex.split(arguments)]) == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert error.count("\n") == 1
+
+
+def test_boards_are_judged_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from edgefl.devices.boards import bundled_boards
+
+    lines = bundled_boards().read_text().splitlines(keepends=True)
+    (tmp_path / "b.csv").write_text("".join(lines[:5]))
+    assert (
+        main(["bench", "truth", "--boards", str(tmp_path / "b.csv"), "--json", str(tmp_path / "b.json")]) == 0
+    )
+    result = json.loads((tmp_path / "b.json").read_text())
+    keys = {"result", "board", "core", "mhz", "quantity", "measured", "predicted", "low", "high", "basis"}
+    assert all(keys <= row.keys() for row in result["boards"])
+    assert "7-zip decompression, one thread" in capsys.readouterr().out
+    assert main(["bench", "truth", "--boards", str(tmp_path / "none.csv")]) == 2
+
+
+def test_core_types_are_fitted_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    from edgefl.devices.profiles import bundled_folder
+
+    assert main(["profiles", "cores"]) == 0
+    assert capsys.readouterr().out == (bundled_folder() / "cores.toml").read_text()
