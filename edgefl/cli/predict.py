@@ -17,6 +17,7 @@ from edgefl.terminal import say
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from edgefl.devices.energy import Energy
     from edgefl.devices.schema import Device
     from edgefl.devices.time_model import Prediction
 
@@ -51,7 +52,7 @@ class _Found(NamedTuple):
     device: str
     runtime: str
     prediction: Prediction
-    energy_j: float | None
+    energy: Energy | None
     """From the profile's currents; None if it has none."""
 
 
@@ -112,7 +113,7 @@ def predict(
     names = (runtime or each.runtime_name or "one rate" for each in devices)
     predicted = [costs.predict(work) for costs in models]
     found = [
-        _Found(each.id, name, one, _energy_j(each, one.seconds))
+        _Found(each.id, name, one, _energy(each, one))
         for each, name, one in zip(devices, names, predicted, strict=True)
     ]
     found.sort(key=lambda one: one.prediction.seconds)
@@ -120,7 +121,7 @@ def predict(
     if as_json:
         import msgspec
 
-        listed = [{"device": d, "runtime": r, **p._asdict(), "energy_j": j} for d, r, p, j in found]
+        listed = [{"device": d, "runtime": r, **p._asdict(), **_joules(e)} for d, r, p, e in found]
         say(json.dumps({**question, "work": msgspec.to_builtins(work), "devices": listed}, indent=2))
         return
 
@@ -158,19 +159,31 @@ def _several(title: str, found: Sequence[_Found]) -> RenderableType:
     return _with_bars(columns, rows, [one.prediction.seconds for one in found], title)
 
 
-def _energy_j(device: Device, seconds: float) -> float | None:
-    """The energy of ``seconds`` of computing; None if the profile has no currents."""
-    from edgefl.devices.condition import energy_j
+def _energy(device: Device, found: Prediction) -> Energy | None:
+    """The energy of the step; None if the profile has no currents."""
+    from edgefl.devices.energy import draw_of
 
     with suppress(ProfileError):
-        return energy_j(device, compute_s=seconds)
+        if draw := draw_of(device):
+            return draw.energy(compute_s=found.seconds, time_factor=found.high_s / found.seconds)
     return None
+
+
+def _joules(found: Energy | None) -> dict[str, float | None]:
+    """The energy for JSON, with its 90% interval."""
+    names = ("energy_j", "energy_low_j", "energy_high_j")
+    values = (None,) * 3 if found is None else (found.total_j, found.low_j, found.high_j)
+    return dict(zip(names, values, strict=True))
 
 
 def _energies(found: Sequence[_Found]) -> list[str]:
     """A line with the known energies, if any."""
-    known = [f"{one.device} {one.energy_j:.3g} J" for one in found if one.energy_j is not None]
-    return [f"energy, by the profile's currents: {', '.join(known)}"] if known else []
+    known = [
+        f"{one.device} {one.energy.total_j:.3g} J ({one.energy.low_j:.2g} to {one.energy.high_j:.2g})"
+        for one in found
+        if one.energy is not None
+    ]
+    return [f"energy by the profile's currents, 90% interval: {', '.join(known)}"] if known else []
 
 
 def _doubts(found: Sequence[_Found]) -> list[str]:

@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from edgefl.devices.energy import draw_of
 from edgefl.devices.plan import TripPlan
-from edgefl.devices.schema import Bearer, Device
+from edgefl.devices.schema import Device, Network
 from edgefl.devices.thermal import ThermalModel
-from edgefl.errors import ProfileError
 
 Cause = Literal["battery", "heat"]
 
@@ -152,8 +152,8 @@ class ConditionModel(NamedTuple):
 
     def _draws(self, power: Power, plan: TripPlan) -> Iterator[tuple[float, float]]:
         """Yield seconds and watts of each part of a trip, in order."""
-        transfer_w, rest_s = power.idle_w + power.radio_w, plan.tail_s if plan.rests else 0.0
-        yield plan.down_s, transfer_w
+        rest_s = plan.tail_s if plan.rests else 0.0
+        yield plan.down_s, power.idle_w + power.down_w
         if plan.heat is None:
             yield plan.compute_s - rest_s, power.idle_w + power.busy_w
         else:
@@ -162,7 +162,7 @@ class ConditionModel(NamedTuple):
                 yield seconds, power.idle_w + watts
         if rest_s:
             yield rest_s, power.idle_w
-        yield plan.up_s, transfer_w
+        yield plan.up_s, power.idle_w + power.up_w
 
 
 class Power(NamedTuple):
@@ -170,7 +170,8 @@ class Power(NamedTuple):
 
     idle_w: float
     busy_w: float
-    radio_w: float
+    down_w: float
+    up_w: float
     capacity_j: float
     least_j: float
     """Charge below which the device accepts no work."""
@@ -178,42 +179,21 @@ class Power(NamedTuple):
     """Net charging power; 0 if the profile states none."""
 
 
-def power_of(device: Device, bearer: Bearer = "mobile") -> Power | None:
-    """Return the device's power and charge; None without a battery.
+def power_of(device: Device, network: Network | None = None) -> Power | None:
+    """Return the device's power on that network (None: its mobile radio) and charge; None without a battery.
 
-    Currents missing from the profile count as 0. `ProfileError` if it does not state the power of computing.
+    `ProfileError` if the profile does not state the power of computing.
     """
-    battery, watts, volts = device.battery, device.busy_w, device.voltage_v
-    if battery is None:
+    battery, draw = device.battery, draw_of(device, network)
+    if battery is None or draw is None:
         return None
-    if watts is None:
-        needed = "give thermal.busy_w, or cpu.clusters with max_ma"
-        raise ProfileError(f"device {device.id!r} does not state the power of computing: {needed}")
-    capacity_j = battery.capacity_mah * volts * 3.6
-    radio_ma = {"mobile": battery.radio_ma, "wifi": battery.wifi_ma, "wired": 0.0}[bearer]
+    capacity_j = battery.capacity_mah * device.voltage_v * 3.6
     return Power(
-        (battery.idle_ma or 0.0) * volts / 1e3,
-        watts,
-        (radio_ma or 0.0) * volts / 1e3,
+        draw.idle_w,
+        draw.compute_w,
+        draw.download_w,
+        draw.upload_w,
         capacity_j,
         (battery.min_soc or 0.0) * capacity_j,
         battery.charge_w or 0.0,
     )
-
-
-def energy_j(
-    device: Device, *, compute_s: float, radio_s: float = 0.0, idle_s: float = 0.0, bearer: Bearer = "mobile"
-) -> float:
-    """Energy, J, of the given seconds of computing, transfers and idling.
-
-    `ProfileError` if the profile has no battery or does not state the power of computing.
-
-    >>> from edgefl.devices import load_device
-    >>> round(energy_j(load_device("pixel-4"), compute_s=10.0), 1)
-    56.8
-    """
-    power = power_of(device, bearer)
-    if power is None:
-        raise ProfileError(f"device {device.id!r} has no [battery], so its power is unknown")
-    seconds = compute_s + radio_s + idle_s
-    return power.idle_w * seconds + power.busy_w * compute_s + power.radio_w * radio_s

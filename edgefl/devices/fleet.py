@@ -158,7 +158,7 @@ def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
     fleet = experiment.fleet
     return ConditionModel(
         thermal_of(info.profile) if fleet.thermal else None,
-        power_of(_profile(info.profile), network_of(info.network).bearer) if fleet.battery else None,
+        power_of(_profile(info.profile), network_of(info.network)) if fleet.battery else None,
     )
 
 

@@ -181,7 +181,7 @@ def _no_profile(kind: Kind, name: str) -> str:
 
 
 _NEEDS_NO_SOURCE = {
-    "id", "name", "class", "schema", "sources", "uncertainty", "network", "bearer", "default_runtime"
+    "id", "name", "class", "schema", "sources", "uncertainty", "network", "bearer", "radio", "default_runtime"
 }  # fmt: skip
 
 
@@ -338,6 +338,10 @@ def availability_faults(availability: Availability, prefix: str = "") -> Iterato
 def _network_faults(network: Network) -> Iterator[Fault]:
     if network.header_bytes >= network.mtu_bytes:
         yield wrong("header_bytes", f"below mtu_bytes = {network.mtu_bytes}", network.header_bytes)
+    if network.radio is not None and network.bearer != "mobile":
+        yield wrong("radio", "bearer = 'mobile', as the metered radios are", network.bearer)
+    if network.radio is not None and network.down.rate_mbps is None and network.down.trace is None:
+        yield Fault("radio", "radio: needs down.rate_mbps, on which a metered radio's power depends")
     for name, way in (("down", network.down), ("up", network.up)):
         if (way.jitter_ms > 0) != (way.jitter_dist != "none"):
             allowed = "a distribution if jitter_ms is above 0, else 'none'"

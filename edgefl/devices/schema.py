@@ -364,6 +364,8 @@ class Direction(_Table, frozen=True, kw_only=True):
 
 
 Bearer = Literal["mobile", "wifi", "wired"]
+Radio = Literal["5g-low-band", "5g-mmwave"]
+"""Radios whose power was metered: `edgefl.devices.energy.METERED`."""
 
 
 class Network(_Table, frozen=True, kw_only=True):
@@ -376,6 +378,8 @@ class Network(_Table, frozen=True, kw_only=True):
     up: Direction
     bearer: Bearer = "mobile"
     """The device's radio that carries it, which selects ``radio_ma``, ``wifi_ma`` or no current."""
+    radio: Radio | None = None
+    """A metered radio, whose power replaces the device's ``radio_ma``."""
     sources: dict[str, Text]
     uncertainty: dict[str, Annotated[float, msgspec.Meta(ge=1)]] = {}
     mtu_bytes: Annotated[int, msgspec.Meta(ge=68)] = 1500

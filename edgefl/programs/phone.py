@@ -71,7 +71,7 @@ class HeldPhone(NamedTuple):
     def power(self) -> Power | None:
         """Power model of the phone; None if the profile lacks the battery or the power of computing."""
         with contextlib.suppress(ProfileError):
-            return power_of(self.device, self.network.bearer)
+            return power_of(self.device, self.network)
         return None
 
     @property

@@ -358,7 +358,9 @@ class RunningPhones:
         radio_s, share = self._traffic[number].state.radio_s, self._declared_share(number, state)
         busy_s = state.cpu_s / share / self.scale.value
         return (
-            power.idle_w * state.wall_s / self.scale.value + power.busy_w * busy_s + power.radio_w * radio_s
+            power.idle_w * state.wall_s / self.scale.value
+            + power.busy_w * busy_s
+            + (power.down_w + power.up_w) / 2 * radio_s
         )
 
     def _declared_share(self, number: int, state: messages.PhoneState) -> float:

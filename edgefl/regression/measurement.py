@@ -11,14 +11,15 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from edgefl.devices.condition import energy_j
+from edgefl.devices.energy import draw_of
 from edgefl.devices.schema import Device, Network, to_json
+from edgefl.errors import ProfileError
 from edgefl.host.verdict import STEAL_MAX, STOLEN, exceeded
 from edgefl.regression.process import PrepareRequest, Repetition, TrialRun
 from edgefl.seeds import stream
@@ -118,10 +119,16 @@ class Measurement:
     @property
     def joules(self) -> list[float]:
         """Energy of each repetition; ProfileError if the profile does not state the device's power."""
-        bearer = self.plan.network.bearer if self.plan.network is not None else "mobile"
-        cost = partial(energy_j, self.plan.device, bearer=bearer)
+        device = self.plan.device
+        if (draw := draw_of(device, self.plan.network)) is None:
+            raise ProfileError(f"device {device.id!r} has no [battery], so its power is unknown")
         return [
-            cost(compute_s=s - one.radio_s - one.blocked_s, radio_s=one.radio_s, idle_s=one.blocked_s)
+            draw.energy(
+                compute_s=s - one.radio_s - one.blocked_s,
+                download_s=one.radio_s / 2,
+                upload_s=one.radio_s / 2,
+                idle_s=one.blocked_s,
+            ).total_j
             for one, s in zip(self.repetitions, self.seconds, strict=True)
         ]
 

@@ -9,6 +9,7 @@ headline     the headline figures of a run, in words
 phase        tests whether phones of one model act in step
 report       one run: report.html, and its summary for the terminal
 trace        trace.json: a run as a timeline
+energy       joules of a run's trips, by use and profile
 columns      a run's record as columns: for a notebook, a data frame, a file
 sweep        `Sweep`, which reads a finished sweep's folder
 figure       learning curves for a paper

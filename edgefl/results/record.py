@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.core.events import Event, Joined, Left, event_decoder
+from edgefl.devices.energy import PowerDraw
 from edgefl.errors import ConfigError
 from edgefl.experiment import Privacy
 from edgefl.results import seal
@@ -260,6 +261,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Mechanisms that slowed training (paced, sigstop, cgroup) and limited memory (rlimit, cgroup, off)."""
     model_error_factor: dict[str, float] = {}
     """Factor between a real device's step times and its profile's, for 90% of steps, by profile."""
+    power: dict[str, dict[str, PowerDraw]] = {}
+    """Power of the fleet's devices, by profile and network; without those whose profile states none."""
     host_step_s: float | None = None
     """CPU seconds of one training step on this host, measured before the run."""
     load: float | None = None

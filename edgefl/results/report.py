@@ -49,6 +49,7 @@ from edgefl.results.trace import phases
 FILE_NAME = "report.html"
 INCIDENTS = 12
 LANES, MOST_POINTS = 32, 2000
+PARTS_J = ("compute_j", "download_j", "upload_j", "idle_j")
 PARTS = {"compute": "Training", "down": "Download", "up": "Upload", "delay": "Link delay",
          "trip": "Whole trip", "round": "Seen by the server"}  # fmt: skip
 
@@ -107,6 +108,7 @@ def report(record: Record) -> str:
                         draw_timeline(record), "No trip was made."),
             page.card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
                       _profiles(record, summary)),
+            *_energy(summary["energy"]),
             page.card("Fidelity", not_judged, _fidelity(fidelity, summary["model_error_factor"])),
             page.card("Phase", "Phones of one model in step distort comparisons: docs/individuals.md.",
                       _phase(summary["phase"]), wide=False),
@@ -262,6 +264,24 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
     head = ["Profile", "Network", ">Clients", ">Step, s", ">Trips", ">Trip, s", ">Staleness / 95%", ">Weight",
             ">Accuracy on its classes", ">Peak MiB / limit", ">Process grew, MiB"]  # fmt: skip
     return html_table(head, rows)
+
+
+def _energy(found: dict[str, Any]) -> list[str]:
+    """Card with the energy of the trips; none if no profile states its power."""
+    if not found["by_profile"]:
+        return []
+    rows = [
+        [name, *(number(one[part]) for part in PARTS_J), number(one["total_j"]), _range(one)]
+        for name, one in (*found["by_profile"].items(), ("all", found))
+    ]
+    head = ["Profile", ">Computing, J", ">Download, J", ">Upload, J", ">Idle, J", ">Sum, J", ">90%"]
+    unknown = f" {found['unknown_trips']:,} trips of devices without stated power are missing."
+    about = "Of completed trips, by the profiles' currents or a metered radio: docs/profiles.md."
+    return [page.card("Energy", about + (unknown if found["unknown_trips"] else ""), html_table(head, rows))]
+
+
+def _range(one: dict[str, float]) -> str:
+    return f"{number(one['low_j'])} to {number(one['high_j'])}"
 
 
 def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float]) -> str:

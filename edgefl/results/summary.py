@@ -17,6 +17,7 @@ from edgefl.core.events import Joined
 from edgefl.files import json_text, write_text
 from edgefl.host.fidelity import Seconds, assess
 from edgefl.host.verdict import Conditions
+from edgefl.results.energy import energy_of
 from edgefl.results.phase import phase_of
 from edgefl.results.record import FATES, EvaluationRow, Record
 from edgefl.results.run_folder import SUMMARY_FILE
@@ -341,6 +342,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "phase": _plain(phase_of(trips, profile_of_trips(record), meta.in_phase).figures()),
         "availability": attendance_of(record, emulated_s),
         "incidents": dict(sorted(Counter(row.kind for row in record.incidents).items())),
+        "energy": energy_of(record),
         "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},
         "memory": _memory(record),
         "nodes": [msgspec.to_builtins(node) for node in meta.nodes],

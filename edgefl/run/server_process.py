@@ -5,6 +5,7 @@ A new run's known facts are recorded first.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.metadata
 import platform
@@ -23,6 +24,7 @@ import psutil
 from edgefl import config, failpoints, kernels
 from edgefl.core import Core
 from edgefl.devices.dynamics import Dynamics, dynamics_of
+from edgefl.devices.energy import PowerDraw, draw_of
 from edgefl.devices.fleet import (
     ClientInfo,
     KnownClients,
@@ -35,7 +37,7 @@ from edgefl.devices.fleet import (
     network_of,
 )
 from edgefl.devices.link import mean_mbps
-from edgefl.errors import ConfigError, EdgeflError, RunError, damaged, of_system
+from edgefl.errors import ConfigError, EdgeflError, ProfileError, RunError, damaged, of_system
 from edgefl.experiment import Experiment
 from edgefl.host.capacity import host
 from edgefl.host.channel import Channel, Closed, Refused
@@ -235,6 +237,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         throttle=experiment.fleet.throttle if experiment.clock.kind == "wall" else "",
         memory_mechanism=memory_mechanism(experiment),
         model_error_factor=_model_errors(plan, prepared.work.at(experiment.training.batch_size)),
+        power=_power(plan),
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
@@ -286,6 +289,17 @@ def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
     devices = [device_of(plan.experiment, client, profile) for profile, client in last.items()]
     factors = {one.id: one.model_error_factor(work) for one in devices}
     return {name: factor for name, factor in factors.items() if factor is not None}
+
+
+def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
+    """Return the power of the fleet's devices, by profile and network, where the profile states it."""
+    found: dict[str, dict[str, PowerDraw]] = {}
+    for info in kinds_of(fleet_of(plan.experiment)).values():
+        device, network = device_of(plan.experiment, info.client, info.profile), network_of(info.network)
+        with contextlib.suppress(ProfileError):
+            if draw := draw_of(device, network):
+                found.setdefault(device.id, {})[network.id] = draw
+    return found
 
 
 def _version(package: str) -> str:

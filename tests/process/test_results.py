@@ -16,8 +16,10 @@ import pytest
 from rich.console import Console
 
 import edgefl
-from edgefl import Clock, Data, Stop
+from edgefl import Clock, Data, Fleet, Stop
 from edgefl.cli import main
+from edgefl.devices import load_device, load_network
+from edgefl.devices.energy import draw_of
 from edgefl.results.compare import FIGURES, compare, group, load
 from edgefl.results.record import Record
 from edgefl.results.report import write_report
@@ -26,7 +28,7 @@ from edgefl.results.summary import applied_weight, summarize, write_summary
 from edgefl.results.trace import write_events, write_trace
 from tests.reports import Page, read_json, read_trace
 
-from .runs import DEVICES, experiment
+from .runs import DEVICES, experiment, virtual
 
 CONTRACT: dict[str, type] = {
     "strategy": str, "clock": str, "seed": int, "clients": int, "processes": int, "versions": int,
@@ -240,3 +242,27 @@ def test_needed_memory_is_the_same_under_both_clocks_and_any_number_of_workers(t
         assert result.summary()["memory"]["by_profile"].keys() <= set(DEVICES)
     assert found[0] == found[1] == found[2]
     assert 2 * weights_mib < min(found[0]) < 6 * weights_mib
+
+
+def test_a_runs_joules_are_the_sum_of_its_parts(tmp_path: Path) -> None:
+    phones = Fleet(devices={"pixel-4": 3, "board-qrb2210": 2}, network="5g")
+    edgefl.run(virtual(fleet=phones, stop=Stop(trips=20)), tmp_path / "run")
+    with Record(tmp_path / "run") as record:
+        found, trips, fleet = summarize(record)["energy"], record.trips, record.fleet
+    assert "Energy" in Page(tmp_path / "run" / "report.html").text
+    parts = [found[part] for part in ("idle_j", "compute_j", "download_j", "upload_j")]
+    assert found["total_j"] == sum(parts)
+    assert min(parts) > 0.0
+    assert found["low_j"] < found["total_j"] < found["high_j"]
+    with_battery = fleet["client"][fleet["profile"] == "pixel-4"]
+    theirs = np.isin(trips["client"], with_battery) & ~np.isnan(trips["arrived_s"])
+    expected = draw_of(load_device("pixel-4"), load_network("5g"))
+    assert expected is not None
+    assert found["compute_j"] == pytest.approx(
+        expected.compute_w * trips["compute_declared_s"][theirs].sum(), rel=1e-12
+    )
+    assert found["upload_j"] == pytest.approx(
+        expected.upload_w * trips["up_declared_s"][theirs].sum(), rel=1e-12
+    )
+    assert found["unknown_trips"] == int((~np.isnan(trips["arrived_s"])).sum() - theirs.sum()) > 0
+    assert [*found["by_profile"]] == ["pixel-4"]

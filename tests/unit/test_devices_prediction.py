@@ -12,7 +12,7 @@ from torch import nn
 
 from edgefl.cli import main
 from edgefl.devices import load_device, predict
-from edgefl.devices.condition import energy_j
+from edgefl.devices.energy import draw_of
 from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
 from edgefl.learning import timm_networks
@@ -87,10 +87,13 @@ def test_energy_is_the_predicted_time_at_the_profiles_currents(capsys: pytest.Ca
     phone, board = json.loads(capsys.readouterr().out)["devices"]
     if phone["device"] != "pixel-4":
         phone, board = board, phone
-    expected = energy_j(load_device("pixel-4"), compute_s=phone["seconds"])
+    draw = draw_of(load_device("pixel-4"))
+    assert draw is not None
+    expected = draw.energy(compute_s=phone["seconds"]).total_j
     assert (phone["energy_j"], board["energy_j"]) == (expected, None)  # a board has no battery
+    assert phone["energy_low_j"] < expected / 1.5 < expected * 1.5 < phone["energy_high_j"]
     assert main(shlex.split("predict cnn-femnist -d pixel-4 -d pi-4")) == 0
-    assert f"by the profile's currents: pixel-4 {expected:.3g} J" in capsys.readouterr().out
+    assert f"90% interval: pixel-4 {expected:.3g} J (" in capsys.readouterr().out
 
 
 def test_the_model_error_is_of_devices_that_stand_for_real_ones() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from trip_parts import paced
 
-from edgefl.devices.condition import Condition, ConditionModel, Power, energy_j, power_of
+from edgefl.devices.condition import Condition, ConditionModel, Power, power_of
 from edgefl.devices.link import Link
 from edgefl.devices.plan import TripPlan, plan_trip
 from edgefl.devices.profiles import load_device, load_network
@@ -215,7 +215,7 @@ def test_an_upload_after_a_cut_training_is_where_the_trace_is_by_then(tmp_path: 
     assert uploads == pytest.approx([0.1 + 1.65] * 2)
 
 
-POWER = Power(idle_w=0.5, busy_w=4.0, radio_w=1.0, capacity_j=1000.0, least_j=200.0, charge_w=10.0)
+POWER = Power(idle_w=0.5, busy_w=4.0, down_w=1.0, up_w=1.0, capacity_j=1000.0, least_j=200.0, charge_w=10.0)
 HEAT = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
 MODEL = ConditionModel(HEAT, POWER)
 CORES_A = (223.89 + 3 * 302.04 + 4 * 85.05) / 1e3
@@ -244,28 +244,15 @@ def test_a_battery_holds_its_milliamperehours() -> None:
     power = power_of(device(idle_ma=50.0, radio_ma=200.0, wifi_ma=100.0, min_soc=0.2))
     assert power.capacity_j == pytest.approx(1.0 * 3600 * 4.0)
     assert power.least_j == pytest.approx(0.2 * 14400)
-    assert (power.idle_w, power.radio_w, power.charge_w) == (0.2, 0.8, 0.0)
+    assert (power.idle_w, power.down_w, power.up_w, power.charge_w) == (0.2, 0.8, 0.8, 0.0)
     assert power.busy_w == pytest.approx(CORES_A * 4.0)
-    of = device(radio_ma=200.0, wifi_ma=100.0)
-    watts = [found.radio_w for bearer in ("mobile", "wifi", "wired") if (found := power_of(of, bearer))]
-    assert watts == [0.8, 0.4, 0.0]
     unstated = power_of(device(voltage_v=None))
     assert unstated.capacity_j == pytest.approx(3600 * NOMINAL_V)
-
-
-def test_energy_is_power_times_time() -> None:
-    of = device(idle_ma=50.0, radio_ma=200.0, wifi_ma=100.0)
-    assert energy_j(of, compute_s=10, radio_s=5, idle_s=85) == pytest.approx(
-        0.2 * 100 + 4 * CORES_A * 10 + 0.8 * 5
-    )
-    assert energy_j(of, compute_s=0, radio_s=5, bearer="wifi") == pytest.approx(0.2 * 5 + 0.4 * 5)
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
     assert load_device("board-qrb2210").busy_w is None
     assert power_of(load_device("board-qrb2210")) is None
-    with pytest.raises(ProfileError, match=r"no \[battery\]"):
-        energy_j(load_device("board-qrb2210"), compute_s=1.0)
     bare = msgspec.structs.replace(load_device("board-qrb2210"), battery=Battery(capacity_mah=100))
     with pytest.raises(ProfileError, match=r"thermal\.busy_w"):
         power_of(bare)
@@ -276,6 +263,8 @@ def test_a_trip_drains_by_its_phases() -> None:
     after = COOL.after_trip(before, plan, plan.total_s)
     assert after.at_s == pytest.approx(5 + 2 + 20 + 1)
     assert after.charge_j == pytest.approx(900 - 0.5 * 23 - 4 * 20 - 1 * 3)
+    dear = ConditionModel(None, POWER._replace(up_w=1.5)).after_trip(before, plan, plan.total_s)
+    assert dear.charge_j == pytest.approx(after.charge_j - 0.5 * plan.up_s)
     half = COOL.after_trip(before, plan, 12.0)
     assert half.charge_j == pytest.approx(900 - 0.5 * 12 - 4 * 10 - 1 * 2)
 

@@ -1,0 +1,62 @@
+"""Energy that a run's trips took from the devices' batteries."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from edgefl.results.record import Record
+
+PARTS = ("idle_j", "compute_j", "download_j", "upload_j")
+
+
+def energy_of(record: Record) -> dict[str, Any]:
+    """Joules of all trips that arrived, by use and by profile, with a 90% interval; see `devices.energy`.
+
+    The seconds are the trips' declared ones. The power of idling counts during trips only. ``total_j`` is the
+    sum of the four parts. ``unknown_trips`` counts trips of devices whose profile states no power. The errors
+    of one profile are common to its phones, so the interval does not shrink with their number; those of
+    different profiles are taken to be independent.
+    """
+    trips, fleet, power = record.trips, record.fleet, record.meta.power
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for client, *kind in zip(fleet["client"], fleet["profile"], fleet["network"], strict=True):
+        kinds.setdefault((str(kind[0]), str(kind[1])), []).append(int(client))
+    arrived = ~np.isnan(trips["arrived_s"])
+    known, unknown = dict[str, dict[str, float]](), 0
+    for (profile, network), clients in kinds.items():
+        theirs = arrived & np.isin(trips["client"], clients)
+        draw = power.get(profile, {}).get(network)
+        if draw is None:
+            unknown += int(theirs.sum())
+            continue
+        ways = ("compute", "down", "up")
+        compute_s, download_s, upload_s = (
+            math.fsum(np.nan_to_num(trips[f"{way}_declared_s"][theirs])) for way in ways
+        )
+        found = draw.energy(
+            compute_s=compute_s,
+            download_s=download_s,
+            upload_s=upload_s,
+            time_factor=record.meta.model_error_factor.get(profile, 1.0),
+        )
+        values = {**dict(zip(PARTS, found[:4], strict=True)), "low_j": found.low_j, "high_j": found.high_j}
+        before = known.setdefault(profile, dict.fromkeys(values, 0.0))
+        known[profile] = {name: before[name] + value for name, value in values.items()}
+    by_profile = {
+        profile: {"total_j": sum(one[part] for part in PARTS), **one} for profile, one in known.items()
+    }
+    parts = {part: sum(one[part] for one in by_profile.values()) for part in PARTS}
+    total_j = sum(parts.values())
+    below = math.hypot(*(one["total_j"] - one["low_j"] for one in by_profile.values()))
+    above = math.hypot(*(one["high_j"] - one["total_j"] for one in by_profile.values()))
+    return {
+        "total_j": total_j,
+        "low_j": total_j - below,
+        "high_j": total_j + above,
+        **parts,
+        "unknown_trips": unknown,
+        "by_profile": by_profile,
+    }

@@ -1,0 +1,134 @@
+"""Energy: watts by use, metered radios, joules that add up."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from test_devices_thermal import CORES_A, device
+
+from edgefl.devices import load_device, load_network
+from edgefl.devices.energy import METERED, PowerDraw, draw_of
+from edgefl.devices.schema import Network, Radio
+from edgefl.errors import ConfigError
+
+MEASURED = Path(__file__).parents[3] / "shared" / "data" / "devices" / "radio-power.csv"
+RADIOS: dict[str, Radio] = {"5G low band": "5g-low-band", "5G mmWave": "5g-mmwave"}
+
+
+def network(bearer: str) -> Network:
+    return msgspec.structs.replace(load_network("lte"), bearer=bearer)
+
+
+def draw(**watts: float) -> PowerDraw:
+    return PowerDraw(**{"idle_w": 0.5, "compute_w": 4.0, "download_w": 1.0, "upload_w": 2.0, **watts})
+
+
+def test_energy_is_power_times_time() -> None:
+    of = draw_of(device(idle_ma=50.0, radio_ma=200.0, wifi_ma=100.0))
+    assert of is not None
+    found = of.energy(compute_s=10, download_s=2, upload_s=3, idle_s=85)
+    assert found[:4] == pytest.approx((0.2 * 100, 4 * CORES_A * 10, 0.8 * 2, 0.8 * 3))
+    assert found.total_j == sum(found[:4])
+    assert draw_of(load_device("board-qrb2210")) is None
+
+
+@pytest.mark.parametrize(("bearer", "watts"), [("mobile", 0.8), ("wifi", 0.4), ("wired", 0.0)])
+def test_the_bearer_selects_the_current(bearer: str, watts: float) -> None:
+    found = draw_of(device(radio_ma=200.0, wifi_ma=100.0), network(bearer))
+    assert found is not None
+    assert (found.download_w, found.upload_w) == (watts, watts)
+
+
+def test_a_metered_radio_replaces_the_current_and_grows_with_the_rate() -> None:
+    way = load_network("lte")
+    slow, fast = (
+        draw_of(
+            device(radio_ma=200.0),
+            msgspec.structs.replace(
+                way, radio="5g-mmwave", down=msgspec.structs.replace(way.down, rate_mbps=rate)
+            ),
+        )
+        for rate in (20.0, 2000.0)
+    )
+    assert slow is not None
+    assert fast is not None
+    assert 3.0 < slow.download_w < 4.0 < 7.0 < fast.download_w < 8.5
+    assert slow.upload_w == fast.upload_w == METERED["5g-mmwave"].up_w
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('radio = "6g"', "radio"),
+        ('radio = "5g-mmwave"\nbearer = "wifi"', "radio: must be bearer = 'mobile'"),
+        ('radio = "5g-mmwave"', "needs down.rate_mbps"),
+    ],
+)
+def test_a_radio_that_no_meter_has_seen_is_refused(line: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "n.toml"
+    file.write_text(f'id = "n"\nname = "n"\n{line}\n[down]\n[up]\n[sources]\n')
+    with pytest.raises(ConfigError, match=says):
+        load_network(str(file))
+
+
+def test_the_interval_is_that_of_the_most_uncertain_use() -> None:
+    sure, unsure = (draw(compute_factor=factor).energy(compute_s=10.0) for factor in (1.1, 2.0))
+    assert sure.high_j < unsure.high_j == pytest.approx(unsure.total_j + math.hypot(40.0, 5.0))
+    assert unsure.low_j == pytest.approx(unsure.total_j - math.hypot(20.0, 2.5))
+    timed = draw(compute_factor=1.1).energy(compute_s=10.0, time_factor=3.0)
+    assert timed.high_j > unsure.high_j
+
+
+Reading = tuple[str, str, bool, float, float]
+"""Radio, location, whether it is an upload, Mbps, watts."""
+
+
+def readings() -> list[Reading]:
+    if not MEASURED.is_file():
+        pytest.skip(f"no metered radio power: {MEASURED} does not exist")
+    with open(MEASURED, newline="") as file:
+        return [
+            (row["radio"], row["phone_and_network"], row["direction"] == "uplink",
+             float(row["mbps_median"]), float(row["radio_mw_median"]) / 1e3)
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
+
+
+def fitted(rows: list[Reading]) -> list[float]:
+    """``down_w``, ``down_growth`` and ``up_w`` by least squares of the logarithm."""
+    known = [[not up, math.sqrt(mbps) * (not up), up] for *_, up, mbps, _ in rows]
+    watts = np.log([row[-1] for row in rows])
+    down, growth, up = np.linalg.lstsq(np.array(known, float), watts, rcond=None)[0]
+    return [math.exp(down), float(growth), math.exp(up)]
+
+
+def errors(rows: list[Reading], down_w: float, growth: float, up_w: float) -> list[float]:
+    return [
+        abs((up_w if up else down_w * math.exp(growth * math.sqrt(mbps))) / watts - 1)
+        for *_, up, mbps, watts in rows
+    ]
+
+
+@pytest.mark.parametrize("radio", RADIOS)
+def test_the_figures_are_the_fit_to_the_meters_readings(radio: str) -> None:
+    rows = [row for row in readings() if row[0] == radio]
+    assert METERED[RADIOS[radio]][:3] == pytest.approx(fitted(rows), rel=2e-3)
+
+
+def test_a_location_that_the_fit_has_not_seen_is_predicted() -> None:
+    rows = [row for row in readings() if row[0] == "5G mmWave"]
+    left_out = [
+        error
+        for place in {row[1] for row in rows}
+        for error in errors(
+            [row for row in rows if row[1] == place], *fitted([row for row in rows if row[1] != place])
+        )
+    ]
+    assert np.median(left_out) <= 0.12
+    held = np.mean([error <= METERED["5g-mmwave"].factor - 1 for error in left_out])
+    assert held >= 0.85
