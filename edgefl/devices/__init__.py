@@ -13,6 +13,7 @@ individuals  differences between phones of one model: unit speed, trip scatter, 
 link        a client's link; may replay a recorded trace
 plan        a client's whole trip, decided before it starts
 thermal     heating and throttling of a device during training
+energy      joules of computing and transfers, by the profile's currents or a metered radio
 condition   advances temperature and battery from one time to a later one
 presence    when a client is online: windows and churn, also from a fleet's availability file
 dynamics    changes of clients during a run that no task causes; a function of the journal
