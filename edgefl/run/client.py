@@ -1,6 +1,6 @@
 """A client process: downloads, trains and uploads at the speed of its device.
 
-task → fetch the model → paced download → training with paced steps → paced upload into the slot → `Done`
+task → fetch the model → paced download → training with paced steps → paced upload into the slot → `Trained`
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class ClientProcess:
 
     def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
         received_ns = time.monotonic_ns()
-        if not isinstance(message, messages.Task):
-            return  # a Cancel that crossed the end of its task
-
+        if not isinstance(message, messages.Tasks):
+            return  # a Withdraw that crossed the end of its task
+        (task,) = message.tasks
         self._witness.next_task()
-        self._server.task = message.task
+        self._server.task = task.task
         try:
-            self._server.attempt(message, lambda: self._trip(message, frames, received_ns))
+            self._server.attempt(task, lambda: self._trip(task, frames, received_ns))
         finally:
             self._server.task = None
             if self._mortal:
@@ -141,19 +141,19 @@ class ClientProcess:
             self._transport.put(task, 0, ~self._raw[:1])
         if self._marks_written:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
-        finished = messages.done(
-            task,
-            self._update.result(task, result, checksum, cpu_s),
-            workload.examples(task.client),
+        times = messages.TripTimes(
             work_s=compute.work,
-            phases=(_spent(down), _spent(compute), _spent(up)),
+            down=_spent(down),
+            compute=_spent(compute),
+            up=_spent(up),
             delay=messages.Spent(pacer.delay_declared_s, pacer.delay_s),
             lateness_s=up.lateness_s,
             process_grew_mib=self._growth.peak_mib(),
         )
+        finished = self._update.result(task, result, checksum, cpu_s, times)
         self._watch_memory()
         self._witness.done(task.task, checksum)
-        self._server.report(finished)
+        self._server.report(messages.Trained([finished]))
 
     def _model(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
         """Return the version that the trip starts from, in place or copied."""

@@ -272,7 +272,7 @@ class Connection:
         """Handle cancellations during a task; other messages are queued until its end."""
         while (got := self._receive()) is not None:
             match got[0]:
-                case messages.Cancel(task=task) if task == self.task:
+                case messages.Withdraw(tasks=tasks) if self.task in tasks:
                     raise Cancelled
                 case messages.Bye():
                     raise Leave
@@ -284,7 +284,7 @@ class Connection:
         if frames is None:
             return None
         message = messages.decode_from_server(frames[0])
-        if isinstance(message, messages.Task | messages.Tasks | messages.Assess):
+        if isinstance(message, messages.Tasks | messages.Assess):
             if message.number <= self._latest:
                 return None  # a repeated or late message
             self._latest, self._unanswered = message.number, None

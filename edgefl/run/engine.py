@@ -32,20 +32,19 @@ LONG_SUM_BYTES = 2**20
 
 
 class _OpenTrip(msgspec.Struct):
-    """A task without a row on record yet; ``done`` is set when its update is complete."""
+    """A task without a row on record yet; ``arrival`` is set when its update is complete."""
 
     order: Train
     sent_s: float
-    done: messages.Done | None = None
-    arrived_s: float = 0.0
+    arrival: Delivery | None = None
     staleness: int = 0
     zero: bool = False
     """The trip failed in a private run; its slot holds an update of zero."""
 
     def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
         """Return the trip's row so far; ``size_bytes`` are the sizes of model and update."""
-        order, done = self.order, self.done
-        if done is None:
+        order, arrival = self.order, self.arrival
+        if arrival is None:
             return TripRow(
                 task=order.task,
                 client=order.client,
@@ -53,7 +52,8 @@ class _OpenTrip(msgspec.Struct):
                 trip=order.trip,
                 sent_s=self.sent_s,
             )
-        down, compute, up, trip = done.down, done.compute, done.up, done.trip
+        result, times = arrival.result, arrival.times
+        down, compute, up, trip = times.down, times.compute, times.up, times.trip
         return TripRow(
             task=order.task,
             client=order.client,
@@ -61,12 +61,12 @@ class _OpenTrip(msgspec.Struct):
             trip=order.trip,
             sent_s=self.sent_s,
             received_s=self.sent_s + down.achieved_s,
-            arrived_s=self.arrived_s,
+            arrived_s=arrival.at_s,
             staleness=self.staleness,
-            examples=done.examples,
-            steps=done.steps,
-            loss=done.loss,
-            trained_version=done.trained_version,
+            examples=arrival.examples,
+            steps=result.steps,
+            loss=result.loss,
+            trained_version=result.trained_version,
             down_bytes=size_bytes[0],
             up_bytes=size_bytes[1],
             down_s=down.achieved_s,
@@ -75,18 +75,18 @@ class _OpenTrip(msgspec.Struct):
             down_declared_s=down.declared_s,
             compute_declared_s=compute.declared_s,
             up_declared_s=up.declared_s,
-            delay_declared_s=done.delay.declared_s,
-            delay_s=done.delay.achieved_s,
+            delay_declared_s=times.delay.declared_s,
+            delay_s=times.delay.achieved_s,
             trip_declared_s=trip.declared_s,
             trip_achieved_s=trip.achieved_s,
-            work_s=done.work_s,
-            lateness_s=done.lateness_s,
-            cpu_s=done.cpu_s,
-            peak_mib=done.peak_mib,
-            process_grew_mib=None if math.isnan(done.process_grew_mib) else done.process_grew_mib,
-            checksum_sent=done.checksum,
+            work_s=times.work_s,
+            lateness_s=times.lateness_s,
+            cpu_s=result.cpu_s,
+            peak_mib=result.peak_mib,
+            process_grew_mib=times.process_grew_mib,
+            checksum_sent=result.checksum,
             checksum_seen=checksum_seen,
-            metrics=done.metrics,
+            metrics=result.metrics,
         )
 
 
@@ -147,7 +147,7 @@ class Engine:
                 self._zero(timeline_event.task)
             self.carry_out(actions)
             return
-        event = self._arrived(*timeline_event)
+        event = self._arrived(timeline_event)
         actions = self._decide(event)
         if self._keeps and is_kept(event.task, actions):
             self.aggregator.buffer.accepted(event.client, event.task)
@@ -220,22 +220,23 @@ class Engine:
         """Record trips whose update is held, and at the end of the run also those that are still
         ``running``."""
         for trip in self._open.values():
-            if running or trip.zero or trip.done is not None:
+            if running or trip.zero or trip.arrival is not None:
                 self.store.trip(trip.row(self._size_bytes))
 
-    def _arrived(self, done: messages.Done, at_s: float) -> Arrived:
-        trip, lease = self._open[done.task], self.aggregator.leases[done.task]
-        trip.done, trip.arrived_s, trip.staleness = done, at_s, self.core.version - lease.version
+    def _arrived(self, arrival: Delivery) -> Arrived:
+        result = arrival.result
+        trip, lease = self._open[result.task], self.aggregator.leases[result.task]
+        trip.arrival, trip.staleness = arrival, self.core.version - lease.version
         norm, distance = self.aggregator.measure(lease) if self._measures else (None, 0.0)
         self.aggregator.delivered(lease.slot)
         return Arrived(
-            done.client,
-            done.task,
+            arrival.client,
+            result.task,
             lease.version,
-            done.examples,
-            done.steps,
-            done.loss,
-            at_s,
+            arrival.examples,
+            result.steps,
+            result.loss,
+            arrival.at_s,
             norm,
             distance,
         )
@@ -281,9 +282,8 @@ class Engine:
         if self._dynamics is not None:
             condition = self._dynamics.condition(action.client)
         entry, slot = lease.entry, lease.slot
-        return messages.Task(
-            action.client, action.task, action.trip, action.version, entry, slot, cut, condition, wait_s
-        )
+        place = (action.client, action.task, action.trip, action.version, entry, slot)
+        return messages.Task(*place, cut, condition, wait_s, order=action.task)
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:

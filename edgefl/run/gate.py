@@ -33,7 +33,7 @@ class TaskReturned(NamedTuple):
 
 
 class ResendRequest(NamedTuple):
-    """A worker or the evaluator is idle although it should not be: its last message or order was lost."""
+    """A peer that should be busy repeats its last report: its order, or its report's effect, was lost."""
 
 
 class Refusal(NamedTuple):
@@ -44,18 +44,10 @@ class Refusal(NamedTuple):
 
 
 MOST_IDLE = 1000
-"""Maximum number of messages without effect since the last task or check of the peer: more is a flood."""
+"""Maximum number of messages without effect since the last check of the peer: more is a flood."""
 MOST_REPEATS = 2
 """Repeats after which the peer must have missed its task; a single repeat may have crossed the task."""
-Checked = (
-    messages.Ready
-    | messages.Done
-    | messages.TaskResult
-    | messages.Assessed
-    | TaskReturned
-    | ResendRequest
-    | Refusal
-)
+Checked = messages.Ready | messages.TaskResult | messages.Assessed | TaskReturned | ResendRequest | Refusal
 
 
 @dataclass(eq=False)
@@ -76,7 +68,6 @@ class Gate:
             messages.Ready: self._ready,
             messages.Beat: self._beat,
             messages.Chunk: self._chunk,
-            messages.Done: self._done,
             messages.Gone: self._gone,
             messages.Trained: self._trained,
             messages.Assessed: self._assessed,
@@ -103,7 +94,7 @@ class Gate:
                 continue
             watch.to("receive")
             now_ns = watch.since_ns + ns.get("sum", 0)
-            if type(message) is messages.Done:
+            if type(message) is messages.Trained:
                 self._gauge.cost(now_ns - began_ns)
             began_ns = now_ns
         while self._stuck:
@@ -126,70 +117,55 @@ class Gate:
         return ()
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
-        """Ignore a repeated message, but resend the peer's task if it has evidently missed it."""
+        """Ignore a repeated message, but request the peer's order again if it has evidently missed it."""
         peer.repeats += 1
-        if peer.role != control.CLIENT and peer.repeats > MOST_REPEATS:
-            return (*self._beat(peer), ResendRequest())
-        order = peer.order
-        lease = None if order is None else self._lease_of(peer, order.task)
-        if order is not None and lease is not None and peer.repeats > MOST_REPEATS:
-            if self._buffer.entry_version[order.entry] == order.version:
-                self.send(peer, order, self.transport.model_frames(order.entry))
-            elif self.transport.carries_updates:  # with shm, a fetched model proves that the task arrived
-                self._end_task(peer, order.task)
-                return (TaskReturned(lease.client, order.task, "failed", "its client has not heard of it"),)
-        return self._beat(peer)
+        again = (ResendRequest(),) if peer.repeats > MOST_REPEATS else ()
+        return (*self._beat(peer), *again)
 
     def _chunk(self, peer: Peer, message: messages.Chunk, body: Sequence[Frame]) -> Sequence[Checked]:
-        if self._lease_of(peer, message.task) is None:
+        if self.lease_of(peer, message.task) is None:
             if message.task in peer.past:
                 return self._beat(peer)
             raise WireError(f"a part of an update for task {message.task}, which is not the sender's")
         self.transport.accept(message, messages.payload(body))
         return ()
 
-    def _done(self, peer: Peer, done: messages.Done, _: Sequence[Frame]) -> Sequence[Checked]:
-        lease = self._lease_of(peer, done.task)
-        if lease is None and done.task in peer.past:
-            return self._repeated(peer)
-        fits = lease is not None and (lease.client, lease.slot) == (done.client, done.slot)
-        return (self._complete(peer, lease if fits and peer.role == control.CLIENT else None, done),)
-
     def _trained(self, peer: Peer, message: messages.Trained, _: Sequence[Frame]) -> Iterator[Checked]:
         fresh = False
         for result in message.results:
-            lease = self._lease_of(peer, result.task) if peer.role == control.WORKER else None
+            lease = self.lease_of(peer, result.task)
             if not self._is_old(peer, lease, result):
                 fresh = True
                 yield self._complete(peer, lease, result)
         if not fresh:
             yield from self._repeated(peer)
 
-    def _is_old(self, peer: Peer, lease: Lease | None, result: messages.TaskResult | messages.Gone) -> bool:
-        """Return True if a worker's result is a repetition, or belongs to an order that has been replaced.
+    def _is_old(self, peer: Peer, lease: Lease | None, result: messages.TaskResult) -> bool:
+        """Return True if a result is a repetition, or belongs to an order that has been replaced.
 
-        A result whose update lacks parts is ignored in the same way.
+        A worker's result whose update lacks parts is ignored in the same way: the worker computes it again.
+        A client's trip is not repeated; its update has a wrong checksum and is dropped.
         """
         if lease is None:
             return result.task in peer.past
-        if isinstance(result, messages.TaskResult) and not self.transport.is_complete(
-            lease.slot, result.task
-        ):
+        if result.times is None and not self.transport.is_complete(lease.slot, result.task):
             return True
         return result.order != lease.order
 
     def _complete(
-        self, peer: Peer, lease: Lease | None, result: messages.Done | messages.TaskResult
-    ) -> messages.Done | messages.TaskResult | TaskReturned:
+        self, peer: Peer, lease: Lease | None, result: messages.TaskResult
+    ) -> messages.TaskResult | TaskReturned:
         """Accept a complete update. Raises `WireError` if the lease or the slot contradicts the message."""
         buffer, task = self._buffer, result.task
         if lease is None:
             raise WireError(f"an update of task {task}, which is not the sender's")
+        if peer.role == control.CLIENT:
+            result.measured()
         slot = lease.slot
         peer.deaths_in_a_row = 0
         if result.trained_version != lease.version:
             detail = f"task {task}: trained {result.trained_version}, was given {lease.version}"
-            self._end_task(peer, task)
+            self.end_task(peer, task)
             return TaskReturned(lease.client, task, "version", detail)
         if self.transport.carries_updates:
             buffer.written(slot, task=task, checksum=result.checksum)
@@ -197,19 +173,19 @@ class Gate:
             raise WireError(f"an update of task {task} whose slot is not written")
         elif result.checksum != buffer.checksum[slot]:
             raise WireError(f"an update of task {task} with two checksums")
-        self._end_task(peer, task)
+        self.end_task(peer, task)
         return result
 
-    def _end_task(self, peer: Peer, task: int) -> None:
-        """Take the task from the sender, so that its update counts only once."""
+    def end_task(self, peer: Peer, task: int) -> None:
+        """Take a task from its peer, so that its update counts at most once."""
         self._aggregator.unassign(task)
         peer.past.append(task)
 
     def _gone(self, peer: Peer, gone: messages.Gone, _: Sequence[Frame]) -> Sequence[Checked]:
-        lease = self._lease_of(peer, gone.task)
+        lease = self.lease_of(peer, gone.task)
         if lease is None or lease.client != gone.client or lease.order != gone.order:
             return self._repeated(peer)
-        self._end_task(peer, gone.task)
+        self.end_task(peer, gone.task)
         reason = gone.reason[:MOST_DETAIL]
         return (TaskReturned(gone.client, gone.task, "" if reason == "cancelled" else "failed", reason),)
 
@@ -222,7 +198,8 @@ class Gate:
         peer.deaths_in_a_row = 0
         return (answer,)
 
-    def _lease_of(self, peer: Peer, task: int) -> Lease | None:
+    def lease_of(self, peer: Peer, task: int) -> Lease | None:
+        """Return the lease of a task that this peer holds, or None."""
         lease = self._aggregator.leases.get(task)
         computes = peer.role != control.EVALUATOR and lease is not None and lease.holder == peer.number
         return lease if computes else None
@@ -237,9 +214,7 @@ class Gate:
             return False
         except Unreachable:
             return False
-        if isinstance(message, messages.Task) and message is not peer.order:  # not a repetition
-            peer.order, peer.idle = message, 0
-        if not isinstance(message, messages.Cancel | messages.Withdraw):
+        if not isinstance(message, messages.Withdraw):
             peer.repeats = 0
         return True
 

@@ -1,7 +1,19 @@
 """Messages between the server and its clients, and the only place that parses bytes from a socket.
 
-A message is one header frame (msgpack, a tagged array) and, for the kinds that carry numbers, one payload
-frame. The docstring of each class names its sender.
+Both clocks use the same messages. A client under the wall clock gets orders of one task and reports the times
+that it has measured; a worker under the virtual clock computes the tasks of many clients.
+
+=============  ======================================  ==================================================
+server sends   client or worker answers                evaluator answers
+=============  ======================================  ==================================================
+`Tasks`        `Chunk`… (wire), `Trained` or `Gone`
+`Withdraw`     `Gone` (or the `Trained` under way)
+`Assess`                                               `Assessed`
+`Bye`          exits                                   exits
+=============  ======================================  ==================================================
+
+Every peer sends `Ready` first and `Beat` while it has nothing else to say. A message is one header frame
+(msgpack, a tagged array) and, for the kinds that carry numbers, one payload frame.
 """
 
 from __future__ import annotations
@@ -51,7 +63,7 @@ class Beat(_Message, frozen=True, tag=2):
 
 
 class Chunk(_Message, frozen=True, tag=3):
-    """Client → server, with a part of an update as payload (``transport = "wire"``)."""
+    """Client or worker → server, with a part of an update as payload (``transport = "wire"``)."""
 
     task: int
     slot: int
@@ -65,32 +77,25 @@ class Spent(_Message, frozen=True, tag=21):
     achieved_s: Amount
 
 
-class Done(_Message, frozen=True, tag=4):
-    """Client → server: the update of a task is complete in its slot."""
+class TripTimes(_Message, frozen=True, tag=4):
+    """The times of one trip, emulated seconds: measured by a client, or equal to the plan (virtual clock)."""
 
-    client: int
-    task: int
-    slot: int
-    trained_version: int
-    examples: Count
-    steps: Count
-    loss: float
-    checksum: Checksum
     work_s: Amount
-    trip: Spent
-    """From receiving the task to the end of the upload."""
     down: Spent
     compute: Spent
     up: Spent
-    lateness_s: Amount
-    cpu_s: Amount
-    peak_mib: Amount
-    """Peak memory of training, predicted from the trace of a step, MiB."""
-    process_grew_mib: Amount
-    """Growth of the client's process so far, MiB. The virtual clock has no such message and records NaN."""
     delay: Spent
     """Sum of the one-way delays of download and upload, which ``down`` and ``up`` include."""
-    metrics: Metrics
+    lateness_s: Amount = 0.0
+    process_grew_mib: Amount | None = None
+    """Growth of the client's process so far, MiB; None under the virtual clock."""
+
+    @property
+    def trip(self) -> Spent:
+        """From receiving the task to the end of the upload."""
+        down, compute, up = self.down, self.compute, self.up
+        declared_s = down.declared_s + compute.declared_s + up.declared_s
+        return Spent(declared_s, down.achieved_s + compute.achieved_s + up.achieved_s)
 
 
 class Gone(_Message, frozen=True, tag=5):
@@ -104,7 +109,7 @@ class Gone(_Message, frozen=True, tag=5):
 
 
 class TaskResult(_Message, frozen=True, tag=23):
-    """Result of one task that a worker has computed."""
+    """Result of one task whose update is complete in its slot."""
 
     task: int
     trained_version: int
@@ -113,53 +118,24 @@ class TaskResult(_Message, frozen=True, tag=23):
     checksum: Checksum
     cpu_s: Amount
     peak_mib: Amount
+    """Peak memory of training, predicted from the trace of a step, MiB."""
     metrics: Metrics
     counted: Count | None = None
     """Number of examples that weigh the update, if not all that its client holds."""
     order: int = 0
     """Number of the order, as in `Task`."""
+    times: TripTimes | None = None
+    """What a client has measured; None from a worker, which computes at full speed."""
 
-
-def done(
-    task: Task,
-    result: TaskResult,
-    examples: int,
-    *,
-    work_s: float,
-    phases: tuple[Spent, Spent, Spent],
-    delay: Spent,
-    lateness_s: float = 0.0,
-    process_grew_mib: float = math.nan,
-) -> Done:
-    """Build the message of a client that holds ``examples``; ``phases`` are download, training and upload."""
-    down, compute, up = phases
-    declared_s = down.declared_s + compute.declared_s + up.declared_s
-    achieved_s = down.achieved_s + compute.achieved_s + up.achieved_s
-    return Done(
-        client=task.client,
-        task=result.task,
-        slot=task.slot,
-        trained_version=result.trained_version,
-        examples=examples if result.counted is None else result.counted,
-        steps=result.steps,
-        loss=result.loss,
-        checksum=result.checksum,
-        work_s=work_s,
-        trip=Spent(declared_s, achieved_s),
-        down=down,
-        compute=compute,
-        up=up,
-        lateness_s=lateness_s,
-        cpu_s=result.cpu_s,
-        peak_mib=result.peak_mib,
-        process_grew_mib=process_grew_mib,
-        delay=delay,
-        metrics=result.metrics,
-    )
+    def measured(self) -> TripTimes:
+        """Return the measured times. Raises `WireError` if there are none."""
+        if self.times is None:
+            raise WireError(f"an update of task {self.task} without the times of its trip")
+        return self.times
 
 
 class Trained(_Message, frozen=True, tag=7):
-    """Worker → server: the updates of these tasks are complete in their slots."""
+    """Client or worker → server: the updates of these tasks are complete in their slots."""
 
     results: list[TaskResult]
 
@@ -207,7 +183,7 @@ class Cut(_Message, frozen=True, tag=22):
 
 
 class Task(_Message, frozen=True, tag=11):
-    """Server → client: train this version and upload the update; with the model as payload for ``wire``."""
+    """One task of an order: train this version and put the update into this slot."""
 
     client: int
     task: int
@@ -221,26 +197,15 @@ class Task(_Message, frozen=True, tag=11):
     wait_s: float = 0.0
     """Emulated seconds from the receipt of the task until the trip starts."""
     order: int = 0
-    """Number of the order to a worker. A worker ignores orders older than its latest one, and the server
-    ignores results that do not belong to the task's latest order."""
-
-    @property
-    def number(self) -> int:
-        """Increases with each order to a peer; the peer ignores repeated and outdated orders."""
-        return self.task
-
-
-class Cancel(_Message, frozen=True, tag=12):
-    """Server → client: stop working on the task."""
-
-    task: int
+    """Number of the order, which increases with each order to a peer. The peer ignores repeated and outdated
+    orders, and the server ignores results that do not belong to the task's latest order."""
 
 
 class Tasks(_Message, frozen=True, tag=15):
-    """Server → worker: compute these tasks, which may be of different clients."""
+    """Server → client or worker: carry out this order; with the model as payload for ``wire``."""
 
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
-    """The tasks of one order, all with the same order number."""
+    """One task for a client. The tasks of a worker may be of different clients."""
 
     @property
     def number(self) -> int:
@@ -248,7 +213,8 @@ class Tasks(_Message, frozen=True, tag=15):
 
 
 class Withdraw(_Message, frozen=True, tag=16):
-    """Server → worker: these tasks are not needed any more."""
+    """Server → client or worker: these tasks are not needed any more. Each is returned by `Gone`, unless its
+    update is complete already."""
 
     tasks: list[int]
 
@@ -268,8 +234,8 @@ class Bye(_Message, frozen=True, tag=14):
     """Server → client, worker or evaluator: exit."""
 
 
-FromClient = Ready | Beat | Chunk | Done | Gone | Trained | Assessed
-FromServer = Task | Cancel | Tasks | Withdraw | Assess | Bye
+FromClient = Ready | Beat | Chunk | Gone | Trained | Assessed
+FromServer = Tasks | Withdraw | Assess | Bye
 
 _encoder = msgspec.msgpack.Encoder()
 _from_client: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
@@ -292,8 +258,8 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
     edgefl.errors.WireError: not a message: ...
     """
     message = _decode(_from_client, header)
-    if isinstance(message, Done | Trained):
-        for result in (message,) if isinstance(message, Done) else message.results:
+    if isinstance(message, Trained):
+        for result in message.results:
             if math.isinf(result.loss) or (result.metrics and any(map(math.isinf, result.metrics.values()))):
                 raise WireError("a loss or metric that is infinite, a number or NaN is allowed")
     elif isinstance(message, Assessed):

@@ -13,7 +13,7 @@ from edgefl.experiment import Experiment
 from edgefl.host.channel import Channel
 from edgefl.processes import usable_cores
 from edgefl.results.store import Store
-from edgefl.run import control, messages
+from edgefl.run import control
 from edgefl.run.clock import Alarms, WallClock
 from edgefl.run.connection import ServerSocket
 
@@ -46,12 +46,10 @@ class Peer:
     deaths_in_a_row: int = 0
     past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
     """The last finished tasks, or evaluated versions: the peer may report them again, or late."""
-    order: messages.Task | None = None
-    """The last task sent to a client."""
     repeats: int = 0
     """Number of times that the peer repeated its last report since it was sent an order."""
     idle: int = 0
-    """Number of messages without effect since the last task or the last check of all peers."""
+    """Number of messages without effect since the last check of all peers."""
 
     @cached_property
     def identity(self) -> bytes:

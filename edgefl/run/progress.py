@@ -45,15 +45,16 @@ class Gauge:
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
 
-    def trip(self, done: messages.Done) -> None:
+    def trip(self, client: int, times: messages.TripTimes) -> None:
         """Count a finished trip."""
-        self._trips[bisect_right(self._ends, done.client)] += 1
+        self._trips[bisect_right(self._ends, client)] += 1
         if not self._wall:  # the virtual clock computes times, so there is no error
             return
-        self._declared_s += done.trip.declared_s
-        self._achieved_s += done.trip.achieved_s
-        least_s = max(self._resolution_s, MINOR_PART * done.trip.declared_s)
-        for spent in (done.compute, done.trip):  # as in the summary's headline
+        trip = times.trip
+        self._declared_s += trip.declared_s
+        self._achieved_s += trip.achieved_s
+        least_s = max(self._resolution_s, MINOR_PART * trip.declared_s)
+        for spent in (times.compute, trip):  # as in the summary's headline
             if spent.declared_s >= least_s:
                 self._errors.append(abs(spent.achieved_s / spent.declared_s - 1.0))
 
@@ -63,8 +64,11 @@ class Gauge:
         self.loss, self.metrics = answer.loss, answer.metrics
 
     def cost(self, ns: int) -> None:
-        """Note the server's cost of one update, from its receipt to the next task, without the sum, ns."""
-        if len(self._costs_ns) < MOST_COSTS:
+        """Note the server's cost of one update, from its receipt to the next task, without the sum, ns.
+
+        Under the virtual clock, a message's cost is not that of one trip.
+        """
+        if self._wall and len(self._costs_ns) < MOST_COSTS:
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:

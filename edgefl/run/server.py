@@ -113,7 +113,7 @@ class ServerLoop:
         for timeline_event in timeline_events:
             self._engine.handle(timeline_event)
             if type(timeline_event) is Delivery:
-                self._gauge.trip(timeline_event.done)
+                self._gauge.trip(timeline_event.client, timeline_event.times)
         if self._started and self._core.stopped is not None and self._stopped is None:
             self._stop(self._core.stopped)
 
@@ -158,14 +158,14 @@ class ServerLoop:
 
     def _handle(self, peer: Peer, message: Checked) -> None:
         match message:
-            case messages.TaskResult() | messages.Done() | TaskReturned():
+            case messages.TaskResult() | TaskReturned():
                 self._handle_all(self._timeline.task_ended(message))
             case Refusal(kind=kind, detail=detail):
                 self._lifecycle.expel(peer, kind, detail)
             case ResendRequest() if peer.role == control.EVALUATOR:
                 self._evaluation.send()
             case ResendRequest():
-                self._timeline.resend(peer)
+                self._handle_all(self._timeline.resend(peer))
             case messages.Ready():
                 if peer.role == control.EVALUATOR:
                     self._evaluation.send()

@@ -45,7 +45,7 @@ class Lease(msgspec.Struct):
     holder: int = -1
     """Number of the peer that computes the task: the client itself or a worker; −1: nobody."""
     order: int = 0
-    """Number of the last order for the task that was sent to a worker."""
+    """Number of the last order for the task that was sent to a peer; the first has the task's number."""
 
 
 class SumResult(msgspec.Struct):
@@ -171,7 +171,7 @@ class Aggregator:
             self._unread[slot] = entry
         if entry >= 0 and self.measures:
             self._bases[slot] = entry
-        lease = self.leases[task] = Lease(slot, entry, client, version)
+        lease = self.leases[task] = Lease(slot, entry, client, version, order=task)
         return lease
 
     def assign(self, task: int, holder: int) -> None:
@@ -179,7 +179,7 @@ class Aggregator:
         self.leases[task].holder = holder
 
     def renumber(self, task: int, order: int) -> None:
-        """Number an order that is sent to a worker: results of the task's earlier orders have no effect."""
+        """Number another order for the task: results of its earlier orders have no effect."""
         self.leases[task].order = order
 
     def unassign(self, task: int) -> None:

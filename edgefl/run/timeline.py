@@ -37,7 +37,11 @@ Order = Callable[[Train, Lease, float, float], messages.Task]
 class Delivery(NamedTuple):
     """The arrival of a client's complete update, emulated time ``at_s``."""
 
-    done: messages.Done
+    client: int
+    result: messages.TaskResult
+    times: messages.TripTimes
+    examples: int
+    """Number of examples that weigh the update."""
     at_s: float
 
 
@@ -134,12 +138,19 @@ class Timeline:
         """Handle a connected replacement process. A worker gets its tasks at the next `flush`."""
         return iter(())
 
-    def resend(self, peer: Peer) -> None:
-        """Send an idle worker its unanswered tasks again."""
+    def resend(self, peer: Peer) -> Iterator[TimelineEvent]:
+        """Send an idle peer its unanswered tasks again."""
+        raise NotImplementedError
 
-    def task_ended(
-        self, result: messages.Done | messages.TaskResult | TaskReturned
-    ) -> Iterator[TimelineEvent]:
+    def delivery(
+        self, client: int, result: messages.TaskResult, times: messages.TripTimes, at_s: float
+    ) -> Delivery:
+        """Return the arrival of a client's update after a trip of these times."""
+        counted = result.counted
+        examples = self.trips.examples[client] if counted is None else counted
+        return Delivery(client, result, times, examples, at_s)
+
+    def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
         """Handle the end of a task at a peer."""
         raise NotImplementedError
 

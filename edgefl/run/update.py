@@ -13,7 +13,7 @@ from edgefl.kernels.arguments import Floats, Update
 from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import ParameterBuffer, blocks
 from edgefl.parameters.update_format import Raw, with_scales
-from edgefl.run.messages import Cut, Task, TaskResult
+from edgefl.run.messages import Cut, Task, TaskResult, TripTimes
 from edgefl.strategies.base import TripInputs, Until
 
 if TYPE_CHECKING:
@@ -133,8 +133,10 @@ class UpdateMaker:
         values, scales = self._parts(raw)
         return with_scales(kernels.checksum(values, self._backend), scales)
 
-    def result(self, task: Task, trained: TrainResult, checksum: int, cpu_s: float) -> TaskResult:
-        """Build the report of a task whose update is complete."""
+    def result(
+        self, task: Task, trained: TrainResult, checksum: int, cpu_s: float, times: TripTimes | None = None
+    ) -> TaskResult:
+        """Build the report of a task whose update is complete; a client adds its measured ``times``."""
         return TaskResult(
             task=task.task,
             trained_version=task.version - failpoints.hit("stale", task.client, task.trip),
@@ -146,6 +148,7 @@ class UpdateMaker:
             metrics=dict(trained.metrics),
             counted=trained.counted,
             order=task.order,
+            times=times,
         )
 
     def _parts(self, raw: Raw) -> tuple[Update, Floats | None]:

@@ -27,7 +27,6 @@ from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, Peer
 from edgefl.run.timeline import (
     TRAINING_DEATH,
-    Delivery,
     InFlightWork,
     Order,
     Restored,
@@ -56,15 +55,14 @@ class Trip(msgspec.Struct):
     broken: str = ""
     """Description of the link's loss during the trip, or ""; the task of a broken trip is not computed."""
 
-    def done(self, result: messages.TaskResult, examples: int) -> messages.Done:
-        """Build the message that the client would send; achieved times equal the planned ones."""
+    def times(self) -> messages.TripTimes:
+        """Return the times of the trip, which are exactly the planned ones."""
         plan = self.plan
         down, compute, up, delay = (
             messages.Spent(time_s, time_s)
             for time_s in (plan.down_s, plan.compute_s, plan.up_s, plan.down.lead_s + plan.up.lead_s)
         )
-        phases = (down, compute, up)
-        return messages.done(self.task, result, examples, work_s=plan.work_s, phases=phases, delay=delay)
+        return messages.TripTimes(plan.work_s, down, compute, up, delay)
 
 
 @dataclass(eq=False)
@@ -75,7 +73,6 @@ class VirtualTimeline(Timeline):
     workers: int
 
     def __post_init__(self) -> None:
-        self._examples = self.trips.examples
         self._dispatch = Dispatch(self._send_tasks)
         self._running_trips: dict[int, Trip] = {}
         self._idle_changes = 0
@@ -185,11 +182,8 @@ class VirtualTimeline(Timeline):
         elif self._dispatch.withdraw(task):
             self.aggregator.fetched(self._running_trips[task].task.slot)
 
-    def task_ended(
-        self, result: messages.Done | messages.TaskResult | TaskReturned
-    ) -> Iterator[TimelineEvent]:
+    def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
         """Store a worker's result until its arrival is due."""
-        assert not isinstance(result, messages.Done), "no client serves the virtual clock"
         if isinstance(result, TaskReturned):
             task = self._dispatch.finished(messages.Gone(result.client, result.task, result.reason))
         else:
@@ -227,9 +221,10 @@ class VirtualTimeline(Timeline):
                 self.aggregator.assign(task.task, worker)
         return taken
 
-    def resend(self, peer: Peer) -> None:
+    def resend(self, peer: Peer) -> Iterator[TimelineEvent]:
         if self.core.stopped is None and (tasks := self._dispatch.tasks_of(peer.number)):
             self._send_tasks(peer.number, tasks)
+        return iter(())
 
     def wait_ms(self) -> int:
         return 0 if self._has_more else 1000
@@ -265,7 +260,7 @@ class VirtualTimeline(Timeline):
                     yield Failed(client, task, at_s, trip.broken)
                 elif isinstance(result, messages.TaskResult):
                     self._deaths.pop(client, None)
-                    yield Delivery(trip.done(result, self._examples[client]), at_s)
+                    yield self.delivery(client, result, trip.times(), at_s)
                 elif isinstance(result, Died):
                     yield self._training_death(client, task, at_s, result.reason)
                 else:
@@ -319,7 +314,7 @@ class VirtualTimeline(Timeline):
         self._instant = (at_s, count + 1 if at_s == last_s else 1)
         stop = self.experiment.stop
         ends = (stop.trips, stop.versions, stop.wall_s)
-        if count > STALL_LIMIT * len(self._examples) and ends == (None, None, None):
+        if count > STALL_LIMIT * len(self.trips.examples) and ends == (None, None, None):
             raise RunError(
                 f"emulated time stands still at {at_s:g} s: {count} trips took none; give stop.trips or "
                 "stop.versions, or a fleet whose trips take time"
@@ -387,7 +382,7 @@ class VirtualTimeline(Timeline):
         if move.joins != (due.kind == JOIN) or at_s != due.at_s:
             return False
         self._idle_changes += 1
-        if self._idle_changes > STALL_LIMIT * len(self._examples) and not self.core.training:
+        if self._idle_changes > STALL_LIMIT * len(self.trips.examples) and not self.core.training:
             raise RunError(
                 f"no client is training and none will: phones came and went {self._idle_changes} times "
                 f"meanwhile, {len(self.core.held)} updates wait in the buffer"

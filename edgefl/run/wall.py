@@ -22,7 +22,7 @@ from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due
 from edgefl.run.durability import WriteAhead
 from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import Peer
-from edgefl.run.timeline import Delivery, Order, Restored, Timeline, TimelineEvent
+from edgefl.run.timeline import Order, Restored, Timeline, TimelineEvent
 
 AT_ONCE = 16
 """Maximum number of tasks sent together: the client of the first task must not wait long."""
@@ -40,7 +40,7 @@ class WallTimeline(Timeline):
     def __post_init__(self) -> None:
         self._private = self.core.privacy is not None
         self._assigned: dict[int, tuple[messages.Task, float]] = {}
-        """Private runs: each client's last task, and when it was assigned, emulated s."""
+        """Each client's last task, and when it was assigned, emulated s."""
         self._failed: dict[int, tuple[int, str]] = {}
         """Private runs: each client's failed task whose end is not due yet, and the reason."""
         self._tasks: list[messages.Task] = []
@@ -62,8 +62,7 @@ class WallTimeline(Timeline):
 
     def assign(self, task: messages.Task) -> None:
         self.aggregator.assign(task.task, task.client)
-        if self._private:
-            self._assigned[task.client] = task, self.clock.now_s()
+        self._assigned[task.client] = task, self.clock.now_s()
         self._tasks.append(task)
         if len(self._tasks) == AT_ONCE:
             self.flush()
@@ -79,9 +78,26 @@ class WallTimeline(Timeline):
             if self._private and (peer is None or not peer.ready):
                 self._schedule_failure(task.client, task.task, "its process has died")
             elif peer is not None:
-                frames = self.gate.transport.model_frames(task.entry)
-                if self.gate.send(peer, task, frames) and frames:
-                    self.aggregator.fetched(task.slot)
+                self._send(peer, task)
+
+    def _send(self, peer: Peer, task: messages.Task) -> None:
+        frames = self.gate.transport.model_frames(task.entry)
+        if self.gate.send(peer, messages.Tasks([task]), frames) and frames:
+            self.aggregator.fetched(task.slot)
+
+    def resend(self, peer: Peer) -> Iterator[TimelineEvent]:
+        """Send a client its task again, under the same number; a task whose version is gone fails."""
+        self.flush()  # the record is written before any task is sent
+        client, transport = peer.number, self.gate.transport
+        task = self._assigned[client][0] if client in self._assigned else None
+        if task is None or self.gate.lease_of(peer, task.task) is None:
+            return
+        if self.aggregator.buffer.entry_version[task.entry] == task.version:
+            self._send(peer, task)
+        elif transport.carries_updates:  # with shm, a fetched model proves that the task arrived
+            self.gate.end_task(peer, task.task)
+            reason = "its client has not heard of it"
+            yield from self.task_ended(TaskReturned(client, task.task, "failed", reason))
 
     def phase(self, task: int) -> int:
         fetched = self.aggregator.buffer.fetched[self.aggregator.leases[task].slot]
@@ -94,7 +110,7 @@ class WallTimeline(Timeline):
             return
         peer = self.peers.get(control.CLIENT, client)
         if peer is not None:
-            self.gate.send(peer, messages.Cancel(task))
+            self.gate.send(peer, messages.Withdraw([task]))
 
     def _schedule_failure(self, client: int, task: int, reason: str) -> None:
         """Schedule the failure of a private run's trip for the time at which the trip would have ended."""
@@ -110,20 +126,19 @@ class WallTimeline(Timeline):
                 self._leaving[client], ends_s = move.why, move.at_s
         self.agenda.add(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
 
-    def task_ended(
-        self, result: messages.Done | messages.TaskResult | TaskReturned
-    ) -> Iterator[TimelineEvent]:
+    def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
         """Handle a task's end. A client that was to give the task up leaves just before the event."""
-        assert not isinstance(result, messages.TaskResult), "no worker serves the wall clock"
-        client, now_s = result.client, self.clock.now_s()
-        if isinstance(result, TaskReturned) and result.kind:
-            self.store.incident(now_s, client, result.kind, result.reason)
-        why = self._leaving.pop(client, None)
-        if isinstance(result, messages.Done):
-            if why is not None:
+        now_s = self.clock.now_s()
+        if isinstance(result, messages.TaskResult):
+            client = self.aggregator.leases[result.task].client
+            if (why := self._leaving.pop(client, None)) is not None:
                 yield Left(client, now_s, why, finishes=True)
-            yield Delivery(result, now_s)
-        elif why is not None:
+            yield self.delivery(client, result, result.measured(), now_s)
+            return
+        client = result.client
+        if result.kind:
+            self.store.incident(now_s, client, result.kind, result.reason)
+        if (why := self._leaving.pop(client, None)) is not None:
             yield Left(client, now_s, why)
         elif self._private and result.task not in self.core.cancelled:
             self._schedule_failure(client, result.task, result.reason)

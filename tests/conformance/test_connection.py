@@ -429,10 +429,10 @@ def test_what_may_not_have_been_heard_is_said_again_until_there_is_more_to_do(se
         server.wait(0)
     peer.report(gone)
     hear(gone, gone, gone)
-    tell(messages.Cancel(3))  # does not say that it was heard
-    assert told() == messages.Cancel(3)
+    tell(messages.Withdraw([3]))  # does not say that it was heard
+    assert told() == messages.Withdraw([3])
     hear(gone, gone, gone)
-    task = messages.Task(0, 4, 1, 0, 0, 0, None, None)
+    task = messages.Tasks([messages.Task(0, 4, 1, 0, 0, 0, None, None)])
     tell(task)
     assert told() == task
     hear(messages.Beat(), messages.Beat())

@@ -24,8 +24,9 @@ _honest = client.ClientProcess._answer
 
 
 def _answer(self: client.ClientProcess, message: messages.FromServer, frames: Sequence[Frame]) -> None:
-    if isinstance(message, messages.Task) and message.trip % 2:
-        _be_bad(self, BAD.get(message.client, ""), message)
+    for task in message.tasks if isinstance(message, messages.Tasks) else ():
+        if task.trip % 2:
+            _be_bad(self, BAD.get(task.client, ""), task)
     _honest(self, message, frames)
 
 
@@ -37,8 +38,8 @@ def _be_bad(self: client.ClientProcess, what: str, task: messages.Task) -> None:
                 server.send([messages.encode(messages.Beat())])
         case "others":
             for other in range(task.task - FLOOD, task.task):
-                taken = msgspec.structs.replace(DONE, client=0, task=other, slot=task.slot)
-                server.send([messages.encode(taken)])
+                taken = msgspec.structs.replace(DONE, task=other)
+                server.send([messages.encode(messages.Trained([taken]))])
         case "parts":
             for offset in range(2**40, 2**40 + FLOOD):
                 server.send([messages.encode(messages.Chunk(task.task, task.slot, offset)), bytes(1024)])

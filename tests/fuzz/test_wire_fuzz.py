@@ -69,11 +69,10 @@ def wrong_fields(draw: random.Random) -> bytes:
     """A well-formed array: a message with some fields replaced, dropped or added."""
     fields = msgspec.msgpack.decode(draw.choice(SEEDS))
     for _ in range(draw.randint(1, 3)):
-        place = draw.randrange(len(fields))
-        if isinstance(fields[place], list) and draw.random() < 0.5 and fields[place]:
-            fields[place][draw.randrange(len(fields[place]))] = draw.choice(EDGES)
-        else:
-            fields[place] = value(draw)
+        place, part = draw.randrange(len(fields)), fields
+        while isinstance(part[place], list) and draw.random() < 0.7 and part[place]:
+            part, place = part[place], draw.randrange(len(part[place]))
+        part[place] = value(draw) if part is fields else draw.choice(EDGES)
     if draw.random() < 0.1:
         fields.append(value(draw))
     if draw.random() < 0.1:
@@ -118,10 +117,6 @@ def check(header: bytes) -> bool:
         taken = True
         assert type(message).__module__ == "edgefl.run.messages"
         assert decode(messages.encode(message)) == message or "nan" in repr(message)
-        if isinstance(message, messages.Done):
-            assert 0 <= message.examples <= messages.MAX_COUNT
-            spent = map(msgspec.structs.astuple, (message.trip, message.down, message.compute, message.up))
-            bounded(message, message.work_s, message.lateness_s, *itertools.chain(*spent))
         if isinstance(message, messages.Trained):
             for result in message.results:
                 bounded(result)
@@ -131,10 +126,14 @@ def check(header: bytes) -> bool:
     return taken
 
 
-def bounded(result: Any, *figures: float) -> None:
+def bounded(result: messages.TaskResult) -> None:
     assert 0 <= result.steps <= messages.MAX_COUNT
+    assert 0 <= (result.counted or 0) <= messages.MAX_COUNT
     assert 0 <= result.checksum < 2**64
-    measured = (result.cpu_s, result.peak_mib, *figures)
+    measured = [result.cpu_s, result.peak_mib]
+    if (times := result.times) is not None:
+        spent = map(msgspec.structs.astuple, (times.trip, times.down, times.compute, times.up, times.delay))
+        measured += [times.work_s, times.lateness_s, times.process_grew_mib or 0.0, *itertools.chain(*spent)]
     assert all(figure >= 0.0 and math.isfinite(figure) for figure in measured)
 
 

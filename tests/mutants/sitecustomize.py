@@ -35,7 +35,7 @@ def counts_twice() -> None:
     """A message that says a second time that an update is whole is taken for another update."""
     from edgefl.run.gate import Gate
 
-    Gate._end_task = lambda *_: None  # type: ignore[method-assign]
+    Gate.end_task = lambda *_: None  # type: ignore[method-assign]
 
 
 def says_twice() -> None:
@@ -46,7 +46,7 @@ def says_twice() -> None:
     say = Connection.report
 
     def again(self: Connection, message: Any) -> None:
-        for _ in range(1 + isinstance(message, messages.Done)):
+        for _ in range(1 + isinstance(message, messages.Trained)):
             say(self, message)
 
     Connection.report = again  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ from edgefl.run.timeline import Delivery
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 from edgefl.testing import fleet
-from tests.wire_samples import DONE
+from tests.wire_samples import DONE, TIMES
 
 SIZE = 64
 CLIENTS = 10
@@ -193,13 +193,13 @@ class World:
         if place in self.faults.altered:
             slot[3] += 1.0
         self.buffer.written(task.slot, task=task.task, checksum=checksum)
-        self.engine.handle(Delivery(self.done(task, checksum), self.now))
+        self.engine.handle(self.arrival(task, checksum))
 
-    def done(self, task: messages.Task, checksum: int) -> messages.Done:
-        return msgspec.structs.replace(
-            DONE, client=task.client, task=task.task, slot=task.slot, trained_version=task.version,
-            examples=60 + task.client, checksum=checksum,
-        )  # fmt: skip
+    def arrival(self, task: messages.Task, checksum: int) -> Delivery:
+        result = msgspec.structs.replace(
+            DONE, task=task.task, trained_version=task.version, checksum=checksum
+        )
+        return Delivery(task.client, result, TIMES, 60 + task.client, self.now)
 
     def join(self) -> World:
         for client in range(CLIENTS):

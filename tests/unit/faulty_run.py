@@ -36,7 +36,7 @@ from edgefl.run.engine import Engine
 from edgefl.run.gate import Refusal, ResendRequest
 from edgefl.run.peers import PeerLifecycle
 from edgefl.run.slots import Lease
-from edgefl.run.timeline import Timeline, TimelineEvent
+from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
 from edgefl.run.wall import WallTimeline
 from edgefl.zeromq.sockets import Frame
 
@@ -215,7 +215,7 @@ class FaultyRun(Parts):
                 case ResendRequest() if peer.role == control.EVALUATOR:
                     self.evaluation.send()
                 case ResendRequest():
-                    self.timeline.resend(peer)
+                    self._take(self.timeline.resend(peer))
                 case _:
                     self._take(self.timeline.task_ended(message))
         self.engine.retry_sum()
@@ -241,8 +241,8 @@ class FaultyRun(Parts):
 
     def _take(self, happenings: Iterator[TimelineEvent]) -> None:
         for happening in happenings:
-            if hasattr(happening, "done"):
-                task = happening.done.task
+            if isinstance(happening, Delivery):
+                task = happening.result.task
                 if task in self.arrivals:
                     raise Broken(f"task {task} arrives twice")
                 self.arrivals.add(task)
@@ -253,11 +253,11 @@ class FaultyRun(Parts):
         connection, task = client.connection, client.task
         connection.beat()
         if task is None:
-            if (got := connection.poll()) is None or not isinstance(got[0], messages.Task):
+            if (got := connection.poll()) is None or not isinstance(got[0], messages.Tasks):
                 return
-            client.task = got[0]
-            connection.task = got[0].task
-            self.buffer.fetched[got[0].slot] = 1
+            (client.task,) = got[0].tasks
+            connection.task = client.task.task
+            self.buffer.fetched[client.task.slot] = 1
             client.whole_s = self.hand.at + 5.0 * self._draw.random()
             return
         try:
@@ -273,7 +273,7 @@ class FaultyRun(Parts):
     def _deliver(self, connection: Connection, task: messages.Task) -> None:
         value = self.values[task.task] = float(task.task % 8 + 1)
         update = np.full(SIZE, value, dtype=np.float32)
-        lease = Lease(task.slot, task.entry, task.client, task.version)
+        lease = Lease(task.slot, task.entry, task.client, task.version, order=task.order)
         if self.transport == "shm":
             if (self.buffer.task[task.slot], self.buffer.state[task.slot]) != (task.task, SlotState.LEASED):
                 raise Broken(f"task {task.task} writes into a slot that is not its own, or is whole")
@@ -286,7 +286,7 @@ class FaultyRun(Parts):
                 chunk = messages.Chunk(task.task, task.slot, start)
                 connection.send([messages.encode(chunk), body[start : start + len(body) // 2]])
         self.said.add(task.task)
-        connection.report(done(task.task, lease, checksum))
+        connection.report(messages.Trained([done(task.task, lease, checksum)]))
 
     def check(self) -> Counter[str]:
         """Each task has ended once, or its client has it; returns how they ended."""

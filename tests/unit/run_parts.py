@@ -165,6 +165,13 @@ class Parts:
         lease.holder = holder
         return task, lease
 
+    def order(self, client: int) -> messages.Tasks:
+        """An order of a new task of this client, which holds it."""
+        task, lease = self.lease(client, holder=client)
+        return messages.Tasks(
+            [messages.Task(client, task, 0, 0, lease.entry, lease.slot, None, None, order=task)]
+        )
+
     def written(self, task: int, lease: Lease) -> int:
         """Write an update into the slot; returns its checksum."""
         update = self.buffer.slot(lease.slot)
@@ -173,7 +180,11 @@ class Parts:
         self.buffer.written(lease.slot, task=task, checksum=checksum)
         return checksum
 
-    def say(self, peer: Peer, message: messages.FromClient | bytes, *payload: Frame) -> None:
+    def say(
+        self, peer: Peer, message: messages.FromClient | messages.TaskResult | bytes, *payload: Frame
+    ) -> None:
+        if isinstance(message, messages.TaskResult):
+            message = messages.Trained([message])
         header = message if isinstance(message, bytes) else messages.encode(message)
         self.socket.incoming.append((peer.identity, [header, *payload]))
 
@@ -197,6 +208,7 @@ def ready(peer: Peer, /, **changed: Any) -> messages.Ready:
     return msgspec.structs.replace(said, **changed)
 
 
-def done(task: int, lease: Lease, checksum: int, **changed: object) -> messages.Done:
-    said = {"client": lease.client, "slot": lease.slot, "trained_version": lease.version, **changed}
+def done(task: int, lease: Lease, checksum: int, **changed: object) -> messages.TaskResult:
+    """What a client reports of its task."""
+    said = {"trained_version": lease.version, "order": lease.order, **changed}
     return msgspec.structs.replace(DONE, task=task, checksum=checksum, **said)

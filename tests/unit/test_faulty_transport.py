@@ -45,7 +45,7 @@ def says_once(self: Connection, message: object) -> None:
 
 once = Connection.report
 BROKEN = {
-    "an update counts again": (Gate, "_end_task", counts_again),
+    "an update counts again": (Gate, "end_task", counts_again),
     "nothing is said twice": (Connection, "report", says_once),
     "a task is begun again": (Connection, "_latest", property(lambda _: -1, lambda *_: None)),
 }

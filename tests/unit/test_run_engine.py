@@ -29,7 +29,7 @@ from edgefl.run.timeline import Delivery, InFlightWork, TimelineEvent
 from edgefl.strategies.fedasync import FedAsync
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet
-from tests.wire_samples import SCORES
+from tests.wire_samples import SCORES, TIMES
 
 STRATEGIES = {
     "fedbuff": FedBuff(buffer_size=4),
@@ -134,8 +134,8 @@ def test_the_model_is_the_sum_of_what_is_on_record(tmp_path: Path) -> None:
 
     def keep(happening: TimelineEvent) -> None:
         if isinstance(happening, Delivery):
-            slot = world.aggregator.leases[happening.done.task].slot
-            updates[happening.done.task] = world.buffer.slot(slot).astype(np.float64)
+            slot = world.aggregator.leases[happening.result.task].slot
+            updates[happening.result.task] = world.buffer.slot(slot).astype(np.float64)
         real(happening)
 
     world.engine.handle = keep  # type: ignore[method-assign]
@@ -385,33 +385,39 @@ def test_tasks_do_not_wait_for_long_sums(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_each_figure_of_a_trip_is_in_the_column_of_its_name(tmp_path: Path) -> None:
     world = World(tmp_path, FedBuff(buffer_size=1), experiment.Stop(versions=1)).join()
-    said: dict[int, messages.Done] = {}
-    usual = world.done
+    said: dict[int, Delivery] = {}
+    usual = world.arrival
 
-    def done(task: messages.Task, checksum: int) -> messages.Done:
-        spent = [messages.Spent(10.0 * part, 10.0 * part + 1.0) for part in range(1, 6)]
-        parts = dict(zip(("trip", "down", "compute", "up", "delay"), spent, strict=True))
-        said[task.task] = msgspec.structs.replace(usual(task, checksum), **parts, lateness_s=0.25)
+    def arrival(task: messages.Task, checksum: int) -> Delivery:
+        spent = [messages.Spent(10.0 * part, 10.0 * part + 1.0) for part in range(2, 6)]
+        parts = dict(zip(("down", "compute", "up", "delay"), spent, strict=True))
+        times = msgspec.structs.replace(TIMES, **parts, lateness_s=0.25)
+        said[task.task] = usual(task, checksum)._replace(times=times)
         return said[task.task]
 
-    world.done = done  # type: ignore[method-assign]
+    world.arrival = arrival  # type: ignore[method-assign]
     world.finish().close()
     task, told = next(iter(said.items()))
     with Record(tmp_path) as record:
         row = record.trip(task)
-    for name in ("client", "examples", "steps", "loss", "trained_version", "work_s", "lateness_s", "cpu_s"):
-        assert getattr(row, name) == getattr(told, name), name
+    assert (row.client, row.examples) == (told.client, told.examples)
+    for part, names in (
+        (told.result, ("steps", "loss", "trained_version", "cpu_s")),
+        (told.times, ("work_s", "lateness_s")),
+    ):
+        for name in names:
+            assert getattr(row, name) == getattr(part, name), name
     for part in ("down", "compute", "up", "delay"):
-        spent = getattr(told, part)
+        spent = getattr(told.times, part)
         assert getattr(row, f"{part}_declared_s") == spent.declared_s
         assert getattr(row, f"{part}_s") == spent.achieved_s
-    assert (row.trip_declared_s, row.trip_achieved_s) == (10.0, 11.0)
+    assert (row.trip_declared_s, row.trip_achieved_s) == (90.0, 93.0)
     assert (row.peak_mib, row.process_grew_mib, row.down_bytes, row.up_bytes) == (
         20.0,
         1.5,
         4 * SIZE,
         4 * SIZE,
     )
-    assert row.checksum_sent == row.checksum_seen == told.checksum
+    assert row.checksum_sent == row.checksum_seen == told.result.checksum
     assert row.received_s == row.sent_s + 21.0
     assert (row.fate, row.weight, row.applied_version, row.staleness) == ("applied", 1.0, 1, 0)

@@ -110,7 +110,7 @@ def world(tmp_path: Path) -> Iterator[Virtual]:
 
 
 def arrivals(happenings: Sequence[TimelineEvent]) -> list[tuple[int, float]]:
-    return [(one.done.client, one.at_s) for one in happenings if isinstance(one, Delivery)]
+    return [(one.client, one.at_s) for one in happenings if isinstance(one, Delivery)]
 
 
 def test_tasks_go_to_the_worker_in_the_order_in_which_they_are_due(world: Virtual) -> None:
@@ -150,9 +150,9 @@ def test_a_tick_and_time_come_in_their_place(world: Virtual) -> None:
     delivery, tick, *_ = world.due()
     assert isinstance(delivery, Delivery)
     assert isinstance(tick, Ticked)
-    done = delivery.done  # as its client's plan declares
-    assert done.trip == messages.Spent(1.0, 1.0) == done.compute
-    assert (done.examples, done.steps, done.lateness_s) == (60, 2, 0.0)
+    times = delivery.times  # as its client's plan declares
+    assert times.trip == messages.Spent(1.0, 1.0) == times.compute
+    assert (delivery.examples, delivery.result.steps, times.lateness_s) == (60, 2, 0.0)
     assert math.isclose(delivery.at_s, 1.0)
 
 

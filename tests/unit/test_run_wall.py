@@ -23,12 +23,13 @@ from edgefl.run.clock import Alarms
 from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed, Role
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
-from edgefl.run.gate import TaskReturned
+from edgefl.run.gate import Refusal, TaskReturned
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, PeerLifecycle
 from edgefl.run.server import ServerLoop
 from edgefl.run.timeline import Delivery
 from edgefl.run.wall import WallTimeline
 from edgefl.strategies.fedbuff import FedBuff
+from tests.wire_samples import TIMES
 
 
 class Book:
@@ -101,7 +102,7 @@ class Wall(Parts):
         """Tasks that this client has been told of."""
         self.timeline.flush()
         told = self.socket.told(self.the(CLIENT, client))
-        return [one.task for one in told if isinstance(one, messages.Task)]
+        return [one.task for order in told if isinstance(order, messages.Tasks) for one in order.tasks]
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def test_a_cancel_does_not_overtake_the_task_it_is_of(world: Wall) -> None:
     started(world)
     world.timeline.cancel(1, 1)
     peer = world.the(CLIENT, 1)
-    assert [type(told) for told in world.socket.told(peer)] == [messages.Task, messages.Cancel]
+    assert [type(told) for told in world.socket.told(peer)] == [messages.Tasks, messages.Withdraw]
 
 
 @pytest.mark.parametrize("given_up", [False, True])
@@ -177,11 +178,52 @@ def test_a_model_that_left_as_a_frame_frees_its_ring_entry(tmp_path: Path) -> No
 def test_an_update_arrives_when_it_is_said_and_its_client_goes_on(world: Wall) -> None:
     started(world)
     lease = world.aggregator.leases[1]
-    said = done(1, lease, world.written(1, lease))
+    said = done(1, lease, world.written(1, lease), counted=7)
     world.hand.at += 7.0
     (delivery,) = take(world.engine, world.timeline.task_ended(said))
-    assert delivery == Delivery(said, 7.0)
+    assert delivery == Delivery(1, said, TIMES, 7, 7.0)
     assert [held.task for held in world.core.held] == [1]
+    (other,) = world.timeline.task_ended(done(2, world.aggregator.leases[2], 5, counted=None))
+    assert isinstance(other, Delivery)
+    assert other.examples == 60  # all that the client holds
+
+
+@pytest.mark.parametrize("over", ["shm", "wire"])
+def test_who_was_given_a_task_and_still_says_its_last_word_is_given_it_again(
+    tmp_path: Path, over: str
+) -> None:
+    world = Wall(tmp_path, transport=over, join_spread_s=0.0)
+    peer = world.the(CLIENT, 1)
+    assert list(world.timeline.resend(peer)) == world.socket.told(peer) == []  # nobody has a task for it yet
+    started(world)
+    world.timeline.flush()
+    (order,) = world.socket.told(peer)
+    assert isinstance(order, messages.Tasks)
+    lease = world.aggregator.leases[1]
+    for _ in range(2):
+        assert list(world.timeline.resend(peer)) == []
+        assert world.socket.told(peer) == [order]  # of the same number: who has it ignores this one
+    world.buffer.retire(lease.entry)
+    back = Failed(1, 1, 0.0, "its client has not heard of it")
+    assert list(world.timeline.resend(peer)) == ([back] if over == "wire" else [])
+    assert world.socket.told(peer) == []
+    world.say(peer, done(1, lease, 5))  # it had heard, and is late
+    if over == "wire":
+        assert world.received() == []
+    else:
+        ((_, refusal),) = world.received()
+        assert isinstance(refusal, Refusal)
+        assert refusal.detail.endswith("whose slot is not written")
+    world.close()
+
+
+def test_a_task_that_is_sent_again_is_on_record_first(world: Wall) -> None:
+    started(world)  # its tasks wait for the next flush, which writes the record
+    secured: list[int] = []
+    world.ahead.secure = lambda: secured.append(len(world.socket.sent))  # type: ignore[method-assign]
+    assert list(world.timeline.resend(world.the(CLIENT, 1))) == []
+    assert secured == [0]
+    assert world.socket.sent
 
 
 def test_ticks_come_at_their_time_and_not_before(world: Wall) -> None:
@@ -254,7 +296,7 @@ def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: 
         return
     assert world.due() == []
     peer = world.the(CLIENT, 1)
-    assert world.socket.told(peer) == [messages.Cancel(1)]
+    assert world.socket.told(peer) == [messages.Withdraw([1])]
     assert world.core.connected(1)
     if answer == "gives up":
         expected: list[Event | Delivery] = [Left(1, 4.0, "offline")]
@@ -262,7 +304,7 @@ def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: 
     elif answer == "had finished":
         lease = world.aggregator.leases[1]
         said = done(1, lease, world.written(1, lease))
-        expected = [Left(1, 4.0, "offline", finishes=True), Delivery(said, 4.0)]
+        expected = [Left(1, 4.0, "offline", finishes=True), Delivery(1, said, TIMES, 60, 4.0)]
         got = take(world.engine, world.timeline.task_ended(said))
     else:
         expected = [Left(1, 4.0, "signal 9")]

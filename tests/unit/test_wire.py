@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import pytest
 from edgefl.errors import WireError
 from edgefl.run import messages
 from edgefl.run.messages import decode_from_client, decode_from_server, encode
-from tests.wire_samples import ALL, DONE, FROM_CLIENT, FROM_SERVER, SCORES
+from tests.wire_samples import ALL, DONE, FROM_CLIENT, FROM_SERVER, SCORES, TIMES
 
 each = pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
 
@@ -36,17 +36,33 @@ def test_every_message_of_the_protocol_is_in_these_tests() -> None:
     assert {type(message) for message in ALL} | {
         messages.Spent,
         messages.Cut,
+        messages.Task,
         messages.TaskResult,
+        messages.TripTimes,
         messages.ClientScores,
     } == kinds
     tags = [kind.__struct_config__.tag for kind in kinds]
     assert len(set(tags)) == len(tags)
 
 
+def reported(**changed: Any) -> bytes:
+    """The report of a client whose result or times differ from the sample in these fields."""
+    timed = {name: changed.pop(name) for name in list(changed) if name in TIMES.__struct_fields__}
+    times = msgspec.structs.replace(TIMES, **timed)
+    return encode(messages.Trained([msgspec.structs.replace(DONE, **{"times": times, **changed})]))
+
+
 def test_a_loss_may_be_nan_because_training_may_diverge() -> None:
-    done = decode_from_client(encode(msgspec.structs.replace(DONE, loss=math.nan)))
-    assert isinstance(done, messages.Done)
-    assert math.isnan(done.loss)
+    trained = decode_from_client(reported(loss=math.nan))
+    assert isinstance(trained, messages.Trained)
+    assert math.isnan(trained.results[0].loss)
+
+
+def test_a_trip_lasts_as_long_as_its_phases_and_is_measured_or_refused() -> None:
+    assert TIMES.trip == messages.Spent(1.0 + 1.5 + 0.5, 1.25 + 1.5 + 0.75)
+    assert DONE.measured() == TIMES
+    with pytest.raises(WireError, match="an update of task 40 without the times of its trip"):
+        msgspec.structs.replace(DONE, times=None).measured()
 
 
 def test_headers_are_small() -> None:
@@ -81,6 +97,14 @@ def test_a_field_too_few_or_too_many_is_refused(message: Any) -> None:
         refused(decode, msgspec.msgpack.encode(fields[:count]))
 
 
+@pytest.mark.parametrize("part", [DONE, TIMES, TIMES.up], ids=lambda part: type(part).__name__)
+def test_so_is_one_in_a_part_of_a_result(part: Any) -> None:
+    whole, fields = encode(messages.Trained([DONE])), msgspec.msgpack.decode(encode(part))
+    required = sum(field.required for field in msgspec.structs.fields(part))
+    for wrong in ([*fields, 0], *(fields[:count] for count in range(1 + required))):
+        refused(decode_from_client, whole.replace(encode(part), msgspec.msgpack.encode(wrong)))
+
+
 OTHER: list[Any] = [None, True, "7", b"7", [], [7], {}, {"a": 1}, -1, 2**64 - 1, 1e400, -0.5, math.nan]
 
 
@@ -93,6 +117,21 @@ def test_a_field_of_another_type_is_refused(message: Any) -> None:
                 changed = [*fields[:place], value, *fields[place + 1 :]]
                 if not (type(field) is float and type(value) is int):  # a whole number is a number too
                     refused(decode_from_client, msgspec.msgpack.encode(changed))
+
+
+def leaves(part: Any) -> Iterator[tuple[str, Any]]:
+    """The fields of a result and of its times."""
+    for field in msgspec.structs.fields(part):
+        yield field.name, getattr(part, field.name)
+
+
+@pytest.mark.parametrize(("name", "field"), [*leaves(DONE), *leaves(TIMES)])
+def test_a_field_of_another_type_in_a_result_is_refused(name: str, field: Any) -> None:
+    optional = ("counted", "times", "process_grew_mib")
+    for value in OTHER:
+        whole_number = type(field) is float and type(value) is int  # it is a number too
+        if type(value) is not type(field) and not whole_number and not (value is None and name in optional):
+            refused(decode_from_client, reported(**{name: value}))
 
 
 def test_a_map_of_the_same_fields_is_no_message() -> None:
@@ -143,7 +182,6 @@ FIGURES = [
     "cpu_s",
     "peak_mib",
     "process_grew_mib",
-    "trip",
     "down",
     "compute",
     "up",
@@ -154,19 +192,19 @@ FIGURES = [
 @pytest.mark.parametrize("figure", FIGURES)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1e-9])
 def test_times_and_costs_are_finite_and_not_negative(figure: str, value: float) -> None:
-    if isinstance(getattr(DONE, figure), messages.Spent):
+    if isinstance(getattr(TIMES, figure, None), messages.Spent):
         wrong: list[Any] = [messages.Spent(value, 1.0), messages.Spent(1.0, value)]
     else:
         wrong = [value]
     for field in wrong:
-        text = refused(decode_from_client, encode(msgspec.structs.replace(DONE, **{figure: field})))
+        text = refused(decode_from_client, reported(**{figure: field}))
         assert text.startswith("not a message: Expected `float` ")
 
 
-@pytest.mark.parametrize("field", ["examples", "steps"])
+@pytest.mark.parametrize("field", ["counted", "steps"])
 @pytest.mark.parametrize("value", [-1, messages.MAX_COUNT + 1, 2**63, 2**64 - 1])
 def test_counts_are_what_the_record_can_hold(field: str, value: int) -> None:
-    text = refused(decode_from_client, encode(msgspec.structs.replace(DONE, **{field: value})))
+    text = refused(decode_from_client, reported(**{field: value}))
     assert text.startswith("not a message: Expected `int` ")
 
 
@@ -182,7 +220,7 @@ def test_counts_are_what_the_record_can_hold(field: str, value: int) -> None:
     ],
 )
 def test_a_loss_is_a_number_or_nan_and_a_checksum_not_negative(field: str, value: float) -> None:
-    refused(decode_from_client, encode(msgspec.structs.replace(DONE, **{field: value})))
+    refused(decode_from_client, reported(**{field: value}))
 
 
 @pytest.mark.parametrize(
