@@ -17,7 +17,7 @@ from edgefl.devices.condition import Condition, ConditionModel, power_of
 from edgefl.devices.individuals import TripScatter, model_error, phase, unit_factor
 from edgefl.devices.link import Link, Message
 from edgefl.devices.plan import WHOLE, End, TripPlan, plan_trip
-from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
+from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, churn, read_availability
 from edgefl.devices.schema import Availability, Network
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.devices.time_model import TimeModel
@@ -174,8 +174,7 @@ def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
         shift_s = windows.period_s * float(stream(seed, "availability", client).random()) if own else 0.0
         sources.append(Windows(windows.intervals_s, windows.period_s, shift_s))
     if fleet.churn.mean_online_s is not None and fleet.churn.mean_offline_s is not None:
-        rng = stream(seed, "churn", client)
-        sources.append(AlternatingRenewal(fleet.churn.mean_online_s, fleet.churn.mean_offline_s, rng))
+        sources.append(churn(seed, client, fleet.churn.mean_online_s, fleet.churn.mean_offline_s))
     return Presence(sources)
 
 

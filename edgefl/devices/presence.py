@@ -22,6 +22,7 @@ from edgefl.devices.profiles import availability_faults
 from edgefl.devices.schema import Availability
 from edgefl.errors import ProfileError
 from edgefl.files import read as read_file
+from edgefl.seeds import stream
 
 MOST_BYTES = 64 << 20
 
@@ -100,6 +101,15 @@ class AlternatingRenewal:
             lasts_s = float(self._rng.exponential(self._means_s[state]))
             self._changes_s.append(max(last_s + lasts_s, math.nextafter(last_s, math.inf)))
         return bisect_right(self._changes_s, at_s)
+
+
+def churn(seed: int, client: int, mean_online_s: float, mean_offline_s: float) -> AlternatingRenewal:
+    """Return when a client, or a phone of ``edgefl exec``, is online: the same for every process that asks.
+
+    >>> [churn(7, client=0, mean_online_s=60.0, mean_offline_s=20.0).on(100.0) for _ in range(2)]
+    [False, False]
+    """
+    return AlternatingRenewal(mean_online_s, mean_offline_s, stream(seed, "churn", client))
 
 
 class LateJoin:

@@ -33,7 +33,6 @@ from edgefl.host.process import (
 from edgefl.host.throttle import Account, DutyCycle, Quota, Throttled, TurnQueue, reduce_wakeup_latency
 from edgefl.programs import messages
 from edgefl.programs.tree import ProcessTree, phone_of
-from edgefl.seeds import stream
 
 CHECK_NS = 100_000_000
 """Interval between checks of the phones' memory and of orphans, ns."""
@@ -223,11 +222,8 @@ class Keeper:
             case messages.Begin():
                 self._begin = message
                 for number, phone in self._phones.items():
-                    if message.absence is not None:
-                        rng = stream(message.seed, "churn", number)
-                        means_s = message.absence.mean_online_s, message.absence.mean_offline_s
-                        phone.presence = AlternatingRenewal(*means_s, rng)
-                        phone.present = phone.presence.on(0.0)
+                    phone.presence = message.presence(number)
+                    phone.present = phone.presence is None or phone.presence.on(0.0)
                     if phone.present:
                         self._start(phone)
             case messages.Pass():

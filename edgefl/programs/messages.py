@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from edgefl.devices.presence import AlternatingRenewal, churn
+
 ThrottleBy = Literal["cgroup", "sigstop", "off"]
 MemoryKept = Literal["cgroup", "watch", "off"]
 Leaves = Literal["stop", "kill"]
@@ -64,6 +66,12 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     time_scale: float
     seed: int
     absence: Absence | None = None
+
+    def presence(self, phone: int) -> AlternatingRenewal | None:
+        """Return when the phone is online; None if it always is."""
+        if (absence := self.absence) is None:
+            return None
+        return churn(self.seed, phone, absence.mean_online_s, absence.mean_offline_s)
 
 
 class Pass(msgspec.Struct, frozen=True, tag=True):

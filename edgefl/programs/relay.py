@@ -146,10 +146,8 @@ class PhoneLink:
         self._waited_s += AHEAD_S  # by calls, not by the clock, which continues while the host is stalled
         return bool(self.sending) and self._waited_s < STALL_S + up.way.round_trip_s * self.clock.scale
 
-    async def follow_presence(self, absence: messages.Absence, seed: int) -> None:
+    async def follow(self, presence: AlternatingRenewal) -> None:
         """Close the connections whenever the phone goes offline."""
-        rng = stream(seed, "churn", self.phone)
-        presence = AlternatingRenewal(absence.mean_online_s, absence.mean_offline_s, rng)
         at_s = 0.0
         while True:
             self.here = presence.on(at_s)
@@ -361,8 +359,8 @@ class Relay:
             for fd, family, server in one.doors:
                 listener = socket.socket(fileno=fd)
                 self._tasks.append(asyncio.create_task(link.listen(listener, family, tuple(server))))
-            if begin.absence is not None:
-                self._tasks.append(asyncio.create_task(link.follow_presence(begin.absence, begin.seed)))
+            if (presence := begin.presence(one.phone)) is not None:
+                self._tasks.append(asyncio.create_task(link.follow(presence)))
 
     def _end(self, drain: bool) -> None:
         self._drain = drain
