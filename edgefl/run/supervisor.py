@@ -90,17 +90,16 @@ def run(
     Raises `ConfigError` before anything starts if the experiment cannot be run, `RunError` if the run fails,
     and KeyboardInterrupt after Ctrl-C, when the run is on disk and can be resumed.
     """
-    base = (base or Path.cwd()).absolute()
+    base, out = (base or Path.cwd()).absolute(), out.absolute()
     _require_text(base, out)
-    experiment = checked(experiment, base)
-    if hosts is not None:
-        experiment = hosts.adapted(experiment, base)
-    out = out.absolute()
+    here = ThisHost()
+    hosts = hosts or here
+    experiment = hosts.adapted(checked(experiment, base), base)
     with enforced(experiment) as enforcement, run_folder.new(out, config.dump(experiment)) as lock:
         run_folder.begin(out, base)
         view = with_page(make_view(experiment, quiet, passing), web, out)
         return _Supervisor(
-            experiment, out, base, view, enforcement, lock, fork_server, hosts, workload=workload
+            experiment, out, base, view, enforcement, lock, fork_server, here, hosts, workload=workload
         ).run()
 
 
@@ -131,8 +130,9 @@ def resume(
             return Result(folder)
         begun = run_folder.begun(folder)
         base = run_folder.base_of(folder, begun)
-        if hosts is not None:
-            experiment = hosts.adapted(experiment, base)
+        here = ThisHost()
+        hosts = hosts or here
+        experiment = hosts.adapted(experiment, base)
         if begun:
             checkpoint.latest(folder / run_folder.CHECKPOINTS)
             run_folder.remove_results(folder)
@@ -141,7 +141,7 @@ def resume(
             run_folder.begin(folder, base)
         view = with_page(make_view(experiment, quiet, passing), web, folder)
         return _Supervisor(
-            experiment, folder, base, view, enforcement, lock, fork_server, hosts, resuming=begun
+            experiment, folder, base, view, enforcement, lock, fork_server, here, hosts, resuming=begun
         ).run()
 
 
@@ -200,7 +200,10 @@ class _Supervisor:
     _lock: int
     """File descriptor of the folder's lock; passed to the server, which may outlive this process briefly."""
     fork_server: ForkServer | None
-    hosts: Hosts | None
+    _here: ThisHost
+    """Hosts the evaluator, and the other peers too if it is the only host."""
+    _hosts: Hosts
+    """The hosts of the clients or workers."""
     resuming: bool = False
     workload: str | None = None
 
@@ -209,10 +212,7 @@ class _Supervisor:
         self._clients = fleet_of(self._experiment)
         self._strategy = resolve(self._experiment.strategy, [self._base])
         self._virtual = self._experiment.clock.kind == "virtual"
-        self._here = ThisHost()
-        """Hosts the evaluator, and without other ``hosts`` all peers."""
-        self._hosts: Hosts = self.hosts or self._here
-        self._all_hosts: list[Hosts] = [self._here, *([self.hosts] if self.hosts else [])]
+        self._all_hosts: list[Hosts] = list(dict.fromkeys((self._here, self._hosts)))
         self._workers = 0
         self._children: dict[str, Child] = {}
         self._channels: dict[str, Channel[Any]] = {}

@@ -1,7 +1,7 @@
 """The witness: a log of acknowledged updates that the clients write, used to test the record.
 
 With ``EDGEFL_WITNESS=FILE`` in a run's environment, under the wall clock every client appends a line to FILE
-before it sends `Done`, and another when it receives its next task, which acknowledges the update:
+before it sends `Trained`, and another when it receives its next task, which acknowledges the update:
 
     done CLIENT TASK CHECKSUM
     acknowledged CLIENT TASK
@@ -28,7 +28,7 @@ class Witness:
         self._fd = os.open(path, flags, 0o600) if path else None
 
     def done(self, task: int, checksum: int) -> None:
-        """Log that the client is about to send `Done`."""
+        """Log that the client is about to send `Trained`."""
         if self._fd is not None:
             self._open = task
             os.write(self._fd, f"done {self._client} {task} {checksum}\n".encode())
