@@ -99,9 +99,11 @@ class Measurement:
 
     @cached_property
     def seconds(self) -> list[float]:
-        """Device time: the larger of counted and measured time, plus transfers."""
-        pairs = zip(self.repetitions, self.cpu_s, strict=True)
-        return [max(self.trial.model_s + one.blocked_s, cpu_s) + one.radio_s for one, cpu_s in pairs]
+        """Device time: torch's work by the time model, the rest by its CPU time, blocked time, transfers."""
+        return [
+            self.trial.model_s + self.trial.rest * (cpu_s - one.blocked_s) + one.blocked_s + one.radio_s
+            for one, cpu_s in zip(self.repetitions, self.cpu_s, strict=True)
+        ]
 
     @cached_property
     def peak_mib(self) -> list[float]:

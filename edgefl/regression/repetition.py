@@ -1,9 +1,9 @@
 """One repetition, in a process of its own: one call as on the device, then calls beside a reference.
 
-Device time = max(t_model, t_cpu) + blocked + transfers: t_model is what the device's time model says of the
-work that torch is given, t_cpu CPU time times the device's slowdown. CPU time rises with the host's load;
-that of a reference, a fixed piece of work that runs in turn with the function, rises with it: the ratio of
-the two compares between loads.
+Device time = t_model + t_rest + blocked + transfers. t_model is the time that the device's time model
+predicts for the work that torch is given. t_rest is the CPU time of everything else, times this host's speed
+in interpreting Python over the device's. CPU time rises with the host's load; that of a reference, a fixed
+piece of work that runs in turn with the function, rises with it: the ratio of the two compares between loads.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from edgefl.devices.code import clusters_of, throughput
 from edgefl.devices.link import Disconnected, Link
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError
@@ -48,6 +50,11 @@ REFERENCE_VERSION = 1
 """Version of what the references compute: figures against another version do not compare."""
 INTERPRETED_FLOP = 1.5e6
 """FLOP that a unit of interpreted code counts as: about those of a training step that takes as long."""
+INTERPRETED_STEPS = 98.0
+"""Steps of five bodies in Python that take as long as a unit of interpreted code, in CPython 3.11 on an AMD
+EPYC (90 to 102 in 15 repetitions)."""
+LEAST_REST = 0.1
+"""Share of the CPU time below which the part that is not torch is taken for what calling torch costs."""
 LITTLE = 0.1
 """Share of a small training step's FLOP a CPU second below which a function is interpreted code."""
 SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
@@ -120,9 +127,61 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
         unit_cpu_s=unit_s,
         flop=work.flop,
         model_s=_device_s(call.device, work),
+        rest=_rest(call.device, work, run, reference.device_s(call.device) / unit_s),
         imported=imported,
         pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // shots.calls)),
     )
+
+
+class TorchTimer(TorchFunctionMode):
+    """Measures the CPU time of all calls of torch's functions within its context, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cpu_ns = self.calls = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        start_ns = time.process_time_ns()
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.cpu_ns += time.process_time_ns() - start_ns
+            self.calls += 1
+
+
+def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]:
+    """Return the CPU seconds of a run outside torch's functions, those of all, and the number of their calls.
+
+    The run of ``times`` with the fewest seconds outside counts.
+    """
+    found = []
+    for _ in range(times):
+        with TorchTimer() as timer:
+            cpu_s = _cpu_s(run)
+        found.append((cpu_s - timer.cpu_ns / 1e9, cpu_s, timer.calls))
+    return min(found)
+
+
+def _rest(device: Device, work: StepWork, run: Callable[[], Any], slowdown: float) -> float:
+    """Return the device time of what is not torch ÷ the CPU time of ``run`` · ``slowdown``.
+
+    What a call of a torch function costs outside of it, such as in a module's ``__call__``, is part of
+    torch's work. It is taken to be what it costs in the small reference.
+    """
+    if device.time_model() is None:
+        return 1.0
+    share = 1.0
+    if work.calls:
+        calling_s, _, small_calls = _beside_torch(partial(make_reference("train-small").run, 1), 20)
+        beside_s, cpu_s, calls = _beside_torch(run, 2)
+        share = (beside_s - calls * calling_s / small_calls) / cpu_s
+    if share < LEAST_REST:
+        return 0.0
+    interpreted = make_reference("interpreted")
+    unit_s = min(_cpu_s(partial(interpreted.run, 1)) for _ in range(5))
+    return share * interpreted.device_s(device) / unit_s / slowdown
 
 
 def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[RepeatRequest], Repetition]:
@@ -137,7 +196,7 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
         run = call.bind(handle)
         reference_shot()
         peak = Peak(watch)
-        clock = DeviceClock(trial.reference_s / trial.unit_cpu_s, request.time_scale)
+        clock = DeviceClock(trial.rest * trial.reference_s / trial.unit_cpu_s, request.time_scale)
         handle.begin(clock)
         run()
         first = clock.end(trial.model_s)
@@ -215,7 +274,8 @@ class CallTimes(NamedTuple):
 class DeviceClock:
     """Keeps one call, which begins now, at the device's pace.
 
-    ``slowdown`` is emulated seconds for one CPU second of this host; ``time_scale`` 0 does not wait.
+    ``slowdown`` is emulated seconds of what is not torch for one CPU second of this host; ``time_scale`` 0
+    does not wait.
     """
 
     def __init__(self, slowdown: float, time_scale: float) -> None:
@@ -241,7 +301,7 @@ class DeviceClock:
         # Who never gave up its core was not blocked: what is left of the wall time is the clocks' error.
         idle_ns = used.wall_ns - used.cpu_ns - used.runnable_ns - self._away_ns
         blocked_s = max(0, idle_ns) / 1e9 if used.gave_up > self._waits else 0.0
-        declared_s = max(model_s, used.cpu_ns / 1e9 * self._slowdown) + blocked_s + self._radio_s
+        declared_s = model_s + used.cpu_ns / 1e9 * self._slowdown + blocked_s + self._radio_s
         self._wait(declared_s)
         took_s = (time.monotonic_ns() - self._began.wall_ns) / 1e9
         achieved_s = took_s / self._time_scale if self._time_scale else took_s
@@ -317,8 +377,16 @@ class ReferenceWork(NamedTuple):
         return self.work.flop or INTERPRETED_FLOP
 
     def device_s(self, device: Device) -> float:
-        """Seconds of a unit on the device: what is not torch goes by its one rate of training."""
-        return _device_s(device, self.work) or INTERPRETED_FLOP / device.train_flop_per_s
+        """Seconds of a unit on the device.
+
+        What is not torch takes the time of its fastest core in Python, or that of its one rate of training if
+        the profile lists no cores.
+        """
+        if self.work.calls and (seconds := _device_s(device, self.work)):
+            return seconds
+        if not self.work.calls and device.cpu is not None and device.cpu.clusters:
+            return INTERPRETED_STEPS / throughput(clusters_of(device), "interpreter", 1).value
+        return self.flop / device.train_flop_per_s
 
 
 def _device_s(device: Device, work: StepWork) -> float:

@@ -53,10 +53,13 @@ def test_a_host_that_is_slower_for_both_gives_the_same_figures(slower: float) ->
     assert measured([busy] * 9).seconds == pytest.approx(measured([quiet] * 9).seconds)
 
 
-def test_the_model_clock_is_the_time_where_it_is_the_larger() -> None:
-    one = measured([repetition(cpu_s=0.0004)] * 9)  # 2/1750 s by the CPU clock
-    assert one.seconds == pytest.approx([4 / 1750] * 9)
-    assert one.cpu_s == pytest.approx([2 / 1750] * 9)
+@pytest.mark.parametrize(("rest", "expected"), [(0.0, 4.0), (0.5, 5.0), (3.0, 10.0)])
+def test_time_of_torch_and_of_the_rest_are_added(rest: float, expected: float) -> None:
+    """Not the larger of the two; a rest above 1 is slower on the device than the reference is."""
+    trial = msgspec.structs.replace(TRIAL, model_s=4 / 1750, rest=rest)
+    one = measured([repetition(cpu_s=0.0004, blocked_s=0.25)] * 9, trial=trial)  # 2/1750 s at its pace
+    assert one.seconds == pytest.approx([expected / 1750 + 0.25] * 9)
+    assert one.cpu_s == pytest.approx([2 / 1750 + 0.25] * 9)
 
 
 def test_transfers_and_being_blocked_are_added() -> None:

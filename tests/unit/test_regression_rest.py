@@ -1,0 +1,77 @@
+"""Which part of a function's CPU time is not torch's, and what a device takes for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from edgefl.devices import load_device
+from edgefl.devices.code import clusters_of, throughput
+from edgefl.regression import repetition
+from edgefl.regression.repetition import DeviceCall, make_reference, try_out
+
+SQUARE = torch.ones(256, 256)
+
+
+@pytest.fixture(autouse=True)
+def _unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceCall, "limit", lambda _: None)
+
+
+def product() -> None:
+    for _ in range(20):
+        torch.mm(SQUARE, SQUARE)
+
+
+def interpreted() -> None:
+    make_reference("interpreted").run(20)
+
+
+def both() -> None:
+    product()
+    interpreted()
+
+
+def shares(function: Callable[[], None], device: str = "pi-4") -> tuple[float, float]:
+    """Seconds by the time model, and the rest's CPU time as a share of all CPU time."""
+    of = load_device(device)
+    trial = try_out(DeviceCall(function, None, [], {}, of, None), None)
+    unit_s = make_reference("interpreted").device_s(of)
+    interpreted_s = min(repetition._cpu_s(lambda: make_reference("interpreted").run(1)) for _ in range(5))
+    pace = (trial.reference_s / trial.unit_cpu_s) / (unit_s / interpreted_s)
+    return trial.model_s, trial.rest * pace
+
+
+def test_pure_python_is_all_rest_and_products_are_none() -> None:
+    model_s, share = shares(interpreted)
+    assert model_s == 0.0
+    assert share == pytest.approx(1.0, rel=0.5)  # two measurements of one reference
+    model_s, share = shares(product)
+    assert (model_s > 0.0, share) == (True, 0.0)
+
+
+def test_the_rest_of_a_mixed_function_is_a_part_of_its_time() -> None:
+    """The larger of two clocks would count one of the halves only."""
+    model_s, share = shares(both)
+    assert model_s == pytest.approx(shares(product)[0])
+    assert 0.1 < share < 0.95
+
+
+def test_a_device_interprets_at_the_pace_of_its_fastest_core() -> None:
+    """The speed of a training library, which was used before, ranked a Pixel 4 behind a Pi 4."""
+    times = {}
+    for name in ("pi-4", "pi-5", "pixel-4", "moto-g4"):
+        device = load_device(name)
+        times[name] = make_reference("interpreted").device_s(device)
+        rate = throughput(clusters_of(device), "interpreter", 1).value
+        assert times[name] * rate == pytest.approx(repetition.INTERPRETED_STEPS)
+    assert times["pixel-4"] < times["pi-5"] < times["pi-4"] < times["moto-g4"]
+
+
+def test_a_device_without_a_time_model_goes_by_the_reference() -> None:
+    device = load_device("pi-4")
+    unknown = type("Unknown", (), {"time_model": lambda _: None})()
+    assert repetition._rest(unknown, make_reference("train-small").work, product, 1.0) == 1.0
+    assert repetition._rest(device, make_reference("train-large").work, product, 1.0) == 0.0
