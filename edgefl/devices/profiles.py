@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from edgefl import toml
+from edgefl.devices import phone_profiles, phones
 from edgefl.devices.link import read_trace
 from edgefl.devices.schema import (
     NAME_PATTERN,
@@ -106,7 +107,7 @@ def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
         if name not in bundled_names(kind):
             raise ProfileError(_no_profile(kind, name))
         path = bundled_folder() / kind / f"{name}.toml"
-    table = read_tables(path)
+    table = read_tables(path) if path.exists() or name not in phone_names() else phone_tables(name)
     for fault in profile_faults(path.stem, table, kind):
         raise ProfileError(f"{path}: {fault}")
     return msgspec.convert(table, of), path.parent
@@ -132,7 +133,30 @@ def check_file(path: str | Path) -> list[str]:
 @cache
 def bundled_names(kind: Kind) -> tuple[str, ...]:
     """Return the sorted names of the bundled profiles of that kind."""
-    return tuple(sorted(path.stem for path in (bundled_folder() / kind).glob("*.toml")))
+    files = {path.stem for path in (bundled_folder() / kind).glob("*.toml")}
+    return tuple(sorted(files | set(phone_names() if kind == "devices" else ())))
+
+
+def phone_table() -> phones.PhoneTable:
+    """Return the table of measured phones; `ProfileError` if it is missing."""
+    path = bundled_folder() / phones.FILE
+    if not path.exists():
+        raise ProfileError(f"edgefl's table of phones is missing at {path}; install edgefl again")
+    return phones.load(path)
+
+
+@cache
+def phone_names() -> tuple[str, ...]:
+    """Return the names of the profiles in the table of phones, sorted."""
+    return tuple(phone.id for phone in phone_table().phones)
+
+
+def phone_tables(name: str) -> dict[str, Any]:
+    """Return the profile of a phone in the table, as the tables of its file."""
+    table = phone_table()
+    phone = next(each for each in table.phones if each.id == name)
+    bridge = load_device(phone_profiles.BRIDGE_PROFILE).runtime[phone_profiles.TRAINING]
+    return phone_profiles.profile_tables(table, phone, bridge)
 
 
 device_names = partial(bundled_names, "devices")

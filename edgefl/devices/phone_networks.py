@@ -1,0 +1,184 @@
+"""Reads networks that were measured on phones, layer by layer, and counts the work of an inference in TFLite.
+
+A CSV has a line per layer with the columns ``network``, ``layer``, ``kind`` (conv, depthwise, relu, add,
+pool), ``in_side``, ``out_side``, ``in_channels``, ``out_channels``, ``kernel``, ``stride`` and ``padding``.
+
+The classes are those of `StepWork`. TFLite spends more time on some layers than their operations tell, so
+these count more often: `Weights` says how much more. 1 × 1 convolutions whose input channels do not fill
+vector registers are in the class of thin convolutions. Activations are part of the layer before them.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from edgefl.devices.measurements import UNREADABLE
+from edgefl.errors import ConfigError
+from edgefl.learning.operations import StepWork
+from edgefl.validation import convert
+
+Size = Annotated[int, msgspec.Meta(ge=0)]
+FLOAT_BYTES: Final = 4
+THIN: Final = 4
+"""Channels of a vector register: up to as many input channels make a convolution thin."""
+FEW: Final = 16
+SHALLOW: Final = 48
+"""Input channels up to which 1 × 1 convolutions are slow, in two steps."""
+NARROW: Final = 32
+"""Output channels up to which 1 × 1 convolutions are slow."""
+LARGE: Final = 56
+"""Side of the output, in pixels, from which 1 × 1 convolutions are slow."""
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer; sides are in pixels."""
+
+    kind: Literal["conv", "depthwise", "relu", "add", "pool"]
+    in_side: Size
+    out_side: Size
+    in_channels: Size
+    out_channels: Size
+    kernel: Size
+    stride: Size
+
+    @property
+    def outputs(self) -> int:
+        """Number of output values."""
+        return self.out_side**2 * self.out_channels
+
+    @property
+    def inputs(self) -> int:
+        """Number of input values."""
+        return self.in_side**2 * self.in_channels
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Additional cost of layers, in operations of their class per operation (``outputs``: per value)."""
+
+    odd: float = 0.0
+    """1 × 1 convolutions whose input channels are no multiple of four, in operations of thin convolutions."""
+    outputs: float = 0.0
+    """Output values of 1 × 1 convolutions."""
+    large: float = 0.0
+    """1 × 1 convolutions with an output side of at least `LARGE`."""
+    few: float = 0.0
+    """1 × 1 convolutions with up to `FEW` input channels."""
+    shallow: float = 0.0
+    """1 × 1 convolutions with up to `SHALLOW` input channels."""
+    narrow: float = 0.0
+    """1 × 1 convolutions with up to `NARROW` output channels."""
+    strided: float = 0.0
+    """Depthwise convolutions with a stride of two."""
+
+
+INTO: Final[Mapping[str, str]] = {
+    "odd": "thin_flop",
+    **dict.fromkeys(("outputs", "large", "few", "shallow", "narrow"), "pointwise_flop"),
+    "strided": "depthwise_flop",
+}
+"""The class of work to which each of `Weights` adds."""
+
+
+def read_networks(path: Path) -> dict[str, tuple[Layer, ...]]:
+    """Read the layers of each network of a CSV; `ConfigError` if it is invalid."""
+    networks: dict[str, list[Layer]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            for number, line in enumerate(csv.DictReader(file), 2):
+                networks.setdefault(line["network"], []).append(_layer(line, f"{path}, line {number}"))
+    except KeyError as error:
+        raise ConfigError(f"{path}: no column {error}") from None
+    except UNREADABLE as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not networks:
+        raise ConfigError(f"{path}: no networks; at least one line with a layer is needed")
+    return {name: tuple(layers) for name, layers in networks.items()}
+
+
+def _layer(line: Mapping[str, str], place: str) -> Layer:
+    sizes = {name: line[name] for name in Layer.__struct_fields__ if name != "kind"}
+    try:
+        return convert({"kind": line["kind"], **{name: int(size) for name, size in sizes.items()}}, Layer)
+    except (ConfigError, ValueError, TypeError) as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def counts(layers: Iterable[Layer]) -> Counter[str]:
+    """Count the work by fields of `StepWork`, and the additional operations by fields of `Weights`."""
+    found: Counter[str] = Counter()
+    for layer in layers:
+        if layer.kind in ("conv", "depthwise"):
+            found.update(_convolution(layer))
+        elif layer.kind != "relu":
+            found.update(_elementwise(layer))
+    return found
+
+
+def work(layers: Iterable[Layer], weights: Weights) -> StepWork:
+    """Count the weighted work of one inference.
+
+    >>> layer = Layer(
+    ...     kind="conv", in_side=7, out_side=7, in_channels=64, out_channels=64, kernel=1, stride=1
+    ... )
+    >>> work([layer], Weights()).pointwise_flop
+    401408.0
+    >>> work([layer], Weights(outputs=2.0)).pointwise_flop - 401408.0
+    6272.0
+    """
+    return weighted(counts(layers), weights)
+
+
+def weighted(found: Mapping[str, float], weights: Weights) -> StepWork:
+    """Add the additional operations of `counts` to the classes of work."""
+    amounts = {name: float(found.get(name, 0.0)) for name in StepWork.__struct_fields__}
+    for name, into in INTO.items():
+        amounts[into] += getattr(weights, name) * found.get(name, 0.0)
+    return StepWork(**amounts)
+
+
+def _convolution(layer: Layer) -> dict[str, float]:
+    taps = layer.kernel**2
+    if layer.kind == "depthwise":
+        flop, values = 2.0 * layer.outputs * taps, layer.out_channels * taps
+        own = {"depthwise_flop": flop, "depthwise_planes": float(layer.out_channels)}
+        own |= {"strided": flop} if layer.stride > 1 else {}
+    else:
+        values = layer.in_channels * layer.out_channels * taps
+        flop = 2.0 * layer.out_side**2 * values
+        own = _dense(layer, flop)
+    return own | {"calls": 1.0, "conv_bytes": float(FLOAT_BYTES * (layer.inputs + layer.outputs + values))}
+
+
+def _dense(layer: Layer, flop: float) -> dict[str, float]:
+    if layer.in_channels <= THIN:
+        return {"thin_flop": flop}
+    if layer.kernel > 1:
+        return {"conv_flop": flop}
+    slow = {
+        "odd": layer.in_channels % THIN > 0,
+        "large": layer.out_side >= LARGE,
+        "few": layer.in_channels <= FEW,
+        "shallow": layer.in_channels <= SHALLOW,
+        "narrow": layer.out_channels <= NARROW,
+    }
+    more = {name: flop for name, holds in slow.items() if holds}
+    return {"pointwise_flop": flop, "outputs": float(layer.outputs), **more}
+
+
+def _elementwise(layer: Layer) -> dict[str, float]:
+    if layer.kind == "add":
+        return {"elementwise_bytes": 3.0 * FLOAT_BYTES * layer.outputs, "calls": 1.0}
+    return {"pool_bytes": float(FLOAT_BYTES * (layer.inputs + layer.outputs)), "calls": 1.0}
+
+
+def networks_named(networks: Mapping[str, object], wanted: Sequence[str], place: object) -> None:
+    """Raise `ConfigError` for the first wanted network that the file does not describe."""
+    for name in wanted:
+        if name not in networks:
+            raise ConfigError(f"{place}: no layers of network {name!r}; have {len(networks)} networks")

@@ -1,0 +1,350 @@
+"""Inference times of phones in TFLite: of phones that were measured, and of phones of which little is known.
+
+The costs of a phone are the milliseconds that each class of work takes in a typical network. Their logarithms
+have a joint normal distribution over phones: one variance for the whole phone's speed, explained in part by
+its core, clock and RAM, and a covariance `PhoneTable.spread` of the costs among each other. So a phone whose
+core, clock and RAM are known has a prior, and one measured network determines the rest to about 4%.
+
+Two phones' speeds covary (a Gaussian process; Rasmussen and Williams 2006, equation 2.25) by
+
+    one + clock · ln(c/2.2) · ln(c'/2.2) + ram · ln(r/4) · ln(r'/4) + family, core, model, unit if the same
+
+with c in GHz and r in GiB. `edgefl.devices.phone_fit` makes the table from measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl import toml
+from edgefl.devices.fit import NORMAL
+from edgefl.devices.phone_networks import INTO, Layer, Weights, counts, weighted
+from edgefl.devices.time_model import COSTS, TERMS, Factor, Positive, TimeModel, joined
+from edgefl.learning.operations import StepWork
+from edgefl.validation import convert
+
+Array = NDArray[np.float64]
+FILE: Final = "phones.toml"
+"""The table's file in the folder of profiles."""
+CLASSES: Final[tuple[tuple[str, ...], ...]] = (
+    ("thin_flop",),
+    ("conv_flop",),
+    ("pointwise_flop", "matmul_flop", "recurrent_flop"),
+    ("depthwise_flop", "depthwise_backward_flop"),
+    ("depthwise_planes",),
+    ("conv_bytes", "matmul_bytes"),
+    ("norm_bytes", "pool_bytes", "elementwise_bytes", "copy_bytes"),
+    ("calls",),
+    ("fixed", "parameters"),
+)
+"""Fields of `StepWork` that share one cost, and the fixed part of a step."""
+FAMILIES: Final[Mapping[str, str]] = {
+    "Kryo 250 Gold": "A73",
+    "Kryo 260 Gold": "A73",
+    "Kryo 280": "A73",
+    "Kryo 360 Gold": "A75",
+    "Kryo 385 Gold": "A75",
+    "Kryo 460 Gold": "A76",
+    "Kryo 470 Gold": "A76",
+    "Kryo 475 Prime": "A76",
+    "Kryo 485": "A76",
+    "Kryo 585": "A77",
+}
+"""The Arm core (Cortex-) that a Qualcomm core is based on, by Qualcomm's specifications."""
+USUAL_GHZ: Final = 2.2
+USUAL_RAM_GIB: Final = 4.0
+"""Clock and RAM that are assumed if unknown."""
+READ_NOISE: Final = 0.03
+"""Standard deviation of the logarithm of one measured network's time."""
+ROUNDS: Final = 15
+"""Newton steps that adapt costs to one measured network."""
+
+
+class About(NamedTuple):
+    """What is known of a phone without measurements; empty or None if unknown."""
+
+    core: str = ""
+    ghz: float | None = None
+    ram_gib: float | None = None
+    model: str = ""
+    unit: str = ""
+
+    @property
+    def family(self) -> str:
+        """The core's design: Arm's name without Cortex-, or the first word of another maker's core."""
+        known = FAMILIES.get(self.core)
+        return known or self.core.removeprefix("Cortex-").split(" ")[0]
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured phone."""
+
+    ms: tuple[Positive, ...]
+    """Time of each of `CLASSES` in a typical network."""
+    error_factor: Factor
+    """90% of networks outside the fit are within seconds ÷ to × this factor."""
+
+
+class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A phone model, and what was measured on its units."""
+
+    id: str
+    model: str
+    """The maker's model number, as in the measurements."""
+    name: str
+    kind: str = msgspec.field(name="class", default="mid-range")
+    year: int | None = None
+    soc: str | None = None
+    core: str = ""
+    mhz: float | None = None
+    ram_gib: float | None = None
+    cores: int | None = None
+    """Number of cores of this kind and clock."""
+    units: dict[str, Unit]
+
+    def about(self, unit: str = "") -> About:
+        """What is known of a unit of this model."""
+        return About(self.core, self.mhz and self.mhz / 1e3, self.ram_gib, self.model, unit)
+
+
+class Similarity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Variances of the logarithm of a phone's speed, by what two phones have in common."""
+
+    one: float
+    ghz: float
+    ram: float
+    family: float
+    core: float
+    model: float
+    unit: float
+
+
+class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Errors of the costs that are common to all phones, at measured networks; those of similar networks are
+    alike."""
+
+    length: Positive
+    """Distance between two networks at which their errors are nearly unrelated."""
+    points: tuple[tuple[float, ...], ...]
+    """Square roots of the shares of a typical phone's time (see `shares`)."""
+    errors: tuple[float, ...]
+    """Weight of each point, from the logarithms of predicted ÷ measured time."""
+
+
+class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Standard deviations of the costs' distribution that 90% of unseen phones are within."""
+
+    core: Positive
+    one_network: Positive
+
+
+class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that was fitted to the measured phones."""
+
+    source: str
+    amounts: tuple[Positive, ...]
+    """Work of each of `CLASSES` in a typical network."""
+    weights: Weights
+    spread: tuple[tuple[float, ...], ...]
+    """Covariance between the logarithms of a phone's costs, beside its speed."""
+    noise: Positive
+    """Standard deviation of the logarithm of a network's time around that of its work."""
+    similarity: Similarity
+    widths: Widths
+    neighbours: Neighbours | None = None
+    phones: tuple[Phone, ...] = ()
+
+    @property
+    def units(self) -> list[tuple[About, Unit]]:
+        """All measured units."""
+        return [(phone.about(name), unit) for phone in self.phones for name, unit in phone.units.items()]
+
+    def work(self, layers: Sequence[Layer]) -> StepWork:
+        """Count the work of an inference, corrected by the errors of similar networks."""
+        return self.corrected(counts(layers))
+
+    def corrected(self, found: Mapping[str, float]) -> StepWork:
+        """Weight counted work, and correct it by the errors of similar networks."""
+        plain = weighted(found, self.weights)
+        return plain.scaled(math.exp(-self._common_error(found))) if self.neighbours else plain
+
+    def shares(self, found: Mapping[str, float]) -> Array:
+        """Square roots of each class's share of the typical phone's time."""
+        mean = np.exp(np.mean([np.log(unit.ms) for _, unit in self.units], axis=0))
+        return shares(found, self.weights, mean / np.array(self.amounts))
+
+    def _common_error(self, found: Mapping[str, float]) -> float:
+        assert self.neighbours is not None
+        apart = ((np.array(self.neighbours.points) - self.shares(found)) ** 2).sum(1)
+        return float(np.exp(-apart / (2 * self.neighbours.length**2)) @ np.array(self.neighbours.errors))
+
+
+class Costs(NamedTuple):
+    """A normal distribution of the logarithms of a phone's costs, ms in a typical network."""
+
+    mean: Array
+    covariance: Array
+
+
+def shares(found: Mapping[str, float], weights: Weights, costs: Array) -> Array:
+    """Square roots of each class's share of a network's time, and of each of `Weights`; see `counts`."""
+    by_field = {name: cost for fields, cost in zip(CLASSES, costs, strict=True) for name in fields}
+    plain = [
+        sum(found.get(name, float(name == "fixed")) * by_field[name] for name in fields) for fields in CLASSES
+    ]
+    extra = [found.get(name, 0.0) * getattr(weights, name) * by_field[into] for name, into in INTO.items()]
+    parts = np.array([*plain, *extra])
+    return np.sqrt(parts / parts.sum())
+
+
+@cache
+def load(path: Path) -> PhoneTable:
+    """Read a table; `ConfigError` if it is invalid."""
+    return convert(toml.read(path), PhoneTable)
+
+
+def amounts(work: StepWork) -> Array:
+    """Amount of each of `CLASSES`; the fixed part is 1."""
+    fields = (sum(getattr(work, name, float(name == "fixed")) for name in names) for names in CLASSES)
+    return np.array(list(fields), float)
+
+
+def of_unit(unit: Unit) -> Costs:
+    """Costs of a measured unit."""
+    return Costs(np.log(unit.ms), np.zeros((len(CLASSES), len(CLASSES))))
+
+
+def of_phone(phone: Phone) -> Costs:
+    """Costs of the middle of a phone model's units: their geometric mean."""
+    logs = np.array([np.log(unit.ms) for unit in phone.units.values()])
+    return Costs(logs.mean(0), np.zeros((len(CLASSES), len(CLASSES))))
+
+
+def prior(table: PhoneTable, about: About) -> Costs:
+    """Costs of a phone that was not measured, from its core, clock and RAM."""
+    known = [each for each, _ in table.units]
+    logs = np.array([np.log(unit.ms) for _, unit in table.units])
+    speed = speeds(logs)
+    shape = logs - speed[:, None]
+    similar = table.similarity
+    among, to = covariance(known, known, similar), covariance([about], known, similar)[0]
+    with_ = np.linalg.solve(among + 1e-6 * np.eye(len(known)), to)
+    expected = speed.mean() + with_ @ (speed - speed.mean())
+    left = covariance([about], [about], similar)[0, 0] - with_ @ to
+    alike = np.array([shape_likeness(about, each) for each in known])
+    mean = shape.mean(0) + alike @ (shape - shape.mean(0)) / (alike.sum() + SHAPE_PRIOR)
+    return Costs(expected + mean, left + np.array(table.spread))
+
+
+def speeds(costs: Array) -> Array:
+    """Logarithm of each phone's time of the typical network; ``costs`` has shape (phones, classes)."""
+    total: Array = np.log(np.exp(costs).sum(1))
+    return total
+
+
+SHAPE_PRIOR: Final = 1.0
+"""Number of phones of the same core that weigh as much as all phones' mean, for the costs' proportions."""
+
+
+def shape_likeness(one: About, other: About) -> float:
+    """Weight of another phone for the proportions of this one's costs."""
+    same_family = bool(one.core) and one.family == other.family
+    return 0.5 * same_family + 0.5 * (bool(one.core) and one.core == other.core)
+
+
+def covariance(ones: Sequence[About], others: Sequence[About], similar: Similarity) -> Array:
+    """Covariance of the logarithms of two lists of phones' speeds."""
+    return np.array([[_likeness(one, other, similar) for other in others] for one in ones])
+
+
+def _likeness(one: About, other: About, similar: Similarity) -> float:
+    return (
+        similar.one
+        + similar.ghz * _log(one.ghz, USUAL_GHZ) * _log(other.ghz, USUAL_GHZ)
+        + similar.ram * _log(one.ram_gib, USUAL_RAM_GIB) * _log(other.ram_gib, USUAL_RAM_GIB)
+        + similar.family * (bool(one.core) and one.family == other.family)
+        + similar.core * (bool(one.core) and one.core == other.core)
+        + similar.model * (one is other or (bool(one.model) and one.model == other.model))
+        + similar.unit * (one is other or (bool(one.unit) and one.unit == other.unit))
+    )
+
+
+def _log(value: float | None, usual: float) -> float:
+    return math.log(value / usual) if value else 0.0
+
+
+def observed(costs: Costs, typical: Sequence[float], work: StepWork, seconds: float) -> Costs:
+    """Adapt costs to one measured network, by Newton steps to the most probable ones."""
+    row, firm = amounts(work) / np.array(typical), np.linalg.inv(costs.covariance)
+    at = costs.mean
+    for _ in range(ROUNDS):
+        share, error = _shares_error(row, at, seconds)
+        found = np.linalg.inv(firm + np.outer(share, share) / READ_NOISE**2)
+        at = at - found @ (share * error / READ_NOISE**2 + firm @ (at - costs.mean))
+    return Costs(at, found)
+
+
+def _shares_error(row: Array, at: Array, seconds: float) -> tuple[Array, float]:
+    parts = row * np.exp(at)
+    return parts / parts.sum(), float(np.log(parts.sum() / 1e3 / seconds))
+
+
+def time_model(
+    costs: Costs, typical: Sequence[float], error_factor: float, width: float | None = None
+) -> TimeModel:
+    """Make a time model of costs; ``width`` standard deviations of their distribution widen its interval."""
+    by_field = {
+        name: math.exp(log) / 1e3 / amount
+        for fields, log, amount in zip(CLASSES, costs.mean, typical, strict=True)
+        for name in fields
+    }
+    by_field["parameters"] = 0.0
+    values = {"fixed_ms": by_field["fixed"] * 1e3, "error_factor": error_factor}
+    for name, (own, unit) in COSTS.items():
+        is_time = own.endswith(("_us", "_ns"))
+        values[own] = by_field[name] / unit if is_time else unit / by_field[name]
+    rounded = {name: float(f"{value:.4g}") for name, value in values.items()}
+    unsure = () if width is None else _triangle(width**2 * costs.covariance)
+    return TimeModel(**rounded, cost_errors=unsure)
+
+
+def _triangle(covariance_: Array) -> tuple[tuple[float, ...], ...]:
+    """Lower triangle of the covariance of each of `TERMS` and of the fixed part."""
+    of_term = [
+        next(at for at, fields in enumerate(CLASSES) if term[0] in fields) for term in (*TERMS, ("fixed",))
+    ]
+    all_ = covariance_[np.ix_(of_term, of_term)] + 1e-6 * np.eye(len(of_term))
+    return tuple(tuple(round(float(v), 4) for v in row[: at + 1]) for at, row in enumerate(np.linalg.cholesky(all_)))
+
+
+def of_core(table: PhoneTable, about: About) -> TimeModel:
+    """Time model of a phone of which core, clock and RAM are known."""
+    noise = math.exp(NORMAL * table.noise)
+    return time_model(prior(table, about), table.amounts, noise, table.widths.core)
+
+
+def of_one_network(table: PhoneTable, about: About, work: StepWork, seconds: float) -> TimeModel:
+    """Time model of a phone of which one network was measured, too."""
+    found = observed(prior(table, about), table.amounts, work, seconds)
+    noise = math.exp(table.widths.one_network * table.noise)
+    return time_model(found, table.amounts, noise, table.widths.one_network)
+
+
+def of_measured(table: PhoneTable, phone: Phone, unit: str = "") -> TimeModel:
+    """Time model of a measured unit; of the middle of all units if ``unit`` is unknown."""
+    if unit in phone.units:
+        return time_model(of_unit(phone.units[unit]), table.amounts, phone.units[unit].error_factor)
+    own = float(np.median([each.error_factor for each in phone.units.values()]))
+    return time_model(of_phone(phone), table.amounts, joined(own, UNITS_APART))
+
+
+UNITS_APART: Final = 1.28
+"""90% of pairs of units of one model differ by less (`edgefl.devices.individuals`)."""

@@ -1,0 +1,125 @@
+"""Compares predicted with measured inference times of phones, by what is known of each phone.
+
+The bases of a prediction are:
+
+- ``profile``: the phone's model has a profile;
+- ``core``: its model has none; its core, clock and RAM are known;
+- ``one-network``: the same, and the measured time of one network (`REFERENCE`), which is not judged.
+
+Errors are |predicted ÷ measured − 1|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgefl.devices import phones
+from edgefl.devices.phone_fit import REFERENCE
+from edgefl.devices.phone_networks import networks_named, read_networks
+from edgefl.devices.phone_rows import PhoneRow, read_rows
+from edgefl.devices.phones import PhoneTable
+from edgefl.devices.profiles import phone_table
+from edgefl.devices.time_model import TimeModel
+from edgefl.lab.bench import Say, machine, silent
+from edgefl.learning.operations import StepWork
+from edgefl.results import tables
+from edgefl.results.tables import percent
+
+Works = dict[str, StepWork]
+NUMBERS = ("max_ghz", "ram_gib", "first_ms", "median_ms", "p10_ms", "p90_ms")
+"""Columns that are written as numbers."""
+
+
+def run(rows: Path, networks: Path, *, say: Say = silent) -> dict[str, Any]:
+    """Predict all rows; ``phones`` of the result has one entry per row and basis, times in seconds."""
+    measured, layers, table = read_rows(rows), read_networks(networks), phone_table()
+    networks_named(layers, [row.network for row in measured], networks)
+    say(f"predicting {len(measured)} rows")
+    works = {name: table.work(own) for name, own in layers.items()}
+    judged = list(judge(table, measured, works))
+    return {"machine": machine(), "groups": groups(judged), "phones": judged}
+
+
+def judge(table: PhoneTable, rows: Sequence[PhoneRow], works: Works) -> Iterator[dict[str, Any]]:
+    """Yield a row per measured row and basis that is possible for it."""
+    by_unit: dict[phones.About, list[PhoneRow]] = {}
+    for row in rows:
+        by_unit.setdefault(row.about, []).append(row)
+    for about, own in by_unit.items():
+        for basis, model in _models(table, about, own, works):
+            for row in own:
+                if basis != "one-network" or row.network != REFERENCE:
+                    yield _judged(row, basis, model, works[row.network])
+
+
+def _models(
+    table: PhoneTable, about: phones.About, rows: Sequence[PhoneRow], works: Works
+) -> Iterator[tuple[str, TimeModel]]:
+    """The bases on which a phone can be predicted, with its time model on each."""
+    own = next((phone for phone in table.phones if phone.model == about.model), None)
+    if own is not None:
+        yield "profile", phones.of_measured(table, own, about.unit)
+        return
+    yield "core", phones.of_core(table, about)
+    for row in rows:
+        if row.network == REFERENCE:
+            yield "one-network", phones.of_one_network(table, about, works[REFERENCE], row.seconds)
+            return
+
+
+def _judged(row: PhoneRow, basis: str, model: TimeModel, work: StepWork) -> dict[str, Any]:
+    found = model.predict(work)
+    keys = {name: float(text) if name in NUMBERS and text else text for name, text in row.keys.items()}
+    return {
+        **keys,
+        "quantity": "median",
+        "measured": row.seconds,
+        "predicted": found.seconds,
+        "low": found.low_s,
+        "high": found.high_s,
+        "basis": basis,
+    }
+
+
+def groups(judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Summarise the errors of each basis."""
+    return [
+        {"basis": basis, **_errors([row for row in judged if row["basis"] == basis])}
+        for basis in dict.fromkeys(row["basis"] for row in judged)
+    ]
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Number of rows, median and 90% of errors, the median error that a tenth of the phones exceeds, and the
+    share of rows within their intervals."""
+    errors = np.array([abs(row["predicted"] / row["measured"] - 1) for row in rows])
+    units = np.array([row["unit"] for row in rows])
+    of_unit = [float(np.median(errors[units == unit])) for unit in dict.fromkeys(units)]
+    return {
+        "rows": len(rows),
+        "units": len(of_unit),
+        "median": float(np.median(errors)),
+        "p90": float(np.quantile(errors, 0.9)),
+        "worst_tenth": float(np.quantile(of_unit, 0.9)),
+        "held": sum(row["low"] <= row["measured"] <= row["high"] for row in rows) / len(rows),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a line per basis."""
+    heads = ["what is known", ">phones", ">rows", ">median", ">90%", ">worst tenth", ">held"]
+    lines = [
+        [group["basis"], group["units"], group["rows"]]
+        + [percent(group[name]) for name in ("median", "p90", "worst_tenth")]
+        + [percent(group["held"], 0)]
+        for group in result["groups"]
+    ]
+    tables.show(
+        tables.table(heads, lines, "Inference on phones"),
+        "median, 90%: |predicted ÷ measured - 1|; worst tenth: exceeded by the median error of a\n"
+        "tenth of the phones; held: share within their 90% intervals",
+    )
