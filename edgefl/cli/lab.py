@@ -77,11 +77,26 @@ def truth(
         Path | None,
         typer.Option(metavar="FILE", help="Only compare rates of boards, a CSV of sbc-bench's results."),
     ] = None,
+    phones: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Only compare inference on phones, a CSV of times; needs --networks."
+        ),
+    ] = None,
+    networks: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The layers of the networks in --phones, a CSV.")
+    ] = None,
 ) -> None:
     """Compare predicted step times and rates with measured ones."""
-    if boards is not None and rows:
-        raise ConfigError("--boards FILE: not together with --rows")
-    if boards is not None:
+    given = {"--rows": rows, "--boards": boards, "--phones": phones}
+    kinds = [name for name, value in given.items() if value]
+    if len(kinds) > 1:
+        raise ConfigError(f"{kinds[-1]} FILE: not together with {kinds[0]}")
+    if (phones is None) != (networks is None):
+        raise ConfigError("--phones FILE and --networks FILE are needed together")
+    if phones is not None:
+        _measure("phone_truth", json, quick, rows=phones, networks=networks)
+    elif boards is not None:
         _measure("board_truth", json, quick, boards=boards)
     else:
         _measure("truth", json, quick, files=rows or ())

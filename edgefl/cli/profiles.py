@@ -191,6 +191,27 @@ def cores(
 
 
 @app.command()
+def phones(
+    rows: Annotated[Path, typer.Option("--phones", metavar="FILE", help="Inference times of phones, a CSV.")],
+    networks: Annotated[Path, typer.Option(metavar="FILE", help="The layers of the networks, a CSV.")],
+    source: Annotated[str, typer.Option(help="Where the times were published.")],
+    out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
+) -> None:
+    """Fit the table of phones to measured inference times."""
+    from edgefl.devices.phone_file import table_text
+    from edgefl.devices.phone_fit import fit as fit_phones
+    from edgefl.devices.phone_networks import read_networks
+    from edgefl.devices.phone_rows import read_rows
+    from edgefl.devices.profiles import phone_table
+
+    measured, layers = read_rows(rows), read_networks(networks)
+    table = fit_phones(
+        measured, layers, source, phone_table().phones, lambda text: say(f"{text} …", err=True)
+    )
+    put_or_print(out, table_text(table).encode())
+
+
+@app.command()
 def scale(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A device, or the path of its profile.")],
     like: Annotated[

@@ -95,7 +95,9 @@ def matrix(rows: Sequence[PhoneRow], networks: Networks) -> Matrix:
     names = [name for name in networks if all(name in own for own in times.values())]
     networks_named(networks, [row.network for row in rows], "the networks' file")
     if len(names) < FEWEST or len({unit.model for unit in times}) < FEWEST:
-        raise ConfigError(f"at least {FEWEST} networks on each of {FEWEST} phone models are needed to fit them")
+        raise ConfigError(
+            f"at least {FEWEST} networks on each of {FEWEST} phone models are needed to fit them"
+        )
     log_s = np.array([[own[name] for name in names] for own in times.values()])
     return Matrix(list(times), names, log_s, [counts(networks[name]) for name in names])
 
@@ -126,7 +128,10 @@ def _table(data: Matrix, known: Sequence[Phone] = (), source: str = "") -> Phone
     neighbours = _neighbours(data, weights, mean, np.median(first.errors, axis=0))
     log_s = data.log_s + _common(neighbours, data, weights, mean)
     found = _together(plain, log_s)
-    units = {about: Unit(ms=_ms(costs), error_factor=1.0) for about, costs in zip(data.units, found.costs, strict=True)}
+    units = {
+        about: Unit(ms=_ms(costs), error_factor=1.0)
+        for about, costs in zip(data.units, found.costs, strict=True)
+    }
     return PhoneTable(
         source=source,
         amounts=_rounded(found.typical),
@@ -197,7 +202,8 @@ def _weights(data: Matrix) -> tuple[Weights, Array]:
     by_field = {fields[0]: cost for fields, cost in zip(CLASSES, costs, strict=False)}
     more = costs[len(CLASSES) :]
     values = {
-        name: float(f"{cost / by_field[into]:.4g}") for (name, into), cost in zip(INTO.items(), more, strict=True)
+        name: float(f"{cost / by_field[into]:.4g}")
+        for (name, into), cost in zip(INTO.items(), more, strict=True)
     }
     return Weights(**values), costs[: len(CLASSES)]
 
@@ -235,7 +241,7 @@ def _together(work: Array, log_s: Array) -> Fitted:
     costs = mean + log_s.mean(1, keepdims=True) - log_s.mean()
     errors = np.zeros_like(log_s)
     for turn in range(ROUNDS):
-        firm = np.linalg.inv(spread + 10.0)  # any speed is likely
+        firm = np.asarray(np.linalg.inv(spread + 10.0), float)  # any speed is likely
         for at in range(len(costs)):
             steps = 3 if turn else 10
             costs[at], errors[at] = _most_probable(rows, log_s[at], mean, firm, costs[at], noise, steps)
@@ -290,7 +296,9 @@ def _neighbours(data: Matrix, weights: Weights, mean: Array, errors: Array) -> N
 
 def _common(neighbours: Neighbours, data: Matrix, weights: Weights, mean: Array) -> Array:
     """The common error of each network of ``data``."""
-    found: Array = _alike(_points(data, weights, mean), np.array(neighbours.points)) @ np.array(neighbours.errors)
+    found: Array = _alike(_points(data, weights, mean), np.array(neighbours.points)) @ np.array(
+        neighbours.errors
+    )
     return found
 
 
@@ -307,7 +315,9 @@ def _similarity(units: Sequence[About], speed: Array) -> Similarity:
     apart = speed - speed.mean()
 
     def unlikely(logs: Array) -> float:
-        all_ = sum(math.exp(log) * part for log, part in zip(logs, each, strict=True)) + 1e-6 * np.eye(len(units))
+        all_ = sum(math.exp(log) * part for log, part in zip(logs, each, strict=True)) + 1e-6 * np.eye(
+            len(units)
+        )
         lower = np.linalg.cholesky(all_)
         white = np.linalg.solve(lower, apart)
         far = ((logs - start) ** 2).sum() / 10

@@ -17,7 +17,7 @@ from edgefl.devices.phones import Phone, PhoneTable, of_measured, of_phone, spee
 from edgefl.devices.time_model import FEMNIST_STEP, TimeModel, joined
 
 BRIDGE: Final = "Pixel_4"
-"""The phone whose training times are scaled; it is in the table, and its profile has the runtime `TRAINING`."""
+"""Model of the phone whose training times are scaled."""
 BRIDGE_PROFILE: Final = "pixel-4"
 TRAINING: Final = "mnn"
 TRANSFER: Final = 1.75
@@ -103,14 +103,12 @@ def _plain(model: TimeModel) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(model).items() if value}
 
 
-def _sources(
-    table: PhoneTable, phone: Phone, filled: dict[str, Any], cpu: dict[str, Any]
-) -> dict[str, str]:
+def _sources(table: PhoneTable, phone: Phone, filled: dict[str, Any], cpu: dict[str, Any]) -> dict[str, str]:
     inference = f"fitted: {table.source}; model {phone.model}"
     slower = slower_than_bridge(table, phone)
     sources = {
-        f"runtime.{TRAINING}": f"derived: {TRAINING} of {BRIDGE_PROFILE} x {slower:.3g}, the ratio of inference "
-        f"times in TFLite; the interval joins {BRIDGE_PROFILE}'s and {TRANSFER:g} for the transfer",
+        f"runtime.{TRAINING}": f"derived: {TRAINING} of {BRIDGE_PROFILE} x {slower:.3g}, the ratio of "
+        f"inference times; the interval joins {BRIDGE_PROFILE}'s and {TRANSFER:g} for the transfer",
         "runtime.tflite": inference,
         "units": inference,
         "cpu.rate_gflops.train": f"derived: LEAF's FEMNIST CNN in runtime.{TRAINING}",

@@ -201,8 +201,9 @@ def shares(found: Mapping[str, float], weights: Weights, costs: Array) -> Array:
         sum(found.get(name, float(name == "fixed")) * by_field[name] for name in fields) for fields in CLASSES
     ]
     extra = [found.get(name, 0.0) * getattr(weights, name) * by_field[into] for name, into in INTO.items()]
-    parts = np.array([*plain, *extra])
-    return np.sqrt(parts / parts.sum())
+    parts: Array = np.array([*plain, *extra])
+    roots: Array = np.sqrt(parts / parts.sum())
+    return roots
 
 
 @cache
@@ -283,11 +284,12 @@ def _log(value: float | None, usual: float) -> float:
 
 def observed(costs: Costs, typical: Sequence[float], work: StepWork, seconds: float) -> Costs:
     """Adapt costs to one measured network, by Newton steps to the most probable ones."""
-    row, firm = amounts(work) / np.array(typical), np.linalg.inv(costs.covariance)
-    at = costs.mean
+    row, at = amounts(work) / np.array(typical), costs.mean
+    firm = np.asarray(np.linalg.inv(costs.covariance), float)
+    found = costs.covariance
     for _ in range(ROUNDS):
         share, error = _shares_error(row, at, seconds)
-        found = np.linalg.inv(firm + np.outer(share, share) / READ_NOISE**2)
+        found = np.asarray(np.linalg.inv(firm + np.outer(share, share) / READ_NOISE**2), float)
         at = at - found @ (share * error / READ_NOISE**2 + firm @ (at - costs.mean))
     return Costs(at, found)
 
@@ -322,7 +324,9 @@ def _triangle(covariance_: Array) -> tuple[tuple[float, ...], ...]:
         next(at for at, fields in enumerate(CLASSES) if term[0] in fields) for term in (*TERMS, ("fixed",))
     ]
     all_ = covariance_[np.ix_(of_term, of_term)] + 1e-6 * np.eye(len(of_term))
-    return tuple(tuple(round(float(v), 4) for v in row[: at + 1]) for at, row in enumerate(np.linalg.cholesky(all_)))
+    return tuple(
+        tuple(round(float(v), 4) for v in row[: at + 1]) for at, row in enumerate(np.linalg.cholesky(all_))
+    )
 
 
 def of_core(table: PhoneTable, about: About) -> TimeModel:

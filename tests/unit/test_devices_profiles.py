@@ -301,7 +301,7 @@ def test_profiles_are_found_installed_and_in_a_checkout(
 
 
 FOLDER = profiles.bundled_folder()
-FILES = sorted(FOLDER.rglob("*.toml"))
+FILES = sorted(path for kind in profiles.TYPES for path in (FOLDER / kind).glob("*.toml"))
 
 
 def test_every_profile_is_right() -> None:
@@ -317,14 +317,17 @@ def test_there_are_enough_and_all_load() -> None:
     assert len(fleets) >= 8
     assert {d.year for d in found if d.year} >= {*range(2015, 2022), 2023}
     assert {d.kind for d in found} >= {"flagship", "mid-range", "budget", "board", "wearable", "tier"}
-    assert len(found) + len(networks) + len(fleets) == len(FILES)
+    of_table = set(profiles.phone_names()) - {path.stem for path in FILES}
+    assert len(found) + len(networks) + len(fleets) == len(FILES) + len(of_table)
+    assert len(of_table) >= 50
 
 
 @pytest.mark.parametrize("name", [name for name in devices.device_names() if "paper" not in name])
 def test_a_real_device_has_what_a_client_needs(name: str) -> None:
     device = devices.load_device(name)
     assert device.cpu is not None
-    assert device.app_limit_mib is not None
+    unpublished = name == "redmi-note-6-pro"  # the RAM of the measured unit
+    assert (device.app_limit_mib is None) == unpublished
     assert device.network in devices.network_names()
     assert device.uncertainty["cpu.rate_gflops.train"] >= 1
     if device.sources.get("cpu.rate_gflops.train", "").startswith("derived: 0.07 x gemm.nt"):

@@ -1,0 +1,214 @@
+"""Inference times of phones: the counted work, the prior of an unknown phone, one network's effect, the judge."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.devices import load_device, phone_fit, phones
+from edgefl.devices.phone_file import table_text
+from edgefl.devices.phone_networks import Layer, Weights, counts, read_networks, work
+from edgefl.devices.phone_profiles import TRANSFER
+from edgefl.devices.phone_rows import PhoneRow, read_rows
+from edgefl.devices.phones import About, PhoneTable
+from edgefl.devices.profiles import phone_table
+from edgefl.errors import ConfigError
+from edgefl.lab.phone_truth import groups, judge
+
+TABLE = phone_table()
+
+
+def layer(kind: str, side: int, inputs: int, outputs: int, kernel: int = 1, stride: int = 1) -> Layer:
+    sizes = {"in_side": side * stride, "out_side": side, "in_channels": inputs, "out_channels": outputs}
+    return msgspec.convert({"kind": kind, "kernel": kernel, "stride": stride, **sizes}, Layer)
+
+
+def network(width: int, kernel: int = 3) -> tuple[Layer, ...]:
+    return (
+        layer("conv", 112, 3, width, 3, 2),
+        layer("relu", 112, width, width),
+        layer("depthwise", 56, width, width, kernel, 2),
+        layer("conv", 56, width, 2 * width),
+        layer("add", 56, 2 * width, 2 * width),
+        layer("pool", 1, 2 * width, 2 * width, 56, 56),
+        layer("conv", 1, 2 * width, 1000),
+    )
+
+
+NETWORKS = {str(at): network(8 + 4 * at + at % 3, 3 + 2 * (at % 3)) for at in range(9)} | {
+    phone_fit.REFERENCE: network(64, 5)
+}
+
+
+def test_work_of_each_kind_of_layer() -> None:
+    assert counts([layer("conv", 10, 3, 16, 3)]) == {
+        "thin_flop": 2 * 100 * 3 * 16 * 9,
+        "calls": 1,
+        "conv_bytes": 4 * (300 + 1600 + 432),
+    }
+    assert counts([layer("depthwise", 10, 16, 16, 3, 2)]) == {
+        "depthwise_flop": 2 * 1600 * 9,
+        "strided": 2 * 1600 * 9,
+        "depthwise_planes": 16,
+        "calls": 1,
+        "conv_bytes": 4 * (6400 + 1600 + 144),
+    }
+    assert counts([layer("relu", 10, 16, 16)]) == {}
+    assert counts([layer("add", 10, 16, 16)]) == {"elementwise_bytes": 12 * 1600, "calls": 1}
+    assert counts([layer("pool", 1, 16, 16, 10, 10)])["pool_bytes"] == 4 * (1600 + 16)
+
+
+@pytest.mark.parametrize(
+    ("side", "inputs", "outputs", "slow"),
+    [
+        (7, 64, 64, set()),
+        (7, 66, 64, {"odd"}),
+        (7, 48, 64, {"shallow"}),
+        (7, 16, 64, {"few", "shallow"}),
+        (7, 64, 32, {"narrow"}),
+        (56, 64, 64, {"large"}),
+    ],
+)
+def test_one_by_one_convolutions_that_tflite_is_slow_at(
+    side: int, inputs: int, outputs: int, slow: set[str]
+) -> None:
+    found = counts([layer("conv", side, inputs, outputs)])
+    assert set(found) - {"calls", "conv_bytes", "pointwise_flop", "outputs"} == slow
+    plain = work([layer("conv", side, inputs, outputs)], Weights())
+    heavier = work([layer("conv", side, inputs, outputs)], Weights(odd=1.0, large=1.0, shallow=1.0))
+    assert (heavier.flop > plain.flop) == bool(slow & {"odd", "large", "shallow"})
+
+
+def seconds(about: About) -> float:
+    return phones.of_core(TABLE, about).seconds(TABLE.work(NETWORKS[phone_fit.REFERENCE]))
+
+
+def test_a_phone_by_its_core_clock_and_ram() -> None:
+    slow, fast = seconds(About("Kryo 385 Gold", 1.8, 4.0)), seconds(About("Kryo 385 Gold", 2.8, 4.0))
+    assert slow > 1.2 * fast
+    assert seconds(About("Cortex-A53", 2.0, 4.0)) > 1.5 * seconds(About("Cortex-A76", 2.0, 4.0))
+    assert seconds(About("Cortex-A53", 2.0, 1.0)) > seconds(About("Cortex-A53", 2.0, 4.0))
+    assert About("Kryo 485").family == About("Cortex-A76").family == "A76"
+
+
+def test_intervals_by_what_is_known() -> None:
+    """Fails if the interval of a phone known by its core is not wider than that of one with a measurement."""
+    step = TABLE.work(NETWORKS["3"])
+    reference = TABLE.work(NETWORKS[phone_fit.REFERENCE])
+    about = About("Cortex-A76", 2.2, 6.0)
+    by_core = phones.of_core(TABLE, about)
+    by_one = phones.of_one_network(TABLE, about, reference, 0.030)
+    new = phones.of_core(TABLE, About("Nobody's", 2.2, 6.0))
+    assert by_one.error_factor_of(step) < by_core.error_factor_of(step) < new.error_factor_of(step)
+    measured = next(each for each in TABLE.phones if len(each.units) > 1)
+    unit = phones.of_measured(TABLE, measured, next(iter(measured.units)))
+    assert unit.error_factor < phones.of_measured(TABLE, measured).error_factor
+
+
+def test_one_measured_network_sets_the_speed() -> None:
+    """Fails if the measured time is ignored, or only scales the reference network."""
+    reference, step = TABLE.work(NETWORKS[phone_fit.REFERENCE]), TABLE.work(NETWORKS["3"])
+    about = About("Cortex-A76", 2.2, 6.0)
+    models = [phones.of_one_network(TABLE, about, reference, s) for s in (0.02, 0.04)]
+    assert models[1].seconds(reference) == pytest.approx(0.04, rel=0.05)
+    assert 1.7 < models[1].seconds(step) / models[0].seconds(step) < 2.3
+
+
+def measured(table: PhoneTable, units: int = 12, noise: float = 0.01) -> list[PhoneRow]:
+    """Rows of phones of three cores whose speed is proportional to the clock."""
+    rng, rows = np.random.default_rng(0), []
+    for at in range(units):
+        core, factor = (("A", 1.0), ("B", 2.0), ("C", 4.0))[at % 3]
+        ghz = 1.0 + 0.3 * (at // 3)
+        about = About(core, ghz, 4.0, f"model-{at}", f"unit-{at}")
+        for name, layers in NETWORKS.items():
+            took = 1e-9 * factor / ghz * work(layers, table.weights).flop * math.exp(noise * rng.normal())
+            rows.append(PhoneRow(about=about, network=name, seconds=took, keys={"unit": about.unit}))
+    return rows
+
+
+def test_a_fit_predicts_unseen_phones_and_networks() -> None:
+    """Fails if the clock, the core or the reference network are ignored."""
+    rows = measured(TABLE)
+    kept = [row for row in rows if row.about.model != "model-7" and row.network != "4"]
+    table = phone_fit.fit(kept, NETWORKS, "made up")
+    works = {name: table.work(layers) for name, layers in NETWORKS.items()}
+    judged = list(judge(table, rows, works))
+    errors = {group["basis"]: group for group in groups(judged)}
+    assert errors["profile"]["rows"] == 11 * 10
+    assert errors["core"]["rows"] == 10
+    assert errors["one-network"]["rows"] == 9
+    assert errors["profile"]["median"] < 0.03
+    assert errors["core"]["median"] < 0.25
+    assert errors["one-network"]["median"] < 0.06
+    assert all(0 < row["low"] < row["predicted"] < row["high"] for row in judged)
+
+
+def test_a_rows_own_time_is_not_used() -> None:
+    """Fails if a kept network's time enters its own prediction: only the reference's may."""
+    rows = [
+        msgspec.structs.replace(row, about=row.about._replace(model="new", unit="new"))
+        for row in measured(TABLE, 1)
+    ]
+    works = {name: TABLE.work(layers) for name, layers in NETWORKS.items()}
+
+    def predictions(changed: str) -> dict[tuple[str, str], float]:
+        other = [
+            msgspec.structs.replace(row, keys={**row.keys, "network": row.network},
+                                    seconds=row.seconds * (2.0 if row.network == changed else 1.0))
+            for row in rows
+        ]  # fmt: skip
+        return {(row["basis"], row["network"]): row["predicted"] for row in judge(TABLE, other, works)}
+
+    plain = predictions("")
+    assert predictions("4") == plain
+    moved = predictions(phone_fit.REFERENCE)
+    assert all((moved[key] != plain[key]) == (key[0] == "one-network") for key in plain)
+    assert ("one-network", phone_fit.REFERENCE) not in plain
+
+
+def test_the_table_survives_its_file() -> None:
+    assert msgspec.convert(phones.toml.parse(table_text(TABLE), "table"), PhoneTable) == TABLE
+
+
+def test_profiles_of_phones() -> None:
+    phone = load_device("oneplus-7t")
+    assert phone.default_runtime == "mnn"
+    assert set(phone.runtime) == {"mnn", "tflite"}
+    bridge = load_device("pixel-4")
+    assert phone.runtime["mnn"].error_factor > max(bridge.runtime["mnn"].error_factor, TRANSFER)
+    assert len(phone.units) == 2
+    assert math.prod(phone.units.values()) == pytest.approx(1.0, abs=0.01)
+    assert load_device("moto-g3").train_flop_per_s < load_device("oneplus-7t").train_flop_per_s / 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no rows"),
+        ("model,unit\na,b\n", "no column"),
+        ("{head}\nm,u,c,fast,2,0,1,1,1,1\n", "line 2: max_ghz must be a number above 0, got 'fast'"),
+        ("{head}\nm,u,c,2,2,0,1,-1,1,1\n", "line 2: median_ms must be a number above 0, got '-1'"),
+    ],
+)
+def test_wrong_rows(tmp_path: Path, text: str, said: str) -> None:
+    head = "model,unit,core,max_ghz,ram_gib,network,first_ms,median_ms,p10_ms,p90_ms"
+    path = tmp_path / "rows.csv"
+    path.write_text(text.replace("{head}", head))
+    with pytest.raises(ConfigError, match=said):
+        read_rows(path)
+
+
+def test_wrong_networks(tmp_path: Path) -> None:
+    path = tmp_path / "networks.csv"
+    names = ["network", "layer", *Layer.__struct_fields__]
+    for values, said in (([], "no networks"), (["0", "0", "pond", *"111111"], "line 2.*pond")):
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([names, *([values] if values else [])])
+        with pytest.raises(ConfigError, match=said):
+            read_networks(path)
