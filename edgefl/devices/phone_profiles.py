@@ -104,7 +104,7 @@ def _plain(model: TimeModel) -> dict[str, Any]:
 
 
 def _sources(table: PhoneTable, phone: Phone, filled: dict[str, Any], cpu: dict[str, Any]) -> dict[str, str]:
-    inference = f"fitted: {table.source}; model {phone.model}"
+    inference = f"derived: {table.source}; model {phone.model}"
     slower = slower_than_bridge(table, phone)
     sources = {
         f"runtime.{TRAINING}": f"derived: {TRAINING} of {BRIDGE_PROFILE} x {slower:.3g}, the ratio of "

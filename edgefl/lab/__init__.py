@@ -11,6 +11,7 @@ fidelity     the emulation's errors: runs, limits and verdicts
 memory       predicted beside measured memory of training steps on this host
 truth        predicted beside measured step times of all devices; bars: their limits; host_truth: this host
 board_truth  predicted beside measured rates of boards, for code that is not torch
+phone_truth  predicted beside measured inference times on phones
 workloads    what clients compute in a bench instead of training
 chaos        kills processes of a run and resumes it until it is done; outcome judges the result,
              chaos_findings reports it

@@ -1,4 +1,4 @@
-"""Inference times of phones: the counted work, the prior of an unknown phone, one network's effect, the judge."""
+"""Inference times of phones: counted work, the prior of an unknown phone, one network's effect, the judge."""
 
 from __future__ import annotations
 
