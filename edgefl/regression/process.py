@@ -93,6 +93,8 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """Floating-point operations of one call, and its time on the device: of what reaches torch."""
     rest: float
     """Device time of what is not torch ÷ the device time of all CPU time at the reference's pace."""
+    error_factor: float | None
+    """90% factor between a real device's time and the sum of both; None if the profile states neither."""
     pairs: int
     imported: list[str]
     """Shots of the function in a repetition; parts of torch that its first call imported, in that order."""

@@ -119,18 +119,30 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     calls = min(most_calls, MOST_AT_A_TIME, max(1, round(SHOT_S / cpu_s)))
     units = min(MOST_AT_A_TIME, max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s)))
     shots = wanted or ShotSizes(reference=name, units=units, calls=calls)
-    shot_s = shots.calls * cpu_s
+    shot_s, slowdown = shots.calls * cpu_s, reference.device_s(call.device) / unit_s
+    rest, model_s = _rest(call.device, work, run, slowdown), _device_s(call.device, work)
     return TrialRun(
         shots=shots,
         reference_flop=reference.flop,
         reference_s=reference.device_s(call.device),
         unit_cpu_s=unit_s,
         flop=work.flop,
-        model_s=_device_s(call.device, work),
-        rest=_rest(call.device, work, run, reference.device_s(call.device) / unit_s),
+        model_s=model_s,
+        rest=rest,
+        error_factor=_error_factor(call.device, work, model_s, rest * cpu_s * slowdown),
         imported=imported,
         pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // shots.calls)),
     )
+
+
+def _error_factor(device: Device, work: StepWork, model_s: float, rest_s: float) -> float | None:
+    """Return the 90% factor of ``model_s`` of torch's ``work`` plus ``rest_s`` of interpreted code."""
+    model, clusters = device.time_model(), () if device.cpu is None else device.cpu.clusters
+    if model is None or not clusters or not model_s + rest_s:
+        return None
+    spread = throughput(clusters_of(device), "interpreter", 1).spread
+    logs = model_s * math.log(model.error_factor_of(work)), rest_s * math.log(spread)
+    return math.exp(math.hypot(*logs) / (model_s + rest_s))
 
 
 class TorchTimer(TorchFunctionMode):

@@ -116,7 +116,7 @@ def within(measured: Measurement, budgets: Mapping[str, float], *, settled: bool
         if bound > allowed:
             wrong.append(
                 f"{name} {figure(middle)} {unit} (95% sure: at most {figure(bound)} {unit}), "
-                f"{figure(allowed)} {unit} are allowed"
+                f"{figure(allowed)} {unit} are allowed{_model_error(name, measured)}"
             )
         if bound * HEAD_ROOM > allowed:
             narrow.append(f"{name}: {figure(bound)} of {figure(allowed)} {unit}")
@@ -128,6 +128,14 @@ def within(measured: Measurement, budgets: Mapping[str, float], *, settled: bool
             return Verdict("INVALID", why)
         return Verdict(note=f"passed on head-room: below half of each budget, though {why}")
     return Verdict("FAIL", "; ".join(wrong)) if wrong else Verdict()
+
+
+def _model_error(name: str, measured: Measurement) -> str:
+    """Return how far a real device's time may be from the measured one."""
+    factor = measured.trial.error_factor
+    if name != "seconds" or factor is None:
+        return ""
+    return f" (a real {measured.plan.device.id}: within a factor of {factor:.2g}, 90%)"
 
 
 def paced(measured: Measurement, margin: float, *, settled: bool = False) -> Verdict:

@@ -59,6 +59,21 @@ def test_the_rest_of_a_mixed_function_is_a_part_of_its_time() -> None:
     assert 0.1 < share < 0.95
 
 
+def test_the_error_is_that_of_the_larger_part() -> None:
+    of = load_device("pi-4")
+    model = of.time_model()
+    assert model is not None
+    work = make_reference("train-large").work
+    torch_only = repetition._error_factor(of, work, 1.0, 0.0)
+    assert torch_only == pytest.approx(model.error_factor_of(work))
+    python_only = repetition._error_factor(of, work, 0.0, 1.0)
+    assert python_only == pytest.approx(throughput(clusters_of(of), "interpreter", 1).spread)
+    both = repetition._error_factor(of, work, 1.0, 1.0)
+    assert both is not None
+    assert 1.0 < both < max(torch_only or 0.0, python_only or 0.0)
+    assert repetition._error_factor(load_device("paper-uniform"), work, 1.0, 1.0) is None
+
+
 def test_a_device_interprets_at_the_pace_of_its_fastest_core() -> None:
     """The speed of a training library, which was used before, ranked a Pixel 4 behind a Pi 4."""
     times = {}
