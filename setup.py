@@ -63,6 +63,7 @@ setup(
     package_data={
         "edgefl": ["py.typed"],
         "edgefl.kernels": ["*.pyi"],
+        "edgefl.host": ["*.pyi"],
         "edgefl.lab": ["*.pyi"],
         "edgefl.results": ["*.css"],
         "edgefl.run": ["*.html"],
@@ -74,6 +75,7 @@ setup(
     ext_modules=[
         extension("edgefl.kernels._c", KERNEL_SOURCES),
         extension("edgefl.lab._probe", ("probe", "pool")),
+        extension("edgefl.host._code", ("code",)),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

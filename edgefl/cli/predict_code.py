@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from edgefl.errors import ConfigError, unknown
+from edgefl.errors import ConfigError, EdgeflError, unknown
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
     from edgefl.devices.code import CodeClass, CodeCluster, Rate
 
-CLASSES = ("integer", "memory", "copy", "crypto", "float", "simd", "interpreter")
+CLASSES: tuple[CodeClass, ...] = (
+    "integer", "memory", "copy", "crypto", "float", "simd", "interpreter",
+)  # fmt: skip
 FIGURES: dict[str, dict[CodeClass, str]] = {
     "integer": {"memory": "mips_compress", "integer": "mips_decompress"},
     "memory": {"memory": "mips_compress", "integer": "mips_decompress"},
@@ -37,7 +39,7 @@ def predict_code(
     code: str, model: str | None, devices: list[str], cores: str | None, threads: int, as_json: bool
 ) -> None:
     """Print the rates of that class of code on a device or on cores, with 90% intervals."""
-    if code not in CLASSES:
+    if not _is_class(code):
         raise ConfigError(unknown("code class", code, CLASSES))
     if model is not None:
         raise ConfigError(f"--code {code}: not together with a MODEL (got {model!r})")
@@ -49,10 +51,29 @@ def predict_code(
     figures = {name: throughput(clusters, of, threads) for of, name in FIGURES[code].items()}
     question: dict[str, Any] = {"code": code, "device": devices[0] if devices else None, "threads": threads}
     question["cores"] = [f"{each.core}@{each.mhz:g}x{each.cores}" for each in clusters]
+    speed = _relative(clusters, code, threads)
     if as_json:
-        say(json.dumps({**question, **_flat(figures)}, indent=2))
+        value, low, high = speed or (None, None, None)
+        compared = {"relative": value, "low": low, "high": high}
+        say(json.dumps({**question, **compared, **_flat(figures)}, indent=2))
     else:
-        _show(question, figures)
+        _show(question, figures, speed)
+
+
+def _relative(clusters: tuple[CodeCluster, ...], code: CodeClass, threads: int) -> Rate | None:
+    """Return the speed relative to a thread of this host; None, with a line why, if it cannot be measured."""
+    from edgefl.devices.code import relative
+    from edgefl.host import calibration
+
+    try:
+        return relative(clusters, code, threads, calibration.calibrate())
+    except EdgeflError as error:
+        say(f"edgefl: no comparison with this host: {error}", err=True)
+        return None
+
+
+def _is_class(code: str) -> TypeGuard[CodeClass]:
+    return code in CLASSES
 
 
 def _clusters(devices: list[str], cores: str | None) -> tuple[CodeCluster, ...]:
@@ -70,10 +91,12 @@ def _flat(figures: dict[str, Rate]) -> dict[str, float]:
     }
 
 
-def _show(question: dict[str, Any], figures: dict[str, Rate]) -> None:
+def _show(question: dict[str, Any], figures: dict[str, Rate], speed: Rate | None) -> None:
     from edgefl.results.tables import many, show, table
 
-    rows = [(WORDS[name], *(f"{value:.4g}" for value in rate)) for name, rate in figures.items()]
+    named = [(WORDS[name], rate) for name, rate in figures.items()]
+    named += [] if speed is None else [("speed ÷ that of one thread of this host", speed)]
+    rows = [(name, *(f"{value:.4g}" for value in rate)) for name, rate in named]
     title = (
         f"{question['code']} code, {many(question['threads'], 'thread')} on {', '.join(question['cores'])}"
     )

@@ -331,6 +331,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure this machine's compute rates."""
+    from edgefl.devices.code import UNITS
     from edgefl.host.calibration import EXPIRES_S
     from edgefl.host.calibration import calibrate as measure
 
@@ -342,6 +343,10 @@ def calibrate(
     from edgefl.results.tables import show, table
 
     rows = [(name, rate.median, unit, 100 * rate.cv) for name, rate, unit in found.measured.rates()]
+    rows += [
+        (f"{name} code", rate.median, UNITS[name], 100 * rate.cv)
+        for name, rate in found.measured.code.items()
+    ]
     title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
     show(table(("what", ">median", "", ">CV %"), rows, title=title))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))

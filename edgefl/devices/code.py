@@ -24,10 +24,12 @@ import msgspec
 from edgefl.devices.profiles import bundled_folder, read_tables
 from edgefl.devices.schema import Device
 from edgefl.errors import ConfigError, listed, shortened
+from edgefl.host.calibration import Calibration
+from edgefl.host.code_operations import SCALE_SPREADS
 
 CodeClass = Literal["integer", "memory", "copy", "crypto", "float", "simd", "interpreter"]
 CLASSES: tuple[CodeClass, ...] = get_args(CodeClass)
-UNITS: dict[CodeClass, str] = {
+UNITS: dict[str, str] = {
     "integer": "MIPS",
     "memory": "MIPS",
     "copy": "MB/s",
@@ -346,6 +348,33 @@ def clusters_of(device: Device) -> tuple[CodeCluster, ...]:
         )
         for each in device.cpu.clusters
     )
+
+
+# ---- this host -----------------------------------------------------------------------------------
+
+
+_NO_EXTENSION = "edgefl was installed without a C compiler; install one and edgefl again"
+
+
+def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
+    """Return the rate of one thread of a calibrated host; its interval is the scale's and the noise's.
+
+    Raises `ConfigError` if edgefl was installed without the C extension that measures the class.
+    """
+    found = host.measured.code.get(code_class)
+    if found is None:
+        raise ConfigError(f"this host's rate of {code_class} code is unknown: {_NO_EXTENSION}")
+    logs = math.hypot(math.log(SCALE_SPREADS[code_class]), 1.645 * found.cv)
+    return Rate.within(found.median, math.exp(logs))
+
+
+def relative(clusters: Sequence[CodeCluster], code_class: CodeClass, threads: int, host: Calibration) -> Rate:
+    """Return the speed of ``threads`` threads on a device, relative to one thread of this host.
+
+    It is this host's time for one unit of such code ÷ the device's time. Raises `ConfigError` like
+    `throughput` and `host_rate`.
+    """
+    return throughput(clusters, code_class, threads).over(host_rate(host, code_class))
 
 
 # ---- systems on a chip ---------------------------------------------------------------------------

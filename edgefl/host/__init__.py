@@ -9,7 +9,7 @@ held             a compute phase slowed by a governor process, and that governor
 memory           a client's memory limit, with and without privileges
 confinement      selects and applies the mechanisms for the clients of a run
 capacity         host capacity: time scale, outer quotas, CPU usage of the host
-calibration      the host's compute and memory rates; host_operations is what it times
+calibration      the host's compute and memory rates; host_operations and code_operations are what it times
 fidelity         errors of a run's trips against their declared times
 verdict          the verdict on how well processes were held: errors and the host's load against their bounds
 throttle         CPU throttle for any process: SIGSTOP/SIGCONT or a control group's quota

@@ -23,7 +23,7 @@ from edgefl.host.process import child_environment
 MAX_CV = 0.10  # coefficient of variation of a rate's repetitions above which a calibration is refused
 EXPIRES_S = 7 * 24 * 3600.0
 PATIENCE_S = 300
-VERSION = 3  # version of the measuring method; calibrations of other versions are not used
+VERSION = 4  # version of the measuring method; calibrations of other versions are not used
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +49,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     triad_mib: float
     cache_mib: float
     blas: str
+    code: dict[str, Rate] = {}
+    """Rates by class of code that is not torch, in the units of `edgefl.devices.code.UNITS`; without
+    ``integer``, ``memory``, ``crypto`` and ``float`` if the C extension was not built."""
 
     def rates(self) -> Iterator[tuple[str, Rate, str]]:
-        """Yield the name, rate and unit of each measurement."""
+        """Yield the name, rate and unit of each measurement of torch."""
         for size, rate in self.gemm_gflops.items():
             yield f"gemm {size}", rate, "GFLOPS"
         for kernel, rate in self.conv_gflops.items():

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 
+from edgefl.host import code_operations
 from edgefl.host.calibration import MAX_CV, Measured, Rate
 from edgefl.learning.networks import cnn_femnist
 
@@ -51,18 +52,24 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
     net = cnn_femnist((1, 28, 28), 62)
     images = torch.linspace(0, 1, FEMNIST_BATCH * 28 * 28).reshape(FEMNIST_BATCH, 1, 28, 28)
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    pointwise = rate(_conv(128, 128, 28, 1), 2.0 * 128 * 128 * 28**2 / 1e9)
+    depthwise = rate(_conv(128, 128, 56, 3, groups=128), 2.0 * 128 * 9 * 56**2 / 1e9)
     return Measured(
         gemm_gflops={str(n): rate(_gemm(n), 2.0 * n**3 / 1e9) for n in sizes},
         conv_gflops={
             "3x3": rate(_conv(64, 64, 56, 3), 2.0 * 64 * 64 * 9 * 56**2 / 1e9),
-            "1x1": rate(_conv(128, 128, 28, 1), 2.0 * 128 * 128 * 28**2 / 1e9),
+            "1x1": pointwise,
         },
-        depthwise_gflops=rate(_conv(128, 128, 56, 3, groups=128), 2.0 * 128 * 9 * 56**2 / 1e9),
+        depthwise_gflops=depthwise,
         train_gflops=rate(sgd_step(net, images, torch.arange(FEMNIST_BATCH), 0.01), FEMNIST_FLOP / 1e9),
         triad_gbytes_per_s=rate(lambda: torch.add(b, c, alpha=3.0, out=out), 12.0 * floats / 1e9),
         triad_mib=triad_mib,
         cache_mib=cache_mib,
         blas=blas[1] if blas else "unknown",
+        code={
+            **code_operations.measure_code(rate, triad_mib),
+            "simd": code_operations.simd(pointwise, depthwise),
+        },
     )
 
 

@@ -12,6 +12,17 @@ from edgefl.cli import main
 from edgefl.cli.predict_code import CLASSES, FIGURES, WORDS
 from edgefl.devices import code
 from edgefl.devices.code import CodeCluster, rate, throughput
+from edgefl.errors import RunError
+from edgefl.host import calibration
+from tests.unit.test_code_operations import calibrated
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host's rates are those of a made-up one."""
+    rates = dict.fromkeys(code.CLASSES, 1000.0)
+    monkeypatch.setattr(calibration, "calibrate", lambda: calibrated(**rates))
+
 
 BIG_LITTLE = "--cores Cortex-A76@2400x4,cortexa55@1800x4"
 
@@ -45,6 +56,26 @@ def test_other_classes_have_their_own_figures(
     assert found[key] == pytest.approx(rate(CodeCluster("Cortex-A76", 2400.0), asked).value)  # type: ignore[arg-type]
 
 
+def test_the_speed_is_relative_to_a_thread_of_this_host(capsys: pytest.CaptureFixture[str]) -> None:
+    found = predicted(capsys, f"integer {BIG_LITTLE}")
+    assert found["relative"] == pytest.approx(found["mips_decompress"] / 1000.0)  # type: ignore[operator]
+    assert found["low"] < found["relative"] < found["high"]  # type: ignore[operator]
+
+
+def test_a_host_that_cannot_be_measured_leaves_the_device_s_rates(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise RunError("calibration refused: noisy")
+
+    monkeypatch.setattr(calibration, "calibrate", refuse)
+    assert main(shlex.split(f"predict --code integer {BIG_LITTLE} --json")) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["relative"] is None
+    assert json.loads(captured.out)["mips_decompress"] > 1000
+    assert captured.err == "edgefl: no comparison with this host: calibration refused: noisy\n"
+
+
 def test_a_device_s_profile_has_the_cores(capsys: pytest.CaptureFixture[str]) -> None:
     found = predicted(capsys, "crypto --device pi-4")
     assert found["device"] == "pi-4"
@@ -56,6 +87,7 @@ def test_without_json_it_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "integer code, 4 threads on Cortex-A76@2400x4" in out
     assert "7-zip decompression, MIPS" in out
+    assert "speed ÷ that of one thread of this host" in out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""Measures one thread of this host in classes of code that is not torch, in units of `edgefl.devices.code`.
+
+The programs are our own (``kernels/code.c``, and five bodies in Python). `SCALES` converts their rates to the
+units of 7-zip and OpenSSL, which were measured beside them on one host (docs/code.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from edgefl.host.calibration import Rate
+
+Timer = Callable[[Callable[[], Any], float], Rate]
+"""`host_operations.rate`: measures the work per CPU second of a function."""
+AMOUNTS = {"integer": 2_000_000, "memory": 100_000, "crypto": 40_000_000, "floats": 200_000}
+"""Work of one call of each program: bytes, positions, bytes, steps."""
+SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "floats": 1.0}
+"""Published units per byte, position, byte and step."""
+SCALE_SPREADS = {
+    "integer": 1.15,
+    "memory": 1.2,
+    "copy": 1.1,
+    "crypto": 1.1,
+    "float": 1.2,
+    "simd": 1.3,
+    "interpreter": 1.3,
+}
+"""90% of hosts are assumed to be within this factor of the scale; ``float``: compilers differ, ``simd``:
+libraries, ``interpreter``: versions of Python. They are assumed: only one host was compared."""
+CLASSES = {"integer": "integer", "memory": "memory", "crypto": "crypto", "floats": "float"}
+"""Class of code of each program."""
+PYTHON_STEPS = 2000
+_MIB = 1 << 20
+
+
+def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
+    """Measure all classes but ``simd``; those of the C extension are missing if it was not built."""
+    found = {
+        "copy": timer(*_copy(copy_mib)),
+        "interpreter": timer(lambda: python_bodies(PYTHON_STEPS), PYTHON_STEPS),
+    }
+    try:
+        from edgefl.host import _code
+    except ImportError:
+        return found
+    for name, amount in AMOUNTS.items():
+        found[CLASSES[name]] = timer(partial(getattr(_code, name), amount), amount * SCALES[name])
+    return found
+
+
+def simd(pointwise: Rate, depthwise: Rate) -> Rate:
+    """Return the rate of MobileNet-v1: 97% of its operations are 1 × 1 convolutions, 3% are depthwise."""
+    samples = tuple(
+        1 / (0.97 / one + 0.03 / other)
+        for one, other in zip(pointwise.samples, depthwise.samples, strict=False)
+    )
+    median = 1 / (0.97 / pointwise.median + 0.03 / depthwise.median)
+    return Rate(median=median, cv=max(pointwise.cv, depthwise.cv), samples=samples)
+
+
+def _copy(mib: float) -> tuple[Callable[[], Any], float]:
+    """Return a copy between two blocks of that size, and its MB."""
+    source, target = np.ones(int(mib * _MIB), dtype=np.uint8), np.zeros(int(mib * _MIB), dtype=np.uint8)
+    return lambda: np.copyto(target, source), mib * _MIB / 1e6
+
+
+def python_bodies(steps: int) -> float:
+    """Advance five bodies by so many steps in plain Python; return the first one's position.
+
+    >>> python_bodies(2) == python_bodies(2) != python_bodies(3)
+    True
+    """
+    bodies = [
+        ([5.0 * i, -3.0 * i, 0.3 * i], [0.6, 2.8 / (i + 1), 0.02 * i], 0.01 / i if i else 39.5)
+        for i in range(5)
+    ]
+    pairs = [(a, b) for i, a in enumerate(bodies) for b in bodies[i + 1 :]]
+    for _ in range(steps):
+        for (x, v, m), (y, w, n) in pairs:
+            dx, dy, dz = x[0] - y[0], x[1] - y[1], x[2] - y[2]
+            squared = dx * dx + dy * dy + dz * dz
+            factor = 0.001 / (squared * math.sqrt(squared))
+            a, b = m * factor, n * factor
+            v[0] -= dx * b
+            v[1] -= dy * b
+            v[2] -= dz * b
+            w[0] += dx * a
+            w[1] += dy * a
+            w[2] += dz * a
+        for x, v, _m in bodies:
+            x[0] += 0.001 * v[0]
+            x[1] += 0.001 * v[1]
+            x[2] += 0.001 * v[2]
+    return bodies[0][0][0]

@@ -1,0 +1,107 @@
+"""This host's rates in classes of code: the timed programs, their units, devices relative to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl.devices import load_device
+from edgefl.devices.code import CLASSES, CodeCluster, clusters_of, host_rate, relative, throughput
+from edgefl.errors import ConfigError
+from edgefl.host import code_operations
+from edgefl.host.calibration import Calibration, Measured, Rate
+from edgefl.host.code_operations import SCALE_SPREADS, measure_code, python_bodies, simd
+
+PI_5 = [CodeCluster("Cortex-A76", 2400.0, 4)]
+
+
+def calibrated(cv: float = 0.0, **code: float) -> Calibration:
+    rate = Rate(median=50.0, cv=0.0, samples=(50.0,))
+    measured = Measured(
+        gemm_gflops={}, conv_gflops={}, depthwise_gflops=rate, train_gflops=rate, triad_gbytes_per_s=rate,
+        triad_mib=1.0, cache_mib=1.0, blas="",
+        code={name: Rate(median=median, cv=cv, samples=(median,)) for name, median in code.items()},
+    )  # fmt: skip
+    return Calibration(fingerprint="", cpu="", cores=1, library="", at_unix_s=0.0, measured=measured)
+
+
+def test_the_bodies_of_c_and_of_python_move_alike() -> None:
+    programs = pytest.importorskip("edgefl.host._code")
+    for steps in (1, 500):
+        assert abs(programs.floats(steps) - int(1e6 * python_bodies(steps)) % 2**64) <= 1
+    assert programs.floats(500) != programs.floats(501)
+
+
+@pytest.mark.parametrize("name", ["integer", "crypto", "floats"])
+def test_a_program_repeats_its_result_and_more_work_has_another(name: str) -> None:
+    run = getattr(pytest.importorskip("edgefl.host._code"), name)
+    assert run(32_000) == run(32_000) != run(64_000)
+    with pytest.raises(ValueError, match=r"must be above 0 \(got 0\)"):
+        run(0)
+
+
+def test_the_match_finder_finds_matches() -> None:
+    """Each match has 4 to 32 bytes where a hash is found; an empty tree would sum to 1."""
+    programs = pytest.importorskip("edgefl.host._code")
+    assert 4 < programs.memory(20_000) / 20_000 <= 32
+
+
+def test_aes_instructions_are_detected() -> None:
+    programs = pytest.importorskip("edgefl.host._code")
+    flags = Path("/proc/cpuinfo").read_text().split()
+    assert programs.aes() == ("aes" in flags)
+
+
+def test_all_classes_are_measured_in_published_units() -> None:
+    timed: list[tuple[Callable[[], Any], float]] = []
+
+    def timer(run: Callable[[], Any], work: float) -> Rate:
+        timed.append((run, work))
+        return Rate(median=work, cv=0.0, samples=(work,))
+
+    pytest.importorskip("edgefl.host._code")
+    found = measure_code(timer, copy_mib=2.0)
+    assert {*found, "simd"} == set(CLASSES) == SCALE_SPREADS.keys()
+    assert found["copy"].median == pytest.approx(2.097152)  # MB of one copy
+    assert found["interpreter"].median == code_operations.PYTHON_STEPS
+    assert found["float"].median == code_operations.AMOUNTS["floats"]
+    assert found["crypto"].median == pytest.approx(40 * 0.94)
+    assert found["integer"].median == pytest.approx(2e6 * code_operations.SCALES["integer"])
+    for run, _ in timed:
+        run()
+
+
+def test_simd_is_mobilenets_mix_of_convolutions() -> None:
+    pointwise, depthwise = (Rate(median=m, cv=c, samples=(m,) * 9) for m, c in ((60.0, 0.01), (2.0, 0.04)))
+    found = simd(pointwise, depthwise)
+    assert found.median == pytest.approx(1 / (0.97 / 60 + 0.03 / 2))
+    assert (found.cv, len(found.samples)) == (0.04, 9)
+
+
+def test_relative_is_the_device_s_rate_over_the_host_s() -> None:
+    once, twice = (relative(PI_5, "integer", 1, calibrated(integer=mips)) for mips in (3000.0, 6000.0))
+    assert once.value == pytest.approx(throughput(PI_5, "integer", 1).value / 3000)
+    assert once.value == pytest.approx(2 * twice.value)
+    assert relative(PI_5, "integer", 4, calibrated(integer=3000.0)).value > 3 * once.value
+
+
+def test_the_interval_joins_the_device_s_the_scale_s_and_the_noise() -> None:
+    device = math.log(throughput(PI_5, "memory", 1).spread)
+    scale = math.log(SCALE_SPREADS["memory"])
+    found = relative(PI_5, "memory", 1, calibrated(cv=0.05, memory=3000.0))
+    assert math.log(found.spread) == pytest.approx(math.hypot(device, scale, 1.645 * 0.05))
+
+
+def test_without_the_extension_the_host_s_rate_is_unknown() -> None:
+    with pytest.raises(ConfigError, match=r"this host's rate of integer code is unknown: .*C compiler"):
+        host_rate(calibrated(copy=5000.0), "integer")
+
+
+def test_python_on_a_raspberry_pi_4_is_three_to_six_times_slower_than_where_it_was_compared() -> None:
+    """Zen 3 of 2021: 160,000 steps/s of five bodies in Python 3.11."""
+    found = relative(clusters_of(load_device("pi-4")), "interpreter", 1, calibrated(interpreter=160_000.0))
+    assert 1 / 6 < found.value < 1 / 3
