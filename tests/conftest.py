@@ -118,7 +118,7 @@ def _warm() -> Iterator[ForkServer]:
     So are commands. Where a test has changed what only a new interpreter reads, a new one is started.
     """
 
-    class Warm(supervisor._Supervisor):
+    class Warm(warm.Undrawn):
         def __post_init__(self) -> None:
             if commands.fit(os.environ):
                 self.fork_server = self.fork_server or server

@@ -22,11 +22,11 @@ from edgefl import kernels
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.host.channel import Channel, Closed, Refused
-from edgefl.host.children import OUT_OF_MEMORY_EXIT, ChildWatch, collect, fork, kill
+from edgefl.host.children import OUT_OF_MEMORY_EXIT, ChildWatch, collect, end_children, fork, kill
 from edgefl.host.confinement import ClientLimits, Enforcement
 from edgefl.host.held import govern
 from edgefl.host.pacing import set_time_slice, set_timer_slack
-from edgefl.host.process import become_child, keep_freed_memory, kill_forks_with_parent
+from edgefl.host.process import adopt_orphans, become_child, keep_freed_memory, kill_forks_with_parent
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
 from edgefl.run.client import ClientProcess
@@ -188,6 +188,7 @@ class Zygote:
         self._end_peers()
         if self._governor:
             collect(self._governor)
+        end_children()
 
     def _end_peers(self) -> None:
         for pid in self._children:
@@ -201,6 +202,7 @@ class Zygote:
 def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
     become_child(parent_pid, "edgefl-zygote")
     kill_forks_with_parent()
+    adopt_orphans()  # programs that training code started, and that do not die with their client
     channel: Channel[control.ToZygote] = Channel.inherit(channel_fd, control.ToZygote)
     module, _, name = workload.partition(":")
     Zygote(channel, getattr(import_module(module), name)).run()

@@ -98,6 +98,11 @@ def starts(model, examples, context):
     function.terminate()
     function.join()
     context.log(program=program.wait(), function=function.exitcode)
+
+
+def leaves(model, examples, context):
+    train(model, examples, context)
+    subprocess.Popen(["sleep", "300"])
 """
 
 
@@ -112,6 +117,15 @@ def test_what_a_function_starts_can_be_terminated(guide: Path) -> None:
             codes = ends[kind][~np.isnan(ends[kind])]  # of all but trips that the end cut off
             assert len(codes) >= 4
             assert set(codes) == {-signal.SIGTERM}
+
+
+@pytest.mark.parametrize("made", [virtual, experiment])
+def test_what_a_function_leaves_running_ends_with_the_run(made: Any, guide: Path) -> None:
+    """A client's death ends its forks, but not its programs; `nothing_left` looks for both."""
+    (guide / "starting.py").write_text(STARTING)
+    training = Training(steps=1, function="starting:leaves")
+    with edgefl.run(made(training=training, stop=Stop(trips=4)), guide / "run").record as record:
+        assert len(record.trips["task"]) >= 4
 
 
 FAILING = """

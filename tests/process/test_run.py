@@ -42,6 +42,7 @@ from tests import reports
 
 from ..unit.leaf_files import write_leaf
 from .runs import Command, experiment, summary, wait_for_versions
+from .warm import Undrawn
 
 RUNS = [
     pytest.param({"name": "fedavg", "cohort": 3, "over_selection": 1.4}, "shm", id="fedavg"),
@@ -116,7 +117,10 @@ def test_a_run_in_a_thread_of_the_users_whose_first_buffer_changes_the_model(
     Command("resume", str(folder)).ends(2, "this run is over")
 
 
-def test_what_a_power_cut_took_from_a_finished_run_is_written_again(tmp_path: Path) -> None:
+def test_what_a_power_cut_took_from_a_finished_run_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Undrawn, "pictures", True)
     folder = tmp_path / "run"
     edgefl.run(experiment(stop=Stop(versions=1)), folder)
     names = ("experiment.toml", "summary.json", "trace.json", "report.html")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 from unittest import mock
 
 import msgspec
@@ -25,6 +25,7 @@ from edgefl.host import fork_server
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import exit_with
 from edgefl.host.process import become_child
+from edgefl.results.result import Result
 from edgefl.run import supervisor
 
 MODULES = (
@@ -88,6 +89,21 @@ class WarmCommand(subprocess.Popen[str]):
         self.pid = self._commands.channel.receive()
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+class Undrawn(supervisor._Supervisor):
+    """A run whose report has no pictures: drawing them takes a sixth of the CPU time of a short run.
+
+    `tests/unit/test_results.py` and `tests/process/test_results.py` draw the pictures of short runs.
+    """
+
+    pictures: ClassVar[bool] = False
+
+    def run(self) -> Result:
+        if self.pictures:
+            return super().run()
+        with mock.patch("edgefl.results.pictures.Canvas.svg", lambda _, label: f"<svg>{label}</svg>"):
+            return super().run()
 
 
 class _Forked:
@@ -179,7 +195,7 @@ def _run_warm(stack: contextlib.ExitStack) -> None:
     def start(*given: Any) -> tuple[Any, Channel[Any]]:
         return there.pop() if there else cold(*given)
 
-    class Warm(supervisor._Supervisor):
+    class Warm(Undrawn):
         def __post_init__(self) -> None:
             self.fork_server = self.fork_server or stack.enter_context(fork_server.ForkServer())
             super().__post_init__()
