@@ -281,6 +281,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live = LiveTensors(known)
         self._amounts: Counter[str] = Counter()
         self._cells = _Cells()
+        self._shapes = _ShapeCache()
         self._moved: set[int] = set()
         """Storages that were added or copied."""
 
@@ -319,16 +320,18 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = self._shapes.result(func, args, kwargs)
         packet = func._overloadpacket
-        self.live.note(packet, args, tree_leaves((args, kwargs, out)))
+        leaves = tree_leaves((args, kwargs, out))
+        self.live.note(packet, args, leaves)
         if not _is_view(func) and packet.__name__ not in _FREE:
             self._amounts["calls"] += 1
-            self._count(packet, args, kwargs, out)
+            self._count(packet, args, kwargs, out, _bytes(leaves))
         return out
 
-    def _count(self, packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        moved = _bytes((args, kwargs, out))
+    def _count(
+        self, packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, moved: int
+    ) -> None:
         if packet.__name__ in _MOVES:
             tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             self._moved.update(tensor.untyped_storage()._cdata for tensor in tensors)
@@ -342,6 +345,59 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._amounts["matmul_bytes"] += moved
         else:
             self._amounts[_bytes_kind(packet.__name__)] += moved
+
+
+class _ShapeCache:
+    """Runs operations. On tensors without data, it computes the result of equal arguments only once.
+
+    torch computes many of these results in Python, which takes a millisecond; a recurrent layer repeats the
+    same dozen operations at each step of a sequence.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, list[Any] | None] = {}
+        """Arguments of ``torch.empty_strided`` for a new tensor; None for other results."""
+
+    def result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return ``func(*args, **kwargs)``, or an equal new tensor without data."""
+        if not _all_meta(args):
+            return func(*args, **kwargs)
+        key = func, _described(args), _described([*kwargs.items()])
+        if (known := self._known.get(key)) is not None:
+            size, strides, dtype = known
+            return torch.empty_strided(size, strides, dtype=dtype, device="meta")
+        out = func(*args, **kwargs)
+        if key not in self._known:
+            self._known[key] = _new_tensor(func, args, out)
+        return out
+
+
+def _all_meta(args: Sequence[Any]) -> bool:
+    """Return True if the first tensor of an operation has no data."""
+    first = next((value for value in args if isinstance(value, Tensor)), None)
+    return first is not None and first.is_meta
+
+
+def _described(value: Any) -> Any:
+    """Everything about an argument that the shape, strides and type of a result depend on."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_described, value))
+    return type(value), value
+
+
+def _new_tensor(func: Any, args: Sequence[Any], out: Any) -> list[Any] | None:
+    """Return size, strides and type of a result that is one new, dense tensor; None for any other result."""
+    if not isinstance(out, Tensor) or any(one.alias_info for one in func._schema.arguments):
+        return None
+    storage = out.untyped_storage()
+    if storage.nbytes() != out.numel() * out.element_size():
+        return None
+    given = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+    if any(storage._cdata == tensor.untyped_storage()._cdata for tensor in given):
+        return None
+    return [out.shape, out.stride(), out.dtype]
 
 
 class _Cells(TorchFunctionMode):
@@ -385,9 +441,9 @@ def _is_view(func: Any) -> bool:
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
 
 
-def _bytes(tensors: Any) -> int:
-    """Bytes of all floating-point tensors in a nested structure; indices differ by runtime."""
-    found = (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+def _bytes(leaves: Sequence[Any]) -> int:
+    """Bytes of all floating-point tensors among values; indices differ by runtime."""
+    found = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
     return sum(tensor.numel() * tensor.element_size() for tensor in found)
 
 
