@@ -39,7 +39,7 @@ def predict_code(
     code: str, model: str | None, devices: list[str], cores: str | None, threads: int, as_json: bool
 ) -> None:
     """Print the rates of that class of code on a device or on cores, with 90% intervals."""
-    if not _is_class(code):
+    if not is_class(code):
         raise ConfigError(unknown("code class", code, CLASSES))
     if model is not None:
         raise ConfigError(f"--code {code}: not together with a MODEL (got {model!r})")
@@ -72,7 +72,8 @@ def _relative(clusters: tuple[CodeCluster, ...], code: CodeClass, threads: int) 
         return None
 
 
-def _is_class(code: str) -> TypeGuard[CodeClass]:
+def is_class(code: str) -> TypeGuard[CodeClass]:
+    """Return True for the name of a class of code."""
     return code in CLASSES
 
 

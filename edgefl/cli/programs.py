@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.paths import folder_option
+from edgefl.cli.predict_code import CLASSES, is_class
 from edgefl.cli.run import INVALID, AcceptInvalid, Quiet
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, unknown
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ def execute(
             help="Cores of this host: 0.3 for all threads, or 0.3x4,0.1x4: one core per thread.",
         ),
     ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            help=f"Code that the program resembles, for the speed of each core: {', '.join(CLASSES)}.",
+        ),
+    ] = None,
     time_scale: TimeScale = "auto",
     throttle: Throttle = "sigstop",
     memory: Annotated[
@@ -81,7 +89,7 @@ def execute(
     from edgefl import programs
     from edgefl.programs.view import make_view
 
-    phones = phones_of(command, device or [], fleet, count, network, connect or [], share)
+    phones = phones_of(command, device or [], fleet, count, network, connect or [], share, like)
     options = programs.ProgramOptions(
         time_scale=scale_of(time_scale),
         throttle=throttle,
@@ -104,6 +112,7 @@ def phones_of(
     network: str | None,
     connect: list[str],
     share: str | None,
+    like: str | None = None,
 ) -> list[Phone]:
     from edgefl.devices import load_fleet
     from edgefl.programs import Phone
@@ -111,6 +120,10 @@ def phones_of(
 
     if (fleet is None) == (not devices):
         raise ConfigError("give --device NAME, once or more, or --fleet FILE")
+    if like is not None and not is_class(like):
+        raise ConfigError(unknown("code class", like, CLASSES))
+    if like is not None and share is not None:
+        raise ConfigError(f"--like {like}: not together with --share, which sets the speed")
     counts = [_counted(text, count or 1) for text in devices]
     if count is not None and all("=" in text for text in devices):
         raise ConfigError(f"--count {count}: has no effect, since every device has its own count")
@@ -131,6 +144,7 @@ def phones_of(
             network=network or networks.get(name),
             connects=connects,
             share=None if share is None else read_share(share),
+            like=like,
         )
         for name, copies in counts
         for _ in range(copies)
@@ -185,6 +199,8 @@ def say_result(result: ProgramsResult, quiet: bool) -> None:
     if held.valid and held.median_abs_error is None:
         verdict, error = "not judged", "the phones hardly computed or sent anything"
     scale = f"time_scale {result.time_scale:g}"
+    for code, device, factor in result.model_errors:
+        error += f"; {code} code on a real {device}: within a factor of {factor:.2f} (90%)"
     if not (quiet and held.valid):
         phones = many(len(result.phones), "phone")
         say(f"edgefl: {verdict}; {phones}, {scale}, {error}", err=True)

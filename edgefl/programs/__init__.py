@@ -14,7 +14,7 @@ view        live table
 
 from __future__ import annotations
 
-from edgefl.programs.phone import Phone, cpu_share
+from edgefl.programs.phone import Phone, core_shares, cpu_share
 from edgefl.programs.result import PhoneResult, ProgramsResult
 from edgefl.programs.running import ProgramOptions, RunningPhones, run, start
 
@@ -24,6 +24,7 @@ __all__ = [
     "ProgramOptions",
     "ProgramsResult",
     "RunningPhones",
+    "core_shares",
     "cpu_share",
     "run",
     "start",

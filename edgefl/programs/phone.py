@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from edgefl.devices import Device, Network, load_device, load_network
+from edgefl.devices.code import CodeClass, Rate, clusters_of, relative
 from edgefl.devices.condition import Power, power_of
 from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError, ProfileError
@@ -48,7 +49,11 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """Maps local ports to servers, ``host:port``; connections to the port go through the phone's link."""
     share: float | tuple[float, ...] | None = None
     """Cores of this host: a number that all threads share, or one for each core of the device, fastest first,
-    of which each thread that can run uses one. None: `cpu_share` of the device."""
+    of which each thread that can run uses one. None: `core_shares` of the device if ``like`` is given, else
+    `cpu_share`."""
+    like: CodeClass | None = None
+    """Class of code that the command resembles; with it the phone gets the device's cores, each at its speed
+    in such code."""
     folder: str | None = None
     """Working folder of the command; None: the current one."""
 
@@ -61,6 +66,9 @@ class HeldPhone(NamedTuple):
     network: Network
     cores: tuple[float, ...]
     """Shares of the device's cores, fastest first, in cores of this host at time scale 1."""
+    error_factor: float | None = None
+    """Factor f such that 90% of real devices run code of the class ``phone.like`` within a factor f of the
+    phone's speed; None without a class."""
 
     @property
     def all_cores(self) -> float:
@@ -95,6 +103,16 @@ def cpu_share(device: Device, host: Calibration) -> float:
     return host_s / model.predict(FEMNIST_STEP).seconds
 
 
+def core_shares(device: Device, like: CodeClass, host: Calibration) -> tuple[Rate, ...]:
+    """Return the speed of each core of the device in code of that class, relative to a thread of this host.
+
+    Raises `ConfigError` if the profile lists no cores, or this host's rate of the class is unknown.
+    """
+    return tuple(
+        one for cluster in clusters_of(device) for one in [relative([cluster], like, 1, host)] * cluster.cores
+    )
+
+
 def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
     """Load the profiles of the phones. Raises `ConfigError` for the first invalid setting.
 
@@ -104,8 +122,13 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
     found, host = [], None
     for number, phone in enumerate(phones):
         where = f"phone {number}"
-        device, share = load_device(phone.device), phone.share
+        device, share, error_factor = load_device(phone.device), phone.share, None
         _check_command(phone, where)
+        if share is None and phone.like is not None:
+            from edgefl.host.calibration import calibrate
+
+            speeds = core_shares(device, phone.like, host or (host := calibrate()))
+            share, error_factor = tuple(one.value for one in speeds), max(one.spread for one in speeds)
         if share is None:
             if host is None and device.time_model() is not None:
                 from edgefl.host.calibration import calibrate
@@ -118,7 +141,7 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
             if not 0 < core < 1e6:
                 raise ConfigError(f"{where}: share must be a finite number of cores above 0, got {core:g}")
         network = load_network(phone.network or device.network or "none")
-        found.append(HeldPhone(phone, device, network, tuple(sorted(cores, reverse=True))))
+        found.append(HeldPhone(phone, device, network, tuple(sorted(cores, reverse=True)), error_factor))
     return found
 
 

@@ -84,6 +84,14 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.declared_share / self.achieved_share - 1.0
 
 
+class ModelError(NamedTuple):
+    """90% of real devices of that name run code of the class within ``factor`` of the emulated speed."""
+
+    code: str
+    device: str
+    factor: float
+
+
 class ProgramsResult(NamedTuple):
     """All phones' results, and the verdict on the enforcement error."""
 
@@ -94,6 +102,8 @@ class ProgramsResult(NamedTuple):
     throttle: str
     memory: str
     held: HeldVerdict
+    model_errors: tuple[ModelError, ...] = ()
+    """Model errors of the devices in the phones' classes of code; empty if no class is given."""
 
     @property
     def valid(self) -> bool:
@@ -127,6 +137,7 @@ class ProgramsResult(NamedTuple):
             "throttle": self.throttle,
             "memory": self.memory,
             "fidelity": fidelity,
+            **({"model_errors": [one._asdict() for one in self.model_errors]} if self.model_errors else {}),
             "phones": [{**msgspec.to_builtins(one), "cpu_error": one.cpu_error} for one in self.phones],
         }
 

@@ -32,7 +32,7 @@ from edgefl.programs.phone import (
     look_up,
     open_listeners,
 )
-from edgefl.programs.result import PhoneResult, ProgramsResult, judge, way_result
+from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, way_result
 from edgefl.programs.tree import RUN_VARIABLE, end_marked
 from edgefl.programs.view import PhonesView
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
@@ -178,6 +178,12 @@ class _Traffic:
         room = MOST_KEPT - len(declared_s)
         declared_s += message.declared_s[:room]
         achieved_s += message.achieved_s[:room]
+
+
+def _model_errors(held: Sequence[HeldPhone]) -> Iterator[ModelError]:
+    for one in held:
+        if one.phone.like is not None and one.error_factor is not None:
+            yield ModelError(one.phone.like, one.device.id, one.error_factor)
 
 
 class RunningPhones:
@@ -485,6 +491,7 @@ class RunningPhones:
             throttle=self.options.throttle,
             memory=self.options.memory,
             held=judge(phones if held_back else (), pairs, self.scale.value, conditions),
+            model_errors=tuple(dict.fromkeys(_model_errors(self._held))),
         )
 
     def _phone_result(self, number: int) -> PhoneResult:
