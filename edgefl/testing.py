@@ -208,7 +208,7 @@ class _Executor:
         elif isinstance(action, said.Wake):
             self.at(said.Ticked(action.at_s))
         else:
-            assert isinstance(action, said.Finish)
+            assert isinstance(action, said.Finish | said.Rejoin | said.Drop)
 
     def begin(self, action: said.Train) -> None:
         client = action.client

@@ -5,6 +5,7 @@ events          the core's input and output types; the journal stores the events
 ledger          running tasks, held updates and counters; the View that strategies read
 strategy_calls  calls a strategy's methods and validates their results
 patience        early stopping; detection of a run that no longer changes
+deaths          whether a client that died returns, and when
 periods         which versions are evaluated
 participation   limits on each client's participation in a private run
 arrivals        arrival times of clients, for strategies with an arrival process

@@ -23,6 +23,7 @@ from typing import Any
 from edgefl import experiment
 from edgefl.core import arrivals, events
 from edgefl.core import strategy_calls as calls
+from edgefl.core.deaths import Deaths
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
 from edgefl.core.ledger import Ledger
 from edgefl.core.patience import Patience, Standstill
@@ -61,8 +62,10 @@ class Core(Ledger):
         stop: experiment.Stop,
         evaluate_every: int | experiment.Evaluation = 10,
         privacy: experiment.Privacy | None = None,
+        deaths: Deaths | None = None,
     ) -> None:
         super().__init__(devices, seed, privacy)
+        self.deaths = deaths or Deaths()
         if isinstance(evaluate_every, int):
             if evaluate_every < 1:
                 raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
@@ -96,6 +99,7 @@ class Core(Ledger):
         self._handlers: dict[type, Callable[[Any, list[Action]], bool]] = {
             Joined: self._joined,
             Left: self._left,
+            events.Died: self._died,
             Arrived: self._arrived,
             Failed: self._failed,
             Summed: self._summed,
@@ -168,11 +172,17 @@ class Core(Ledger):
             self._no_update(client)
         return True
 
+    def _died(self, event: events.Died, actions: list[Action]) -> bool:
+        if self.stopped is None and 0 <= event.client < len(self.present):
+            actions.append(self.deaths.died(event))
+        return False
+
     def _arrived(self, event: Arrived, actions: list[Action]) -> bool:
         client, task = event.client, event.task
         if self.base_of(client, task) != event.base_version:
             return False
         self.end(task)
+        self.deaths.delivered(client)
         self._deliver(event, actions)
         return True
 

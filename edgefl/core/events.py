@@ -31,6 +31,19 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
     """The client finishes its current task before it disconnects."""
 
 
+class Died(msgspec.Struct, frozen=True, tag="died"):
+    """A client's process ended by itself or was killed, or its training ended a worker's process.
+
+    The core answers with `Rejoin` or `Drop`. `Left` or `Failed` follows for the client's task: in a private
+    run only a ``declared`` death, one that the experiment draws from its seed, lets the client leave.
+    """
+
+    client: int
+    at_s: float
+    reason: str
+    declared: bool = False
+
+
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, repr_omit_defaults=True):
     """A finished update is complete in its slot."""
 
@@ -97,7 +110,7 @@ class Halted(msgspec.Struct, frozen=True, tag="halted"):
     reason: str
 
 
-Event = Joined | Left | Arrived | Failed | Summed | Ticked | Evaluated | Halted
+Event = Joined | Left | Died | Arrived | Failed | Summed | Ticked | Evaluated | Halted
 
 
 class Train(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -117,6 +130,21 @@ class Revoke(msgspec.Struct, frozen=True):
 
     client: int
     task: int
+
+
+class Rejoin(msgspec.Struct, frozen=True):
+    """Start the dead client again: it may join from ``at_s`` on."""
+
+    client: int
+    at_s: float
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """The dead client never joins again. ``reason``: why it was given up; empty if every death has that
+    effect."""
+
+    client: int
+    reason: str
 
 
 class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -160,7 +188,7 @@ class Finish(msgspec.Struct, frozen=True):
     reason: str
 
 
-Action = Train | Revoke | Sum | Release | Evaluate | Wake | Finish
+Action = Train | Revoke | Rejoin | Drop | Sum | Release | Evaluate | Wake | Finish
 
 event_encoder = msgspec.msgpack.Encoder()
 event_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

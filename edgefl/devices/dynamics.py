@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
-from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Train
+from edgefl.core.events import Action, Arrived, Died, Event, Failed, Joined, Left, Rejoin, Train
 from edgefl.devices.condition import Condition, ConditionModel
 from edgefl.devices.fleet import ClientInfo, Trips, changes, condition_model, presence_of
 from edgefl.devices.plan import End, TripPlan
@@ -133,6 +133,10 @@ class Dynamics:
         """The client's next change of its own."""
         return self._states[client].move
 
+    def declares_death(self, client: int, now_s: float) -> bool:
+        """Return True if the experiment lets the client die on its present trip, at ``now_s`` or before."""
+        return client in self and self.move(client).why == "died" and self.move(client).at_s <= now_s
+
     def finishes(self, client: int) -> bool:
         """Return True if the client finishes its task before the departure that `move` announces."""
         state = self._states[client]
@@ -152,6 +156,9 @@ class Dynamics:
 
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
         """Update the state for ``event`` and the core's ``actions``; ``now_s`` is the core's time."""
+        if isinstance(event, Died) and event.declared and event.client in self._states:
+            back_s = (action.at_s for action in actions if isinstance(action, Rejoin))
+            self._states[event.client].not_before_s = next(back_s, math.inf)
         if isinstance(event, Joined | Left | Arrived | Failed) and event.client in self._states:
             self._happened(event, self._states[event.client])
             self._moved[event.client] = None
@@ -162,9 +169,6 @@ class Dynamics:
     def _happened(self, event: Joined | Left | Arrived | Failed, state: _ClientState) -> None:
         if isinstance(event, Joined | Left):
             state.here = isinstance(event, Joined)
-        if isinstance(event, Left) and state.move.why == "died" and event.at_s >= state.move.at_s:
-            fleet = self._experiment.fleet
-            state.not_before_s = event.at_s + fleet.rejoin_s if fleet.on_death == "replace" else math.inf
         if isinstance(event, Joined | Left) and state.plan is None:
             state.rest(event.at_s)
         elif isinstance(event, Left) and event.finishes:

@@ -21,7 +21,7 @@ Send = Callable[[int, Sequence[messages.Task]], bool]
 """Sends tasks to a worker; returns False if the worker is gone."""
 
 
-class Died(msgspec.Struct, frozen=True, array_like=True, tag=41):
+class FatalTask(msgspec.Struct, frozen=True, array_like=True, tag=41):
     """Result of a task that killed its workers; ``reason`` describes the last death."""
 
     client: int
@@ -44,7 +44,7 @@ class Dispatch:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.oldest_first = False
-        self.results: dict[int, messages.TaskResult | messages.Gone | Died] = {}
+        self.results: dict[int, messages.TaskResult | messages.Gone | FatalTask] = {}
         """Results whose arrival is not due yet, keyed by task."""
         self._waiting: dict[int, _Entry] = {}
         """Waiting tasks, keyed by task number, in the order in which they were added."""
@@ -95,8 +95,8 @@ class Dispatch:
     def worker_died(self, worker: int, computing: int | None, reason: str) -> None:
         """Requeue the tasks of a dead worker, except a task that too many workers have died of.
 
-        ``computing`` is the task that the worker had begun last, if any. A blamed task gets a `Died` result
-        in `results`.
+        ``computing`` is the task that the worker had begun last, if any. A blamed task gets a `FatalTask`
+        result in `results`.
         """
         orphans = [entry for holder, entry in self._at_work.values() if holder == worker]
         for entry in orphans:
@@ -107,7 +107,7 @@ class Dispatch:
                 (guilty,) = (entry for entry in orphans if entry[2] == computing)
                 orphans.remove(guilty)
                 del self._losses[computing]
-                self.results[computing] = Died(guilty[1], computing, reason)
+                self.results[computing] = FatalTask(guilty[1], computing, reason)
         self._requeue(orphans)
 
     def fill(self, workers: Collection[int]) -> None:

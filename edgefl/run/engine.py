@@ -133,6 +133,8 @@ class Engine:
         self._handlers: dict[type, Callable[[Any], None]] = {
             Train: self._train,
             Revoke: lambda action: timeline.cancel(action.client, action.task),
+            events.Rejoin: lambda action: timeline.rejoin(action.client, action.at_s),
+            events.Drop: self._drop,
             Release: self._release,
             Evaluate: self._evaluate,
             Wake: lambda action: timeline.wake(action.at_s),
@@ -319,6 +321,10 @@ class Engine:
         self._watch.to(before)
         norm, salt = result.clip_norm, result.salt
         return self._decide(Summed(action.version, now_s, result.bad, norm, salt, result.zero))
+
+    def _drop(self, action: events.Drop) -> None:
+        if action.reason:
+            self.store.incident(self._clock.now_s(), action.client, "gave-up", action.reason)
 
     def _release(self, action: Release) -> None:
         trip = self._open.pop(action.task, None)

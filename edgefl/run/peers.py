@@ -23,7 +23,7 @@ STARTUP_S = 120.0
 BUSY_S = 120.0
 """Time that the evaluator may be silent while it evaluates a version, wall seconds."""
 MOST_DEATHS_IN_A_ROW = 5
-"""Number of deaths without a finished task after which a peer is not started again."""
+"""Number of deaths without a finished task after which a worker or the evaluator is not started again."""
 MOST_PAST = 256
 """Number of finished tasks remembered per peer; a worker holds at most 64 tasks at a time."""
 MOST_DETAIL = 500
@@ -151,7 +151,10 @@ class Peers:
 
 @dataclass(eq=False)
 class PeerLifecycle:
-    """Ends, replaces or gives up peers of a run that are silent, send invalid messages, or die."""
+    """Ends peers that are silent or send invalid messages, and starts others in place of dead ones.
+
+    Whether a dead client is replaced is decided by the core; workers and the evaluator are no clients.
+    """
 
     _peers: Peers
     _experiment: Experiment
@@ -188,34 +191,35 @@ class PeerLifecycle:
             self._note(peer, kind, detail)
             self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
 
-    def departed(self, message: control.Departed, *, declared: bool = False) -> tuple[Peer, bool] | None:
-        """Handle the end of a process: schedule a replacement, or give the peer up (True).
-
-        Return None if the process was not the current one. A death that the experiment ``declared`` does not
-        count towards giving up.
-        """
+    def departed(self, message: control.Departed) -> Peer | None:
+        """Record the end of a process; return its peer, or None if the process was not the current one."""
         peer = self._peers.remove(message.role, message.peer, message.epoch)
-        if peer is None:
-            return None
-        if not peer.expelled:
+        if peer is not None and not peer.expelled:
             memory = message.reason.startswith(control.OUT_OF_MEMORY)
             self._note(peer, "oom" if memory else "death", message.reason)
-        client, fleet = peer.role == control.CLIENT, self._experiment.fleet
-        deaths = peer.deaths_in_a_row + (not declared)
-        if client and fleet.on_death == "drop":
-            return peer, True
+        return peer
+
+    def retry(self, peer: Peer, *, blamed: bool = True) -> bool:
+        """Start a worker or the evaluator again; return False if it died too often.
+
+        A death for which the process is not ``blamed`` does not count.
+        """
+        deaths = peer.deaths_in_a_row + blamed
         if deaths >= MOST_DEATHS_IN_A_ROW:
             self._note(peer, "gave-up", f"died {deaths} times in a row")
-            return peer, True
+            return False
+        self.replace(peer, 0.0, deaths)
+        return True
+
+    def replace(self, peer: Peer, after_s: float, deaths_in_a_row: int = 0) -> None:
+        """Start another process in place of a dead one, in ``after_s`` wall seconds."""
         self.returning += 1
-        rejoin_s = fleet.rejoin_s * self._clock.time_scale if client else 0.0
 
-        def replace() -> None:
+        def start() -> None:
             self.returning -= 1
-            self.start(peer.role, peer.number, peer.epoch + 1, deaths)
+            self.start(peer.role, peer.number, peer.epoch + 1, deaths_in_a_row)
 
-        self._alarms.after(rejoin_s, replace)
-        return peer, False
+        self._alarms.after(after_s, start)
 
     def start(self, role: control.Role, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> None:
         """Request the start of a peer's process, and expect it from now on."""

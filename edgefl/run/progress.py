@@ -64,11 +64,8 @@ class Gauge:
         self.loss, self.metrics = answer.loss, answer.metrics
 
     def cost(self, ns: int) -> None:
-        """Note the server's cost of one update, from its receipt to the next task, without the sum, ns.
-
-        Under the virtual clock, a message's cost is not that of one trip.
-        """
-        if self._wall and len(self._costs_ns) < MOST_COSTS:
+        """Note the server's cost of one update, from its receipt to the next task, without the sum, ns."""
+        if self._wall and len(self._costs_ns) < MOST_COSTS:  # a worker's message has many updates
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:

@@ -15,11 +15,9 @@ import msgspec
 from edgefl.core import Core
 from edgefl.core.events import (
     Action,
-    Arrived,
     Evaluate,
     Evaluated,
     Event,
-    Left,
     Release,
     Summed,
     Train,
@@ -32,7 +30,7 @@ from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
 from edgefl.run.engine import Engine
 from edgefl.run.slots import Aggregator
-from edgefl.run.timeline import TRAINING_DEATH, Answer, InFlightWork, Restored
+from edgefl.run.timeline import Answer, InFlightWork, Restored
 
 _answers = msgspec.msgpack.Decoder(list[Answer])
 
@@ -74,12 +72,11 @@ def save(
 
 
 class _JournalReplay:
-    """Replays the journal through a new core and dynamics, and tracks tasks, deaths and evaluations."""
+    """Replays the journal through a new core and dynamics, and tracks tasks and evaluations."""
 
     def __init__(self, core: Core, dynamics: Dynamics | None) -> None:
         self._core, self._dynamics = core, dynamics
         self._tasks: dict[int, tuple[Train, float]] = {}
-        self._deaths: dict[int, list[float]] = {}
         self._assessing: dict[int, tuple[float, int]] = {}
         self.salts: dict[int, str] = {}
         """Salts of the versions with secret noise; see `Summed.salt`."""
@@ -93,10 +90,6 @@ class _JournalReplay:
                 self._assessing.pop(version, None)
             case Summed(version=version, salt=salt, bad=()) if salt:
                 self.salts[version] = salt
-            case Arrived(client=client):
-                self._deaths.pop(client, None)
-            case Left(client=client, at_s=at_s, reason=reason) if reason.startswith(TRAINING_DEATH):
-                self._deaths.setdefault(client, []).append(at_s)
         for action in actions:
             match action:
                 case Train(task=task):
@@ -121,7 +114,6 @@ class _JournalReplay:
             },
             entries=entries,
             answers={answer.task: answer for answer in answers},
-            deaths=self._deaths,
         )
 
 

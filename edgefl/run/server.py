@@ -194,17 +194,14 @@ class ServerLoop:
             if message.role == control.EVALUATOR:
                 self._evaluation.give_up()
             return
-        declared = self._timeline.declares_death(message)
-        departure = self._lifecycle.departed(message, declared=declared)
-        if departure is not None:
-            peer, given_up = departure
-            if peer.role == control.EVALUATOR and given_up:
-                self._evaluation.give_up()
-                stop = self._experiment.stop
-                if (stop.versions, stop.trips, stop.emulated_s, stop.wall_s) == (None,) * 4:
-                    raise RunError("the evaluator died too often, and this run stops only on an evaluation")
-            elif self._started or peer.role == control.WORKER:
-                self._handle_all(self._timeline.departed(peer, message, given_up=given_up))
+        peer = self._lifecycle.departed(message)
+        if peer is not None and peer.role != control.EVALUATOR:
+            self._handle_all(self._timeline.departed(peer, message))
+        elif peer is not None and not self._lifecycle.retry(peer):
+            self._evaluation.give_up()
+            stop = self._experiment.stop
+            if (stop.versions, stop.trips, stop.emulated_s, stop.wall_s) == (None,) * 4:
+                raise RunError("the evaluator died too often, and this run stops only on an evaluation")
         self._start_if_ready()
 
     def _grow(self, order: control.Grow) -> None:

@@ -23,6 +23,7 @@ import psutil
 
 from edgefl import config, failpoints, kernels
 from edgefl.core import Core
+from edgefl.core.deaths import Deaths
 from edgefl.devices.dynamics import Dynamics, dynamics_of
 from edgefl.devices.energy import PowerDraw, draw_of
 from edgefl.devices.fleet import (
@@ -149,14 +150,15 @@ def build(
     peers = Peers(time.monotonic, socket, by_door=plan.door != "")
     gate = Gate(socket, SERVER_ENDS[transport](buffer), peers, aggregator, gauge, watch)
     evaluation = EvaluationQueue(aggregator, gate, peers, keep_all=virtual)
-    parts = (core, dynamics, aggregator, evaluation, peers, gate, store, trips)
+    instant = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
+    clock = instant if virtual else WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
+    lifecycle = PeerLifecycle(peers, experiment, store, clock, alarms, channel)
+    parts = (core, dynamics, aggregator, evaluation, peers, lifecycle, gate, store, trips)
     timeline: Timeline
     write_ahead = None
     if virtual:
-        instant = VirtualClock(emulated_s=emulated_s, wall_s=wall_s)
         timeline = VirtualTimeline(experiment, instant, *parts, plan.workers)
     else:
-        clock = WallClock(plan.time_scale, emulated_s=emulated_s, wall_s=wall_s)
         write_ahead = WriteAhead(store, aggregator, watch)
         timeline = WallTimeline(experiment, clock, *parts, write_ahead)
     running = {} if restored is None else restored.tasks
@@ -173,7 +175,6 @@ def build(
         write_ahead=write_ahead,
         wait_s=trips.wait_s,
     )
-    lifecycle = PeerLifecycle(peers, experiment, store, timeline.clock, alarms, channel)
     return ServerLoop(
         channel, plan, gate, timeline, engine, evaluation, peers, lifecycle, alarms, gauge, watch, restored
     )
@@ -183,7 +184,8 @@ def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client
     """Create the core of a run. If sampling counts for privacy, its seed is as secret as the noise."""
     rules = experiment.privacy
     seed = source.seed if rules is not None and rules.mechanism == "gaussian" else experiment.seed
-    return Core(strategy, clients, seed, experiment.stop, experiment.evaluation, rules)
+    deaths = Deaths(experiment.fleet.on_death, experiment.fleet.rejoin_s)
+    return Core(strategy, clients, seed, experiment.stop, experiment.evaluation, rules, deaths)
 
 
 def _restored(

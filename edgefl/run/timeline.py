@@ -20,16 +20,14 @@ from edgefl.parameters.checkpoint import SavedState
 from edgefl.results.store import Store
 from edgefl.run import control, messages
 from edgefl.run.clock import TICK, Agenda, Due, WallClock
-from edgefl.run.dispatch import Died
+from edgefl.run.dispatch import FatalTask
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate, TaskReturned
-from edgefl.run.peers import Peer, Peers
+from edgefl.run.peers import Peer, PeerLifecycle, Peers
 from edgefl.run.slots import Aggregator, Lease
 
-Answer = messages.TaskResult | messages.Gone | Died
+Answer = messages.TaskResult | messages.Gone | FatalTask
 """A worker's result for a task, or the finding that the task kills workers."""
-TRAINING_DEATH = "its training ended its process"
-"""Prefix of a `Left` event's reason if a client died in a worker's process (virtual clock)."""
 Order = Callable[[Train, Lease, float, float], messages.Task]
 """`Engine.order`: builds the message for a task."""
 
@@ -74,8 +72,6 @@ class Restored:
     entries: dict[int, int]
     """Versions that still have to be read, and the ring entries that hold them now."""
     answers: dict[int, Answer]
-    deaths: dict[int, list[float]]
-    """For each client, the times at which it died in training since its last update, emulated s."""
 
 
 @dataclass(eq=False)
@@ -90,6 +86,7 @@ class Timeline:
     aggregator: Aggregator
     evaluation: EvaluationQueue
     peers: Peers
+    lifecycle: PeerLifecycle
     gate: Gate
     store: Store
     trips: Trips
@@ -146,21 +143,20 @@ class Timeline:
         self, client: int, result: messages.TaskResult, times: messages.TripTimes, at_s: float
     ) -> Delivery:
         """Return the arrival of a client's update after a trip of these times."""
-        counted = result.counted
-        examples = self.trips.examples[client] if counted is None else counted
+        examples = self.trips.examples[client] if result.counted is None else result.counted
         return Delivery(client, result, times, examples, at_s)
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
         """Handle the end of a task at a peer."""
         raise NotImplementedError
 
-    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[TimelineEvent]:
-        """Handle the end of a computing process, which is not replaced if ``given_up``."""
+    def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
+        """Handle the end of a computing process."""
         raise NotImplementedError
 
-    def declares_death(self, end: control.Departed) -> bool:
-        """Return True if the experiment itself declared this death: it does not count against the peer."""
-        return False
+    def rejoin(self, client: int, at_s: float) -> None:
+        """Let a dead client join again, at ``at_s`` or later."""
+        raise NotImplementedError
 
     def due(self) -> Iterator[TimelineEvent]:
         """Yield the events that are due now."""

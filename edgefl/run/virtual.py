@@ -15,18 +15,17 @@ import msgspec
 import numpy as np
 
 from edgefl import failpoints
-from edgefl.core.events import Failed, Joined, Left, Ticked
+from edgefl.core.events import Died, Failed, Joined, Left, Ticked
 from edgefl.devices.fleet import joins_at_s
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import ConfigError, RunError
 from edgefl.parameters.buffer import SlotState, TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due, VirtualClock
-from edgefl.run.dispatch import Died, Dispatch
+from edgefl.run.dispatch import Dispatch, FatalTask
 from edgefl.run.gate import TaskReturned
-from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, Peer
+from edgefl.run.peers import Peer
 from edgefl.run.timeline import (
-    TRAINING_DEATH,
     InFlightWork,
     Order,
     Restored,
@@ -34,6 +33,8 @@ from edgefl.run.timeline import (
     TimelineEvent,
 )
 
+TRAINING_DEATH = "its training ended its process"
+"""Prefix of the reason if a client's training ended the processes of workers."""
 EVENTS_AT_ONCE = 128
 """Maximum number of events between two polls of the socket."""
 STALL_LIMIT = 1000
@@ -82,9 +83,6 @@ class VirtualTimeline(Timeline):
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
         self._orders = 0
         """Number of orders sent to workers so far."""
-        self._deaths: dict[int, list[float]] = {}
-        """For each client, the times at which its training killed a worker since its last update, emulated
-        s."""
         self._started = False
         self._has_more = False
         """The last call of `due` reached its limit of events."""
@@ -114,34 +112,32 @@ class VirtualTimeline(Timeline):
     def expected(self) -> int:
         return int(self.agenda.head is not None)
 
-    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[TimelineEvent]:
+    def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
         """Requeue the tasks of a dead worker. This is no event, as clients do not depend on a worker.
 
-        If a task has killed too many workers, its client dies when its update would have arrived.
+        If a task has killed too many workers, its client dies when its update would have arrived. A death in
+        the middle of a task counts against the task, any other against the worker.
         """
-        if peer.role == control.WORKER:
-            self._withdrawn.pop(peer.number, None)
-            dispatch, buffer = self._dispatch, self.aggregator.buffer
-            orphans = dispatch.tasks_of(peer.number)
-            dispatch.worker_died(peer.number, self._computing(end), end.reason)
-            for task in orphans:
-                self.aggregator.unassign(task.task)
-                buffer.state[task.slot] = SlotState.LEASED  # the dead worker does not write to it any more
-                if task.task in dispatch.results:
-                    self.aggregator.fetched(task.slot)
-                elif self._running_trips[task.task].cancelled:
-                    self._withdraw(task.task)
-            if given_up:
-                raise RunError(f"worker {peer.number} died too often; see the incidents on record")
+        computing = self._computing(end)
+        if not self.lifecycle.retry(peer, blamed=computing is None):
+            raise RunError(f"worker {peer.number} died too often; see the incidents on record")
+        self._withdrawn.pop(peer.number, None)
+        dispatch, buffer = self._dispatch, self.aggregator.buffer
+        orphans = dispatch.tasks_of(peer.number)
+        dispatch.worker_died(peer.number, computing, end.reason)
+        for task in orphans:
+            self.aggregator.unassign(task.task)
+            buffer.state[task.slot] = SlotState.LEASED  # the dead worker does not write to it any more
+            if task.task in dispatch.results:
+                self.aggregator.fetched(task.slot)
+            elif self._running_trips[task.task].cancelled:
+                self._withdraw(task.task)
         return iter(())
 
     def _computing(self, end: control.Departed) -> int | None:
         """Return the task that the worker began last, if it has not answered it."""
         task = end.task
         return task if task is not None and self._dispatch.worker_of(task) == end.peer else None
-
-    def declares_death(self, end: control.Departed) -> bool:
-        return end.role == control.WORKER and self._computing(end) is not None
 
     def assign(self, task: messages.Task, sent_s: float | None = None) -> None:
         """Begin a trip, now or at ``sent_s``; its plan is drawn as the client itself would draw it."""
@@ -259,10 +255,9 @@ class VirtualTimeline(Timeline):
                     self.store.incident(self.clock.now_s(), client, "failed", trip.broken)
                     yield Failed(client, task, at_s, trip.broken)
                 elif isinstance(result, messages.TaskResult):
-                    self._deaths.pop(client, None)
                     yield self.delivery(client, result, trip.times(), at_s)
-                elif isinstance(result, Died):
-                    yield self._training_death(client, task, at_s, result.reason)
+                elif isinstance(result, FatalTask):
+                    yield from self._training_death(client, task, at_s, result.reason)
                 else:
                     assert result is not None
                     self.store.incident(at_s, client, "failed", result.reason)
@@ -277,28 +272,22 @@ class VirtualTimeline(Timeline):
             failpoints.pass_by("event")
         self._has_more = True
 
-    def _training_death(self, client: int, task: int, at_s: float, reason: str) -> Left | Failed:
-        """Handle a client whose training kills its process: it rejoins, or is dropped after too many deaths.
+    def _training_death(self, client: int, task: int, at_s: float, reason: str) -> Iterator[TimelineEvent]:
+        """Yield the death of a client whose training kills its process.
 
         In a private run it stays: participation must not depend on what clients compute.
         """
         self.store.incident(at_s, client, "death", reason)
+        what = f"{TRAINING_DEATH}: {reason}"
         if self.core.privacy is not None:
-            return Failed(client, task, at_s, f"{TRAINING_DEATH}: {reason}")
-        deaths = self._deaths.setdefault(client, [])
-        deaths.append(at_s)
-        if self._rejoins_s(client) == math.inf and self.experiment.fleet.on_death == "replace":
-            self.store.incident(at_s, client, "gave-up", f"died {len(deaths)} times in a row")
+            yield Failed(client, task, at_s, what)
+        else:
+            yield Died(client, at_s, what)
+            yield Left(client, at_s, what)
+
+    def rejoin(self, client: int, at_s: float) -> None:
         if self.dynamics is None or client not in self.dynamics:
             self._schedule_join(client, at_s)
-        return Left(client, at_s, f"{TRAINING_DEATH}: {reason}")
-
-    def _rejoins_s(self, client: int) -> float:
-        """Return the earliest time at which a client that died in training rejoins, emulated s."""
-        if not (deaths := self._deaths.get(client)):
-            return -math.inf
-        gone = self.experiment.fleet.on_death == "drop" or len(deaths) >= MOST_DEATHS_IN_A_ROW
-        return math.inf if gone else deaths[-1] + self.experiment.fleet.rejoin_s
 
     def _schedule_join(self, client: int, at_s: float) -> None:
         at_s = self._not_before(client, at_s)
@@ -306,7 +295,7 @@ class VirtualTimeline(Timeline):
             self.agenda.add(Due(at_s, JOIN, client))
 
     def _not_before(self, client: int, at_s: float) -> float:
-        return max(at_s, self.clock.now_s(), self._rejoins_s(client))
+        return max(at_s, self.clock.now_s(), self.core.deaths.returns_s(client))
 
     def _require_time(self, at_s: float) -> None:
         """Raise RunError if trips take no time and only emulated time or an accuracy would end the run."""
@@ -338,7 +327,6 @@ class VirtualTimeline(Timeline):
 
     def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:
         """Continue all trips that were running; clients do not notice the interruption."""
-        self._deaths = restored.deaths
         for number, (train, sent_s) in restored.tasks.items():
             client, version, answer = train.client, train.version, restored.answers.get(number)
             entry = restored.entries.get(version, -1)
@@ -397,6 +385,8 @@ class VirtualTimeline(Timeline):
         task = self.core.task_of(client)
         finishes = task is not None and self.dynamics.finishes(client)
         left = Left(client, due.at_s, why, finishes=finishes)
+        if why == "died":
+            yield Died(client, due.at_s, why, declared=True)
         if task is not None and not finishes:
             trip = self._running_trips[task]
             if not trip.doomed:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from edgefl.core.events import Failed, Joined, Left, Ticked
+from edgefl.core.events import Died, Failed, Joined, Left, Ticked
 from edgefl.devices.fleet import joins_at_s
 from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
@@ -46,6 +46,8 @@ class WallTimeline(Timeline):
         self._tasks: list[messages.Task] = []
         self._next_join_s: dict[int, float] = {}
         """For each client, the time of its next scheduled join, emulated s."""
+        self._dead: dict[int, Peer] = {}
+        """Clients whose process has died, until the core decides whether another is started."""
         self._leaving: dict[int, str] = {}
         """Clients whose task was cancelled because they are leaving, mapped to the reason."""
         self._returns_s: dict[int, float] = {}
@@ -161,14 +163,15 @@ class WallTimeline(Timeline):
         elif self.dynamics.move(client).joins:
             self._schedule_join(client, self.dynamics.move(client).at_s)
 
-    def departed(self, peer: Peer, end: control.Departed, *, given_up: bool) -> Iterator[TimelineEvent]:
-        if peer.role != control.CLIENT:
-            return
+    def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
         client, now_s = peer.number, self.clock.now_s()
-        declared, why = self.declares_death(end), self._leaving.pop(client, None)
+        declared, why = self._declares_death(client), self._leaving.pop(client, None)
+        self._dead[client] = peer
+        yield Died(client, now_s, end.reason, declared)
         if not self._private or declared:
             self._failed.pop(client, None)
-            yield Left(client, now_s, end.reason)
+            if self.core.connected(client):
+                yield Left(client, now_s, end.reason)
         elif why is not None:
             yield Left(client, now_s, why)
         elif (task := self.core.task_of(client)) in self.core.cancelled:
@@ -177,11 +180,20 @@ class WallTimeline(Timeline):
         elif task is not None and client not in self._failed:
             self._schedule_failure(client, task, end.reason)
 
-    def declares_death(self, end: control.Departed) -> bool:
-        if end.role != control.CLIENT or self.dynamics is None or end.peer not in self.dynamics:
-            return False
-        move = self.dynamics.move(end.peer)
-        return move.why == "died" and move.at_s <= self.clock.now_s()
+    def _declares_death(self, client: int) -> bool:
+        return self.dynamics is not None and self.dynamics.declares_death(client, self.clock.now_s())
+
+    def _left(self, client: int, why: str) -> Iterator[Died | Left]:
+        """Yield a client's departure, after its death if the experiment declares that for now."""
+        if self._declares_death(client):
+            yield Died(client, self.clock.now_s(), why, declared=True)
+        yield Left(client, self.clock.now_s(), why)
+
+    def rejoin(self, client: int, at_s: float) -> None:
+        """Start another process for the client, if its last one has ended."""
+        if (peer := self._dead.pop(client, None)) is not None:
+            after_s = max(0.0, at_s - self.clock.now_s()) * self.clock.time_scale
+            self.lifecycle.replace(peer, after_s)
 
     def wait_ms(self) -> int:
         if self.aggregator.deferred is not None:
@@ -207,7 +219,7 @@ class WallTimeline(Timeline):
                 if due.client in self._failed and self._failed[due.client][0] == due.task:
                     _, reason = self._failed.pop(due.client)
                     if (why := self._leaving.pop(due.client, None)) is not None:
-                        yield Left(due.client, self.clock.now_s(), why)
+                        yield from self._left(due.client, why)
                     else:
                         yield Failed(due.client, due.task, self.clock.now_s(), reason)
             else:
@@ -268,4 +280,4 @@ class WallTimeline(Timeline):
         for client in range(len(core.devices)):
             self._returns_s[client] = now_s + self.trips.returns_after_s(client, resumption)
         for client in (*sorted(core.idle), *sorted(core.ineligible), *sorted(core.running)):
-            yield Left(client, self.clock.now_s(), "interrupted")
+            yield from self._left(client, "interrupted")

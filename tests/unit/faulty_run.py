@@ -29,12 +29,10 @@ from edgefl.core.events import Sum
 from edgefl.experiment import Experiment, Server, Stop
 from edgefl.parameters.buffer import SlotState
 from edgefl.run import connection, control, messages
-from edgefl.run.clock import Alarms
 from edgefl.run.connection import Cancelled, Connection
 from edgefl.run.durability import WriteAhead
 from edgefl.run.engine import Engine
 from edgefl.run.gate import Refusal, ResendRequest
-from edgefl.run.peers import PeerLifecycle
 from edgefl.run.slots import Lease
 from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
 from edgefl.run.wall import WallTimeline
@@ -135,10 +133,7 @@ class FaultyRun(Parts):
         )
         self.network = Network(self.hand)
         self.socket.send = self.network.send  # type: ignore[method-assign]
-        self.alarms = Alarms(self.hand)
-        self.orders: list[Any] = []
-        channel: Any = SimpleNamespace(send=self.orders.append)
-        self.lifecycle = PeerLifecycle(self.peers, wanted, self.store, self.clock, self.alarms, channel)
+        self.lifecycle = self.lifecycle_of(wanted, self.clock)
         self.timeline, self.engine = self.served(wanted)
         self.clients: dict[bytes, Any] = {}
         """The peers' processes, by name."""
@@ -154,7 +149,8 @@ class FaultyRun(Parts):
 
     def served(self, wanted: Experiment) -> tuple[Timeline, Engine]:
         """The timeline and its engine."""
-        parts = (self.core, None, self.aggregator, self.evaluation, self.peers, self.gate, self.store)
+        peers = (self.peers, self.lifecycle, self.gate)
+        parts = (self.core, None, self.aggregator, self.evaluation, *peers, self.store)
         trips: Any = FixedTrips([1.0])  # used in private runs only
         ahead = WriteAhead(self.store, self.aggregator, self.watch)
         timeline = WallTimeline(wanted, self.clock, *parts, trips, ahead)
@@ -222,7 +218,7 @@ class FaultyRun(Parts):
         self._take(self.timeline.due())
         self.alarms.run_due()
         self.timeline.flush()
-        orders, self.orders[:] = list(self.orders), []
+        orders, self.sent[:] = list(self.sent), []
         for order in orders:
             if isinstance(order, control.Replace):
                 self.spawn(order.role, order.peer, order.epoch)
@@ -231,9 +227,12 @@ class FaultyRun(Parts):
             del self.clients[name]
             Line.lines.pop(name, None)
             end = control.Departed(order.role, order.peer, order.epoch, "killed")
-            departure = self.lifecycle.departed(end)
-            assert departure is not None
-            self._take(self.timeline.departed(departure[0], end, given_up=departure[1]))
+            peer = self.lifecycle.departed(end)
+            assert peer is not None
+            if peer.role == control.EVALUATOR:
+                assert self.lifecycle.retry(peer)
+            else:
+                self._take(self.timeline.departed(peer, end))
         for client in list(self.clients.values()):
             self.act(client)
         if self.hand.at - self.moved_s > STALL_S:

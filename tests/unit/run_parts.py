@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,11 +19,11 @@ from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
 from edgefl.results.store import Store
 from edgefl.run import control, messages
-from edgefl.run.clock import WallClock
+from edgefl.run.clock import Alarms, WallClock
 from edgefl.run.engine import Engine
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Checked, Gate
-from edgefl.run.peers import Peer, Peers
+from edgefl.run.peers import Peer, PeerLifecycle, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.slots import Aggregator, Lease
 from edgefl.run.timeline import TimelineEvent
@@ -140,8 +141,15 @@ class Parts:
             self.watch,
         )
         self.evaluation = EvaluationQueue(self.aggregator, self.gate, self.peers)
+        self.sent: list[Any] = []
+        """What the supervisor was sent."""
+        self.alarms = Alarms(self.hand)
         self.clock = WallClock(1.0, monotonic=self.hand)
         self._tasks = itertools.count()
+
+    def lifecycle_of(self, wanted: Experiment, clock: WallClock) -> PeerLifecycle:
+        channel: Any = SimpleNamespace(send=self.sent.append)
+        return PeerLifecycle(self.peers, wanted, self.store, clock, self.alarms, channel)
 
     def close(self) -> None:
         self.store.close()

@@ -15,6 +15,8 @@ from edgefl.core import Core
 from edgefl.core.events import (
     Action,
     Arrived,
+    Died,
+    Drop,
     Evaluate,
     Evaluated,
     Event,
@@ -23,6 +25,7 @@ from edgefl.core.events import (
     Halted,
     Joined,
     Left,
+    Rejoin,
     Release,
     Revoke,
     Sum,
@@ -76,12 +79,12 @@ Move = tuple[int, int, int]
 
 def moves_of(seed: int, count: int) -> list[Move]:
     draw = random.Random(seed).randrange
-    return [(draw(20), draw(-1, CLIENTS + 1), draw(41)) for _ in range(count)]
+    return [(draw(21), draw(-1, CLIENTS + 1), draw(41)) for _ in range(count)]
 
 
 MOVES = st.builds(moves_of, st.integers(0, 2**32), st.integers(0, 150))
 """75 moves on average, of which a failure shrinks to the first ones; Hypothesis's own lists have five."""
-LONG = [(13 * k % 20, 3 * k % 7 - 1, 17 * k % 41) for k in range(150)]
+LONG = [(13 * k % 21, 3 * k % 7 - 1, 17 * k % 41) for k in range(150)]
 
 
 class Rules:
@@ -174,6 +177,11 @@ class Rules:
                 assert self.evaluated[version] == 1
             case Wake(at_s):
                 assert at_s > self.core.now_s
+            case Rejoin(client, at_s):
+                assert 0 <= client < CLIENTS
+                assert at_s == self.core.now_s
+            case Drop(client):
+                assert 0 <= client < CLIENTS
             case Finish():
                 self.over = True
 
@@ -204,6 +212,8 @@ def event_for(rules: Rules, move: Move, at_s: float) -> Event:
         return Halted(at_s, "halted")
     if kind == 19:
         return Failed(client, number, at_s, "unknown")
+    if kind == 20:
+        return Died(client, at_s, "signal 9", declared=number % 2 == 0)
     return Ticked(at_s)
 
 

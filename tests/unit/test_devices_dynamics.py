@@ -14,7 +14,8 @@ from scipy import stats
 
 from edgefl import config
 from edgefl.core import Core
-from edgefl.core.events import Arrived, Event, Joined, Left, Release, Sum, Summed, Train
+from edgefl.core.deaths import Deaths
+from edgefl.core.events import Arrived, Died, Event, Joined, Left, Release, Sum, Summed, Train
 from edgefl.devices.dynamics import Dynamics, dynamics_of
 from edgefl.devices.fleet import ClientInfo, Trips
 from edgefl.devices.presence import AlternatingRenewal, LateJoin, Presence, Windows, read_availability
@@ -71,9 +72,9 @@ class World:
         (profile,) = wanted.fleet.devices
         infos = [ClientInfo(client, profile, wanted.fleet.network) for client in range(clients)]
         self.book: Dynamics = dynamics_of(wanted, infos, trips(wanted, infos))
-        self.core = Core(
-            FedBuff(buffer_size=2), [Client(i, "hot", 10) for i in range(clients)], 3, wanted.stop
-        )
+        devices = [Client(client, "hot", 10) for client in range(clients)]
+        deaths = Deaths(wanted.fleet.on_death, wanted.fleet.rejoin_s)
+        self.core = Core(FedBuff(buffer_size=2), devices, 3, wanted.stop, deaths=deaths)
         self.journal: list[Event] = []
         self.released: list[tuple[int, str]] = []
         self._agenda: list[tuple[float, int, int, int, Event]] = []
@@ -87,6 +88,8 @@ class World:
                     continue
             elif self.book.move(client).at_s != at_s:
                 continue
+            elif self.book.declares_death(client, at_s):
+                self._tell(Died(client, at_s, "died", declared=True))
             self._tell(event)
 
     def _enter(self, event: Arrived | Joined | Left) -> None:

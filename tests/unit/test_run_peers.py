@@ -11,9 +11,9 @@ from run_parts import FakeSocket, Parts, experiment
 from edgefl.errors import RunError
 from edgefl.results.record import Record
 from edgefl.run import control
-from edgefl.run.clock import Alarms, WallClock
+from edgefl.run.clock import WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, WORKER
-from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, STARTUP_S, Peer, PeerLifecycle, Peers
+from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, STARTUP_S, Peer, Peers
 
 
 class Table:
@@ -142,15 +142,11 @@ class Office(Parts):
 
     def __init__(self, folder: Path, **fleet: object) -> None:
         super().__init__(folder)
-        self.folder, self.sent, self.alarms = folder, list[object](), Alarms(self.hand)
-        clock = WallClock(2.0, monotonic=self.hand)
-        self.lifecycle = PeerLifecycle(self.peers, experiment(**fleet), self.store, clock, self.alarms, self)  # type: ignore[arg-type]
+        self.folder = folder
+        self.lifecycle = self.lifecycle_of(experiment(**fleet), WallClock(2.0, monotonic=self.hand))
 
-    def send(self, message: object) -> None:
-        self.sent.append(message)
-
-    def dies(self, peer: Peer, reason: str = "signal 9", **how: bool) -> tuple[Peer, bool] | None:
-        return self.lifecycle.departed(control.Departed(peer.role, peer.number, peer.epoch, reason), **how)
+    def dies(self, peer: Peer, reason: str = "signal 9") -> Peer | None:
+        return self.lifecycle.departed(control.Departed(peer.role, peer.number, peer.epoch, reason))
 
     def incidents(self) -> list[tuple[str, int | None, str]]:
         self.store.commit()
@@ -188,57 +184,56 @@ def test_where_no_socket_can_be_opened_a_peer_that_waits_in_vain_ends_the_run(of
     office.lifecycle.find_silent(0.0)  # who is there needs none
 
 
-def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(tmp_path: Path) -> None:
-    office = Office(tmp_path, rejoin_s=30.0)
+def test_a_client_that_dies_comes_back_after_its_time_as_another_epoch(office: Office) -> None:
     peer = office.peer(CLIENT, 1)
-    assert office.dies(peer) == (peer, False)
+    assert office.dies(peer) is peer
     assert office.dies(peer) is None  # it is gone already
-    assert (office.lifecycle.returning, office.peers.get(CLIENT, 1)) == (1, None)
-    office.hand.at += 59.0  # at two wall seconds an emulated one
+    assert (office.lifecycle.returning, office.peers.get(CLIENT, 1)) == (0, None)
+    office.lifecycle.replace(peer, 60.0)
+    assert office.lifecycle.returning == 1
+    office.hand.at += 59.0
     office.alarms.run_due()
     assert office.sent == []
     office.hand.at += 1.0
     office.alarms.run_due()
     assert office.sent == [control.Replace(CLIENT, 1, 1)]
     again = office.the(CLIENT, 1)
-    assert (again.epoch, again.ready, again.deaths_in_a_row, office.lifecycle.returning) == (1, False, 1, 0)
+    assert (again.epoch, again.ready, office.lifecycle.returning) == (1, False, 0)
     assert office.incidents() == [("death", 1, "signal 9")]
 
 
 @pytest.mark.parametrize("role", [WORKER, EVALUATOR])
 def test_other_processes_come_back_at_once(office: Office, role: control.Role) -> None:
-    office.dies(office.peer(role, 0))
+    peer = office.peer(role, 0)
+    assert office.dies(peer) is peer
+    assert office.lifecycle.retry(peer)
     office.alarms.run_due()
     assert office.sent == [control.Replace(role, 0, 1)]
     assert office.incidents() == [("death", None, "signal 9")]
 
 
-def test_a_client_that_is_to_be_dropped_does_not_come_back(tmp_path: Path) -> None:
-    office = Office(tmp_path, on_death="drop")
-    peer = office.peer(CLIENT, 1)
-    assert office.dies(peer, f"{control.OUT_OF_MEMORY}: 300 MiB") == (peer, True)
-    office.alarms.run_due()
-    assert (office.sent, office.lifecycle.returning) == ([], 0)
+def test_a_client_that_needs_too_much_memory_is_an_incident_of_its_own(office: Office) -> None:
+    office.dies(office.peer(CLIENT, 1), f"{control.OUT_OF_MEMORY}: 300 MiB")
     assert office.incidents() == [("oom", 1, f"{control.OUT_OF_MEMORY}: 300 MiB")]
 
 
 def test_a_peer_that_dies_again_and_again_is_given_up(office: Office) -> None:
     for deaths in range(1, MOST_DEATHS_IN_A_ROW + 1):
         peer = office.peers.get(WORKER, 0) or office.peer(WORKER, 0)
-        departure = office.dies(peer)
-        assert departure is not None
-        assert departure[1] is (deaths == MOST_DEATHS_IN_A_ROW)
+        assert office.dies(peer) is peer
+        assert office.lifecycle.retry(peer) is (deaths < MOST_DEATHS_IN_A_ROW)
         office.alarms.run_due()
     assert len(office.sent) == MOST_DEATHS_IN_A_ROW - 1
     assert office.incidents()[-1] == ("gave-up", None, f"died {MOST_DEATHS_IN_A_ROW} times in a row")
 
 
-def test_a_client_that_dies_as_declared_is_never_given_up(office: Office) -> None:
-    peer = office.peer(CLIENT, 1)
+def test_a_worker_that_dies_of_its_tasks_is_never_given_up(office: Office) -> None:
+    peer = office.peer(WORKER, 1)
     for _ in range(2 * MOST_DEATHS_IN_A_ROW):
-        assert office.dies(peer, declared=True) == (peer, False)
+        assert office.dies(peer) is peer
+        assert office.lifecycle.retry(peer, blamed=False)
         office.alarms.run_due()
-        peer = office.the(CLIENT, 1)
+        peer = office.the(WORKER, 1)
     assert peer.deaths_in_a_row == 0
     assert {kind for kind, _, _ in office.incidents()} == {"death"}
 

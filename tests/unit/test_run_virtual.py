@@ -20,12 +20,12 @@ from edgefl.results.record import Record
 from edgefl.run import control, messages
 from edgefl.run.clock import VirtualClock
 from edgefl.run.control import ABSENT, IDLE, WORKER
-from edgefl.run.dispatch import MAX_TASKS, MOST_LOSSES, PREFETCH_S, Died, Dispatch
+from edgefl.run.dispatch import MAX_TASKS, MOST_LOSSES, PREFETCH_S, Dispatch, FatalTask
 from edgefl.run.engine import Engine
 from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW
-from edgefl.run.timeline import TRAINING_DEATH, Delivery, TimelineEvent
-from edgefl.run.virtual import VirtualTimeline
+from edgefl.run.timeline import Delivery, TimelineEvent
+from edgefl.run.virtual import TRAINING_DEATH, VirtualTimeline
 
 DOWN, COMPUTE, UP = TripPhase.DOWN, TripPhase.COMPUTE, TripPhase.UP
 INSTANT = Transfer(4, 4, 0, 0.0, math.inf, 4)
@@ -64,7 +64,7 @@ class Virtual(Parts):
         wanted = experiment(join_spread_s=0.0)
         self.timeline = VirtualTimeline(
             wanted, self.virtual_clock, self.core, None, self.aggregator, self.evaluation, self.peers,
-            self.gate, self.store, self.trips, workers,  # type: ignore[arg-type]
+            self.lifecycle_of(wanted, self.virtual_clock), self.gate, self.store, self.trips, workers,  # type: ignore[arg-type]
         )  # fmt: skip
         self.engine = Engine(
             self.core, self.aggregator, self.store, self.timeline, self.evaluation, self.watch
@@ -162,23 +162,26 @@ def test_what_a_dead_worker_had_in_hand_goes_to_the_next(world: Virtual) -> None
     dead = world.peers.remove(WORKER, 0, 0)
     assert dead is not None
     end = control.Departed(WORKER, 0, 0, "signal 9")
-    assert list(world.timeline.departed(dead, end, given_up=False)) == []
+    assert list(world.timeline.departed(dead, end)) == []
     assert all(world.aggregator.leases[task.task].holder == -1 for task in tasks)
     assert world.buffer.state[first.slot] == SlotState.LEASED
     world.peers.expect(WORKER, 0, epoch=1).ready = True
     assert [task.task for task in world.given()] == [first.task, second.task]
+    dead.deaths_in_a_row = MOST_DEATHS_IN_A_ROW - 1
     with pytest.raises(RunError, match="worker 0 died too often"):
-        world.timeline.departed(dead, end, given_up=True)
+        world.timeline.departed(dead, end)
 
 
 def kill(world: Virtual, begun: messages.Task | None) -> None:
     """Worker 0 dies with all that it has in hand, of which it began one; another takes its place."""
     dead = world.the(WORKER, 0)
     end = control.Departed(WORKER, 0, dead.epoch, "exit 7", None if begun is None else begun.task)
-    assert world.timeline.declares_death(end) == (begun is not None)
     world.peers.remove(WORKER, 0, dead.epoch)
-    assert list(world.timeline.departed(dead, end, given_up=False)) == []
-    world.peers.expect(WORKER, 0, epoch=dead.epoch + 1).ready = True
+    assert list(world.timeline.departed(dead, end)) == []
+    world.alarms.run_due()
+    again = world.the(WORKER, 0)
+    assert (again.epoch, again.deaths_in_a_row) == (dead.epoch + 1, int(begun is None))
+    again.ready = True
 
 
 def die(world: Virtual, client: int) -> list[TimelineEvent]:
@@ -444,7 +447,7 @@ def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(w
     workers.dispatch.fill([0])
     assert workers.given[0][-1] == 4
     assert workers.dispatch.worker_of(3) is None
-    assert workers.dispatch.results == {3: Died(3, 3, "exit 7")}
+    assert workers.dispatch.results == {3: FatalTask(3, 3, "exit 7")}
 
 
 def test_workers_that_die_between_tasks_cost_no_task(workers: Workers) -> None:

@@ -13,12 +13,13 @@ import pytest
 from run_parts import Parts, done, experiment, take
 from test_run_virtual import FixedTrips
 
-from edgefl.core.events import Evaluate, Event, Failed, Joined, Left, Sum, Ticked
-from edgefl.devices.dynamics import Transition
+from edgefl.core.deaths import Deaths
+from edgefl.core.events import Died, Evaluate, Event, Failed, Joined, Left, Sum, Ticked
+from edgefl.devices.dynamics import Dynamics, Transition
 from edgefl.errors import RunError
 from edgefl.experiment import Privacy, Stop
 from edgefl.parameters.buffer import TripPhase
-from edgefl.run import messages, wall
+from edgefl.run import control, messages, wall
 from edgefl.run.clock import Alarms
 from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed, Role
 from edgefl.run.durability import WriteAhead
@@ -54,6 +55,8 @@ class Book:
     def move(self, client: int) -> Transition:
         return self.moves[client]
 
+    declares_death = Dynamics.declares_death
+
     def finishes(self, client: int) -> bool:
         return self.finishing
 
@@ -77,9 +80,10 @@ class Wall(Parts):
         self.book, self.trips = Book(), FixedTrips([4.0, 4.0, 4.0])
         wanted = experiment(**fleet_fields)
         self.ahead = WriteAhead(self.store, self.aggregator, self.watch)
+        self.lifecycle = self.lifecycle_of(wanted, self.clock)
         self.timeline = WallTimeline(
             wanted, self.clock, self.core, self.book, self.aggregator, self.evaluation, self.peers,
-            self.gate, self.store, self.trips, self.ahead,
+            self.lifecycle, self.gate, self.store, self.trips, self.ahead,
         )  # type: ignore[arg-type]  # fmt: skip
         self.engine = Engine(
             self.core,
@@ -140,7 +144,7 @@ def test_the_states_that_are_told_are_what_the_clients_themselves_say(world: Wal
         buffer.fetched[leases[task].slot] = phase
     assert list(world.timeline.states()) == [IDLE + phase for phase in (1, 2, 3)]
     peer = world.the(CLIENT, 1)
-    take(world.engine, world.timeline.departed(peer, ended(peer.number), given_up=False))
+    take(world.engine, world.timeline.departed(peer, ended(peer.number)))
     assert world.timeline.states()[1] == ABSENT
 
 
@@ -277,10 +281,48 @@ def test_a_death_is_declared_from_its_instant_on(world: Wall) -> None:
     world.book.set(1, 3.0, "died")
     world.book.set(2, 0.0, "offline")
     started(world)
-    assert not any(world.timeline.declares_death(ended(client)) for client in range(3))
+
+    def declared() -> list[bool]:
+        deaths = [next(world.timeline.departed(world.the(CLIENT, n), ended(n))) for n in range(3)]
+        return [death.declared for death in deaths if isinstance(death, Died)]
+
+    assert declared() == [False] * 3
     world.hand.at += 3.5
-    assert [client for client in range(3) if world.timeline.declares_death(ended(client))] == [1]
-    assert not world.timeline.declares_death(ended(1, EVALUATOR))
+    assert declared() == [False, True, False]
+
+
+@pytest.mark.parametrize("on_death", ["replace", "drop"])
+def test_a_dead_client_has_another_process_when_the_core_says_so(world: Wall, on_death: str) -> None:
+    world.core.deaths = Deaths(on_death, rejoin_s=30.0)  # type: ignore[arg-type]
+    started(world)
+    world.clock.time_scale = 2.0
+    now_s, peer = world.clock.now_s(), world.the(CLIENT, 1)
+    world.peers.remove(CLIENT, 1, 0)
+    happened = take(world.engine, world.timeline.departed(peer, ended(1)))
+    assert happened == [Died(1, now_s, "signal 9"), Left(1, now_s, "signal 9")]
+    for wall_s, sent in ((59.0, []), (1.0, [control.Replace(CLIENT, 1, 1)])):
+        world.hand.at += wall_s
+        world.alarms.run_due()
+        assert world.sent == (sent if on_death == "replace" else [])
+
+
+def test_a_process_that_dies_before_its_client_has_joined_is_no_departure(world: Wall) -> None:
+    peer = world.the(CLIENT, 1)
+    world.peers.remove(CLIENT, 1, 0)
+    assert take(world.engine, world.timeline.departed(peer, ended(1))) == [Died(1, 0.0, "signal 9")]
+    world.alarms.run_due()
+    assert world.sent == [control.Replace(CLIENT, 1, 1)]
+
+
+@pytest.mark.parametrize("at_s", [3.0, 5.0])
+def test_a_client_whose_declared_death_an_interruption_hid_dies_then(world: Wall, at_s: float) -> None:
+    world.book.set(1, at_s, "died")
+    started(world)
+    world.engine.handle(Joined(1, 0.0))
+    world.hand.at += 4.0
+    left = list(world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
+    death = [Died(1, 4.0, "interrupted", declared=True)] if at_s < 4.0 else []
+    assert [one for one in left if one.client == 1] == [*death, Left(1, 4.0, "interrupted")]
 
 
 @pytest.mark.parametrize("answer", ["gives up", "had finished", "dies", "finishes first"])
@@ -307,8 +349,8 @@ def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: 
         expected = [Left(1, 4.0, "offline", finishes=True), Delivery(1, said, TIMES, 60, 4.0)]
         got = take(world.engine, world.timeline.task_ended(said))
     else:
-        expected = [Left(1, 4.0, "signal 9")]
-        got = take(world.engine, world.timeline.departed(peer, ended(peer.number), given_up=False))
+        expected = [Died(1, 4.0, "signal 9"), Left(1, 4.0, "signal 9")]
+        got = take(world.engine, world.timeline.departed(peer, ended(peer.number)))
     assert got == expected
     assert not world.core.connected(1)
     assert list(world.timeline.task_ended(TaskReturned(1, 1, "", "cancelled"))) == [
@@ -377,8 +419,10 @@ def test_a_trip_of_a_private_run_that_fails_counts_as_zero_when_its_update_was_d
         )
     else:
         private.peers.remove(CLIENT, 1, 0)
-        gone = private.timeline.departed(peer, ended(1), given_up=how != "dies")
-        assert take(private.engine, gone) == []
+        private.core.deaths = Deaths("replace" if how == "dies" else "drop")
+        gone = private.timeline.departed(peer, ended(1))
+        assert take(private.engine, gone) == [Died(1, 2.5, "signal 9")]
+        assert private.lifecycle.returning == (how == "dies")
         assert list(private.gate.receive()) == []
     assert private.core.connected(1)
     assert private.due() == []
@@ -418,7 +462,8 @@ def test_a_failed_trip_of_a_private_run_ends_before_where_another_would(private:
         return
     if why == "offline":
         private.book.set(1, 3.0, why)
-    assert private.due() == [Left(1, 3.0, why)]
+    death = [Died(1, 3.0, why, declared=True)] if why == "died" else []
+    assert private.due() == [*death, Left(1, 3.0, why)]
     assert (private.core.held, private.core.connected(1)) == ([], False)
 
 

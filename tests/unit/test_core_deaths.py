@@ -1,0 +1,77 @@
+"""Whether a client that died returns, and when: the core alone decides, from events that the journal has."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edgefl import experiment
+from edgefl.core import Core
+from edgefl.core.deaths import Deaths
+from edgefl.core.events import Arrived, Died, Drop, Halted, Joined, Left, Rejoin, Release
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.testing import fleet
+
+MOST = Deaths.MOST_IN_A_ROW
+
+
+def dies(at_s: float, client: int = 0, *, declared: bool = False) -> Died:
+    return Died(client, at_s, "signal 9", declared)
+
+
+def core(deaths: Deaths | None = None) -> Core:
+    made = Core(FedBuff(buffer_size=9), fleet(2), 1, experiment.Stop(versions=9), deaths=deaths)
+    for client in range(2):
+        made.handle(Joined(client, 0.0))
+    return made
+
+
+def test_the_fifth_death_in_a_row_is_the_last() -> None:
+    deaths = Deaths(rejoin_s=30.0)
+    assert deaths.returns_s(0) == -math.inf
+    for at in range(1, MOST):
+        assert deaths.died(dies(100.0 * at)) == Rejoin(0, 100.0 * at + 30.0)
+        assert deaths.returns_s(0) == 100.0 * at + 30.0
+    assert deaths.died(dies(999.0)) == Drop(0, f"died {MOST} times in a row")
+    assert (deaths.returns_s(0), deaths.returns_s(1)) == (math.inf, -math.inf)  # the others live on
+
+
+def test_an_update_in_between_starts_the_count_again() -> None:
+    made = core(Deaths())
+    for at in range(1, MOST):
+        assert made.handle(dies(float(at))) == [Rejoin(0, float(at))]
+    made.handle(Arrived(0, 0, 0, 60, 5, 1.0, 5.0))
+    assert made.handle(dies(6.0)) == [Rejoin(0, 6.0)]
+
+
+def test_a_declared_death_does_not_count_and_one_of_a_client_that_is_dropped_is_final() -> None:
+    deaths = Deaths(rejoin_s=7.5)
+    for _ in range(2 * MOST):
+        assert deaths.died(dies(1.0, declared=True)) == Rejoin(0, 8.5)
+    for declared in (True, False):
+        assert Deaths("drop").died(dies(1.0, declared=declared)) == Drop(0, "")
+
+
+def test_a_death_alone_changes_no_task_and_is_not_decided_on_after_the_end() -> None:
+    made = core()
+    assert made.handle(dies(1.0)) == [Rejoin(0, 1.0)]
+    assert (made.connected(0), made.task_of(0), made.lost) == (True, 0, 0)  # `Left` or `Failed` follows
+    assert made.handle(Left(0, 1.0, "signal 9"))[:1] == [Release(0, "lost", "signal 9")]
+    assert [made.handle(dies(2.0, client)) for client in (-1, 2)] == [[], []]  # nobody's
+    made.handle(Halted(3.0, "halted"))
+    assert made.handle(dies(4.0)) == []
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 4])
+def test_a_replay_of_the_journal_goes_on_counting(restarts: int) -> None:
+    """As after a server's death: its successor has the journal alone."""
+    journal, made = [dies(float(at)) for at in range(MOST)], core()
+    for event in journal[:restarts]:
+        made.handle(event)
+    again = core()
+    for event in journal[:restarts]:
+        again.handle(event)
+    answers = [again.handle(event) for event in journal[restarts:]]
+    assert answers == [made.handle(event) for event in journal[restarts:]]
+    assert isinstance(answers[-1][0], Drop)
