@@ -59,7 +59,8 @@ def execute(
         str | None,
         typer.Option(
             metavar="CLASS",
-            help=f"Code that the program resembles, for the speed of each core: {', '.join(CLASSES)}.",
+            help=f"Code that the program resembles, for the speed of each core: {', '.join(CLASSES)}, "
+            "or auto: by the program's name.",
         ),
     ] = None,
     time_scale: TimeScale = "auto",
@@ -116,12 +117,14 @@ def phones_of(
 ) -> list[Phone]:
     from edgefl.devices import load_fleet
     from edgefl.programs import Phone
-    from edgefl.programs.phone import check_count, read_connect, read_share
+    from edgefl.programs.phone import check_count, class_of, read_connect, read_share
 
     if (fleet is None) == (not devices):
         raise ConfigError("give --device NAME, once or more, or --fleet FILE")
+    if like == "auto":
+        like = class_of(command)
     if like is not None and not is_class(like):
-        raise ConfigError(unknown("code class", like, CLASSES))
+        raise ConfigError(unknown("code class", like, [*CLASSES, "auto"]))
     if like is not None and share is not None:
         raise ConfigError(f"--like {like}: not together with --share, which sets the speed")
     counts = [_counted(text, count or 1) for text in devices]

@@ -103,6 +103,20 @@ def cpu_share(device: Device, host: Calibration) -> float:
     return host_s / model.predict(FEMNIST_STEP).seconds
 
 
+INTERPRETERS = re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*")
+
+
+def class_of(command: Sequence[str]) -> CodeClass:
+    """Return ``interpreter`` for a command that starts an interpreter, also by env, else ``integer``.
+
+    >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
+    ('interpreter', 'interpreter', 'integer')
+    """
+    names = [Path(word).name for word in command if "=" not in word]
+    name = next((name for name in names if name != "env"), "")
+    return "interpreter" if INTERPRETERS.fullmatch(name) else "integer"
+
+
 def core_shares(device: Device, like: CodeClass, host: Calibration) -> tuple[Rate, ...]:
     """Return the speed of each core of the device in code of that class, relative to a thread of this host.
 

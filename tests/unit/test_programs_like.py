@@ -80,6 +80,23 @@ def test_all_phones_have_the_class() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["python3", "x.py"], "interpreter"),
+        (["/usr/local/bin/node", "x.js"], "interpreter"),
+        (["env", "A=python", "perl5.36", "x.pl"], "interpreter"),
+        (["7zz", "b"], "integer"),
+        (["./pythonic"], "integer"),
+        (["make", "python"], "integer"),
+        (["env"], "integer"),
+    ],
+)
+def test_auto_chooses_by_the_program(command: list[str], expected: str) -> None:
+    (phone,) = phones_of(command, ["pi-4"], None, None, None, [], None, "auto")
+    assert phone.like == expected
+
+
 def test_the_last_line_and_the_record_state_the_model_error(capsys: pytest.CaptureFixture[str]) -> None:
     held = judge((), [], 1.0, Conditions())
     result = ProgramsResult((), 1.0, 0, 1.0, "sigstop", "off", held, (ModelError("integer", "pi-4", 1.2),))
