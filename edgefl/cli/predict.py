@@ -109,9 +109,12 @@ def predict(
     from edgefl.learning.models import model_to_trace
 
     module, shape = model_to_trace(model, shape)
-    work = traced(module, shape, inference=inference).at(batch)
-    names = (runtime or each.runtime_name or "one rate" for each in devices)
-    predicted = [costs.predict(work) for costs in models]
+    names = [runtime or each.runtime_name or "one rate" for each in devices]
+    counted = {
+        name: traced(module, shape, inference=inference, runtime=name).at(batch)
+        for name in dict.fromkeys(names)
+    }
+    predicted = [costs.predict(counted[name]) for costs, name in zip(models, names, strict=True)]
     found = [
         _Found(each.id, name, one, _energy(each, one))
         for each, name, one in zip(devices, names, predicted, strict=True)
@@ -122,7 +125,11 @@ def predict(
         import msgspec
 
         listed = [{"device": d, "runtime": r, **p._asdict(), **_joules(e)} for d, r, p, e in found]
-        say(json.dumps({**question, "work": msgspec.to_builtins(work), "devices": listed}, indent=2))
+        say(
+            json.dumps(
+                {**question, "work": msgspec.to_builtins(counted[names[0]]), "devices": listed}, indent=2
+            )
+        )
         return
 
     from edgefl.results.tables import show

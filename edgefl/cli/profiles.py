@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import typer
@@ -30,6 +32,39 @@ LISTED = 12
 """Maximum number of files whose names are printed."""
 
 
+class Search(NamedTuple):
+    """Which devices to list, and their order; None: all, by name."""
+
+    words: str | None = None
+    year: int | None = None
+    ram_gib: float | None = None
+    sort: str | None = None
+
+    def fits(self, device: Device) -> bool:
+        """True for a device that has everything that is searched for."""
+        clusters = device.cpu.clusters if device.cpu else ()
+        texts = (device.id, device.name, device.kind, device.soc or "", *(each.uarch for each in clusters))
+        text = " ".join(texts).lower()
+        ram_mib = device.memory.ram_mib if device.memory else None
+        return (
+            all(word in text for word in (self.words or "").lower().split())
+            and self.year in (None, device.year)
+            and (self.ram_gib is None or ram_mib == 1024 * self.ram_gib)
+        )
+
+    def place(self, device: Device) -> tuple[float, str]:
+        """Position of a device in the list; unknown figures come last."""
+        from edgefl.devices.time_model import FEMNIST_STEP
+
+        model = device.time_model() if self.sort == "step" else None
+        figures = {
+            "year": device.year,
+            "ram": device.memory and device.memory.ram_mib,
+            "step": model and model.seconds(FEMNIST_STEP),
+        }
+        return figures.get(self.sort or "") or math.inf, device.id
+
+
 class _Named(TyperGroup):
     """Treats ``profiles NAME`` as ``profiles show NAME``."""
 
@@ -45,12 +80,30 @@ app = typer.Typer(cls=_Named, rich_markup_mode=None, subcommand_metavar="[NAME |
 
 
 @app.callback(invoke_without_command=True)
-def profiles(ctx: typer.Context, as_json: AsJson = False) -> None:
+def profiles(
+    ctx: typer.Context,
+    as_json: AsJson = False,
+    find: Annotated[
+        str | None,
+        typer.Option(metavar="WORDS", help="Only devices whose name, chip or cores contain all words."),
+    ] = None,
+    year: Annotated[int | None, typer.Option(metavar="YEAR", help="Only devices of that year.")] = None,
+    ram_gib: Annotated[
+        float | None, typer.Option("--ram-gib", metavar="GIB", help="Only devices with that much memory.")
+    ] = None,
+    sort: Annotated[
+        Literal["name", "year", "ram", "step"] | None,
+        typer.Option(help="Order of devices; step: the time of a training step, fastest first."),
+    ] = None,
+) -> None:
     """List devices, networks and fleets, or show one profile."""
+    search = Search(find, year, ram_gib, sort)
     if ctx.invoked_subcommand is None:
-        _list(as_json)
+        _list(as_json, search)
     elif as_json:
         raise ConfigError("profiles --json lists all profiles; for one, put --json after its name")
+    elif search != Search():
+        raise ConfigError(f"profiles {ctx.invoked_subcommand}: not together with a search of devices")
 
 
 @app.command()
@@ -190,6 +243,41 @@ def cores(
     put_or_print(out, cores_text(fit_cores(read_boards(boards or bundled_boards()))).encode())
 
 
+@app.command("from")
+def from_(
+    core: Annotated[str, typer.Option(metavar="CORE", help="The fastest core, such as cortex-a76.")],
+    mhz: Annotated[float, typer.Option(metavar="MHZ", min=100, max=10_000, help="Its maximum clock.")],
+    ram_gib: Annotated[
+        float | None, typer.Option("--ram-gib", metavar="GIB", min=0.1, max=1024, help="Memory.")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="A measured network: mobilenet_v2, cnn-femnist, timm:NAME, …"),
+    ] = None,
+    ms: Annotated[
+        float | None,
+        typer.Option(metavar="MS", min=1e-3, max=1e7, help="Its inference time in TFLite, milliseconds."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the profile; by default its core and clock.")
+    ] = None,
+    out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
+) -> None:
+    """Make a phone's profile from its core and clock.
+
+    One measured network makes its interval much narrower.
+    """
+    from edgefl.devices.phone_estimate import Measured, estimated_profile, measured_work
+
+    if (network is None) != (ms is None):
+        raise ConfigError("--network MODEL and --ms MS are needed together")
+    measured = None
+    if network is not None and ms is not None:
+        measured = Measured(network, measured_work(network), ms / 1e3)
+    named = out.stem if out is not None and name is None else name
+    put_or_print(out, estimated_profile(core, mhz, ram_gib, measured, named).encode())
+
+
 @app.command()
 def phones(
     rows: Annotated[Path, typer.Option("--phones", metavar="FILE", help="Inference times of phones, a CSV.")],
@@ -269,27 +357,24 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     say("\n".join(many if len(files) > LISTED else [f"wrote {folder / file}" for file in files]))
 
 
-def _list(as_json: bool) -> None:
+def _list(as_json: bool, search: Search) -> None:
     from edgefl import devices as kinds
 
     if as_json:
         plain: dict[str, dict[str, Any]] = {}
         for name, kind in _bundled().items():
-            plain.setdefault(kind, {})[name] = kinds.to_json(_loaded(name))
+            if search == Search() or (kind == "devices" and search.fits(kinds.load_device(name))):
+                plain.setdefault(kind, {})[name] = kinds.to_json(_loaded(name))
         say(json.dumps(plain, indent=2))
         return
 
-    from edgefl.devices.time_model import FEMNIST_STEP
     from edgefl.results.tables import show, table
 
-    devices, networks, fleets = [], [], []
-    for device in map(kinds.load_device, kinds.device_names()):
-        model = device.time_model()
-        step_s = None if model is None else model.seconds(FEMNIST_STEP)
-        ram = device.memory.ram_mib if device.memory else None
-        devices.append(
-            (device.id, device.kind, device.year, step_s, ram, device.app_limit_mib, device.network)
-        )
+    found = [device for device in map(kinds.load_device, kinds.device_names()) if search.fits(device)]
+    show(_devices_table(sorted(found, key=search.place)))
+    if search != Search():
+        return
+    networks, fleets = [], []
     for network in map(kinds.load_network, kinds.network_names()):
         down, up = network.down, network.up
         rates = ["trace" if way.trace else way.rate_mbps for way in (down, up)]
@@ -297,14 +382,23 @@ def _list(as_json: bool) -> None:
     for fleet in map(kinds.load_fleet, kinds.fleet_names()):
         fleets.append((fleet.id, fleet.clients, len(fleet.devices), fleet.name))
     show(
-        table(
-            ("device", "class", ">year", ">step, s", ">RAM MiB", ">app MiB", "network"),
-            devices,
-            caption=f"step: {STEP}",
-        ),
         table(("network", ">down Mbps", ">up Mbps", ">RTT ms", ">down loss %", ">up loss %"), networks),
         table(("fleet", ">clients", ">kinds", "name"), fleets),
     )
+
+
+def _devices_table(devices: Sequence[Device]) -> RenderableType:
+    from edgefl.devices.time_model import FEMNIST_STEP
+    from edgefl.results.tables import table
+
+    rows = []
+    for device in devices:
+        model = device.time_model()
+        step_s = None if model is None else model.seconds(FEMNIST_STEP)
+        ram = device.memory.ram_mib if device.memory else None
+        rows.append((device.id, device.kind, device.year, step_s, ram, device.app_limit_mib, device.network))
+    heads = ("device", "class", ">year", ">step, s", ">RAM MiB", ">app MiB", "network")
+    return table(heads, rows, caption=f"step: {STEP}")
 
 
 def _bundled() -> dict[str, Kind]:
@@ -384,17 +478,32 @@ def _times(device: Device) -> tuple[RenderableType, ...]:
     """A table of the step time in each runtime of the device, the default one first."""
     from rich.text import Text
 
+    from edgefl.devices.phones import TFLITE
     from edgefl.devices.time_model import FEMNIST_STEP
     from edgefl.results.tables import table
 
-    models = {name: device.time_model(name) for name in device.runtime} or {"one rate": device.time_model()}
+    trained = [name for name in device.runtime if name != TFLITE]
+    models = {name: device.time_model(name) for name in trained} or {"one rate": device.time_model()}
     used = device.time_model()
     rows = []
     for name, model in sorted(models.items(), key=lambda item: (item[1] != used, item[0])):
         if model is not None:
             found = model.predict(FEMNIST_STEP)
             rows.append((name, found.seconds, f"{found.low_s:.3g}–{found.high_s:.3g}"))
-    return table(("runtime", ">step, s", ">90% within, s"), rows), Text(f"step: {STEP}")
+    times = table(("runtime", ">step, s", ">90% within, s"), rows), Text(f"step: {STEP}")
+    return (*times, *_inference(device))
+
+
+def _inference(device: Device) -> list[str]:
+    """A line with the time of inference, if the device has a runtime for it."""
+    from edgefl.devices.phones import TFLITE
+    from edgefl.devices.profiles import phone_table
+
+    if TFLITE not in device.runtime:
+        return []
+    found = device.runtime[TFLITE].predict(phone_table().typical_work())
+    what = f"inference of the typical network of profiles/phones.toml in {TFLITE}"
+    return [f"{what}: {found.seconds:.3g} s, 90% within {found.low_s:.3g}–{found.high_s:.3g} s"]
 
 
 def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:

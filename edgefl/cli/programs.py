@@ -133,7 +133,7 @@ def phones_of(
     networks: dict[str, str] = {}
     if fleet is not None:
         found = load_fleet(fleet)
-        counts = [*found.devices.items()]
+        counts = [*found.drawn(seed=0).items()]
         of = found.network
         networks = of if isinstance(of, dict) else dict.fromkeys(found.devices, of)
     check_count(sum(copies for _, copies in counts))

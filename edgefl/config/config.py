@@ -156,8 +156,8 @@ def _resolved(tables: dict[str, Any], base: Path) -> dict[str, Any]:
             file = load_fleet(_absolute(fleet["devices"], base))
         except (ProfileError, ValueError) as error:
             raise checks.ProfileFault("fleet.devices", f"fleet.devices: {error}") from None
-        fleet["devices"] = dict(file.devices)
-        fleet.setdefault("network", file.network)
+        fleet["devices"] = file.drawn(tables.get("seed", 0))
+        fleet.setdefault("network", file.network_of(fleet["devices"]))
     fleet["devices"] = _rekeyed("fleet.devices", fleet["devices"], base)
     network = fleet.get("network", "wifi")
     if isinstance(network, str):

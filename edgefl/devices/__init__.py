@@ -7,7 +7,8 @@ measurements  measured steps from files; kit_result: results of the measurement 
 prediction  predicted duration of a network's step on a real device
 code        speed of code that is not torch, by core type; code_fit fits it to boards (sbc-bench's results)
 phones      inference times of measured phones, and of phones known by their core or one network; phone_fit
-            makes their table (phone_file) from phone_rows and phone_networks; phone_profiles: their profiles
+            makes their table (phone_file) from phone_rows and phone_networks; phone_profiles: their profiles,
+            phone_estimate: others', phone_layers: a torch module's layers
 scaling     derives the time model of an unmeasured device from a measured, similar one
 profiles    loads and validates profiles
 fleet       device, link, presence and trips of each client of a run

@@ -72,7 +72,7 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
 def write(fleet: FleetFile) -> bytes:
     """Write a fleet's ``client_device_capacity``; its one bandwidth keeps the sum of both transfer times."""
     clients: list[dict[str, float]] = []
-    for name, count in fleet.devices.items():
+    for name, count in fleet.drawn(seed=0).items():
         device = load_device(name)
         network = load_network(fleet.network if isinstance(fleet.network, str) else fleet.network[name])
         if device.cpu is None or device.slowdown is not None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from edgefl.devices.phones import Phone, PhoneTable, of_measured, of_phone, speeds
+from edgefl.devices.phones import TFLITE, Costs, Phone, PhoneTable, of_measured, of_phone, speeds
 from edgefl.devices.time_model import FEMNIST_STEP, TimeModel, joined
 
 BRIDGE: Final = "Pixel_4"
@@ -28,59 +28,71 @@ LARGE_HEAP_MIB: Final = 512.0
 SMALL_HEAP_MIB: Final = 256.0
 SMALL_RAM_GIB: Final = 1.5
 """Phones with less RAM have the smaller heap."""
-SPECIFICATION: Final = "{}'s technical specifications"
+HEAP_FACTOR: Final = 2.0
+HEAP_SOURCE: Final = (
+    "derived: dalvik.vm.heapsize, the ceiling of an app with a large heap, in AOSP "
+    "frameworks/native/build/phone-xhdpi-*-dalvik-heap.mk for this much RAM"
+)
 
 
 def profile_tables(table: PhoneTable, phone: Phone, bridge: TimeModel) -> dict[str, Any]:
-    """Return a phone's profile as the tables of its file; ``bridge`` is `BRIDGE`'s time model of training."""
-    trains = training(table, phone, bridge)
+    """Return a measured phone's profile as the tables of its file.
+
+    ``bridge`` is the time model of training on the phone `BRIDGE`.
+    """
+    trains, slower = training(table, of_phone(phone), bridge)
+    inference = f"derived: {table.source}; model {phone.model}"
+    profile = facts(table, phone, trains, table.source)
+    profile["runtime"] = {TRAINING: _plain(trains), TFLITE: _plain(of_measured(table, phone))}
+    profile["units"] = _units(phone)
+    profile["sources"] |= {
+        f"runtime.{TRAINING}": f"derived: {TRAINING} of {BRIDGE_PROFILE} x {slower:.3g}, the ratio of "
+        f"inference times; the interval joins {BRIDGE_PROFILE}'s and {TRANSFER:g} for the transfer",
+        f"runtime.{TFLITE}": inference,
+        "units": inference,
+    }
+    return profile
+
+
+def facts(table: PhoneTable, phone: Phone, trains: TimeModel, source: str) -> dict[str, Any]:
+    """Return everything but the runtimes: the training rate, and what is known of the hardware."""
     train_gflops = FEMNIST_STEP.flop / trains.seconds(FEMNIST_STEP) / 1e9
     cpu: dict[str, Any] = {"rate_gflops": {"train": float(f"{train_gflops:.4g}")}}
-    optional: dict[str, Any] = {"year": phone.year, "soc": phone.soc}
+    sources = {"cpu.rate_gflops.train": f"derived: LEAF's FEMNIST CNN in runtime.{TRAINING}"}
+    uncertainty = {"cpu.rate_gflops.train": RATE_FACTOR}
+    known = {name: value for name in ("year", "soc") if (value := getattr(phone, name)) is not None}
+    sources |= dict.fromkeys(known, f"{phone.name}'s technical specifications")
     if phone.cores and phone.core and phone.mhz:
         cpu["clusters"] = [{"uarch": _uarch(phone), "cores": phone.cores, "max_mhz": phone.mhz}]
+        maker = f"; number of such cores by the specification of the {phone.soc}"
+        sources["cpu.clusters"] = f"core and clock: {source}{maker}"
     if phone.ram_gib:
-        optional["memory"] = {"ram_mib": phone.ram_gib * 1024, "app_limit_mib": _heap_mib(phone.ram_gib)}
-    filled = {name: value for name, value in optional.items() if value is not None}
-    uncertainty = {"cpu.rate_gflops.train": RATE_FACTOR}
-    if phone.ram_gib:
-        uncertainty["memory.app_limit_mib"] = 2.0
+        known["memory"] = {"ram_mib": phone.ram_gib * 1024, "app_limit_mib": _heap_mib(phone.ram_gib)}
+        sources |= {"memory.ram_mib": source, "memory.app_limit_mib": HEAP_SOURCE}
+        uncertainty["memory.app_limit_mib"] = HEAP_FACTOR
     return {
         "id": phone.id,
         "default_runtime": TRAINING,
         "name": phone.name,
         "class": phone.kind,
-        **filled,
         "network": "lte",
+        **known,
         "cpu": cpu,
-        "runtime": {
-            TRAINING: _plain(trains),
-            "tflite": _plain(of_measured(table, phone)),
-        },
-        "units": _units(phone),
-        "sources": _sources(table, phone, filled, cpu),
+        "sources": sources,
         "uncertainty": uncertainty,
     }
 
 
-def training(table: PhoneTable, phone: Phone, bridge: TimeModel) -> TimeModel:
-    """Time model of training, by the ratio of inference times."""
-    slower = slower_than_bridge(table, phone)
+def training(table: PhoneTable, costs: Costs, bridge: TimeModel) -> tuple[TimeModel, float]:
+    """Time model of training, and the phone's inference time ÷ that of the `BRIDGE`."""
+    reference = next(phone for phone in table.phones if phone.model == BRIDGE)
+    own, its = (float(speeds(each.mean[None])[0]) for each in (costs, of_phone(reference)))
+    slower = math.exp(own - its)
     model = bridge.slowed(slower)
-    costs = {
-        name: float(f"{getattr(model, name):.4g}")
-        for name in model.__struct_fields__
-        if isinstance(getattr(model, name), float)
-    }
+    values = msgspec.structs.asdict(model).items()
+    rounded = {name: float(f"{value:.4g}") for name, value in values if isinstance(value, float)}
     factor = float(f"{joined(bridge.error_factor, TRANSFER):.4g}")
-    return msgspec.structs.replace(model, **{**costs, "error_factor": factor})
-
-
-def slower_than_bridge(table: PhoneTable, phone: Phone) -> float:
-    """Inference time of the typical network ÷ that of the `BRIDGE`."""
-    bridge = next(each for each in table.phones if each.model == BRIDGE)
-    own, its = (float(speeds(of_phone(each).mean[None])[0]) for each in (phone, bridge))
-    return math.exp(own - its)
+    return msgspec.structs.replace(model, **{**rounded, "error_factor": factor}), slower
 
 
 def _units(phone: Phone) -> dict[str, float]:
@@ -101,26 +113,3 @@ def _heap_mib(ram_gib: float) -> float:
 
 def _plain(model: TimeModel) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(model).items() if value}
-
-
-def _sources(table: PhoneTable, phone: Phone, filled: dict[str, Any], cpu: dict[str, Any]) -> dict[str, str]:
-    inference = f"derived: {table.source}; model {phone.model}"
-    slower = slower_than_bridge(table, phone)
-    sources = {
-        f"runtime.{TRAINING}": f"derived: {TRAINING} of {BRIDGE_PROFILE} x {slower:.3g}, the ratio of "
-        f"inference times; the interval joins {BRIDGE_PROFILE}'s and {TRANSFER:g} for the transfer",
-        "runtime.tflite": inference,
-        "units": inference,
-        "cpu.rate_gflops.train": f"derived: LEAF's FEMNIST CNN in runtime.{TRAINING}",
-    }
-    if "clusters" in cpu:
-        maker = f"; number of such cores by the specification of the {phone.soc}" if phone.soc else ""
-        sources["cpu.clusters"] = f"core and clock: {table.source}{maker}"
-    if "memory" in filled:
-        sources["memory.ram_mib"] = table.source
-        sources["memory.app_limit_mib"] = (
-            "derived: dalvik.vm.heapsize, the ceiling of an app with a large heap, in AOSP "
-            "frameworks/native/build/phone-xhdpi-*-dalvik-heap.mk for this much RAM"
-        )
-    known = (name for name in ("year", "soc") if name in filled)
-    return {**sources, **{name: SPECIFICATION.format(phone.name) for name in known}}

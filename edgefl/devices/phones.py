@@ -32,6 +32,8 @@ from edgefl.learning.operations import StepWork
 from edgefl.validation import convert
 
 Array = NDArray[np.float64]
+TFLITE: Final = "tflite"
+"""Name of the runtime: inference in TensorFlow Lite on the processor."""
 FILE: Final = "phones.toml"
 """The table's file in the folder of profiles."""
 CLASSES: Final[tuple[tuple[str, ...], ...]] = (
@@ -64,8 +66,8 @@ USUAL_RAM_GIB: Final = 4.0
 """Clock and RAM that are assumed if unknown."""
 READ_NOISE: Final = 0.03
 """Standard deviation of the logarithm of one measured network's time."""
-ROUNDS: Final = 15
-"""Newton steps that adapt costs to one measured network."""
+ROUNDS: Final = 40
+"""Half Newton steps that adapt costs to one measured network; whole ones may oscillate."""
 
 
 class About(NamedTuple):
@@ -175,6 +177,11 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Weight counted work, and correct it by the errors of similar networks."""
         plain = weighted(found, self.weights)
         return plain.scaled(math.exp(-self._common_error(found))) if self.neighbours else plain
+
+    def typical_work(self) -> StepWork:
+        """Work of the typical network of the measurements."""
+        work = zip(CLASSES, self.amounts, strict=True)
+        return StepWork(**{fields[0]: amount for fields, amount in work if fields[0] != "fixed"})
 
     def shares(self, found: Mapping[str, float]) -> Array:
         """Square roots of each class's share of the typical phone's time."""
@@ -290,7 +297,7 @@ def observed(costs: Costs, typical: Sequence[float], work: StepWork, seconds: fl
     for _ in range(ROUNDS):
         share, error = _shares_error(row, at, seconds)
         found = np.asarray(np.linalg.inv(firm + np.outer(share, share) / READ_NOISE**2), float)
-        at = at - found @ (share * error / READ_NOISE**2 + firm @ (at - costs.mean))
+        at = at - found @ (share * error / READ_NOISE**2 + firm @ (at - costs.mean)) / 2
     return Costs(at, found)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgefl.devices.profiles import load_device
+from edgefl.devices.phones import TFLITE
+from edgefl.devices.profiles import load_device, phone_table
 from edgefl.devices.schema import Device
 from edgefl.devices.time_model import Prediction, TimeModel
-from edgefl.errors import ProfileError
+from edgefl.errors import ConfigError, ProfileError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,8 +40,11 @@ def predict(
     >>> found.low_s < found.seconds < found.high_s, round(sum(found.parts.values()) / found.seconds, 6)
     (True, 1.0)
     """
-    model = time_model(device if isinstance(device, Device) else load_device(device), runtime)
-    return model.predict(traced(module, input_shape, inference=inference, dtype=dtype).at(batch))
+    profile = device if isinstance(device, Device) else load_device(device)
+    model, library = time_model(profile, runtime), runtime or profile.runtime_name
+    return model.predict(
+        traced(module, input_shape, inference=inference, dtype=dtype, runtime=library).at(batch)
+    )
 
 
 def time_model(device: Device, runtime: str | None = None) -> TimeModel:
@@ -54,13 +58,33 @@ def time_model(device: Device, runtime: str | None = None) -> TimeModel:
 
 
 def traced(
-    module: nn.Module, input_shape: Sequence[int], *, inference: bool = False, dtype: Any = None
+    module: nn.Module,
+    input_shape: Sequence[int],
+    *,
+    inference: bool = False,
+    dtype: Any = None,
+    runtime: str | None = None,
 ) -> BatchWork:
-    """Count the work of a step of the module for any batch size."""
+    """Count the work of a step of the module for any batch size, as ``runtime`` executes it.
+
+    TFLite infers only, and takes a batch's examples one by one; `ConfigError` for training.
+    """
+    dtype = dtype or example_dtype(module, input_shape)
+    if runtime == TFLITE:
+        return _tflite_work(module, input_shape, inference, dtype)
     from edgefl.learning.work import batch_work
 
-    dtype = dtype or example_dtype(module, input_shape)
     return batch_work(module, input_shape, dtype=dtype, inference=inference)
+
+
+def _tflite_work(module: nn.Module, input_shape: Sequence[int], inference: bool, dtype: Any) -> BatchWork:
+    from edgefl.devices.phone_layers import inference_layers
+    from edgefl.learning.operations import BatchWork, StepWork
+
+    if not inference:
+        raise ConfigError(f"runtime {TFLITE!r}: its times are those of inference; add --inference")
+    layers = inference_layers(module, input_shape, dtype)
+    return BatchWork(fixed=StepWork(), per_example=phone_table().work(layers))
 
 
 def example_dtype(module: nn.Module, input_shape: Sequence[int]) -> Any:

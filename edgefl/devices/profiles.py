@@ -107,7 +107,8 @@ def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
         if name not in bundled_names(kind):
             raise ProfileError(_no_profile(kind, name))
         path = bundled_folder() / kind / f"{name}.toml"
-    table = read_tables(path) if path.exists() or name not in phone_names() else phone_tables(name)
+    of_table = kind == "devices" and name in phone_names() and not path.exists()
+    table = phone_tables(name) if of_table else read_tables(path)
     for fault in profile_faults(path.stem, table, kind):
         raise ProfileError(f"{path}: {fault}")
     return msgspec.convert(table, of), path.parent

@@ -6,6 +6,7 @@ Bounds of single values are declared here; `edgefl.devices.profiles` validates r
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ import numpy as np
 from edgefl.devices.time_model import ONE_RATE_FACTOR, NotNegative, Positive, TimeModel
 from edgefl.errors import ProfileError, unknown
 from edgefl.learning.operations import StepWork
+from edgefl.seeds import stream
 
 NOMINAL_V = 3.85  # of a phone's lithium-ion cell; used if the profile states no battery.voltage_v
 SCHEMA = 2
@@ -414,11 +416,33 @@ class FleetFile(_Table, frozen=True, kw_only=True):
     devices: Annotated[dict[str, Count], msgspec.Meta(min_length=1, description="a table of PROFILE = COUNT")]
     source: Text
     network: str | Annotated[dict[str, str], msgspec.Meta(min_length=1)] = "wifi"
+    draw: Count | None = None
+    """Number of devices that each experiment draws by its seed, with the counts of ``devices`` as weights;
+    None: exactly these counts."""
 
     @property
     def clients(self) -> int:
         """Total number of devices."""
-        return sum(self.devices.values())
+        return self.draw or sum(self.devices.values())
+
+    def drawn(self, seed: int) -> dict[str, int]:
+        """Number of devices of each profile, as ``seed`` draws it; profiles without devices are left out.
+
+        >>> fleet = FleetFile(id="x", name="x", source="x", devices={"pi-4": 3, "pi-5": 1}, draw=400)
+        >>> fleet.drawn(1)["pi-4"] > 2 * fleet.drawn(1)["pi-5"], sum(fleet.drawn(2).values())
+        (True, 400)
+        """
+        if self.draw is None:
+            return dict(self.devices)
+        ends = np.cumsum(list(self.devices.values()))
+        places = np.searchsorted(ends / ends[-1], stream(seed, "fleet").random(self.draw), side="right")
+        counts = np.bincount(places, minlength=len(ends)).tolist()
+        return {name: count for name, count in zip(self.devices, counts, strict=True) if count}
+
+    def network_of(self, devices: Iterable[str]) -> str | dict[str, str]:
+        """The network of all devices, or a table of those of ``devices``."""
+        of = self.network
+        return of if isinstance(of, str) else {name: of[name] for name in devices}
 
 
 Profile = Device | Network | FleetFile

@@ -154,3 +154,6 @@ MNN: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
     "GoogLenet": (googlenet, (3, 224, 224)),
 }
 """Networks and their image shapes, by the names used in the measurements."""
+
+NAMED = {make.__name__: (make, shape) for make, shape in MNN.values()}
+"""The same by the names of their functions."""

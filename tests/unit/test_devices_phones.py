@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from torch import nn
 
-from edgefl.devices import load_device, phone_fit, phones
+from edgefl.cli import main
+from edgefl.config import validate
+from edgefl.devices import check_file, load_device, load_fleet, phone_fit, phones, predict
+from edgefl.devices.phone_estimate import Measured, estimated_profile, measured_work
 from edgefl.devices.phone_file import table_text
+from edgefl.devices.phone_layers import inference_layers
 from edgefl.devices.phone_networks import Layer, Weights, counts, read_networks, work
 from edgefl.devices.phone_profiles import TRANSFER
 from edgefl.devices.phone_rows import PhoneRow, read_rows
 from edgefl.devices.phones import About, PhoneTable
 from edgefl.devices.profiles import phone_table
 from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment, Fleet, Stop
 from edgefl.lab.phone_truth import groups, judge
+from edgefl.learning.benchmark_networks import NAMED
 
+Capture = pytest.CaptureFixture[str]
 TABLE = phone_table()
 
 
@@ -172,6 +181,33 @@ def test_a_rows_own_time_is_not_used() -> None:
     assert ("one-network", phone_fit.REFERENCE) not in plain
 
 
+def test_a_file_is_judged_from_the_command_line(tmp_path: Path, capsys: Capture) -> None:
+    names = list(Layer.__struct_fields__)
+    with (tmp_path / "networks.csv").open("w", newline="") as file:
+        lines = [[net, at, *(getattr(each, name) for name in names)]
+                 for net, layers in NETWORKS.items() for at, each in enumerate(layers)]  # fmt: skip
+        csv.writer(file).writerows([["network", "layer", *names], *lines])
+    head = "model,unit,core,max_ghz,ram_gib,network,first_ms,median_ms,p10_ms,p90_ms"
+    rows = [f"{model},{model}_0,Cortex-A76,2.2,6,{net},9,30,29,31"
+            for model in ("HD1901", "new") for net in ("1", phone_fit.REFERENCE)]  # fmt: skip
+    (tmp_path / "rows.csv").write_text("\n".join([head, *rows]) + "\n")
+    files = [str(tmp_path / name) for name in ("rows.csv", "networks.csv", "out.json")]
+    assert main(["bench", "truth", "--phones", files[0], "--networks", files[1], "--json", files[2]]) == 0
+    judged = json.loads(Path(files[2]).read_text())["phones"]
+    bases = [(row["model"], row["network"], row["basis"]) for row in judged]
+    assert bases == [
+        *(("HD1901", net, "profile") for net in ("1", phone_fit.REFERENCE)),
+        *(("new", net, "core") for net in ("1", phone_fit.REFERENCE)),
+        ("new", "1", "one-network"),
+    ]
+    assert {*head.split(","), "quantity", "measured", "predicted", "low", "high"} <= judged[0].keys()
+    assert judged[0]["measured"] == 0.03
+    assert "one-network" in capsys.readouterr().out
+    (tmp_path / "networks.csv").write_text((tmp_path / "networks.csv").read_text().replace("\n1,", "\nx,"))
+    assert main(["bench", "truth", "--phones", files[0], "--networks", files[1]]) == 2
+    assert "no layers of network '1'" in capsys.readouterr().err
+
+
 def test_the_table_survives_its_file() -> None:
     assert msgspec.convert(phones.toml.parse(table_text(TABLE), "table"), PhoneTable) == TABLE
 
@@ -185,6 +221,82 @@ def test_profiles_of_phones() -> None:
     assert len(phone.units) == 2
     assert math.prod(phone.units.values()) == pytest.approx(1.0, abs=0.01)
     assert load_device("moto-g3").train_flop_per_s < load_device("oneplus-7t").train_flop_per_s / 5
+
+
+def test_layers_of_a_module_are_those_of_its_description() -> None:
+    """Fails if a depthwise convolution counts as a dense one, or a ReLU as an addition."""
+    module = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 16, 5, 1, 2, groups=16),
+        nn.Conv2d(16, 24, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10),
+    )  # fmt: skip
+    kinds = [layer("conv", 112, 3, 16, 3, 2), layer("depthwise", 112, 16, 16, 5), layer("conv", 112, 16, 24)]
+    pool = msgspec.structs.replace(layer("pool", 1, 24, 24), in_side=112)
+    found = inference_layers(module, (3, 224, 224), np.float32)
+    assert list(found) == [*kinds, pool, layer("conv", 1, 24, 10)]
+    assert module[0].weight.device.type == "cpu"
+
+
+def test_inference_of_a_module_on_a_phone() -> None:
+    make, shape = NAMED["mobilenet_v2"]
+    fast, slow = (
+        predict(make(), 1, device=name, input_shape=shape, runtime="tflite", inference=True)
+        for name in ("oneplus-7t", "moto-g3")
+    )
+    assert 5 < slow.seconds / fast.seconds < 20
+    assert 0.01 < fast.seconds < 0.06
+    with pytest.raises(ConfigError, match="'tflite': its times are those of inference; add --inference"):
+        predict(make(), 1, device="oneplus-7t", input_shape=shape, runtime="tflite")
+
+
+def test_a_profile_from_one_number(tmp_path: Path) -> None:
+    """Fails if the measured time is ignored, or the interval not wider without it."""
+    step = measured_work("mobilenet_v2")
+    models = []
+    for at, number in enumerate((None, Measured("mobilenet_v2", step, 0.023))):
+        path = tmp_path / f"mine-{at}.toml"
+        path.write_text(estimated_profile("cortex-a76", 2200.0, 6.0, number, path.stem))
+        assert check_file(path) == []
+        models.append(load_device(path).runtime)
+    alone, known = (model["tflite"] for model in models)
+    assert known.seconds(step) == pytest.approx(0.023, rel=0.05)
+    assert alone.error_factor_of(step) > 1.2 * known.error_factor_of(step)
+    assert models[0]["mnn"].error_factor > models[1]["mnn"].error_factor > TRANSFER
+    assert "6 GiB and 23 ms of mobilenet_v2" in load_device(path).sources["runtime.tflite"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("profiles", "from", "--core", "toaster", "--mhz", "2000"), "'toaster'"),
+        (("profiles", "from", "--core", "cortex-a53", "--mhz", "2000", "--ms", "3"), "needed together"),
+        (("profiles", "--year", "2019", "check", "x.toml"), "not together with a search"),
+        (("bench", "truth", "--phones", "x.csv"), "--networks FILE are needed together"),
+        (("bench", "truth", "--phones", "x.csv", "--networks", "y.csv", "--boards", "z.csv"), "not together"),
+    ],
+)
+def test_wrong_arguments(capsys: Capture, arguments: tuple[str, ...], said: str) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_devices_are_found_by_words_year_and_memory(capsys: Capture) -> None:
+    def shown(*options: str) -> str:
+        assert main(("profiles", *options)) == 0
+        return capsys.readouterr().out
+
+    def found(*options: str) -> list[str]:
+        return list(json.loads(shown("--json", *options))["devices"])
+
+    assert "oneplus-7t" in found("--find", "Kryo 485 oneplus")
+    assert found("--find", "exynos 9611") == ["galaxy-m30s"]
+    assert set(found("--year", "2013", "--ram-gib", "2")) == {"nexus-5"}
+    listed = shown("--find", "oneplus", "--sort", "step")
+    names = [line.split()[0] for line in listed.splitlines() if line.startswith("oneplus")]
+    steps = [float(line.split()[3]) for line in listed.splitlines() if line.startswith("oneplus")]
+    assert len(names) > 5
+    assert steps == sorted(steps)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +324,21 @@ def test_wrong_networks(tmp_path: Path) -> None:
             csv.writer(file).writerows([names, *([values] if values else [])])
         with pytest.raises(ConfigError, match=said):
             read_networks(path)
+
+
+def test_a_fleet_of_the_worlds_phones_is_drawn_by_the_seed() -> None:
+    """Fails if the seed or the weights are ignored."""
+    file = load_fleet("phones-2020")
+    assert set(file.devices) == {phone.id for phone in TABLE.phones}
+    assert file.devices["redmi-note-5-pro"] == 5
+
+    def drawn(seed: int) -> dict[str, int]:
+        found = validate(Experiment(fleet=Fleet(devices="phones-2020"), stop=Stop(versions=1), seed=seed))
+        assert isinstance(found.fleet.devices, dict)
+        assert found.fleet.network == "lte"
+        return found.fleet.devices
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert sum(drawn(1).values()) == sum(drawn(2).values()) == file.clients == 100
+    many = msgspec.structs.replace(file, draw=20_000).drawn(3)
+    assert many["redmi-note-5-pro"] == pytest.approx(20_000 * 5 / 73, rel=0.1)

@@ -1,0 +1,81 @@
+"""Makes the profile of a phone known only by its core and clock, and possibly one measured network."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl import toml
+from edgefl.devices import phones
+from edgefl.devices.code import find_core
+from edgefl.devices.phone_profiles import BRIDGE_PROFILE, TRAINING, facts, training
+from edgefl.devices.phones import TFLITE, Costs, Phone, PhoneTable
+from edgefl.devices.profiles import load_device, phone_table
+from edgefl.devices.scaling import with_runtime
+from edgefl.devices.time_model import TimeModel, joined
+from edgefl.learning.operations import StepWork
+
+
+class Measured(NamedTuple):
+    """One measured inference."""
+
+    network: str
+    work: StepWork
+    seconds: float
+
+
+def estimated_profile(
+    core: str,
+    mhz: float,
+    ram_gib: float | None = None,
+    measured: Measured | None = None,
+    name: str | None = None,
+) -> str:
+    """Return the text of the phone's profile; `ConfigError` for an unknown core."""
+    table = phone_table()
+    core = known_core(table, core)
+    slug = f"{core.lower().replace(' ', '-')}-{mhz:g}"
+    phone = Phone(
+        id=name or slug, model="", name=f"phone with {core} at {mhz:g} MHz", kind="tier",
+        core=core, mhz=mhz, ram_gib=ram_gib, units={},
+    )  # fmt: skip
+    about = phone.about()
+    known = f"{core}, {mhz:g} MHz" + (f", {ram_gib:g} GiB" if ram_gib else "")
+    costs, model = phones.prior(table, about), phones.of_core(table, about)
+    if measured is not None:
+        known += f" and {measured.seconds * 1e3:g} ms of {measured.network}"
+        costs = phones.observed(costs, table.amounts, measured.work, measured.seconds)
+        model = phones.of_one_network(table, about, measured.work, measured.seconds)
+    return _text(table, phone, costs, model, f"derived: edgefl profiles from, by {known}; {table.source}")
+
+
+def known_core(table: PhoneTable, name: str) -> str:
+    """Return the name of a core as in the table of phones, or as in that of boards."""
+    cores = {phone.core.lower().replace("-", " "): phone.core for phone in table.phones if phone.core}
+    return cores.get(name.lower().replace("-", " ")) or find_core(name)
+
+
+def _text(table: PhoneTable, phone: Phone, costs: Costs, model: TimeModel, source: str) -> str:
+    bridge = load_device(BRIDGE_PROFILE).runtime[TRAINING]
+    trains, slower = training(table, costs, bridge)
+    typical = model.error_factor_of(table.typical_work())
+    factor = float(f"{joined(trains.error_factor, typical):.4g}")
+    trains = msgspec.structs.replace(trains, error_factor=factor)
+    text = toml.write(facts(table, phone, trains, source))
+    about = f"derived: {TRAINING} of {BRIDGE_PROFILE} x {slower:.3g}, the ratio of inference times"
+    return with_runtime(with_runtime(text, TFLITE, model, source), TRAINING, trains, about)
+
+
+def measured_work(network: str, input_shape: tuple[int, ...] | None = None) -> StepWork:
+    """Count the work of an inference of a network by its name; `ConfigError` if it is unknown."""
+    from edgefl.devices.prediction import traced
+    from edgefl.learning.benchmark_networks import NAMED
+    from edgefl.learning.models import model_to_trace
+
+    if network in NAMED:
+        make, usual = NAMED[network]
+        module, shape = make(), input_shape or usual
+    else:
+        module, shape = model_to_trace(network, input_shape)
+    return traced(module, shape, inference=True, runtime=TFLITE).at(1)
