@@ -1,20 +1,20 @@
-"""The power of the regression tests: how often they find a planted regression, and one that is not there.
+"""Measure the power of the regression tests: how often they detect planted regressions or raise false alarms.
 
-The step: 10 batches of 32 through a perceptron of 784, 128 and 10, forward, backward and SGD. Three kinds of
-runs, each against a baseline of the step as it is, all measured as `pytest --edgefl-compare` does it, by real
-measuring processes, a new one for every three runs, which do not wait for the device:
+The step runs 10 batches of 32 through a perceptron of 784, 128 and 10 units: forward, backward and SGD. Runs
+are of three kinds. Each is compared with a baseline of the unchanged step as `pytest --edgefl-compare` does,
+by a real measuring process, which serves three runs and does not wait for the device:
 
-    unchanged           the step as it is: any alarm is false
+    unchanged           the step as it is; any alarm is false
     time +10%           11 batches instead of 10
     memory +20 MiB      a block of 20 MiB held during the step
 
-Only the figures that are measured decide: the count of FLOP, which tells 11 batches from 10 for certain, is
-left out. A run is an ALARM if the metric grew by `edgefl.regression.verdict`'s rule, INVALID if its figures
-cannot be believed or do not compare, and OTHER if only another metric than the planted one grew.
+Only measured figures decide; the FLOP count is left out, because it always distinguishes 11 batches from 10.
+A run is an ALARM if the metric grew by the rule of `edgefl.regression.verdict`, INVALID if its figures are
+unreliable or not comparable, and OTHER if only a metric without a planted regression grew.
 
     python benchmarks/regression_power.py [--runs 100] [--baselines 10] [--json FILE]
     python benchmarks/regression_power.py --load [--runs 20]      baselines under one load, runs under another
-    python benchmarks/regression_power.py --sum FILE…             several files' runs in one table
+    python benchmarks/regression_power.py --sum FILE…             one table of the runs in several files
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def training_step(parts: Any, batches: int = BATCHES, mib: int = 0) -> None:
 class Kind(NamedTuple):
     name: str
     metrics: tuple[str, ...]
-    """In which it is to be found; what any other says is OTHER."""
+    """Metrics whose growth is an ALARM; the growth of any other is OTHER."""
     arguments: dict[str, int]
 
 
@@ -81,14 +81,14 @@ KINDS = (
 
 
 class Bench:
-    """A module of tests and its baseline."""
+    """A test module and its baseline."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "test_step.py"
         self.before: baseline.BaselineEntry | None = None
 
     def save(self) -> None:
-        """Measure the step as it is, as the baseline. `Invalid` if that cannot be believed."""
+        """Measure the unchanged step as the baseline. Raises `Invalid` if the figures are unreliable."""
         with _session(SessionOptions(save=True)) as session:
             device = self._device(session)
             entry = device.entry(device.run(training_step, setup=prepared))
@@ -97,7 +97,7 @@ class Bench:
         self.before = baseline.load(path)[entry.key]
 
     def runs(self, kinds: Sequence[Kind]) -> Iterator[dict[str, Any]]:
-        """One of each kind, in one session with a measuring process of its own."""
+        """Run each kind once, in one session with its own measuring process."""
         with _session(SessionOptions(compare=True)) as session:
             for kind in kinds:
                 yield self._run(session, kind)
@@ -130,7 +130,7 @@ class Bench:
 
 
 def circumstances(before: baseline.BaselineEntry, measured: Measurement) -> dict[str, float]:
-    """The state of the host."""
+    """Return figures on the load of the host during a measurement."""
     reference = measured.reference_cpu_s
     return {
         "repetitions": len(measured.repetitions),
@@ -151,7 +151,7 @@ def _session(options: SessionOptions) -> Iterator[Session]:
 
 
 def power(runs: int, baselines: int) -> Iterator[dict[str, Any]]:
-    """Every kind as often, in turn, a new baseline every so many."""
+    """Run every kind ``runs`` times, in turn; the runs are divided among ``baselines`` baselines."""
     for count in range(baselines):
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder))
@@ -161,7 +161,7 @@ def power(runs: int, baselines: int) -> Iterator[dict[str, Any]]:
 
 
 def portability(runs: int) -> Iterator[dict[str, Any]]:
-    """Baselines saved idle and under load, compared under the other."""
+    """Compare baselines of an idle host with runs under load, and the reverse."""
     for saved, compared in (("idle", "loaded"), ("loaded", "idle")):
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(Path(folder))
@@ -175,17 +175,17 @@ def portability(runs: int) -> Iterator[dict[str, Any]]:
 
 
 def _save(bench: Bench) -> None:
-    """A baseline that is believed, as a team would keep it; under load that may take more than one try."""
+    """Save a valid baseline, as a team would; under load this may take several attempts."""
     for _ in range(10):
         with contextlib.suppress(Invalid):
             bench.save()
             return
-    raise SystemExit("ten baselines in a row were INVALID: this host is no place to measure")
+    raise SystemExit("ten baselines in a row were INVALID: this host is too noisy for measurements")
 
 
 @contextlib.contextmanager
 def load(wanted: bool) -> Iterator[None]:
-    """A process that computes without end on each core."""
+    """Keep every core busy with an endless computation in this context, if ``wanted``."""
     command = [sys.executable, "-c", _COMPUTING]
     count = usable_cores() if wanted else 0
     others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
@@ -204,13 +204,13 @@ _COMPUTING = """
 import os
 parent = os.getppid()
 print(flush=True)
-while os.getppid() == parent:  # and not beyond its end, however that comes
+while os.getppid() == parent:  # stop when the parent ends, even if it is killed
     sum(range(10**6))
 """
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Counts of each kind."""
+    """Format the number of outcomes for each kind."""
     lines = [f"{'':44}{'runs':>6}{'ALARM':>7}{'CLEAN':>7}{'INVALID':>9}{'OTHER':>7}{'s/run':>7}"]
     for name in dict.fromkeys(row["kind"] for row in rows):
         of = [row for row in rows if row["kind"] == name]
@@ -225,11 +225,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", type=int, default=100, help="of each kind (default: 100)")
-    parser.add_argument("--baselines", type=int, default=10, help="over which they are spread (default: 10)")
-    parser.add_argument("--load", action="store_true", help="baselines under one load, runs under another")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="every run, written there as it ends")
-    parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE", help="only show what these hold")
+    parser.add_argument("--runs", type=int, default=100, help="runs of each kind (default: 100)")
+    parser.add_argument("--baselines", type=int, default=10, help="number of baselines (default: 10)")
+    parser.add_argument("--load", action="store_true", help="save under one load, compare under another")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write each run to FILE as it ends")
+    parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE", help="show the runs in these files")
     asked = parser.parse_args()
     if asked.sum:
         rows = [row for file in asked.sum for row in json.loads(file.read_text())]

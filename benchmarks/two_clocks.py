@@ -1,9 +1,9 @@
-"""One experiment on 16 phones under both clocks: what each says of the same trips.
+"""Run one experiment on 16 phones under both clocks, and compare the same trips.
 
     python benchmarks/two_clocks.py [--trips 400] [--repetitions 3]
 
-The wall clock's run is late by what its machine makes it late, which its fidelity says. Beside that stands
-what the two runs disagree about: when trips arrived, in which order, and how stale they were.
+The host delays a wall-clock run. The benchmark prints these delays, as the fidelity report measures them, and
+the differences between the runs: arrival times, order of arrivals, and staleness.
 """
 
 from __future__ import annotations
@@ -24,40 +24,42 @@ COLUMNS = ("client", "trip", "sent_s", "arrived_s", "trip_declared_s", "stalenes
 
 
 class Agreement(NamedTuple):
-    """A wall run's trips beside the virtual run's, in emulated seconds."""
+    """Differences between the trips of a wall-clock run and of a virtual run; times are emulated seconds."""
 
     trips: int
-    """Trips that arrived in both runs; they are told by client and number."""
+    """Trips that arrived in both runs, matched by client and trip number."""
     missing: int
-    """Trips that arrived in one of them alone."""
+    """Trips that arrived in only one of the runs."""
     planned_alike: bool
-    """Each of them was to take the same time in both."""
+    """True if every trip has the same declared duration in both runs."""
     round_error: float
-    """The wall run's worst trip as its server saw it: ``|achieved / declared − 1|``."""
+    """Largest error of a trip's duration in the wall-clock run, by the server's times:
+    ``|achieved / declared − 1|``."""
     round_error_median: float
     off_s: float
-    """The furthest that an arrival was from the virtual one."""
+    """Largest difference between a trip's arrival times in the two runs."""
     off_share: float
-    """The furthest, over the time until then."""
+    """Largest ratio of this difference to the virtual arrival time."""
     early_s: float
-    """The furthest that an arrival or a trip's end was before its virtual time; 0 or less: never."""
+    """Largest time by which a trip arrived before its virtual time or took less than it declared; 0 or less
+    if none did."""
     unexplained_s: float
-    """The furthest that an arrival was beyond the lateness of its client's trips and pauses."""
+    """Largest part of an arrival's difference that its client's delayed trips and pauses do not explain."""
     inverted: int
-    """Pairs of trips that arrived in the other order; one that did not arrive comes after all that did."""
+    """Pairs of trips that arrived in a different order; a missing trip counts as the last arrival."""
     inverted_gap_s: float
-    """The furthest apart that such a pair was under the virtual clock."""
+    """Largest difference between the virtual arrival times of such a pair."""
     stale_otherwise: int
-    """Trips whose staleness is another."""
+    """Trips whose staleness differs between the runs."""
     staleness_moved: float
-    """The mean distance, in versions, between the two runs' sorted staleness."""
+    """Mean difference, in versions, between the sorted staleness values of the two runs."""
 
 
 def agreement(wall: Record, virtual: Record) -> Agreement:
     """Compare two runs of one experiment.
 
-    The wall clock's run is late by what its machine makes it late; nothing else may be different. Two
-    arrivals that are closer than that may change places, and with them a staleness may change by one.
+    The wall-clock run may differ only by the delays of its host. Two arrivals that are closer together than
+    these delays may swap, which may change a staleness by one.
     """
     ours, theirs = _arrived(wall), _arrived(virtual)
     both, either = sorted(ours.keys() & theirs.keys()), sorted(ours.keys() | theirs.keys())
@@ -89,17 +91,18 @@ def agreement(wall: Record, virtual: Record) -> Agreement:
 
 
 def _since_first(values: Floats, first: NDArray[np.bool_]) -> Floats:
-    """Running sums of ``values`` that begin anew at each client's first trip.
+    """Return running sums of ``values`` that restart at each client's first trip.
 
-    A client is late at a trip's end by its late start, its late trips and the pauses between them: under the
-    virtual clock its next trip begins as its last one arrives.
+    The delay at the end of a trip is the sum of the client's late start, its delayed trips and the pauses
+    between them: under the virtual clock its next trip starts when the last one arrives.
     """
     parts = np.split(values, np.flatnonzero(first)[1:])
     return np.concatenate([np.cumsum(part) for part in parts])
 
 
 def _arrived(record: Record) -> dict[tuple[int, int], tuple[float, float, float, float]]:
-    """Trips that arrived, by client and number: sent, arrived, declared seconds, staleness."""
+    """Map the client and number of each trip that arrived to its sent, arrived and declared seconds and its
+    staleness."""
     rows = zip(*(record.trips[name].tolist() for name in COLUMNS), strict=True)
     return {(int(client), int(trip)): tuple(rest) for client, trip, *rest in rows if not np.isnan(rest[1])}
 
@@ -122,7 +125,7 @@ def experiment(kind: str, trips: int) -> edgefl.Experiment:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The wall clock and the virtual clock on the same trips.")
+    parser = argparse.ArgumentParser(description="Compare both clocks on the same trips.")
     parser.add_argument("--trips", type=int, default=400)
     parser.add_argument("--repetitions", type=int, default=3)
     given = parser.parse_args()
@@ -134,7 +137,7 @@ def main() -> None:
                 took_s[kind] = result.summary()["wall_s"]
             with Record(Path(folder) / "wall") as wall, Record(Path(folder) / "virtual") as virtual:
                 found = agreement(wall, virtual)
-        print(f"{took_s['wall']:.1f} s of the wall clock in {took_s['virtual']:.1f} s")
+        print(f"the wall-clock run took {took_s['wall']:.1f} s, the virtual run {took_s['virtual']:.1f} s")
         print("  " + ", ".join(f"{name} {value:.6g}" for name, value in found._asdict().items()), flush=True)
 
 

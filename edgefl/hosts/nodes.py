@@ -1,8 +1,8 @@
 """The nodes of a run: processes, on this host or others, whose zygotes host its clients or workers.
 
-This is the supervisor's side: the door by which nodes join, which node hosts which peer, and which are lost.
-A node (`edgefl.hosts.node`) loads data and model itself. It is accepted only if these are the same as here,
-and if its training gives the same bits where the run's bits depend on it.
+This is the supervisor's side: it accepts nodes that join, assigns peers to them, and detects lost nodes. A
+node (`edgefl.hosts.node`) loads data and model itself. It is accepted only if these are the same as on this
+host and, where the run's bits depend on the node's training, if its training gives the same bits.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from edgefl.zeromq.door import DoorSocket, endpoint
 from edgefl.zeromq.sockets import Full, Unreachable
 
 ALIVE_MS = 1000
-"""Milliseconds between two looks whether the nodes are there."""
+"""Interval between checks that the nodes are still connected, ms."""
 GRACE_S = 15.0
-"""Time that the nodes are given to end what they host: more than each gives its zygote."""
+"""Time within which nodes must end their peers, seconds; longer than a node gives its zygote."""
 MOST_BYTES = 4 * 2**20
 """Maximum message size from a node, bytes."""
 BITS = ("python", "torch", "numpy")
-"""Software that the bits of a training depend on, besides edgefl."""
+"""Software, besides edgefl, on which the bits of a training result depend."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _decoder = msgspec.msgpack.Decoder(list[messages.FromNode])
 encode = msgspec.msgpack.encode
 
 
 def software() -> dict[str, str]:
-    """The versions that a run's nodes must agree in."""
+    """Return the software versions that a node's are compared with."""
     found = {"python": platform.python_version()}
     for name in ("edgefl", "torch", "numpy"):
         try:
@@ -61,12 +61,12 @@ def software() -> dict[str, str]:
 
 
 def on_nodes(experiment: Experiment, base: Path) -> Experiment:
-    """The experiment as it runs on nodes: numbers go over the wire. `ConfigError` where it cannot."""
+    """Return the experiment with ``transport = "wire"``. `ConfigError` if it cannot run on nodes."""
     strategy = resolve(experiment.strategy, [base])
     if shape_of(experiment, strategy, size=1, clients=len(fleet_of(experiment))).kept:
         raise ConfigError(
-            "what clients keep from trip to trip (a strategy's client_vectors, and error feedback of rounded "
-            "updates: server.error_feedback = false) cannot be kept on nodes"
+            "nodes cannot keep a client's vectors between trips (a strategy's client_vectors, or the error "
+            "feedback of rounded updates, which server.error_feedback = false turns off)"
         )
     server = msgspec.structs.replace(experiment.server, transport="wire")
     return msgspec.structs.replace(experiment, server=server)
@@ -74,30 +74,30 @@ def on_nodes(experiment: Experiment, base: Path) -> Experiment:
 
 @contextlib.contextmanager
 def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = False) -> Iterator[Nodes]:
-    """A door for a run, whose keys are in ``folder``; shut at the end.
+    """Open a run's door for nodes, with the keys in ``folder``; close it at the end.
 
-    Raises `ConfigError` for keys that are none, and where anybody on the network could come in.
+    Raises `ConfigError` for invalid keys, and if anybody on the network could join without ``insecure``.
     """
     host, port = endpoint(bind, "--bind", any_port=True)
     if folder is None and host not in LOOPBACK:
         if not insecure:
             raise ConfigError(
-                f"--bind {bind}: anybody who reaches it could join and run code in its clients' place; give "
+                f"--bind {bind}: anybody who reaches it could join the run in place of its clients; give "
                 "--keys DIR (edgefl keygen DIR NAME makes them), or --insecure"
             )
         terminal.say(f"edgefl: anybody who reaches {bind} may join this run", err=True)
     known = None if folder is None else keys.read_server(folder)
     if known is not None and (there := len(known[1])) < wanted:
         raise ConfigError(
-            f"{folder}: {many(there, 'key')} of nodes, and the run waits for {many(wanted, 'node')}, each "
-            f"with its own; to make more: edgefl keygen {folder} NAME"
+            f"{folder}: {many(there, 'node key')}, but the run waits for {many(wanted, 'node')}, each "
+            f"with its own key; to make more: edgefl keygen {folder} NAME"
         )
     with contextlib.ExitStack() as stack:
         try:
             nodes = Nodes(bind, known, wanted)
             stack.callback(nodes.close, "interrupted")
             if port != "*":
-                DoorSocket(nodes.door, keys.OPEN, MOST_BYTES).close()  # it will be the server's
+                DoorSocket(nodes.door, keys.OPEN, MOST_BYTES).close()  # fails if the port is taken
         except RunError as error:
             raise ConfigError(f"--bind: {error}") from None
         yield nodes
@@ -105,20 +105,20 @@ def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = Fals
 
 @dataclass(eq=False)
 class Node:
-    """A process that has joined."""
+    """A node that has joined."""
 
     name: str
     about: messages.Join
     host_step_s: float = 0.0
-    """CPU seconds of a training step there; 0 until it has agreed."""
+    """CPU seconds of a training step on the node; 0 until it is accepted."""
     cores: float = 0.0
-    """Cores for this node alone."""
+    """The node's share of its machine's cores."""
     peers: dict[tuple[control.Role, int], int] = field(default_factory=dict)
-    """The peers that it hosts, with their epochs."""
+    """Epochs of the peers on the node."""
     hosted: set[int] = field(default_factory=set)
-    """The numbers of those that it has ever hosted."""
+    """Numbers of all peers that the node has ever hosted."""
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
-    """Peers that are ended to be started elsewhere, and why: the task in hand is not to blame."""
+    """Reasons for ending peers that move to another node: their current tasks are not blamed."""
     cleared: int = 0
     outbox: deque[messages.ToNode] = field(default_factory=deque)
 
@@ -127,7 +127,7 @@ class Node:
         return self.host_step_s > 0.0
 
     def row(self, lost: str = "", usage: dict[str, float | None] | None = None) -> NodeRow:
-        """The node as the record has it."""
+        """Return the node's row of the run record."""
         cpu, _, system = self.about.host
         return NodeRow(
             name=self.name,
@@ -144,12 +144,15 @@ class Node:
 
 
 def largest(values: Iterable[float | None]) -> float | None:
-    """The largest of the known values; None if there is none."""
+    """Return the largest of the known values; None if there is none."""
     return max((value for value in values if value is not None), default=None)
 
 
 def _together(usages: list[dict[str, float | None]]) -> tuple[float, float]:
-    """Shares of one machine that these used together, and that others did: each takes the rest for others."""
+    """Return the shares of one machine's CPU time that the run used, and that other processes used.
+
+    ``usages`` are of the run's processes on the machine; the others of each include the remaining ones.
+    """
     shares = [(usage.get("used") or 0.0, usage.get("others") or 0.0) for usage in usages]
     used, busy = sum(own for own, _ in shares), max(map(sum, shares))
     return min(1.0, used), max(0.0, busy - used)
@@ -158,9 +161,9 @@ def _together(usages: list[dict[str, float | None]]) -> tuple[float, float]:
 class Nodes:
     """The nodes that have joined at ``bind`` (``tcp://HOST:PORT``, or ``*`` as port), as a run's `Hosts`.
 
-    ``known`` are the door's secret key and the public keys of the nodes that may join, by name; without it
-    any node may. The run waits for ``wanted`` nodes. Use it for one run.
-    Raises `RunError` if the address is not available.
+    ``known`` holds the door's secret key and, by name, the public keys of the nodes that may join; if it is
+    None, any node may join. The run waits for ``wanted`` nodes. An instance serves one run. Raises `RunError`
+    if the address is not available.
     """
 
     name, compare = "nodes", True
@@ -172,22 +175,22 @@ class Nodes:
             self._door.admit(name.encode(), key)
         self.wanted, self._bind = wanted, bind
         self.say: Callable[[str], None] = lambda _: None
-        """Tells the user what goes on."""
+        """Shows the user a message."""
         self.invitation = ""
-        """The line that tells the user how nodes join, once the run waits for them."""
+        """Line that tells the user how nodes join, shown when the run starts to wait for them."""
         self.outlook: Callable[[], int] | None = None
-        """Tells how many there may be, where somebody starts them; raises `EdgeflError` for none."""
+        """Returns how many nodes may take part, if a launcher starts them; raises `EdgeflError` for none."""
         self._nodes: dict[str, Node] = {}
         self._homeless: list[control.Spawn] = []
-        """Peers for which there is no node."""
+        """Peers that no node can host yet."""
         self._prepare: control.Prepare | None = None
         self._expected: control.Fingerprint | None = None
         self._same_bits = False
         self._waiting: dict[str, messages.Agreed] = {}
-        """Nodes that have loaded everything before this host has."""
+        """Messages of nodes that finished loading before this host, by node."""
         self._adopt: control.Adopt | None = None
         self._reserved: dict[int, str] = {}
-        """Clients that are a node each, which says which device it is."""
+        """Name of the node for each client that is reserved for a node which is a device."""
         self._clearing = 0
         self._look_s = 0.0
         self._closed = False
@@ -209,7 +212,7 @@ class Nodes:
         """The nodes that can host peers."""
         return [node for node in self._nodes.values() if node.agreed]
 
-    # ---- the supervisor's turns -----------------------------------------------------------------
+    # ---- called by the supervisor's loop --------------------------------------------------------
 
     def adapted(self, experiment: Experiment, base: Path) -> Experiment:
         return on_nodes(experiment, base)
@@ -228,16 +231,14 @@ class Nodes:
         return 0.0
 
     def receive(self) -> Iterator[control.FromHosts]:
-        """Yields the words of the nodes, and their ends, as far as they concern the run."""
+        """Yield the messages and losses of nodes that concern the run."""
         for name, frames in self._door.receive():
             try:
                 said = _decoder.decode(frames[0])
             except (msgspec.DecodeError, RecursionError, ValueError, IndexError):
-                if name.decode() not in self._nodes:  # of another edgefl, perhaps
-                    self._answer(
-                        name.decode(), f"what it says is no message of edgefl {software()['edgefl']}"
-                    )
-                yield from self._lose(name.decode(), "it sent what is no message")
+                if name.decode() not in self._nodes:  # perhaps another version of edgefl
+                    self._answer(name.decode(), f"its message is not valid for edgefl {software()['edgefl']}")
+                yield from self._lose(name.decode(), "it sent an invalid message")
                 continue
             for message in said:
                 yield from self._heard(name.decode(), message)
@@ -265,14 +266,14 @@ class Nodes:
         return True
 
     def _send(self, node: Node) -> bool:
-        """Send a node what it is to be told; False if it has not taken what was sent before."""
+        """Send the node's queued messages; return False if it has not yet received earlier ones."""
         if node.outbox:
             try:
                 self._door.send(node.name.encode(), [encode(list(node.outbox))])
             except Full:
                 return False
             except Unreachable:
-                pass  # the next look finds that
+                pass  # `receive` detects the loss
             node.outbox.clear()
         return True
 
@@ -303,7 +304,7 @@ class Nodes:
                 del self._nodes[name]
                 self._waiting.pop(name, None)
 
-    # ---- who comes and goes ---------------------------------------------------------------------
+    # ---- nodes that join and leave --------------------------------------------------------------
 
     def _join(self, name: str, join: messages.Join) -> None:
         here, names = software(), ("edgefl", *(BITS if self._same_bits else ()))
@@ -318,10 +319,10 @@ class Nodes:
         self.say(f"node {name} joined: {join.cores:g} cores, {join.host[0]}")
 
     def _refuse(self, name: str, why: str) -> None:
-        """Turn a node away, with the reason."""
+        """Reject a node, and tell it the reason."""
         self._nodes.pop(name, None)
         self._waiting.pop(name, None)
-        self.say(f"node {name} was turned away: {why}")
+        self.say(f"node {name} was rejected: {why}")
         self._answer(name, why)
 
     def _answer(self, name: str, why: str) -> None:
@@ -329,27 +330,27 @@ class Nodes:
             self._door.send(name.encode(), [encode([Refused(why, config=True)])])
 
     def _compare(self) -> Iterator[control.FromHosts]:
-        """Take the nodes that hold what this host holds, as soon as that is known."""
+        """Accept nodes with the same data and model as this host, once this host has loaded them."""
         if self._expected is None:
             return
         for name, said in list(self._waiting.items()):
             del self._waiting[name]
             if said.fingerprint.data != self._expected.data:
-                self._refuse(name, "its data, their split or its first model are others than here")
+                self._refuse(name, "its data, their split or its first model differ from this host's")
             elif why := self._reserve(self._nodes[name]):
                 self._refuse(name, why)
             elif self._same_bits and said.fingerprint.training != self._expected.training:
-                self._refuse(name, "its training makes other bits than here (another kind of CPU?)")
+                self._refuse(name, "its training gives other bits than on this host (another CPU type?)")
             else:
                 yield from self._take(self._nodes[name], said)
 
     def _reserve(self, node: Node) -> str:
-        """Give a node that is one device a client of its profile; the reason why there is none, else ""."""
+        """Reserve a client of its profile for a node that is a device; return why there is none, or ""."""
         device = node.about.device
         if not device:
             return ""
         if self._same_bits:
-            return "under the virtual clock nodes have workers, and none is a device"
+            return "under the virtual clock nodes host workers, so a node cannot be a device"
         assert self._prepare is not None
         free = {spawn.peer for spawn in self._homeless} if self._adopt is not None else None
         for info in fleet_of(self._prepare.experiment):
@@ -357,23 +358,23 @@ class Nodes:
             if info.profile == device and number not in self._reserved and (free is None or number in free):
                 self._reserved[number] = node.name
                 return ""
-        return f"no client of this run is a {device} that has no host"
+        return f"this run has no {device} client without a host"
 
     def _take(self, node: Node, said: messages.Agreed) -> Iterator[control.FromHosts]:
-        """A node has what the run has: it is given the peers that have no host, or no room where they are."""
+        """Accept a node: give it the peers without a host, and workers from nodes that have too many."""
         node.host_step_s, node.cleared = said.host_step_s, self._clearing
         self._share_cores()
         if self._adopt is not None:
             node.outbox.append(self._adopt)
             homeless, self._homeless = self._homeless, []
-            for spawn in homeless:  # those that are not for this node wait on
+            for spawn in homeless:  # those that the node cannot host continue to wait
                 self.spawn(spawn)
         yield control.Gathered(len(self.agreed))
         if self._same_bits:
             self._make_room(f"node {node.name} has room for it")
 
     def _make_room(self, why: str) -> None:
-        """End those workers that are beyond their nodes' shares: they are started again, on others."""
+        """End the workers above each node's share; they are started again on other nodes."""
         carried = sum(node.about.workers for node in self.agreed)
         share = -(-sum(len(node.peers) for node in self.agreed) // carried)
         for node in self.agreed:
@@ -382,13 +383,13 @@ class Nodes:
                 node.outbox.append(control.Expel(*who, epoch))
 
     def _share_cores(self) -> None:
-        """Give each node its part of its machine's cores."""
+        """Divide the cores of each machine equally among its nodes."""
         for node in self.agreed:
             there = sum(other.about.machine == node.about.machine for other in self.agreed)
             node.cores = node.about.cores / there
 
     def _lose(self, name: str, why: str) -> Iterator[control.FromHosts]:
-        """A node is gone, and with it all that it hosts."""
+        """Remove a lost node, and report the end of all its peers."""
         self._waiting.pop(name, None)
         if (node := self._nodes.pop(name, None)) is None:
             return
@@ -405,7 +406,7 @@ class Nodes:
         if self._clearing and all(node.cleared == self._clearing for node in self.agreed):
             yield control.Cleared(self._clearing)
 
-    # ---- what the supervisor has them do --------------------------------------------------------
+    # ---- the supervisor's commands --------------------------------------------------------------
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
         self._prepare, self._same_bits = message, same_bits
@@ -417,17 +418,17 @@ class Nodes:
         yield from self._compare()
 
     def adopt(self, shape: Shape) -> None:
-        """Have the nodes make their buffers; from now on they host peers."""
+        """Have the nodes create their buffers; from now on they can host peers."""
         self._adopt = control.Adopt(initialise=False, shape=shape)
         for node in self.agreed:
             node.outbox.append(self._adopt)
 
     def spawn(self, spawn: control.Spawn) -> None:
-        """Start a peer on the node that has the fewest for what it can carry; or wait for a node."""
+        """Start a peer on the node with the lowest load relative to its capacity, or wait for a node."""
         node = self._host_of(spawn.peer, {node.name: len(node.peers) for node in self.agreed})
         if node is None:
             if not self._homeless:
-                self.say("no node is there for all clients: waiting for one to join")
+                self.say("some clients have no node: waiting for one to join")
             self._homeless.append(spawn)
             return
         spawn = msgspec.structs.replace(spawn, as_is=node.about.as_is)
@@ -436,7 +437,7 @@ class Nodes:
         node.outbox.append(spawn)
 
     def _host_of(self, number: int, peers: dict[str, int]) -> Node | None:
-        """The node that is this peer, or the one with the fewest of these numbers for what it can carry."""
+        """Return the node reserved for this peer, or the one with the fewest ``peers`` for its capacity."""
 
         def full(name: str) -> float:
             node = self._nodes[name]
@@ -482,7 +483,7 @@ class Nodes:
         who = message.role, message.peer
         for spawn in [one for one in self._homeless if (one.role, one.peer) == who]:
             self._homeless.remove(spawn)
-            return control.Departed(*who, message.epoch, "no node was there to run it")
+            return control.Departed(*who, message.epoch, "no node could run it")
         for node in self._nodes.values():
             if node.peers.get(who) == message.epoch:
                 node.outbox.append(message)

@@ -99,7 +99,7 @@ def test_peers_without_a_node_wait_for_one(world: World) -> None:
     world.spawn(spawn(0))
     world.spawn(spawn(1))
     assert world.expel(control.Expel("worker", 1, 0)) == control.Departed(
-        "worker", 1, 0, "no node was there to run it"
+        "worker", 1, 0, "no node could run it"
     )
     world.ready("b", joining())
     assert world.told("b")[-1] == spawn(0)
@@ -145,7 +145,7 @@ def test_a_server_that_is_replaced_waits_for_those_nodes_that_are_there(world: W
         (True, SAME, {"torch": "1.0"}, "it has torch 1.0, here"),
         (False, SAME, {"edgefl": "0.0"}, "it has edgefl 0.0, here"),
         (False, control.Fingerprint("other", "training"), {}, "its data, their split or its first model"),
-        (True, control.Fingerprint("data", "other"), {}, "its training makes other bits"),
+        (True, control.Fingerprint("data", "other"), {}, "its training gives other bits"),
         (False, control.Fingerprint("data", "other"), {"torch": "1.0"}, ""),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_node_of_another_edgefl_is_told_so(world: World, monkeypatch: pytest.M
     assert list(world.receive()) == []
     ((name, answer),) = answers
     (refused,) = msgspec.msgpack.decode(answer, type=list[messages.ToNode])
-    why = f"what it says is no message of edgefl {software()['edgefl']}"
+    why = f"its message is not valid for edgefl {software()['edgefl']}"
     assert (name, refused) == (b"a", Refused(why, config=True))
     assert world.lines == []  # it may say so as often as it likes
 
@@ -197,10 +197,10 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile() -> None:
     world.ready("host", joining())
     assert [share.peers for share in world.shares(3)] == [[0], [1, 2]]
     world.ready("watch", joining(device="watch-a7"))
-    assert "no client of this run is a watch-a7 that has no host" in world.lines[-1]
+    assert "this run has no watch-a7 client without a host" in world.lines[-1]
     world.adopt(Shape(8, 5, 3))
     world.ready("another", joining(device="pi-4"))  # the run has begun, and all have a host
-    assert "no client of this run is a pi-4 that has no host" in world.lines[-1]
+    assert "this run has no pi-4 client without a host" in world.lines[-1]
     world.hear("pi", Refused("gone", config=False))
     world.hear("host", Refused("gone", config=False))
     world.spawn(control.Spawn("client", 1, 1, "", "", 0, 1.0))
@@ -317,7 +317,7 @@ def test_a_door_says_where_it_is_and_without_its_keys_there_is_none(tmp_path: Pa
 
 def test_a_run_that_waits_for_more_nodes_than_there_are_keys_is_one_line(tmp_path: Path) -> None:
     keys.make(tmp_path, ["one"])
-    says = "1 key of nodes, and the run waits for 2 nodes, each with its own; to make more: edgefl keygen"
+    says = "1 node key, but the run waits for 2 nodes, each with its own key; to make more: edgefl keygen"
     with pytest.raises(ConfigError, match=says), opened("tcp://127.0.0.1:*", tmp_path, 2):
         pass
 
@@ -361,7 +361,7 @@ def test_what_is_no_message_costs_the_node_that_says_it(
     world.adopt(Shape(8, 5, 3))
     said = list(world.receive())
     assert said == [control.Gathered(1), control.Gathered(2)]
-    assert world.lines[-1] == "node a is lost: it sent what is no message"
+    assert world.lines[-1] == "node a is lost: it sent an invalid message"
     assert [node.name for node in world.agreed] == ["b"]
 
 
@@ -375,5 +375,5 @@ def test_a_node_that_ends_before_it_could_be_compared_is_forgotten() -> None:
 
 def test_what_clients_would_keep_is_refused_before_anybody_joins() -> None:
     for changes in ({"strategy": {"name": "scaffold"}}, {"server": Server(update_format="int8")}):
-        with pytest.raises(ConfigError, match="cannot be kept on nodes"):
+        with pytest.raises(ConfigError, match="nodes cannot keep a client.s vectors"):
             on_nodes(msgspec.structs.replace(WANTED, **changes), Path())
