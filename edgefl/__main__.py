@@ -22,7 +22,7 @@ def main() -> int:
         code = command()
     except KeyboardInterrupt:
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # a second one would end this command with a traceback
+            signal.signal(number, signal.SIG_IGN)  # a second signal would end it with a traceback
         terminal.say("edgefl: interrupted", err=True)
         code = 130
     try:
@@ -41,7 +41,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Open closed standard streams to the null device, so that no other file gets their descriptors."""
+    """Open the null device in place of closed standard streams: no other file must get their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             fd = os.open(os.devnull, os.O_RDWR)

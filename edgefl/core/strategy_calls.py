@@ -22,7 +22,8 @@ def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any]
 
 
 def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
-    """The error for an exception in a strategy, with the line in its own or a base class's file."""
+    """Return the error for a strategy's exception, with the line in the file of its class or of a base
+    class."""
     what = f"strategy {type(strategy).__name__}.{method} raised {type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     for kind in type(strategy).__mro__:
@@ -34,7 +35,7 @@ def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
 
 
 def invalid(strategy: Strategy, method: str, allowed: str, got: str) -> RunError:
-    """The error for an invalid result of a strategy's method."""
+    """Return the error for an invalid result of a strategy's method."""
     return RunError(f"strategy {type(strategy).__name__}.{method} must return {allowed}, got {got}")
 
 
@@ -70,7 +71,7 @@ def until(result: Any) -> Until | None:
 
 
 def possible(until: Until, now_s: float) -> bool:
-    """True if a task can end this way: not before ``now_s``, after one step or more, with a finite gain."""
+    """Return True if a task can end this way: not in the past, after at least a step, with a finite gain."""
     ends = until.at_s < math.inf if until.steps is None else until.steps >= 1
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
 
@@ -108,7 +109,7 @@ def check_private(strategy: Strategy, step: Step, most: float) -> None:
 
 
 def parts(strategy: Strategy, step: Step) -> dict[str, VectorSum]:
-    """Validate the vectors' steps of a step; returns them with one weight per task, as in `weights`."""
+    """Validate a step's sums of vectors; returns them with one weight per task, as in `weights`."""
     names, valid = (*strategy.vectors, *strategy.server_vectors), {}
     for name, part in step.parts.items():
         if name not in names:

@@ -1,8 +1,9 @@
 """Fits the rates of ``cores.toml`` to measured boards, published figures and the lineage of core types.
 
 The logarithm of a rate per MHz is a constant of the core type plus an error of the board. A core's constant
-is the median over its boards, drawn to the mean of its relatives: the fewer boards, the more. For ``float``,
-``simd`` and ``interpreter``, which boards.csv lacks, that mean is a power law of the integer rate.
+is the median over its boards, shrunk towards the mean of its relatives, the similar cores in lineage.toml:
+the fewer boards, the more. For ``float``, ``simd`` and ``interpreter``, which boards.csv lacks, a power law
+of the integer rate replaces that mean.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ SOURCE = (
 )
 Z = 1.645  # quantile of the normal distribution for a 90% interval
 PLAUSIBLE = math.log(1.25)
-"""Largest deviation from a core's usual integer rate; beyond it the row's MHz is not believed."""
+"""Largest deviation from a core's usual integer rate; rows beyond it are dropped: their MHz must be wrong."""
 
 
 class Prior(NamedTuple):
     """Standard deviations of the logarithm of a rate per MHz."""
 
     board: float
-    """Between boards of one core type."""
+    """Between the boards of one core type."""
     core: float
-    """Of a core type around its relatives' mean."""
+    """Between a core type and the mean of its relatives."""
 
 
 PRIORS: dict[str, Prior] = {
@@ -61,8 +62,8 @@ PRIORS: dict[str, Prior] = {
     "interpreter": Prior(0.12, 0.20),
 }
 BY_INTEGER: dict[str, float] = {"float": 1.5, "simd": 2.3, "interpreter": 1.5}
-"""Exponents of the power law from a core's integer rate per MHz; ``simd``: by published.csv, the others are
-assumed, since published.csv has figures of one core only."""
+"""Exponents of the power law of a core's integer rate per MHz. That of ``simd`` is from published.csv; the
+others are assumed, since published.csv has their figures for one core only."""
 WITH_AES_PER_MHZ = 0.1
 """AES-256-CBC MB/s per MHz that no core reaches without AES instructions."""
 
@@ -129,7 +130,7 @@ def _measured(name: str, board: Board, number: int, row: BoardRow) -> tuple[floa
 
 
 def arm32(boards: Sequence[Board]) -> dict[str, CodeRate]:
-    """Ratios of rates of 32-bit and 64-bit systems on the same core types, by class."""
+    """Return the ratios of rates on 32-bit to 64-bit systems with the same core types, by class."""
     found: dict[str, CodeRate] = {}
     for name in ("integer", "memory", "crypto_without_aes"):
         by: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -173,7 +174,10 @@ def _plausible(board: Board, usual: Mapping[str, float]) -> Board:
 def _relatives_mean(
     core: str, known: Mapping[str, float], above: frozenset[str] = frozenset()
 ) -> float | None:
-    """Return the mean of the relatives' constants, or of their relatives'; None if none is measured."""
+    """Return a core's constant by the mean of its relatives' in lineage.toml; None if none is measured.
+
+    A relative without measurements counts with the mean of its own relatives.
+    """
     above |= {core}
     logs = []
     for other in lineages()[core].like:
@@ -201,7 +205,7 @@ def _class_rates(name: str, samples: Samples) -> dict[str, CodeRate]:
 def _by_integer(
     name: str, samples: Mapping[str, Sequence[float]], integer: Mapping[str, CodeRate]
 ) -> dict[str, CodeRate]:
-    """Rates by a power law of the integer rates, drawn to the published figures of each core."""
+    """Return rates by a power law of the integer rates, combined with the published figures of each core."""
     prior, power = PRIORS[name], BY_INTEGER[name]
     law = {core: power * math.log(rate.per_mhz) for core, rate in integer.items()}
     level = median(median(logs) - law[core] for core, logs in samples.items())
@@ -215,7 +219,7 @@ def _by_integer(
 
 
 def _posterior(own: Sequence[float], expected: float, sd_core: float, sd_board: float) -> CodeRate:
-    """Combine a core's measurements with what is expected of it; the interval is a new board's."""
+    """Combine a core's measurements with its expected value; the interval is that of a new board."""
     n = len(own)
     if n == 0:
         log, error = expected, sd_core

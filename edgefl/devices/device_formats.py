@@ -224,7 +224,7 @@ def _refuse_placeholders(path: Path, items: Items) -> None:
     for what, figures in (("every core", cores), ("Wi-Fi, radio and screen", parts)):
         if figures and all(0 < figure <= PLACEHOLDER_MA for figure in figures):
             sample = f"{what} at {PLACEHOLDER_MA} mA as in Android's sample"
-            raise ProfileError(f"{path}: a placeholder file, {sample}; allowed: measured currents")
+            raise ProfileError(f"{path}: is a placeholder file ({sample}); expected measured currents")
 
 
 def _items(path: Path) -> Items:

@@ -49,10 +49,11 @@ METERED: Final[dict[Radio, RadioPower]] = {
     "5g-low-band": RadioPower(2.222, 0.01548, 2.515, 1.28),
     "5g-mmwave": RadioPower(3.174, 0.02027, 5.114, 1.28),
 }
-"""Galaxy S20 Ultra, Monsoon meter, screen and idle subtracted (SIGCOMM21-5G/artifact at 35aaf28): medians of
-bins of the throughput. Least squares of the logarithm, each bin alike. The median residual is 3% and 8%; each
-of the two mmWave locations predicted by a fit to the other: 12% in the median, 25% at the 90th percentile.
-The low band has one location, so its factor is mmWave's."""
+"""Fits to the power of a Galaxy S20 Ultra by a Monsoon meter, less that of screen and idling
+(SIGCOMM21-5G/artifact at 35aaf28): least squares of the logarithm of the medians over bins of the throughput,
+with equal weights. The median residual is 3% (low band) and 8% (mmWave). A fit to one of the two mmWave
+locations predicts the other with a median error of 12%, and 25% at the 90th percentile. The low band has one
+location, so its factor is that of mmWave."""
 
 
 class Energy(NamedTuple):
@@ -72,14 +73,14 @@ class Energy(NamedTuple):
 
 
 class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
-    """Power of a device on a network, watts above off; the others are on top of ``idle_w``."""
+    """Power of a device on a network, watts: ``idle_w`` above off, the others in addition to ``idle_w``."""
 
     idle_w: float
     compute_w: float
     download_w: float
     upload_w: float
     idle_factor: float = UNSTATED_FACTOR
-    """90% factor of ``idle_w``; the other factors are alike."""
+    """90% factor of ``idle_w``; the other two are those of ``compute_w``, and of both transfers."""
     compute_factor: float = UNSTATED_FACTOR
     radio_factor: float = UNSTATED_FACTOR
 
@@ -92,7 +93,7 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
         idle_s: float = 0.0,
         time_factor: float = 1.0,
     ) -> Energy:
-        """Return the energy of these seconds, one after another.
+        """Return the energy of these phases, which do not overlap.
 
         ``time_factor`` is the 90% factor of ``compute_s``. The errors of idling, of computing, of its time
         and of the radio are taken to be independent.

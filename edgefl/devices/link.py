@@ -125,7 +125,7 @@ class _Rate(NamedTuple):
     mean: float
     """Payload bytes per emulated second; ``inf`` if unlimited."""
     deviation: float = 0.0
-    """0 for a rate that does not vary."""
+    """Standard deviation of the rate's logarithm; 0 if the rate does not vary."""
     half_variance: float = 0.0
 
     def draw(self, rng: np.random.Generator) -> float:
@@ -136,7 +136,7 @@ class _Rate(NamedTuple):
 
 
 class Message:
-    """A message of ``nbytes`` in one direction of a network: the part of its transfers that is not drawn.
+    """A message of ``nbytes`` in one direction of a network, with all that its transfers have in common.
 
     See `Link` for the time that a transfer takes.
     """

@@ -57,8 +57,8 @@ class RateGflops(_Table, frozen=True, kw_only=True):
     """Sustained fp32 rates by class of operation, 10⁹ FLOP per second (a multiply-add is two)."""
 
     train: Positive
-    """Forward and backward pass of a small CNN with all cores that training uses. Paces the clients of a
-    profile without a runtime."""
+    """Rate of the forward and backward pass of a small CNN on all cores that training uses. It paces clients
+    whose profile has no runtime."""
     gemm: ThreadRates | None = None
     """Matrix products and 1 × 1 convolutions: inference of MobileNet-v1-224."""
     conv: ThreadRates | None = None
@@ -381,7 +381,7 @@ class Network(_Table, frozen=True, kw_only=True):
     down: Direction
     up: Direction
     bearer: Bearer = "mobile"
-    """The device's radio that carries it, which selects ``radio_ma``, ``wifi_ma`` or no current."""
+    """The device's radio for this network; it selects ``radio_ma``, ``wifi_ma`` or no current."""
     radio: Radio | None = None
     """A metered radio, whose power replaces the device's ``radio_ma``."""
     sources: dict[str, Text]

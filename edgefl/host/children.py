@@ -1,4 +1,4 @@
-"""Children of this process: fork them, reap them, tell how they ended, kill them and their descendants."""
+"""Children of this process: fork and reap them, report how they ended, kill them and their descendants."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def fork(name: str, main: Callable[[], int | None]) -> int:
 def exit_with(main: Callable[[], int | None]) -> NoReturn:
     """Run ``main`` in this forked process and exit with its result; never return into the parent's code.
 
-    An exception is exit code 1 and a traceback, or `OUT_OF_MEMORY_EXIT`.
+    An exception gives a traceback and exit code 1; a MemoryError gives `OUT_OF_MEMORY_EXIT`.
     """
     code = 1
     try:
@@ -200,9 +200,9 @@ def kill_tree(child: Child) -> None:
 
 
 def end_children() -> None:
-    """Kill and reap all children and their descendants, which this process inherits by `adopt_orphans`.
+    """Kill and reap all children and their descendants, which `adopt_orphans` makes children of this process.
 
-    Processes of another user are left.
+    Processes of another user cannot be killed and continue to run.
     """
     refused: set[psutil.Process] = set()
     while has_children() and (own := {*psutil.Process().children()} - refused):

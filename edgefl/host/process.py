@@ -138,7 +138,7 @@ def become_child(parent_pid: int, name: str) -> None:
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the signal was armed
+    if os.getppid() != parent_pid:  # the parent died before the signal was armed
         os._exit(0)
 
 
@@ -162,7 +162,7 @@ def kill_forks_with_parent() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         unblock()
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the signal was armed
+        if os.getppid() != parent:  # the parent died before the signal was armed
             os._exit(0)
 
     os.register_at_fork(before=prepare, after_in_parent=unblock, after_in_child=die_with_parent)
@@ -187,9 +187,9 @@ def outlive_parent() -> None:
 
 
 def die_soon_after_parent() -> None:
-    """Die at most ten seconds after the parent, for a process that finishes when its channel ends.
+    """Have this process, which exits when its channel closes, die at most ten seconds after its parent.
 
-    The handler of the parent's death signal is the C library's ``alarm``: it gets the signal's number, 10,
+    The handler of the parent-death signal is the C library's ``alarm``, which takes the signal's number, 10,
     as seconds. So the process ends whatever it is doing, even in native code.
     """
     if (libc := _libc) is not None:

@@ -146,7 +146,8 @@ def weighted_step(
 
 
 def constants(optimizer: ServerOptimizer) -> tuple[float, float, float, float, float, float]:
-    """keep1, add1, keep2, add2, ε and lr of ef_step (kernels/edgefl_kernels.h), not yet float32."""
+    """Return keep1, add1, keep2, add2, ε and lr of ef_step (kernels/edgefl_kernels.h) before rounding to
+    float32."""
     if optimizer.kind == "sgd":
         return (optimizer.momentum, 1.0, 0.0, 0.0, 0.0, optimizer.lr)
     beta1, beta2 = optimizer.beta1, optimizer.beta2
@@ -175,8 +176,8 @@ def apply(
 ) -> None:
     """Write the next model to ``out``: one step of `ServerOptimizer` from ``model`` with g = ``step_vector``.
 
-    All are flat arrays of D elements of the same dtype (float32 in the server), which is also the
-    arithmetic's. ``state_vectors`` (see `start`) are updated in place, or only read if ``new_state`` is
+    All are flat arrays of D elements of the same dtype (float32 in the server), in which the step is
+    computed. ``state_vectors`` (see `start`) are updated in place, or only read if ``new_state`` is
     given. ``out`` may be ``step_vector``. `ValueError` for a wrong shape or number of vectors, `TypeError`
     for mixed dtypes. Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
 

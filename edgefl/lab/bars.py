@@ -1,6 +1,6 @@
 """Limits on the errors of predicted step times, for the results of `edgefl bench truth`.
 
-Each step counts with its most independent prediction: by a fit without its network, or by a profile that was
+Each step is judged by its most independent prediction: by a fit without its network, or by a profile that was
 not fitted to it.
 """
 
@@ -41,7 +41,7 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> HeldOutPrediction:
-        """The most independent prediction."""
+        """Prediction by the fit without this network, if there is one, else by the profile."""
         return self.unseen or self.by_profile
 
     def plain(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _errors(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
 
 
 def _intervals(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
-    """Judge the share held by the intervals of each device with enough steps."""
+    """Judge, for each device with enough steps, the share of steps within their intervals."""
     devices: dict[str, list[HeldOutPrediction]] = {}
     for step in steps:
         devices.setdefault(step.title, []).append(step.best)

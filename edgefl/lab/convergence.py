@@ -136,15 +136,17 @@ def slope(
     factor: float,
     expected: float = -0.5,
 ) -> Ratio:
-    """Return the exponent of mean ‖∇f‖² in what is ``factor`` times larger in the second setting ÷
-    ``expected``."""
+    """Return the exponent with which mean ‖∇f‖² depends on a quantity, ÷ ``expected``.
+
+    The quantity is ``factor`` times larger in the second setting of ``ends`` than in the first.
+    """
     low, high = ends
     found = [math.log(row[high].mean_square() / row[low].mean_square()) / math.log(factor) for row in runs]
     return Ratio(f"slope over {over} ÷ {expected:.2f}", [each / expected for each in found], WITHIN)
 
 
 def of_bound(runs: Sequence[Sequence[Trajectory]], bounds: Callable[[int, Trajectory], float]) -> float:
-    """Return the largest mean ‖∇f‖² ÷ its bound; ``bounds(setting, outcome)``."""
+    """Return the largest ratio of a mean ‖∇f‖² to its bound ``bounds(setting, outcome)``."""
     return max(out.mean_square() / bounds(at, out) for row in runs for at, out in enumerate(row))
 
 
@@ -204,7 +206,7 @@ def fedbuff_bound(out: Trajectory, versions: int, rate: float, steps: int, serve
 
 
 def fedbuff_as_printed(quick: bool = False) -> Finding:
-    """Run from the optimum without noise, with fresh clients one by one, drawn uniformly."""
+    """Run from the optimum without noise or staleness, with one client at a time, drawn uniformly."""
     problem, rate, versions = Quadratic(8, variance=0.0, distance=0.0, spread=1.0), 0.005, 4_000
     setting = QuadraticRun(
         Expected(problem, versions, rate), FedBuff(buffer_size=1, exponent=0.0, concurrency=1), exponential
@@ -289,7 +291,7 @@ class Composition(NamedTuple):
 
 
 def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Composition:
-    """Compute the weights of normalisation inside each buffer, by enumerating all buffers.
+    """Compute the shares of clients under normalisation inside each buffer, by enumerating all buffers.
 
     Each of its ``size`` places holds a client with a probability in proportion to its rate; weights are in
     proportion to ``raw``. Clients with equal rate and weight are grouped.
@@ -323,7 +325,7 @@ def fair_weights(rates: Sequence[float]) -> list[float]:
 
 
 def fedstaleweight(quick: bool = False) -> Finding:
-    """Run the paper's fleet; the model goes where the normalised shares of equations 6 to 8 lead."""
+    """Run the paper's fleet; the normalised shares of equations 6 to 8 determine the limit of the model."""
     size, problem = 5, Quadratic(len(RATES), spread=0.1)
     made = composition(RATES, size, fair_weights(RATES))
     setting = QuadraticRun(

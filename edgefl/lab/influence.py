@@ -1,4 +1,4 @@
-"""Fleets of fast and slow clients that train nothing: their staleness and weights."""
+"""Measures staleness and weights in fleets of fast and slow clients that train nothing."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def simulate(
 ) -> Outcome:
     """Run `FEDSTALEWEIGHT`'s fleet under ``strategy`` for ``versions`` versions.
 
-    Client 0 is slower by the factor ``slowed``, each slow client by ``slow_by``; the first ``skip`` versions
-    do not count. ``events``, such as `Left`, happen at their own times.
+    Client 0 is slower by the factor ``slowed``, and each slow client by the factor ``slow_by``. The first
+    ``skip`` versions are ignored. ``events``, such as `Left`, occur at the times that they hold.
     """
     factors = [slowed, *[1.0] * (len(FAST_ONES) - 1), *[slow_by] * (len(FEDSTALEWEIGHT) - len(FAST_ONES))]
     run, now_s = arrivals(strategy, FEDSTALEWEIGHT, Stop(versions=versions), seed, factors, events=events)
@@ -89,7 +89,7 @@ def arrivals(
     factors: Sequence[float] | None = None,
     **how: object,
 ) -> tuple[MemoryRun, float]:
-    """A run whose clients learn nothing and take ``factors`` times what ``delays`` say, and its end, s."""
+    """Run clients that train nothing and take ``factors`` times ``delays``; return the run and its end, s."""
 
     def duration(client: int, trip: int) -> float:
         drawn = delays[client].draw(stream(seed, "trip", client, trip))

@@ -187,8 +187,8 @@ class Arm:
     changes: tuple[str, ...]
     """Assignments as in ``edgefl run --set``."""
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further changes by settings ("": those of the study's name), such as a paper's step sizes; tuned steps
-    (`edgefl.lab.tuning`) replace them."""
+    """Further changes by name of the settings (see `Study.settings`), such as a paper's step sizes; tuned
+    steps (`edgefl.lab.tuning`) replace them."""
     grid: Mapping[str, tuple[float, ...]] | None = None
     """Values that tuning tries, by key, if they differ from the study's."""
     steps_of: str = ""
@@ -206,7 +206,7 @@ class Tuning:
     grid: Mapping[str, tuple[float, ...]]
     """Values to try by key of the experiment; all combinations are run."""
     over: Over
-    """Cost over which the area is taken: the race's."""
+    """Cost over which the area is integrated; the same as in the races."""
     budget: Mapping[str, float]
     """Budget of that cost for each run, by settings."""
     seeds: tuple[int, ...] = (101, 102)
@@ -246,7 +246,7 @@ class Study:
         return next(arm for arm in self.arms if arm.label == label)
 
     def changed(self, changes: Sequence[str]) -> Study:
-        """Return the comparison under other settings; ConfigError for a change of what distinguishes arms."""
+        """Return the study with changed settings; ConfigError if a changed key distinguishes arms."""
         for change in changes:
             keys, _ = toml.assignment(change)
             if keys == ("seed",):
@@ -262,7 +262,7 @@ class Study:
         return replace(self, changes=tuple(changes), notes=(*self.notes, *note))
 
     def settings(self) -> list[str]:
-        """Return the names of its settings; "" for those of its own name.
+        """Return the names of the study's settings files; "" stands for the file with the study's own name.
 
         >>> from edgefl.lab.studies import load
         >>> load("fedbuff").settings()
@@ -306,7 +306,7 @@ class Study:
         without = not more and made.stop.accuracy is None
         if without and config.load(self.file(settings)).stop.accuracy is not None:
             given = " ".join(f"--set {change}" for change in self.changes)
-            raise ConfigError(f"{given}: takes stop.accuracy away, the target of the claims")
+            raise ConfigError(f"{given}: removes stop.accuracy, the target of the claims")
         return made
 
     def run(
@@ -353,7 +353,7 @@ class Study:
             file = f"experiments/papers/tuned/{self.steps_file(settings).name}"
             on = self._tuning_file(settings).get("evaluated_on")
             there = f"Steps: tuned here for each arm on other seeds and {on} examples ({file})."
-            steps = [there if tuned else f"Steps: not tuned here; {file} is not there (--tune makes it)."]
+            steps = [there if tuned else f"Steps: not tuned here; {file} does not exist (--tune makes it)."]
         return [*self.notes, *self.notes_at.get(settings, ()), *small, *steps]
 
 

@@ -29,14 +29,14 @@ TITLE = "What the papers prove, measured"
 CITATION = "Nguyen 2022 (app. A); Toghani and Uribe 2022 (theorem 1); Ma 2024 (theorem 1, §4.2.1); Wang 2024"
 
 PAPERS_B: dict[str, Any] = {"buffer_size": 5, "restart": "immediate"}
-"""FedStaleWeight's b; in its derivation clients restart immediately."""
+"""FedStaleWeight with the paper's b; its derivation assumes that clients restart immediately."""
 UNCAPPED: dict[str, Any] = {**PAPERS_B, "normalize": "running", "max_step": 1e9}
 WAITING: dict[str, Any] = {**UNCAPPED, "restart": "after-step"}
-"""Restart rule of the paper's appendix A and experiments."""
+"""With the restart rule of the paper's appendix A and experiments."""
 SLOWED = (1.5, 2.0, 4.0)
 LARGER = (2, 4, 8)
 SKIP = 200
-"""First versions that do not count, until slow clients have delivered: fairness is a long-run property."""
+"""Number of first versions to ignore, until slow clients have delivered: fairness is a long-run property."""
 
 
 def findings(*, quick: bool, say: Callable[[str], None]) -> list[Finding]:
@@ -74,9 +74,10 @@ def staleness_over_k(quick: bool = False) -> Finding:
 
 
 def fixed_delay(quick: bool = False) -> Finding:
-    """Simulate equal clients that never wait, K = 1: every update is n − 1 versions stale, the path is known.
+    """Simulate equal clients that never wait, with K = 1: every update is n − 1 versions stale.
 
-    e_{t+1} = e_t − s(τ)·η·e_{t−τ}, so that e falls by z per version, z^{τ+1} = z^τ − s(τ)·η.
+    The error follows e_{t+1} = e_t − s(τ)·η·e_{t−τ}, so it falls by a factor z per version, where
+    z^{τ+1} = z^τ − s(τ)·η.
     """
     rate, versions, delays = 0.05, 600, (0, 1, 3, 8)
     found = []
@@ -124,8 +125,7 @@ def expected_staleness(quick: bool = False) -> Finding:
 
 
 def waiting_staleness(quick: bool = False) -> Finding:
-    """Measure equation 6 for contributors that wait for the step: one of E[τ_i] + 1 versions has the
-    client."""
+    """Measure equation 6 if clients wait for the step: client i contributes to one in E[τ_i] + 1 versions."""
 
     def ratio(seen: Outcome) -> Shares:
         number = np.bincount(seen.client)
@@ -157,7 +157,8 @@ def fair_influence(quick: bool = False) -> Finding:
 
 
 def normalized_influence(quick: bool = False) -> Finding:
-    """Measure the shares under section 4.2.1's normalisation, which follow from the buffers' composition."""
+    """Compare the shares under section 4.2.1's normalisation with those that follow from the buffers'
+    composition."""
     size = PAPERS_B["buffer_size"]
     made, plain = (composition(RATES, size, raw).shares for raw in (fair_weights(RATES), [1.0] * len(RATES)))
 

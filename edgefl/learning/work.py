@@ -6,7 +6,7 @@ elementwise operations is that of moving their bytes.
 
 step_work(module, …)     work of one step on a batch of a given size
 batch_work(module, …)    work for any batch size: a fixed part and a part per example
-traced_work(train, …)    the same for a training function of the user's, which is traced
+traced_work(train, …)    the same for a user's training function, by tracing it
 WorkMeter                counts the torch operations of any code
 """
 
@@ -73,8 +73,8 @@ def step_work(
     the cross entropy of logits. ``trained`` are the parameters that the step updates; default: all that
     require a gradient. The module and torch's random stream are not changed. The step runs on torch's meta
     device, which computes nothing but takes 80 MiB and seconds of imports; without ``meta``, or if a module
-    cannot run there, it runs on zeros. Recurrent layers always run on meta: a CPU multiplies all their
-    inputs at once, with other calls and bytes.
+    cannot run there, it runs on zeros. Recurrent layers always run on meta: a CPU multiplies the inputs of
+    all time steps at once, which changes the number of calls and bytes.
 
     If the module has an attribute ``flops_per_example`` (forward and backward), this value is used instead
     of counting; a layer's value is added to the count of the other layers. Raises `ConfigError` if the module

@@ -145,7 +145,7 @@ class KeptPhone:
         )
 
     def _measure(self) -> None:
-        """Update the account of CPU time."""
+        """Record the CPU time used so far."""
         if self.tree is not None and self._account is not None and not self._left_ns:
             now_ns = time.monotonic_ns()
             used_ns = self.tree.used_ns()

@@ -85,7 +85,7 @@ class Flow:
             await asyncio.sleep(wait_s * self.clock.scale)
 
     def enter(self, nbytes: int, waited: bool) -> Transmission:
-        """Send bytes over the link that were read now, or that ``waited`` for the link to be free."""
+        """Send bytes over the link: bytes just read, or bytes that ``waited`` until the link was free."""
         now_s, before = self.clock.now(), self.way.now
         # Waiting bytes were available when the link became free, even if this process woke up late.
         at_s = min(now_s, self.way.free_s) if waited else now_s
@@ -143,7 +143,7 @@ class PhoneLink:
         up = self.flows["up"]
         if up.nbytes != self._delivered or self.clock.now() < up.way.due_s:
             self._delivered, self._waited_s = up.nbytes, 0.0
-        self._waited_s += AHEAD_S  # by calls, not by the clock, which continues while the host is stalled
+        self._waited_s += AHEAD_S  # counts calls, not time: the clock continues while the host is stalled
         return bool(self.sending) and self._waited_s < STALL_S + up.way.round_trip_s * self.clock.scale
 
     async def follow(self, presence: AlternatingRenewal) -> None:
@@ -325,7 +325,7 @@ class Relay:
         await self._ended.wait()
         while self._drain:
             await asyncio.sleep(AHEAD_S)  # the first wait lets pending connections be accepted
-            if not sum(link.is_delivering() for link in self._links):  # sum, not any: each must count
+            if not sum(link.is_delivering() for link in self._links):  # sum, not any: check every link
                 break
         loop.remove_reader(self._channel.fileno())
         reporting.cancel()

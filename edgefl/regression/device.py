@@ -1,4 +1,4 @@
-"""The fixture ``edge_device``: runs functions like the device and judges them by budgets and baselines."""
+"""The fixture ``edge_device``: runs functions at a device's pace and judges them by budgets and baselines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
 MOST_LIMIT_S = 86_400
 BASELINE_TIMES = 2
-"""Factor on the repetitions of a baseline, since many measurements are compared with it."""
+"""Repetitions of a baseline ÷ those of other measurements; many measurements are compared with it."""
 
 
 class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,15 +130,15 @@ class DeviceResult:
         """Fail unless each figure is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
 
         The one-sided 95% bootstrap upper bound of the median must be within its budget. Doubtful figures
-        must be below half of it, else they are `Invalid`. ConfigError for an unknown budget, or one that
-        this device's profile cannot tell.
+        must be below half of it, else they are `Invalid`. ConfigError for an unknown budget, or one whose
+        figure the device's profile does not determine.
         """
         __tracebackhide__ = True
         if budgets:
             self.require(verdict.within(self.measured, budgets, settled=bool(self.note)))
 
     def assert_pace(self, margin: float = 0.03) -> None:
-        """Fail unless the device's pace is shown to be kept: two one-sided tests at 5%, ± ``margin``."""
+        """Fail unless two one-sided tests at 5% show that the device's pace was kept within ± ``margin``."""
         __tracebackhide__ = True
         self.require(verdict.paced(self.measured, margin, settled=bool(self.note)))
 
@@ -189,14 +189,15 @@ class Reasons:
 
 
 class DeviceTest(NamedTuple):
-    """The test of a device."""
+    """A test on one of its devices."""
 
     test: str
-    """Its node id without the file: ``test_step[pixel-3a]``."""
+    """Pytest's node id without the file: ``test_step[pixel-3a]``."""
     file: Path
     group: str
+    """Name of the test on all its devices."""
     devices: int
-    """A name shared with the same test on its other devices, and the number of devices."""
+    """Number of its devices."""
 
 
 class EdgeDevice:
@@ -206,7 +207,7 @@ class EdgeDevice:
         self._mark, self._test, self.session = mark, test, session
         self.profile: Device = load_device(mark.profile)
         if self.profile.cpu is None:
-            why = "has a delay model instead of a processor: there is nothing to time a function by"
+            why = "has a delay model instead of a processor, so it cannot time a function"
             raise ConfigError(f"device {self.profile.id!r} {why}")
         self._network_name = mark.network or self.profile.network
         self.network: Network | None = load_network(self._network_name) if self._network_name else None
@@ -218,15 +219,15 @@ class EdgeDevice:
     def run(
         self, function: Callable[..., Any], *args: Any, setup: Callable[..., Any] | None = None, **kwargs: Any
     ) -> DeviceResult:
-        """Run ``function(*args, **kwargs)`` like this device, in separate processes.
+        """Run ``function(*args, **kwargs)`` at this device's pace, in separate processes.
 
         The function must be at the top level of a module; its arguments must be JSON values: 64-bit numbers,
         strings, lists, tables. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but
         within the device's memory; its result is the function's first argument. A parameter named
         ``edge_device`` receives the device, whose ``send(data)`` sends data. Raises `OutOfDeviceMemory` if
         the device has too little memory, ConfigError for arguments that cannot be passed, and `Invalid` for
-        figures that do not count: at once if they are saved or compared, else unless they are far below every
-        budget.
+        unreliable figures: always if they are saved or compared, otherwise only if they are not far below
+        every budget.
         """
         __tracebackhide__ = True
         location = locate(function)
@@ -299,7 +300,7 @@ class EdgeDevice:
             yield found
             try:
                 self.judge()
-            except NotMet as error:  # the error of no line of the test
+            except NotMet as error:  # not raised by a line of the test
                 found.failed = str(error)
         except Invalid as error:
             found.invalid = str(error)
@@ -368,12 +369,12 @@ def _plain(name: str, value: Any) -> Any:
     """Return the value if another process would get the same from its JSON; else raise ConfigError."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False)) == value
-        msgspec.msgpack.encode(value)  # the format in which it is sent
+        msgspec.msgpack.encode(value)  # the format in which arguments are sent
     except (TypeError, ValueError, OverflowError):
         same = False
     if not same:
         raise ConfigError(
-            f"{name} must be what JSON holds, so that another process gets it: numbers of 64 bits, "
-            f"strings, lists, tables (got a {type(value).__name__}); let setup= make anything else"
+            f"{name} must be a JSON value, to be sent to another process: 64-bit numbers, "
+            f"strings, lists, tables (got a {type(value).__name__}); create anything else in setup="
         )
     return value

@@ -29,7 +29,7 @@ class TreeWatch:
 
     def __init__(self) -> None:
         self._measuring = os.getpid()
-        # The call's process id (0 before its begin, -1 after its end), and the highest KiB.
+        # Process id of the call (0 before it begins, -1 after it ends), and the highest memory so far, KiB.
         self._page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
 
     def reset(self) -> None:

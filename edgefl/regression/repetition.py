@@ -1,9 +1,9 @@
-"""One repetition, in a process of its own: one call as on the device, then calls beside a reference.
+"""One repetition, in its own process: a call at device pace, then calls that alternate with a reference.
 
-Device time = t_model + t_rest + blocked + transfers. t_model is the time that the device's time model
-predicts for the work that torch is given. t_rest is the CPU time of everything else, times this host's speed
-in interpreting Python over the device's. CPU time rises with the host's load; that of a reference, a fixed
-piece of work that runs in turn with the function, rises with it: the ratio of the two compares between loads.
+Device time = t_model + t_rest + blocked + transfers. t_model is the time of the torch operations by the
+device's time model. t_rest is the CPU time of everything else, times this host's speed ÷ the device's in
+interpreting Python. CPU time rises with the host's load, and so does that of a reference, a fixed piece of
+work that alternates with the function. The ratio of the two is comparable between loads.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from edgefl.regression.process import (
 from edgefl.seeds import stream
 
 REFERENCE_VERSION = 1
-"""Version of what the references compute: figures against another version do not compare."""
+"""Version of the references' work: figures relative to different versions are not comparable."""
 INTERPRETED_FLOP = 1.5e6
-"""FLOP that a unit of interpreted code counts as: about those of a training step that takes as long."""
+"""FLOP assigned to a unit of interpreted code: about those of a training step of the same duration."""
 INTERPRETED_STEPS = 98.0
 """Steps of five bodies in Python that take as long as a unit of interpreted code, in CPython 3.11 on an AMD
 EPYC (90 to 102 in 15 repetitions)."""
 LEAST_REST = 0.1
-"""Share of the CPU time below which the part that is not torch is taken for what calling torch costs."""
+"""Share of the CPU time; a part outside torch that is smaller counts as the overhead of calling torch."""
 LITTLE = 0.1
-"""Share of a small training step's FLOP a CPU second below which a function is interpreted code."""
+"""Share of a small training step's FLOP per CPU second; a function below it counts as interpreted code."""
 SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
-"""CPU seconds that a shot of the function takes at least, and one of the reference at most."""
+"""Minimum CPU seconds of a shot of the function, and maximum CPU seconds of a shot of the reference."""
 TIMED_S, WAITING_S = 0.12, 0.3
-"""CPU and wall seconds in which the function is timed in each repetition; one call may take longer."""
+"""CPU and wall seconds for which each repetition times the function; a single call may exceed them."""
 MOST_PAIRS = 60
 HANDLE = "edge_device"
-"""Name of the function's parameter that is given the device."""
+"""Name of the function's parameter that receives the device."""
 _PROC = Path("/proc/self")
 
 
@@ -78,7 +78,7 @@ class DeviceCall(NamedTuple):
     network: Network | None
 
     def bind(self, handle: DeviceHandle) -> Callable[[], Any]:
-        """Return the function with its arguments, set up anew."""
+        """Run the setup, and return the function bound to its arguments."""
         args, kwargs = list(self.args), dict(self.kwargs)
         if self.setup is not None:
             args.insert(0, self.setup(*args, **kwargs))
@@ -87,18 +87,18 @@ class DeviceCall(NamedTuple):
         return partial(self.function, *args, **kwargs)
 
     def limit(self) -> MemoryLimit | None:
-        """Hold this process to what the device gives an app, from now on."""
+        """Limit this process to the memory that the device gives an app, from now on."""
         return MemoryLimit(self.device.app_limit_mib) if self.device.app_limit_mib else None
 
 
 def warm_up() -> None:
-    """Do what torch does on its first step, in one thread."""
+    """Run one step in one thread, so that torch is initialised."""
     torch.set_num_threads(1)
     make_reference("train-small").run(1)
 
 
 def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
-    """Find out a function's cost and the reference that is most like it, in a process that is thrown away."""
+    """Measure a function's cost, and choose the reference most like it. Call this in a temporary process."""
     call.limit()
     known = set(sys.modules)
     run = call.bind(DeviceHandle(call.device, call.network, 0))
@@ -197,7 +197,7 @@ def _rest(device: Device, work: StepWork, run: Callable[[], Any], slowdown: floa
 
 
 def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[RepeatRequest], Repetition]:
-    """Return what measures the function once. MemoryError where it needs more than the device has."""
+    """Return a function that measures one repetition; it raises MemoryError above the device's memory."""
     reference = make_reference(trial.shots.reference)
     reference.run(1)
     reference_shot = partial(reference.run, trial.shots.units)
@@ -248,20 +248,20 @@ def _cpu_s(run: Callable[[], Any]) -> float:
 
 
 def _cpu_ns() -> int:
-    """Return the CPU time of this process so far, with that of children that were waited for."""
+    """Return the CPU time of this process and of the children that it has reaped, ns."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time_ns() + round((ended.ru_utime + ended.ru_stime) * 1e9)
 
 
 class ProcessUsage(NamedTuple):
-    """Time that this process has used so far, or between two moments."""
+    """Time used by this process so far, or between two moments."""
 
     wall_ns: int
     cpu_ns: int
     runnable_ns: int
-    """Time in which it could have run and had no core; 0 where the system does not tell."""
+    """Time in which the process was runnable but had no core; 0 if the system does not report it."""
     gave_up: int
-    """Times it gave up its core to wait for something."""
+    """Number of times that the process gave up its core to wait."""
 
     @classmethod
     def now(cls) -> ProcessUsage:
@@ -275,7 +275,7 @@ class ProcessUsage(NamedTuple):
 
 
 class CallTimes(NamedTuple):
-    """Times of one call, in emulated seconds, as a `Repetition` has them."""
+    """Times of one call, emulated seconds; the fields are those of `Repetition`."""
 
     blocked_s: float
     radio_s: float
@@ -284,17 +284,17 @@ class CallTimes(NamedTuple):
 
 
 class DeviceClock:
-    """Keeps one call, which begins now, at the device's pace.
+    """Keeps one call, which starts now, at the device's pace.
 
-    ``slowdown`` is emulated seconds of what is not torch for one CPU second of this host; ``time_scale`` 0
-    does not wait.
+    ``slowdown`` is emulated seconds of work outside torch per CPU second of this host. With ``time_scale`` 0
+    the clock never waits.
     """
 
     def __init__(self, slowdown: float, time_scale: float) -> None:
         self._slowdown, self._time_scale = slowdown, time_scale
         self._radio_s = 0.0
         self._away_ns = self._waits = 0
-        """Wall time and number of the waits for the device."""
+        """Idle time, ns, and number of times that the core was given up, in waits for the device."""
         self._began = ProcessUsage.now()
 
     def now_s(self) -> float:
@@ -302,15 +302,15 @@ class DeviceClock:
         return (_cpu_ns() - self._began.cpu_ns) / 1e9 * self._slowdown + self._radio_s
 
     def transfer(self, seconds: float) -> None:
-        """Wait out what has been computed, then a transfer."""
+        """Wait until the computation so far and then a transfer would be complete on the device."""
         due_s = self.now_s() + seconds
         self._radio_s += seconds
         self._wait(due_s)
 
     def end(self, model_s: float) -> CallTimes:
-        """End the call, whose work for torch takes the device ``model_s``."""
+        """End the call; the device takes ``model_s`` for its torch operations."""
         used = ProcessUsage.now().since(self._began)
-        # Who never gave up its core was not blocked: what is left of the wall time is the clocks' error.
+        # A process that never gave up its core was not blocked: any remaining wall time is clock error.
         idle_ns = used.wall_ns - used.cpu_ns - used.runnable_ns - self._away_ns
         blocked_s = max(0, idle_ns) / 1e9 if used.gave_up > self._waits else 0.0
         declared_s = model_s + used.cpu_ns / 1e9 * self._slowdown + blocked_s + self._radio_s
@@ -330,7 +330,7 @@ class DeviceClock:
 
 
 class DeviceHandle:
-    """The device and its link as the measured function sees them, in its parameter ``edge_device``."""
+    """The device and its link, which the measured function receives as its parameter ``edge_device``."""
 
     def __init__(self, device: Device, network: Network | None, index: int) -> None:
         self.name, self._network = device.id, network
@@ -339,15 +339,15 @@ class DeviceHandle:
         self.sent_bytes = 0
 
     def begin(self, clock: DeviceClock | None) -> None:
-        """Begin a call: nothing is sent yet. Without a clock nothing is waited for."""
+        """Begin a call with no bytes sent. Without a clock, transfers do not wait."""
         self._clock = clock
         self.sent_bytes = 0
 
     def send(self, data: Any) -> float:
-        """Send ``data`` (bytes, or anything that holds them: an array, a tensor) up the device's link.
+        """Send ``data`` (bytes, an array, a tensor or another buffer) over the device's uplink.
 
-        Takes what the link takes, and returns that in emulated seconds. TypeError for what holds no bytes;
-        `Disconnected` if the link breaks.
+        Takes as long as the link does, and returns this time in emulated seconds. Raises TypeError if
+        ``data`` is not a buffer, and `Disconnected` if the link breaks.
 
         >>> from edgefl.devices import load_device, load_network
         >>> handle = DeviceHandle(load_device("pi-4"), load_network("defedavg-400"), 0)
@@ -371,7 +371,7 @@ class DeviceHandle:
 
 
 def nbytes(data: Any) -> int:
-    """Return the bytes that ``data`` holds. TypeError if it holds none."""
+    """Return the size of ``data`` in bytes. TypeError if it is not a buffer."""
     try:
         return int(data.nbytes if hasattr(data, "nbytes") else memoryview(data).nbytes)
     except TypeError:
@@ -379,7 +379,7 @@ def nbytes(data: Any) -> int:
 
 
 class ReferenceWork(NamedTuple):
-    """A piece of work whose ``run(n)`` does n units, each of that work for torch."""
+    """A piece of work: ``run(n)`` does n units, and ``work`` counts the torch operations of one unit."""
 
     work: StepWork
     run: Callable[[int], None]
@@ -391,8 +391,8 @@ class ReferenceWork(NamedTuple):
     def device_s(self, device: Device) -> float:
         """Seconds of a unit on the device.
 
-        What is not torch takes the time of its fastest core in Python, or that of its one rate of training if
-        the profile lists no cores.
+        Interpreted code takes the time of the device's fastest core in Python, or the time by the device's
+        training rate if the profile lists no cores.
         """
         if self.work.calls and (seconds := _device_s(device, self.work)):
             return seconds
@@ -412,7 +412,7 @@ def make_reference(name: ReferenceName) -> ReferenceWork:
         return ReferenceWork(StepWork(), _interpreted)
     with torch_seed(0):
         net, inputs = _net(name)
-    # A rate of 0, so that each step does what the one before did.
+    # With a learning rate of 0 all steps compute the same.
     step = sgd_step(net, inputs, torch.arange(len(inputs)) % 10, 0.0)
 
     def run(units: int) -> None:
@@ -425,7 +425,7 @@ def make_reference(name: ReferenceName) -> ReferenceWork:
 
 
 def _most_like(work: StepWork, cpu_s: float) -> ReferenceName:
-    """Return the reference most like a function of such work and so many CPU seconds."""
+    """Return the reference most like a function with this torch work and CPU time."""
     small = make_reference("train-small")
     small_s = min(_cpu_s(partial(small.run, 1)) for _ in range(20))
     if not work.calls or work.flop < LITTLE * small.flop / small_s * cpu_s:
@@ -441,9 +441,9 @@ def _most_like(work: StepWork, cpu_s: float) -> ReferenceName:
 
 
 def _net(name: ReferenceName) -> tuple[nn.Module, torch.Tensor]:
-    if name == "train-small":  # dominated by what a call into torch costs
+    if name == "train-small":  # dominated by the overhead of calls into torch
         return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10)), torch.randn(32, 64)
-    # dominated by convolutions and products
+    # dominated by convolutions and matrix products
     first = nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
     second = nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)
     last = nn.Flatten(), nn.Linear(1568, 64), nn.ReLU(), nn.Linear(64, 10)
@@ -457,4 +457,4 @@ def _interpreted(units: int) -> None:
             rest = number % 97
             counts[rest] = counts.get(rest, 0) + (number << 1)
         if sum(counts.values()) != 4000 * 3999:
-            raise ArithmeticError("this interpreter cannot add")
+            raise ArithmeticError("the reference computed a wrong sum")

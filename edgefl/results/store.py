@@ -231,7 +231,7 @@ class Store:
             self._rows["INSERT OR REPLACE INTO meta VALUES (?, ?)"].append((key, encoded.decode()))
 
     def meta(self, key: str) -> Any:
-        """The committed value of a field of `Meta`; None without one."""
+        """Return the committed value of a field of `Meta`; None if it has none."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else msgspec.json.decode(row[0])
 
@@ -369,11 +369,11 @@ class Store:
         self._db.executemany(FINISH_TRIP, [row for end in kept.values() for row in end.rows()])
 
     def unended(self) -> set[int]:
-        """Committed trips without a fate."""
+        """Return the tasks of committed trips without a fate."""
         return {task for (task,) in self._db.execute("SELECT task FROM trips WHERE fate IS NULL")}
 
     def replay(self, *, until: int = 2**63 - 1) -> Iterator[tuple[int, Event]]:
-        """The committed events up to number ``until``, with their numbers, in order."""
+        """Yield the committed events up to number ``until``, with their numbers, in order."""
         return read_events(self._db, until)
 
     def close(self, *, commit: bool = True) -> None:
@@ -430,7 +430,7 @@ def _insert(table: str, extra: str = "") -> str:
 
 _FINISHED = ("task", "applied_version", "weight", "fate", "reason")
 """Columns of a trip that only `Store.applied` and `Store.released` change after its row was written."""
-# A replaced row keeps the number of the event at which the trip was first recorded, which a rewind compares.
+# An updated row keeps the number of the event that first recorded the trip: `Store.truncate` compares it.
 INSERT_TRIP = _insert("trips", "uses seq fate_seq").replace("OR REPLACE ", "") + (
     " ON CONFLICT (task) DO UPDATE SET "
     + "".join(f"{name} = excluded.{name}, " for name in TripRow.__struct_fields__ if name not in _FINISHED)
@@ -474,7 +474,7 @@ _METRICS = _PLACE["metrics"]
 
 
 def _trip_columns(row: TripRow, seq: int, end: _End | None) -> list[Any]:
-    """The parameters of `INSERT_TRIP`: a trip's row, and its end if it is known."""
+    """Return the parameters of `INSERT_TRIP`: a trip's row, and its end if it is known."""
     columns = list(astuple(row))
     for place in (_SENT, _SEEN):
         if columns[place] is not None:
@@ -493,5 +493,5 @@ def _trip_columns(row: TripRow, seq: int, end: _End | None) -> list[Any]:
 
 
 def _columns(row: msgspec.Struct) -> tuple[Any, ...]:
-    """A row's columns in order of its fields; tuples and dicts become JSON."""
+    """Return a row's columns in the order of its fields; tuples and dicts become JSON."""
     return tuple(json.dumps(value) if isinstance(value, tuple | dict) else value for value in astuple(row))

@@ -126,7 +126,7 @@ class Engine:
             for task, (order, at_s) in self.running.items()
         }
         self._assessing: dict[int, tuple[float, int]] = {}
-        """Versions at the evaluator: publication time, and number of client trips until then."""
+        """Publication time, and number of client trips until then, of each version at the evaluator."""
         shape = self.aggregator.buffer.shape
         self._size_bytes = (4 * shape.size, shape.update_bytes)
         self._keeps, self._measures = shape.clients > 0, self.core.strategy.measures
@@ -214,7 +214,7 @@ class Engine:
         self.handle(events.Evaluated(answer.version, now_s, answer.accuracy, metrics))
 
     def assess_again(self, assessing: dict[int, tuple[float, int]], entries: dict[int, int]) -> None:
-        """Request evaluations again that were pending before an interruption."""
+        """Repeat the requests for evaluations that were pending before an interruption."""
         for version, requested in sorted(assessing.items()):
             self._request_evaluation(version, requested, entries[version])
 

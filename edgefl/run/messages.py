@@ -121,7 +121,7 @@ class TaskResult(_Message, frozen=True, tag=23):
     """Peak memory of training, predicted from the trace of a step, MiB."""
     metrics: Metrics
     counted: Count | None = None
-    """Number of examples that weigh the update, if not all that its client holds."""
+    """Number of examples by which the update is weighted, if not all that its client holds."""
     order: int = 0
     """Number of the order, as in `Task`."""
     times: TripTimes | None = None
@@ -158,7 +158,7 @@ NO_SCORES = ClientScores([], [], [], [], [])
 
 
 class Assessed(_Message, frozen=True, tag=6):
-    """Evaluator → server: measures of a version."""
+    """Evaluator → server: results of the evaluation of a version."""
 
     version: int
     loss: float
@@ -167,10 +167,10 @@ class Assessed(_Message, frozen=True, tag=6):
     correct: list[Count]
     total: list[Count]
     metrics: Metrics
-    """Measures from the user's evaluation function."""
+    """Metrics from the user's evaluation function."""
     clients: ClientScores
     problem: str
-    """Why the user's function gave no measures; empty if it did."""
+    """Reason why the user's function gave no metrics; empty if it did."""
 
 
 class Cut(_Message, frozen=True, tag=22):
@@ -178,7 +178,7 @@ class Cut(_Message, frozen=True, tag=22):
 
     end: End
     gain: float
-    """Factor on the difference to the base model."""
+    """Factor on the update, that is, on the difference from the base model."""
     per_step: bool
 
 
@@ -220,7 +220,7 @@ class Withdraw(_Message, frozen=True, tag=16):
 
 
 class Assess(_Message, frozen=True, tag=13):
-    """Server → evaluator: measure this version."""
+    """Server → evaluator: evaluate this version."""
 
     version: int
     entry: int
@@ -243,7 +243,7 @@ _from_server: msgspec.msgpack.Decoder[FromServer] = msgspec.msgpack.Decoder(From
 
 
 def encode(message: FromClient | FromServer) -> bytes:
-    """The header frame of a message."""
+    """Return the header frame of a message."""
     return _encoder.encode(message)
 
 
@@ -261,7 +261,7 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
     if isinstance(message, Trained):
         for result in message.results:
             if math.isinf(result.loss) or (result.metrics and any(map(math.isinf, result.metrics.values()))):
-                raise WireError("a loss or metric that is infinite, a number or NaN is allowed")
+                raise WireError("an infinite loss or metric; each must be finite or NaN")
     elif isinstance(message, Assessed):
         pairs = zip(message.correct, message.total, strict=False)
         if len(message.correct) != len(message.total) or not all(right <= total for right, total in pairs):
@@ -290,7 +290,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], header: bytes | memoryview) -> 
 
 
 def payload(frames: Sequence[bytes | memoryview]) -> bytes | memoryview:
-    """The payload of a message that must have one, of its ``frames`` behind the header."""
+    """Return the payload of a message; ``frames`` follow its header and must be exactly one."""
     if len(frames) != 1:
-        raise WireError(f"a message with {len(frames)} frames of payload where one is due")
+        raise WireError(f"a message must have 1 payload frame (got {len(frames)})")
     return frames[0]

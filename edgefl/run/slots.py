@@ -175,7 +175,7 @@ class Aggregator:
         return lease
 
     def assign(self, task: int, holder: int) -> None:
-        """Give a task to a peer, which alone may end it now."""
+        """Assign a task to a peer; from now on no other peer may end it."""
         self.leases[task].holder = holder
 
     def renumber(self, task: int, order: int) -> None:
@@ -183,7 +183,7 @@ class Aggregator:
         self.leases[task].order = order
 
     def unassign(self, task: int) -> None:
-        """Take a task from its peer, whose further reports of it have no effect."""
+        """Unassign a task from its peer; the peer's further reports on it have no effect."""
         self.leases[task].holder = -1
 
     def measure(self, lease: Lease) -> tuple[float, float]:
@@ -441,9 +441,9 @@ class Aggregator:
         model[-self.statistics :] = made[-self.statistics :]
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
-        """Write the strategy's next vectors, and add those that change the model to it.
+        """Write the strategy's next vectors, and add to the model those that change it.
 
-        Return the squared norms of the updates' changes of the exchanged vectors.
+        For each update, return the squared norm of its changes to the exchanged vectors.
         """
         entries, norms = (entry, self.buffer.latest[1]), np.zeros(len(slots))
         model = self.buffer.model(entry)[self.blocks[0]]

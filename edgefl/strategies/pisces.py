@@ -19,7 +19,7 @@ class Profiles:
 
     staleness: MovingAverage
     latency_s: list[float]
-    """Duration of each client's last trip, emulated seconds; by its profile before its first trip."""
+    """Duration of each client's last trip, emulated seconds; before the first one, by its profile."""
     utility: dict[int, float] = field(default_factory=dict)
     """Utility of each client that has delivered."""
     begun_s: dict[int, float] = field(default_factory=dict)
@@ -59,13 +59,13 @@ class Pisces(Asynchronous):
     staleness_discount: NonNegative = 0.5
     """γ."""
     exploration: Share = 0.3
-    """Chance that a place goes to a client without a utility, at the start."""
+    """Initial probability that a new trip is given to a client without a utility."""
     exploration_decay: Share = 0.99
-    """Factor of that chance after each time that clients start."""
+    """Factor on the probability ``exploration`` each time that clients start."""
     min_exploration: Share = 0.1
-    """The lowest that the chance decays to."""
+    """Minimum of the probability ``exploration`` after its decay."""
     window: Count = 5
-    """Updates of a client of which E[τ_i] is the mean."""
+    """Number of a client's last updates whose mean staleness is E[τ_i]."""
     weighting: Literal["examples", "uniform"] = "examples"
     """p_i ∝ examples, or 1/n; they add up to 1."""
 
@@ -74,7 +74,7 @@ class Pisces(Asynchronous):
         return True
 
     def slots(self, clients: int) -> int:
-        """One per client: a client does not train while its update is held."""
+        """Return one slot per client: a client does not train while its update is held."""
         return clients
 
     def begin(self, devices: Sequence[Client]) -> Profiles:
@@ -115,7 +115,7 @@ class Pisces(Asynchronous):
         return super().arrive(state, update, view)
 
     def wake_s(self, state: Profiles, view: View) -> float:
-        """Time of the next step: I after the last one."""
+        """Return the time of the next step: I after the last one."""
         slowest_s = max((state.latency_s[client] for client in view.running), default=0.0)
         return state.stepped_s + slowest_s / (self.staleness_bound + 1)
 

@@ -58,7 +58,7 @@ def make(folder: Path, names: list[str]) -> list[Path]:
         if names.count(name) > 1:
             raise ConfigError(f"name {name!r} is given twice")
         if any(os.path.exists(folder / f"{name}.{kind}") for kind in ("key", "pub")):
-            raise ConfigError(f"{folder / name}.key: there is one already")
+            raise ConfigError(f"{folder / name}.key: this key exists already")
     made: list[Path] = []
     try:
         make_folder(folder)
@@ -134,7 +134,7 @@ def _read(path: Path, field: str) -> dict[str, str]:
             isinstance(text, str) and (name == "name" or _HEX.fullmatch(text)) for name, text in found.items()
         )
     ):
-        raise ConfigError(f"{path}: not a key of edgefl's (name, and 64 hexadecimal digits as {field})")
+        raise ConfigError(f"{path}: not a key of edgefl: expected name, and 64 hexadecimal digits as {field}")
     return found
 
 

@@ -271,7 +271,7 @@ def test_steps_are_tuned_on_real_runs_and_then_raced_with(small: Study, tmp_path
         (("fedstaleweight", "--quick", "--tune"), "its paper gives them"),
         (("theory", "--set", "seed=1"), "theory has no settings"),
         (("theory", "--out", "{file}/under"), "cannot be made: Not a directory"),
-        (("fedbuff", "--quick", "--set", "stop={trips=9}"), "takes stop.accuracy away"),
+        (("fedbuff", "--quick", "--set", "stop={trips=9}"), "removes stop.accuracy"),
         (("fedbuff", "--quick", "--set", "stop.version=1"), "did you mean"),
     ],
 )

@@ -344,7 +344,7 @@ PASSWORDS = """<!DOCTYPE device [<!ENTITY x SYSTEM "file:///etc/passwd">]>
         ("power-profile", XML.format('<item name="x">nan</item>'), "x: got 'nan'"),
         ("power-profile", XML.format('<item name="x">1</item>'), "battery.capacity: missing; allowed:"),
         ("power-profile", XML.format(CAPACITY + SPEEDS), "cpu.speeds: got 2 speeds"),
-        ("power-profile", XML.format(CAPACITY + PLACEHOLDER), "a placeholder file,"),
+        ("power-profile", XML.format(CAPACITY + PLACEHOLDER), "is a placeholder file"),
         ("power-profile", entity_bomb(), "has a document type; power profiles have none"),
         ("power-profile", PASSWORDS, "a document type"),
         ("power-profile", '<!DOCTYPE device SYSTEM "http://localhost/x.dtd"><device/>', "a document type"),

@@ -361,7 +361,7 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
         [
             'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")',
             "the function must be defined at module level, *(got a lambda)",
-            "argument 0 must be what JSON holds, *(got a object); let setup= make anything else",
+            "argument 0 must be a JSON value, *(got a object); create anything else in setup=",
             "the function must be *(got TestMethods.test_method, a method, which would need its object)",
             "the function must do its work when it is called, * (got test_itself, a coroutine function); "
             "let a plain def call asyncio.run(test_itself(...))",

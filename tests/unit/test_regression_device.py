@@ -85,7 +85,9 @@ def test_what_json_holds_is_an_argument_and_anything_else_is_not() -> None:
     for value in (1, 1.5, "a", True, None, [1, [2]], {"a": {"b": 1}}):
         assert marked._plain("batch", value) is value
     for other in ((1, 2), {1: 2}, float("nan"), b"x", object(), {"a": {1, 2}}, 2**64, "\udcff"):
-        with pytest.raises(ConfigError, match=r"batch must be what JSON holds, .* let setup= make anything"):
+        with pytest.raises(
+            ConfigError, match=r"batch must be a JSON value, .* create anything else in setup="
+        ):
             marked._plain("batch", other)
 
 

@@ -38,7 +38,7 @@ def test_more_keys_for_the_same_server(folder: Path, capsys: pytest.CaptureFixtu
     secret, joiners = keys.read_server(folder)
     assert (secret, set(joiners)) == (before[0], {"one", "two", "three"})
     assert main(["keygen", str(folder), "four", "one"]) == 2
-    assert "one.key: there is one already" in capsys.readouterr().err
+    assert "one.key: this key exists already" in capsys.readouterr().err
     assert not (folder / "four.key").exists()
 
 
@@ -111,11 +111,11 @@ def spoil(folder: Path, what: str) -> None:
         ("too open", r"one.key: others may read it \(mode 640\); expected 600: chmod 600 \S+one.key"),
         ("public", r"one.key: a public key; expected the secret one, one.key"),
         ("the server's", r"one.key: a server's own key; to join: edgefl keygen \S+keys NAME"),
-        ("short", r"one.key: not a key of edgefl's \(name, and 64 hexadecimal digits as secret\)"),
+        ("short", r"one.key: not a key of edgefl: expected name, and 64 hexadecimal digits as secret"),
         ("bytes", r"one.key: line \d+: not UTF-8: byte 0x\w\w|one.key: line"),
         ("folder", r"one.key: a folder, expected a TOML file"),
-        ("no name", r"one.key: not a key of edgefl's"),
-        ("a table", r"one.key: not a key of edgefl's"),
+        ("no name", r"one.key: not a key of edgefl"),
+        ("a table", r"one.key: not a key of edgefl"),
     ],
 )
 def test_a_bad_file_is_one_line(folder: Path, what: str, line: str) -> None:

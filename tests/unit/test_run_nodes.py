@@ -375,5 +375,5 @@ def test_a_node_that_ends_before_it_could_be_compared_is_forgotten() -> None:
 
 def test_what_clients_would_keep_is_refused_before_anybody_joins() -> None:
     for changes in ({"strategy": {"name": "scaffold"}}, {"server": Server(update_format="int8")}):
-        with pytest.raises(ConfigError, match="nodes cannot keep a client.s vectors"):
+        with pytest.raises(ConfigError, match="nodes cannot keep a client's vectors"):
             on_nodes(msgspec.structs.replace(WANTED, **changes), Path())
