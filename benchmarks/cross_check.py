@@ -1,10 +1,10 @@
-"""The kernels built for another processor, run in an emulator, against the reference's bits.
+"""Run the kernels built for another processor in an emulator, and compare their bits with the reference's.
 
     python benchmarks/cross_check.py --cc aarch64-linux-gnu-gcc --run "qemu-aarch64"
 
-Needs the cross compiler and the emulator (Debian: gcc-aarch64-linux-gnu, qemu-user). Sums with norms and
-checksums and quantisation over all types, and updates with their checksums: whole vectors, ends, denormals,
-infinities and NaNs. Which NaN a NaN is, is left open. Exit code 1 on a difference.
+Needs the cross compiler and the emulator (Debian: gcc-aarch64-linux-gnu, qemu-user). The cases are sums with
+norms and checksums, quantisation to all types, and updates with their checksums. Their inputs include vector
+tails, denormals, infinities and NaNs; the payload bits of NaNs are not compared. Exit code 1 on a difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def built(compiler: str, folder: Path) -> Path:
 
 
 def random_case(number: int, size: int) -> tuple[bytes, list[np.ndarray]]:
-    """A case as the program reads it, and what the reference makes of it."""
+    """Return a case as the program reads it, and the reference's results."""
     rng = np.random.default_rng(number)
     kind, code, count = number % 3, number // 3 % 4, int(rng.integers(0, 9))
     blocks = -(-size // kernels.SCALE_BLOCK) if code == 3 else 0
@@ -60,7 +60,7 @@ def random_case(number: int, size: int) -> tuple[bytes, list[np.ndarray]]:
         out, scales = np.empty(size, DTYPES[code]), np.empty(blocks, np.float32)
         given = scales if code == 3 else None
         norm = kernels.quantize(out, x, scales=given, new_residual=left, backend="reference")
-        if code == 2:  # so that a NaN is seen as one
+        if code == 2:  # so that `same` recognises NaNs
             out = (out.astype(np.uint32) << 16).view(np.float32)
         return head + x.tobytes(), [out, scales, left, np.array([norm])]
     base, weights = floats(size), rng.standard_normal(count).astype(np.float32)
@@ -89,8 +89,8 @@ def same(expected: np.ndarray, raw: bytes, bfloat16: bool) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cc", default="aarch64-linux-gnu-gcc", help="the compiler")
-    parser.add_argument("--run", default="qemu-aarch64", help="what runs its program")
-    parser.add_argument("--rounds", type=int, default=48, help="cases of each size")
+    parser.add_argument("--run", default="qemu-aarch64", help="emulator of its programs")
+    parser.add_argument("--rounds", type=int, default=48, help="cases per size")
     options = parser.parse_args()
     warnings.simplefilter("ignore", RuntimeWarning)  # values overflow on purpose
     cases = [random_case(number, size) for size in SIZES for number in range(options.rounds)]

@@ -1,9 +1,9 @@
-"""Simulated faults of the machine, by the thousand: what a run makes of them (docs/reliability.md).
+"""Simulate thousands of power cuts or bit flips, and check that runs survive them (docs/reliability.md).
 
     python benchmarks/faults.py power-cuts [--states 4] [--resumes 30] [--clock wall]
     python benchmarks/faults.py bit-flips [--flips 20000] [--commands 50]
 
-Exit code 1 if any of them cost something that it must not.
+Exit code 1 if the outcome of any fault is not an allowed one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def small_run(clock: str, versions: int) -> Experiment:
 
 
 def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
-    """Every change of a recorded run, some states after each; some of them resumed by the command."""
+    """Judge several states after each file change of a recorded run; resume some with the command."""
     wanted = small_run(asked.clock, 60)
     changes = power_cut.record(wanted, place / "files", shim.build(place))
     judge = power_cut.Judge(wanted, changes, place / "judge")
@@ -50,7 +50,7 @@ def power_cuts(asked: argparse.Namespace, place: Path) -> Counter[str]:
 
 
 def bit_flips(asked: argparse.Namespace, place: Path) -> Counter[str]:
-    """A finished run, and one that was killed, each with a bit flipped that is then read."""
+    """Flip bits in a finished and in a killed run, one at a time, and read the run after each flip."""
     changes = power_cut.record(small_run("virtual", 60), place / "files", shim.build(place))
     disk.write(flipped.killed(changes), place / "killed")
     said: Counter[str] = Counter()

@@ -1,10 +1,10 @@
-"""How much faster Flower's FedAvg averages with our kernels, the average alone and in `aggregate_train`.
+"""Measure how much faster Flower's FedAvg is with our kernels: the average alone, and `aggregate_train`.
 
     python benchmarks/flower_average.py [--replies 32] [--parameters 1000000] [--turns 15]
 
-Needs edgefl[flower]. The replies are whole messages, as a server has them; the two take turns, and with them
-the limits of an average that reads every reply once: a loop that only reads their bytes, with one thread and
-with all, and the making of the result's bytes. The rest of `aggregate_train` is Flower's: it checks the
+Needs edgefl[flower]. The replies are whole messages, as a server has them. Both averages alternate with the
+limits of any average that reads every reply once: a loop that only reads the replies' bytes, with one thread
+and with all, and the creation of the result's bytes. The rest of `aggregate_train` is Flower's: it checks the
 replies and averages their metrics.
 """
 
@@ -28,7 +28,7 @@ from edgefl.flower import fast
 
 
 def sizes(parameters: int, layers: int) -> list[int]:
-    """Layers like a network's: every second one a bias of a hundredth of its weight."""
+    """Return layer sizes like a network's: after each weight a bias of a hundredth of its size."""
     share = [1.0 if i % 2 == 0 else 0.01 for i in range(layers)]
     found = [int(parameters * each / sum(share)) for each in share]
     return [parameters - sum(found[1:]), *found[1:]]
@@ -69,7 +69,8 @@ def compare(layers: list[int], given: argparse.Namespace) -> None:
 
 
 def turn(calls: list[Callable[[], object]], number: int) -> list[float]:
-    """Seconds of each call, Flower's first; the one that finds the caches as that left them goes round."""
+    """Return the seconds of each call. Flower's runs first; the others take turns at running right after it,
+    because that call finds the caches as Flower's left them."""
     rest = len(calls) - 1
     order = [0, *(1 + (number + k) % rest for k in range(rest))]
     took = {place: seconds(calls[place]) for place in order}
@@ -77,7 +78,8 @@ def turn(calls: list[Callable[[], object]], number: int) -> list[float]:
 
 
 def limits(records: list[RecordDict]) -> list[Callable[[], object]]:
-    """Calls that read all replies' bytes, with one thread and with all, and one that makes the result's."""
+    """Return functions that read the bytes of all replies with one thread and with all, and a function that
+    creates the bytes of the result."""
     from edgefl.lab import _probe
 
     pages = [record["arrays"] for record in records]
@@ -85,7 +87,7 @@ def limits(records: list[RecordDict]) -> list[Callable[[], object]]:
 
     def read(threads: int) -> None:
         for files in layers:
-            for start in range(0, len(files), 64):  # it takes no more at once
+            for start in range(0, len(files), 64):  # maximum per call
                 _probe.read(files[start : start + 64], threads)
 
     def result() -> list[bytes]:
@@ -119,7 +121,7 @@ def show(what: str, turns: list[list[float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Flower's weighted average, and ours.")
+    parser = argparse.ArgumentParser(description="Compare Flower's weighted average with ours.")
     parser.add_argument("--replies", type=int, default=32)
     parser.add_argument("--parameters", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=15)

@@ -101,7 +101,7 @@ def sweep(
 
 
 def axis(text: str) -> tuple[str, list[str]]:
-    """The key and the values of one ``--grid``; commas inside brackets or quotes do not separate values.
+    """Parse one ``--grid`` into key and values; commas inside brackets or quotes do not separate values.
 
     >>> axis("model.args.hidden=[32],[64,32]")
     ('model.args.hidden', ['[32]', '[64,32]'])
@@ -143,7 +143,7 @@ def seeds_of(text: str) -> list[int]:
         except ValueError:
             raise ConfigError(f"--seeds {text}: expected numbers, such as 1..3 or 1,2,5") from None
         if not 0 <= low <= high or high - low >= MOST_SEEDS:
-            raise ConfigError(f"--seeds {text}: expected rising seeds, at most {MOST_SEEDS:,} of them")
+            raise ConfigError(f"--seeds {text}: expected at most {MOST_SEEDS:,} seeds in ascending order")
         found += range(low, high + 1)
     return found
 

@@ -174,7 +174,7 @@ def _plausible(board: Board, usual: Mapping[str, float]) -> Board:
 def _relatives_mean(
     core: str, known: Mapping[str, float], above: frozenset[str] = frozenset()
 ) -> float | None:
-    """Return a core's constant by the mean of its relatives' in lineage.toml; None if none is measured.
+    """Predict a core's constant from the mean of its relatives in lineage.toml; None if none is measured.
 
     A relative without measurements counts with the mean of its own relatives.
     """

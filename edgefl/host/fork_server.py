@@ -1,7 +1,7 @@
-"""The fork server: a process that has imported all that a run's processes import, and forks them.
+"""The fork server: a process that has imported all modules of a run's processes, and forks these processes.
 
 Consecutive runs share one fork server, because importing torch takes most of the time of a short run. A
-forked process is in the state of one that was just started, so results are bit-identical.
+forked process has the state of one that was just started, so results are bit-identical.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from edgefl.host.process import become_child, child_environment, start_process
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload")
 """Modules that a run's processes need."""
 GRACE_S = 1.0
-"""Time that the fork server is given to leave before it is killed."""
+"""Time within which the fork server must exit before it is killed, seconds."""
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Run the ``main`` of this module in a forked process; its channel's end comes with this message."""
+    """Request to run the ``main`` of a module in a forked process. The message carries the process's end of
+    its channel."""
 
     module: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
     folder: str
-    """The current folder."""
+    """The process's working directory."""
 
 
 class Warm(msgspec.Struct, frozen=True, tag="warm"):
-    """Everything is imported."""
+    """All modules are imported."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
@@ -52,7 +53,7 @@ class Forked(msgspec.Struct, frozen=True, tag="forked"):
 
 
 class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
-    """A process has ended, with the CPU seconds that it took, and its children that it waited for."""
+    """A process has ended. ``cpu_s`` includes the children that it waited for."""
 
     pid: int
     exit_code: int
@@ -63,9 +64,9 @@ FromForkServer = Warm | Forked | Reaped
 
 
 class ForkServer:
-    """Starts processes warm. A context manager: what it has started ends with it.
+    """Starts processes that have all modules imported. A context manager: its processes end with it.
 
-    Raises `RunError` where the process that forks them is gone.
+    Raises `RunError` if the fork server's process is gone.
     """
 
     def __init__(self) -> None:
@@ -81,25 +82,26 @@ class ForkServer:
     def start(
         self, module: str, incoming: Any, environment: dict[str, str], *arguments: str
     ) -> tuple[ForkedChild, Channel[Any]]:
-        """Like `start_process`; what modules read when they are imported is of when the fork server began."""
+        """Start a process like `start_process`. Its modules were imported when the fork server started, so
+        what they read at import dates from then."""
         ours, theirs = pair()
         with theirs:
             request = Fork(module, arguments, child_environment(environment), os.getcwd())
             self._channel.tell(request, theirs.fileno())
         try:
             pid = self._expect(Forked).pid
-            self._exit_codes.pop(pid, None)  # of one that had the number before
+            self._exit_codes.pop(pid, None)  # of an earlier process with the same id
             return ForkedChild(pid, self), Channel(ours, incoming)
         except BaseException:
             ours.close()
             raise
 
     def cpu_s(self) -> float:
-        """CPU seconds of the processes that it has started, and of their children, once they have ended."""
+        """Return the CPU seconds of all ended processes and their children."""
         return self._cpu_s
 
     def exit_code(self, pid: int, timeout: float | None) -> int | None:
-        """The exit code of a process; None if it runs for another ``timeout`` seconds."""
+        """Return the exit code of a process; None if it is still running after ``timeout`` seconds."""
         until = None if timeout is None else time.monotonic() + timeout
         poller = select.poll()
         poller.register(self._channel, select.POLLIN)
@@ -109,7 +111,7 @@ class ForkServer:
                 return None
             try:
                 self._take(self._channel.receive())
-            except Closed:  # what it had forked was killed with it
+            except Closed:  # its processes were killed with it
                 return -signal.SIGKILL
         return self._exit_codes[pid]
 
@@ -119,7 +121,7 @@ class ForkServer:
                 self._take(answer)
             return answer
         except Closed:
-            raise RunError("the process that starts this one's runs ended early") from None
+            raise RunError("the fork server ended early") from None
 
     def _take(self, message: FromForkServer) -> None:
         assert isinstance(message, Reaped), f"unexpected {message}"
@@ -127,7 +129,7 @@ class ForkServer:
         self._exit_codes[message.pid] = message.exit_code
 
     def close(self) -> None:
-        """End the process, and with it whatever it has forked."""
+        """End the fork server and all processes that it has forked."""
         self._channel.close()
         end_child(self._process, GRACE_S)
 
@@ -139,7 +141,7 @@ class ForkServer:
 
 
 class ForkedChild:
-    """A process that a fork server has started, as `process.Child`."""
+    """A process that a fork server has started; implements `process.Child`."""
 
     def __init__(self, pid: int, server: ForkServer) -> None:
         self.pid = pid
@@ -157,10 +159,10 @@ class ForkedChild:
 
 
 def serve(channel: Channel[Fork]) -> NoReturn:
-    """Fork whatever is asked for, and tell of ends. Raises `Closed` when the channel ends."""
+    """Fork the requested processes, and report their ends. Raises `Closed` when the channel is closed."""
     poller = select.poll()
     poller.register(channel, select.POLLIN)
-    children: dict[int, int] = {}  # descriptor of a process → its id
+    children: dict[int, int] = {}  # pidfd → process id
     while True:
         for fd in [fd for fd, _ in poller.poll(0 if channel.waiting else None) if fd in children]:
             pid = children.pop(fd)
@@ -175,7 +177,7 @@ def serve(channel: Channel[Fork]) -> NoReturn:
 
 
 def _fork(channel: Channel[Fork], request: Fork) -> int:
-    """Fork what would be ``python -m edgefl.host.child FD PID MODULE ARGUMENTS``; returns its process id."""
+    """Fork the equivalent of ``python -m edgefl.host.child FD PID MODULE ARGUMENTS``; return its pid."""
     fd, parent = channel.descriptor(), os.getpid()
 
     def main() -> int:
@@ -189,7 +191,7 @@ def _fork(channel: Channel[Fork], request: Fork) -> int:
 
 
 def set_up(environment: Mapping[str, str], folder: str) -> None:
-    """Give this forked process its own environment and current folder."""
+    """Set the environment and working directory of this forked process."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

@@ -1,6 +1,6 @@
-"""A node: a process that joins a run by its door and hosts clients or workers of it, as forks of its zygote.
+"""A node: a process that joins a run and hosts some of its clients or workers, as forks of a zygote.
 
-It passes on what supervisor and zygote say to each other. Whatever ends it ends what it hosts.
+It forwards messages between the supervisor and the zygote. When a node ends, so do all its peers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from edgefl.zeromq.door import CallerSocket, endpoint
 from edgefl.zeromq.sockets import Full
 
 REACH_S = 60.0
-"""Seconds that a node tries to get in."""
+"""Seconds for which a node tries to join."""
 GRACE_S = 10.0
-"""Time that the zygote is given to leave before it is killed."""
+"""Time within which the zygote must exit before it is killed, seconds."""
 _EVENTS = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
@@ -49,15 +49,15 @@ def join(
     device: str = "",
     as_is: bool = False,
 ) -> str:
-    """Host peers for the run behind ``address`` until it is over; returns how it ended, "" if it was done.
+    """Host peers for the run at ``address`` until it ends; return how it ended, "" if it was completed.
 
-    ``workers`` (default: the usable cores) are hosted under the virtual clock; clients under the wall clock
-    are as many as this host can carry of them. User's own modules are looked for in the working directory.
+    Under the virtual clock the node hosts ``workers`` (default: one per usable core); under the wall clock
+    it hosts as many clients as its capacity allows. The user's modules are searched in the working directory.
 
-    With a ``device`` it is one client of that profile and no other; ``as_is`` if it is not to be held to it.
+    With a ``device`` the node is a single client of that profile; with ``as_is`` it is not limited to it.
 
-    Raises `ConfigError` where the run does not take this node, `RunError` where the run cannot be reached or
-    its supervisor is gone.
+    Raises `ConfigError` if the run rejects this node, `RunError` if the run cannot be reached or its
+    supervisor is gone.
     """
     say(f"edgefl: looking for a run at {address}", err=True)
     with contextlib.ExitStack() as stack:
@@ -68,20 +68,20 @@ def join(
 
 
 class _NodeSocket(CallerSocket):
-    """The connection to the run's door, which tells when it breaks: what was on the way then is lost."""
+    """The connection to the run's door. It detects when it breaks; messages in transit are then lost."""
 
     def __init__(self, address: str, key: keys.Key) -> None:
         super().__init__(address, key.secret, key.server, events=_EVENTS)
         self.reached = self.inside = False
 
     def broke(self) -> bool:
-        """Returns True if the connection was there and is no more. `ConfigError` if the key is not known."""
+        """Return True if the connection was established and then lost. `ConfigError` for an unknown key."""
         while self._monitor.poll(0):
             event = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.inside = True
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                raise ConfigError("the run does not let in this key")
+                raise ConfigError("the run does not accept this key")
             elif event == zmq.EVENT_CONNECTED:
                 self.reached = True
             elif self.inside:
@@ -113,7 +113,7 @@ class _Node:
                 pass
             self._usage.end()
             self._end_zygote()
-            with contextlib.suppress(Full):  # nobody is there to hear it
+            with contextlib.suppress(Full):  # the supervisor may be gone
                 self._line.send([encode([messages.NodeEnded(self._usage.usage())])])
             return over.outcome
         except BaseException as error:
@@ -124,7 +124,7 @@ class _Node:
             self._end_zygote()
 
     def _turn(self) -> messages.Over | None:
-        """Hear and pass on what is said; the end of the run, once it is there."""
+        """Forward messages in both directions; return the message that ends the run once it has arrived."""
         self._send()
         self._line.wait(20 if self._outbox else 1000)
         broke = self._line.broke()
@@ -133,17 +133,17 @@ class _Node:
                 return message
             self._carry_out(message)
         if broke:
-            raise RunError("the run's process is gone, or the connection to it broke")
+            raise RunError("the run's process is gone, or the connection to it was lost")
         if not self._line.inside and time.monotonic() > self._until_s:
             raise RunError(f"{self._address}: {self._outside()}")
         self._pass_on()
         return None
 
     def _outside(self) -> str:
-        """The reason why this node could not get in."""
+        """Return the reason why this node could not join."""
         if self._line.reached:
             wants = "another key" if self._keyed else "a key (--key FILE)"
-            return f"what answers there wants {wants}, or is no run"
+            return f"the server there requires {wants}, or is not a run"
         here = endpoint(self._address, "address")[0] in LOOPBACK
         return f"no run answers there{', which is this host itself' if here else ''}"
 
@@ -160,7 +160,7 @@ class _Node:
     def _carry_out(self, message: messages.ToNode) -> None:
         match message:
             case Refused():
-                raise ConfigError(f"the run does not take this node: {message.message}")
+                raise ConfigError(f"the run rejected this node: {message.message}")
             case control.Prepare():
                 say(f"edgefl: joined {self._address}: loading data and model", err=True)
                 enforcement = self._stack.enter_context(enforced(message.experiment))
@@ -168,7 +168,7 @@ class _Node:
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
             case control.Adopt():
                 self._usage.begin()
-            case control.Spawn(address=address):  # it may call itself 0.0.0.0, or be behind a tunnel
+            case control.Spawn(address=address):  # may be 0.0.0.0 or behind a tunnel
                 port = address.rpartition(":")[2]
                 where = self._address.rpartition(":")[0]
                 message = msgspec.structs.replace(message, address=f"{where}:{port}")
@@ -183,7 +183,7 @@ class _Node:
         self._line.watch(self._zygote.fileno())
 
     def _pass_on(self) -> None:
-        """Tell the supervisor what the zygote says. Raises where that cannot go on."""
+        """Forward the zygote's messages to the supervisor. Raises if the zygote has failed."""
         if self._zygote is None:
             return
         try:
@@ -202,12 +202,12 @@ class _Node:
             raise RunError(f"the zygote process {how}") from None
 
     def _say_farewell(self, why: str) -> None:
-        """Tell the supervisor that this node is gone, if it hears."""
+        """Tell the supervisor that this node is leaving, if the message can be sent."""
         with contextlib.suppress(Full):
             self._line.send([encode([Refused(why, config=False)])])
 
     def _end_zygote(self) -> None:
-        """Wait for the zygote to leave, and with it all that it has forked."""
+        """Wait until the zygote and all its forks have ended."""
         if self._zygote is None or self._child is None:
             return
         self._zygote.close()

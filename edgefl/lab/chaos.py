@@ -48,8 +48,8 @@ resumed from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
 """Processes whose death ends the run, with a last checkpoint."""
 COMMITTED_S, DELIVERED_S = 0.15, 1.0
-"""Seconds after a kill in which versions from before it may still be recorded; and after the kill of a
-zygote, in which the server still processes its clients' messages."""
+"""Seconds after a kill in which earlier versions may still be recorded, and seconds after the kill of a
+zygote in which the server still processes its clients' messages."""
 PATIENCE_S = 120.0
 """Maximum seconds to wait for a new version, or for a command to end."""
 GONE_S = 20.0
@@ -179,7 +179,7 @@ class Command:
         return next((kind for module, kind in _MODULES.items() if module in process.cmdline()), "")
 
     def output(self) -> list[str]:
-        """Return the lines that it printed."""
+        """Return the lines that the command printed."""
         return self._log.read_text(errors="replace").splitlines()
 
     def collect(self) -> list[psutil.Process]:

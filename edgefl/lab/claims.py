@@ -14,7 +14,7 @@ COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "
 
 
 SAME_SIZE = 0.5
-"""Share of a paper's effect, in logarithms, from which on ours counts as equally large."""
+"""Share of a paper's effect, on a log scale, from which ours counts as equally large."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Race:
 
     @property
     def ratio(self) -> float | None:
-        """The paper's ratio; ours must reach half of it in logarithms."""
+        """The paper's ratio; ours must reach its square root, half of it on a log scale."""
         return self.size[0] / self.size[1] if isinstance(self.size, tuple) else self.size
 
     def finding(self, curves: Curves) -> Finding:
@@ -133,7 +133,7 @@ def _cost(reached: Sequence[float]) -> str:
     """Format the mean cost of the runs that reached the target, and how many did not.
 
     >>> _cost([3.0, 5.0]), _cost([math.nan, 1250.0]), _cost([math.nan])
-    ('4', '1,250 (1 of 2 not there)', 'never')
+    ('4', '1,250 (1 of 2 did not reach it)', 'never')
     """
     there = [each for each in reached if not math.isnan(each)]
     if not there:
@@ -141,4 +141,4 @@ def _cost(reached: Sequence[float]) -> str:
     mean = fmean(there)
     text = f"{mean:,.0f}" if mean >= 1000 else f"{mean:.3g}"
     missed = len(reached) - len(there)
-    return f"{text} ({missed} of {len(reached)} not there)" if missed else text
+    return f"{text} ({missed} of {len(reached)} did not reach it)" if missed else text

@@ -377,7 +377,7 @@ def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, fl
 
 
 def fedstaleweight_as_printed(quick: bool = False) -> Finding:
-    """Run from the optimum with fresh updates only, so that U is 0: the rest is noise."""
+    """Run from the optimum with fresh updates only: the bound's term U is 0, and only noise remains."""
     size, rate, versions = 5, 0.002, 3_000
     problem = Quadratic(size, distance=0.0)
     setting = QuadraticRun(

@@ -1,4 +1,4 @@
-"""Measures the updates per second that the server takes in, beside their limits in the same run.
+"""Measures the updates per second that the server processes, and the limits of this rate in the same run.
 
 Only the training is missing: server process, forked clients, sockets, slots, checksums, core (FedBuff),
 kernel, journal and record are real. Clients compute nothing and wait for nothing (`IdleWorkload`), so the
@@ -56,7 +56,7 @@ FEW = 3
 LONGEST_S = 60.0
 """Maximum length of a turn, s. It is an error if the turn has fewer trips by then."""
 COPIES = 4
-"""Vectors in a client's own memory: model, base, update, and one on the wire."""
+"""Number of model-sized vectors in a client's own memory: model, base, update, and one on the wire."""
 
 
 class IngestFigures(NamedTuple):
@@ -161,7 +161,7 @@ class _Case:
 
 
 def _take_turns(cases: list[_Case], most: int, most_s: float, say: Say) -> None:
-    """Give each case up to ``most`` turns, while the next one should end within ``most_s``."""
+    """Give each case up to ``most`` turns, as long as the next one is expected to end within ``most_s``."""
     began_s = time.monotonic()
     for turn in range(most):
         for case in cases:

@@ -44,7 +44,7 @@ def torch_seed(seed: int, device: torch.device = CPU) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """Device, precision and layout of a training step. Each choice gives other bits, but reproducible ones.
+    """Device, precision and layout of a training step. Each choice gives different but reproducible bits.
 
     >>> import numpy as np
     >>> Arithmetic(memory_format="channels_last").batch(np.zeros((2, 1, 4, 4), np.float32)).stride()

@@ -23,7 +23,7 @@ class Examples(Protocol):
 class Images:
     """Images stored as uint8 of shape (n, channels, height, width); indexing returns (x/top − mean)/std.
 
-    Float32 copies would take four times the memory, and each forked client would hold what it touches.
+    Float32 copies would take four times the memory, also in each forked client's resident memory.
 
     >>> images = Images(np.full((2, 1, 1, 2), 255, np.uint8), top=255, mean=[0.5], std=[0.25])
     >>> images[np.array([1])].tolist()
@@ -109,7 +109,7 @@ class Dataset:
     classes: int | None
     input_shape: tuple[int, ...]
     owners: Labels | None = None
-    """Number of the user of each training example, if the data set has users; for ``natural``."""
+    """Number of the user of each training example, for the partition ``natural``; None without users."""
 
     @classmethod
     def of(

@@ -1,9 +1,9 @@
-"""The measuring process from the test's side: how it is told where a function is, and what it answers.
+"""The measuring process from the test's side: the requests that it receives, and its answers.
 
-    PrepareRequest ──► TrialRun | Failure      once a function
-    RepeatRequest  ──► Repetition | Failure    once a repetition, each in a process of its own
+    PrepareRequest ──► TrialRun | Failure      once per function
+    RepeatRequest  ──► Repetition | Failure    once per repetition, each in its own process
 
-Requests and answers are plain data; nothing in them runs.
+Requests and answers are plain data without code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ENDING_S = 1.0
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
 
 MOST_AT_A_TIME = 10_000
-"""Most calls or units in a shot: a call that does nothing is timed a few thousand at a time."""
+"""Maximum calls or units in a shot; an empty function reaches a few thousand."""
 AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
 
 
@@ -49,7 +49,7 @@ class FunctionLocation(msgspec.Struct, frozen=True):
 
 
 class ShotSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference of a function, and how many units of it, and calls of the function, are one shot."""
+    """The reference of a function, and the number of its units, and of the function's calls, in one shot."""
 
     reference: ReferenceName
     units: AtATime
@@ -67,13 +67,13 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     device: str
     network: str | None
     shots: ShotSizes | None
-    """The baseline's; None takes the most similar reference, in shots as long as the function's."""
+    """Sizes from the baseline; None: the most similar reference, with shots as long as the function's."""
     limit_s: float
     """Wall seconds that each of the function's processes may take."""
 
 
 class RepeatRequest(msgspec.Struct, frozen=True, tag="repeat"):
-    """Run the function once as the device would, then time it."""
+    """Run the function once at the device's pace, then time it."""
 
     index: int
     time_scale: float
@@ -81,7 +81,7 @@ class RepeatRequest(msgspec.Struct, frozen=True, tag="repeat"):
 
 
 class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
-    """A function's cost, found out in a process that is thrown away."""
+    """A function's cost, measured in a temporary process."""
 
     shots: ShotSizes
     reference_flop: float
@@ -90,14 +90,15 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """Floating-point operations of a unit of the reference, and its time on the device and here."""
     flop: float
     model_s: float
-    """Floating-point operations of one call, and its time on the device: of what reaches torch."""
+    """Floating-point operations of one call, and their time on the device; both of torch operations only."""
     rest: float
-    """Device time of what is not torch ÷ the device time of all CPU time at the reference's pace."""
+    """Device time of the work outside torch ÷ the device time of all CPU time at the reference's pace."""
     error_factor: float | None
     """90% factor between a real device's time and the sum of both; None if the profile states neither."""
     pairs: int
     imported: list[str]
-    """Shots of the function in a repetition; parts of torch that its first call imported, in that order."""
+    """Number of shots of the function in a repetition, and the parts of torch that its first call imported,
+    in order."""
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
@@ -107,16 +108,16 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     reference_cpu_s: list[float]
     """CPU time of each shot of the function, and of the reference before, between and after those."""
     blocked_s: float
-    """Time of the first call that was neither computing, nor waiting for a core or the link."""
+    """Time in which the first call neither computed nor waited for a core or the link."""
     peak_mib: float
     sent_bytes: int
     radio_s: float
-    """Growth of private memory in the first call at its highest, bytes sent, and time in transfers."""
+    """Peak growth of private memory, bytes sent, and time in transfers, all of the first call."""
     declared_s: float
     achieved_s: float
-    """Device time of the first call by its own CPU time, and what it took by the clock."""
+    """Time of the first call on the device, and its measured duration."""
     waited: float
-    """Share of the timed part in which it could have run and had no core."""
+    """Share of the timed part in which the process was runnable but had no core."""
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
@@ -139,7 +140,7 @@ class MeasuringProcess:
         self.popen, self._channel = start_process("edgefl.regression.worker", Answer, environment)
 
     def ask(self, request: Request) -> Answer:
-        """Prepare a function, or measure the one that was prepared last. ConfigError if that is refused."""
+        """Prepare a function, or measure the one prepared last. ConfigError if the request is refused."""
         try:
             self._channel.send(request)
             answer = self._channel.receive()
@@ -147,7 +148,7 @@ class MeasuringProcess:
             end = Exit(self.popen.wait())
             raise RunError(f"the measuring process ended with {end}; its message is above") from None
         except BaseException:
-            self.close()  # its answer is still to come, and would be taken for the next one's
+            self.close()  # its pending answer would be taken for that of the next request
             raise
         if isinstance(answer, Failure) and answer.kind == "refused":
             raise ConfigError(answer.why)
@@ -166,7 +167,7 @@ class MeasuringProcess:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Wait until no other edgefl test measures on this host: two at once spoil each other."""
+    """Wait until no other edgefl test measures on this host; two at once would disturb each other."""
     # The lock is on the folder of temporary files itself, so that no file is left behind.
     folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:
@@ -185,7 +186,9 @@ def locate(function: Any, name: str = "the function") -> FunctionLocation:
     while isinstance(inner, functools.partial):
         inner = inner.func
     for kind, article in (("coroutine", "a"), ("generator", "a"), ("asyncgen", "an")):
-        if getattr(inspect, f"is{kind}function")(inner):  # which gives an object and works later
+        if getattr(inspect, f"is{kind}function")(
+            inner
+        ):  # the call only returns an object, which does the work later
             got = f"{inner.__qualname__}, {article} {kind.replace('asyncgen', 'async generator')} function"
             way = f"; let a plain def call asyncio.run({inner.__name__}(...))" if kind == "coroutine" else ""
             raise ConfigError(
@@ -196,7 +199,7 @@ def locate(function: Any, name: str = "the function") -> FunctionLocation:
             f"{name} must be defined at module level, so that another process can import it (got {why})"
         )
     file = Path(str(inspect.getsourcefile(function))).resolve()
-    # A script's own functions are in a module that has another name in another process.
+    # The module of a script's own functions has a different name in another process.
     module = f"_script_{file.stem}" if function.__module__ == "__main__" else function.__module__
     return FunctionLocation(module, str(file), function.__qualname__)
 
@@ -219,7 +222,7 @@ def _hidden(function: Any) -> str | None:
     if owners and not isinstance(raw, staticmethod):
         return f"{qualname}, a method, which would need its object"
     if found is not function or not inspect.getsourcefile(function):
-        return f"{function.__module__}.{qualname}, whose name there is another object's"
+        return f"{function.__module__}.{qualname}, but this name refers to another object"
     return None
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _ADDR_NO_RANDOMIZE = 0x0040000
 _STOPS = {number: signal.getsignal(number) for number in STOPS}
-"""Handlers of the stop signals as the tests have them, e.g. SIGHUP ignored under ``nohup``."""
+"""Handlers of the stop signals as in the tests' process, e.g. SIGHUP ignored under ``nohup``."""
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[process.Answer] = msgspec.msgpack.Decoder(process.Answer)
 
@@ -79,7 +79,7 @@ class RegressionWorker:
             self._limit_s = request.limit_s
             trial = self._in_a_fork(lambda: repetition.try_out(call, request.shots), quiet=False)
             if isinstance(trial, process.TrialRun):
-                # Making the first optimizer imports 800 modules: a second, which no repetition shall take.
+                # The first optimizer imports 800 modules, which would take a second in each repetition.
                 for name in trial.imported:
                     with contextlib.suppress(ImportError):
                         importlib.import_module(name)
@@ -90,9 +90,9 @@ class RegressionWorker:
             return process.Failure("refused", str(error))
 
     def _in_a_fork(self, measure: Callable[[], Any], *, quiet: bool) -> process.Answer:
-        """Return what ``measure`` returns in a process of its own, or how that ended; nothing of it is left.
+        """Run ``measure`` in a forked process; return its result, or a `Failure` that states how it ended.
 
-        `Closed` if nobody waits any more.
+        All processes that it started are killed. Raises `Closed` if the test's process is gone.
         """
         assert self._watch is not None
         self._watch.reset()
@@ -123,7 +123,7 @@ class RegressionWorker:
         while (left_s := until_s - time.monotonic()) > 0:
             ready = {descriptor for descriptor, _ in poller.poll(min(left_s, watch.look()) * 1e3)}
             if self._channel.fileno() in ready:
-                raise Closed  # the test's process says nothing while it waits: it is gone
+                raise Closed  # the test's process sends nothing while it waits, so it is gone
             if read in ready:
                 part = os.read(read, 1 << 16)
                 data += part
@@ -150,7 +150,7 @@ def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
     result = _result(measure)
-    if os.getpid() == own:  # not a fork made by the function that has returned from it, too
+    if os.getpid() == own:  # not in a fork that the function made and that returned from it too
         with os.fdopen(write, "wb") as pipe:
             pipe.write(_encode(result))
 
@@ -161,7 +161,7 @@ def _result(measure: Callable[[], Any]) -> Any:
     except ConfigError as error:
         return process.Failure("refused", str(error))
     except BaseException as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # as torch says it
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's message
             return process.Failure("memory", "")
         frames = traceback.extract_tb(error.__traceback__)
         while frames and frames[0].filename.startswith(str(Path(__file__).parent)):
@@ -171,7 +171,7 @@ def _result(measure: Callable[[], Any]) -> Any:
 
 
 def _become_forkable(file: str) -> None:
-    """Leave nothing for a fork to share or to collect. ConfigError if the user's module started something."""
+    """Make this process safe to fork. ConfigError if the user's module started processes or threads."""
     if has_children():
         raise ConfigError(
             f"{file}: importing it starts processes, which every repetition would share; start them in the "
@@ -183,16 +183,16 @@ def _become_forkable(file: str) -> None:
             "safely; start them in the function or its setup"
         )
     gc.collect()
-    # The allocator's free pages go back to the system, so that using memory again is seen as growth.
+    # Return the allocator's free pages to the system, so that reused memory counts as growth.
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     gc.freeze()
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # start again without random addresses and hashes
+    if os.environ.get("PYTHONHASHSEED") != "0":  # restart without random addresses and hashes
         personality = ctypes.CDLL(None).personality
-        if (current := personality(0xFFFFFFFF)) >= 0:  # where a process may choose
+        if (current := personality(0xFFFFFFFF)) >= 0:  # if the system allows a process to choose
             personality(current | _ADDR_NO_RANDOMIZE)
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "edgefl.regression.worker", *sys.argv[1:]])

@@ -13,7 +13,7 @@ from edgefl.results.compare import FIGURES
 from edgefl.results.result import Result
 
 RUNS = "runs"
-"""The folder of a sweep's runs in its own."""
+"""Name of the folder with a sweep's runs, inside the sweep's folder."""
 
 
 FIGURES_OF_A_RUN = ("accuracy", "best_accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s",
@@ -51,7 +51,7 @@ class Sweep:
         return f"Sweep({str(self.dir)!r})"
 
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``: the first run, all runs, their comparison, and the ``sweep``."""
+        """Content of ``summary.json``: the first run, all runs, their comparison, and the ``sweep``."""
         return self._summary
 
     def results(self) -> dict[str, list[Result]]:
@@ -145,7 +145,7 @@ class Sweep:
 
 
 def _values(texts: list[str]) -> Any:
-    """A column of the grid's values: numbers where all of them are."""
+    """Return a column of the grid's values, as numbers if all of them are numbers."""
     try:
         return column([float(text) for text in texts])
     except ValueError:

@@ -96,7 +96,7 @@ NONE = "must be a function at the top of a module (got "
         (Step.run, f"{LOST}Step.run, a method, which would need its object)"),
         (Step, f"{LOST}a type)"),
         (inner(), f"{LOST}inner.function, which is inside another function)"),
-        (globals()["impostor"], f"{LOST}{__name__}.renamed, whose name there is another object's)"),
+        (globals()["impostor"], f"{LOST}{__name__}.renamed, but this name refers to another object)"),
         (waits, f"{LATE}waits, a coroutine function); let a plain def call asyncio.run(waits(...))"),
         (gives, f"{LATE}gives, a generator function)"),
         (gives_later, f"{LATE}gives_later, an async generator function)"),

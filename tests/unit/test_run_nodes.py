@@ -283,7 +283,9 @@ def test_a_node_that_is_not_let_in_says_what_it_lacks(key: keys.Key | None, want
         assert outside._outside() == "no run answers there, which is this host itself"
         while not outside._line.reached:
             outside._line.broke()
-        with pytest.raises(RunError, match=rf"^{address}: what answers there wants {wants}, or is no run$"):
+        with pytest.raises(
+            RunError, match=rf"^{address}: the server there requires {wants}, or is not a run$"
+        ):
             outside._turn()
 
 
