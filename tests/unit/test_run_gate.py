@@ -183,7 +183,7 @@ def test_parts_of_an_update_go_into_the_slot_of_their_sender(parts: Parts, wired
     wired.say(other, messages.Chunk(task, lease.slot, 0), body)
     assert "not the sender's" in refused(wired)
     wired.say(peer, messages.Chunk(task, lease.slot, 0))
-    assert "0 frames of payload" in refused(wired)
+    assert "1 payload frame (got 0)" in refused(wired)
     assert not wired.buffer.slot(lease.slot).any()
     wired.say(peer, messages.Chunk(task, lease.slot, 0), body)
     assert wired.received() == []
