@@ -257,5 +257,5 @@ def test_a_payload_is_the_one_frame_after_the_header() -> None:
 
 @pytest.mark.parametrize("frames", [[], [b"one", b"two"], [b""] * 100])
 def test_none_or_several_payload_frames_are_refused(frames: list[bytes]) -> None:
-    with pytest.raises(WireError, match=f"a message with {len(frames)} frames of payload"):
+    with pytest.raises(WireError, match=rf"must have 1 payload frame \(got {len(frames)}\)"):
         messages.payload(frames)
