@@ -1,12 +1,12 @@
-"""Every strategy on one experiment, experiments/strategies.toml, for the same emulated time.
+"""Run every strategy on one experiment, experiments/strategies.toml, for the same emulated time.
 
-Each runs with its own defaults but for what `SETTINGS` says; nothing is tuned, so the table says what the
-algorithms do on this fleet, and does not rank them. It is what docs/strategies.md shows.
+Each runs with its defaults, except for its fields in `SETTINGS`. Nothing is tuned, so the table shows what
+the algorithms do on this fleet, and does not rank them. docs/strategies.md contains it.
 
     python benchmarks/every_strategy.py [NAME …] [--seeds 3] [--out runs/strategies]
 
-makes a sweep of them in ``--out`` (`edgefl.sweep`), in which runs that are there are not made again, and
-prints the table.
+makes a sweep of them in ``--out`` (`edgefl.sweep`) and prints the table. Runs that the folder already has are
+not repeated.
 """
 
 from __future__ import annotations
@@ -54,18 +54,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "safa": {},
     "scaffold": {},
 }
-"""The fields of each strategy that are not its defaults: an interval between polls near the time of a trip,
-server steps of a size that suits an adaptive optimiser or a sum, and room for Pisces to choose."""
+"""Fields of each strategy that differ from its defaults: an interval between polls near the time of a trip,
+server steps of a size that suits an adaptive optimiser or a sum, and a concurrency below the fleet's size, so
+that Pisces can choose clients."""
 
 
 def seconds(runs: Sequence[Run]) -> str:
-    """Emulated seconds until the smoothed accuracy reached `TARGET`, over all seeds."""
+    """Format the emulated seconds until the smoothed accuracy reached `TARGET`, over all seeds."""
     found = estimate([RaceTarget(TARGET, "given").reached(run.record, "at_s") for run in runs])
     return "–" if math.isnan(found.mean) else f"{found.mean:.1f}"
 
 
 def row(name: str, runs: Sequence[Run]) -> str:
-    """The strategy's row of the table, in Markdown."""
+    """Return the strategy's row of the table, in Markdown."""
     (found,) = group(runs)
     fields = ", ".join(f"`{key} = {value}`" for key, value in SETTINGS[name].items())
     figures = found.figures

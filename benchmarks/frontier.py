@@ -2,7 +2,8 @@
 
     python -m benchmarks.frontier
 
-By how much slow clients' weight falls short of 1/n, in per cent; and the effect of waiting for the step.
+They show by how much, in per cent, slow clients' weight falls short of 1/n, and the effect of waiting for the
+step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Random cases for every CPU back end, instruction set and thread count against the reference's bits.
+"""Compare random cases on every CPU back end, instruction set and thread count with the reference's bits.
 
     python benchmarks/fuzz_kernels.py --cases 1000000 --seconds 3600 --seed 0
 
 A case is one call of one kernel on random sizes, types, values (denormals, infinities and NaNs among
-them) and places in memory (any byte). It is counted once however many back ends ran it. The first
-difference ends the run with its case number; ``--only N`` runs that case again. Exit code 1 on a
-difference, 0 otherwise. ``--start`` lets a long run be made in slices.
+them) and addresses (any byte). It counts once, on however many back ends it ran. The first difference ends
+the run with its case number; ``--only N`` repeats that case. Exit code 1 on a difference, 0 otherwise.
+``--start`` splits a long run into slices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgefl.strategies import ServerOptimizer
 TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
 EDGES = (0, 1, 7, 8, 9, 15, 16, 17, BLOCK - 1, BLOCK, BLOCK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 3)
 LARGE = 5 * 65536 + 5
-"""A size of several parts and threads, written around the caches: one case in 500, as dear as the rest."""
+"""Size for several parts and threads, written past the caches; one case in 500, and half of all time."""
 OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
 _LARGEST, _HALVES = (
     (65504, 65520, 3.4028235e38, np.inf, np.nan),
@@ -44,7 +44,7 @@ def _size(rng: np.random.Generator) -> int:
 
 
 def _placed(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A copy that begins at a random byte."""
+    """Return a copy that starts at a random byte."""
     raw = np.zeros(array.nbytes + 128, dtype=np.uint8)
     start = -raw.ctypes.data % 64 + _place(rng)
     view = raw[start : start + array.nbytes].view(array.dtype)
@@ -53,7 +53,7 @@ def _placed(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _place(rng: np.random.Generator) -> int:
-    """Bytes after a 64-byte boundary at which results begin; only those at none may go around the caches."""
+    """Draw the start of an array, bytes after a 64-byte boundary; only results at 0 may bypass the caches."""
     return int(rng.integers(0, 64)) * int(rng.random() < 0.5)
 
 
@@ -192,7 +192,7 @@ def _delta_case(rng: np.random.Generator) -> Any:
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Bits, but for which NaN a NaN is."""
+    """Return True if the bits are equal; any NaN equals any other."""
     if a.dtype.kind == "f":
         nan = np.isnan(a)
         if not np.array_equal(nan, np.isnan(b)):

@@ -1,11 +1,12 @@
-"""How well `edgefl exec` holds programs: ten phones at once, measured by the programs' own clocks.
+"""Measure how well `edgefl exec` limits programs: ten phones at once, timed by the programs' own clocks.
 
     python benchmarks/programs.py [--quick] [--phones 10] [--share 0.08] [--throttle sigstop|cgroup]
 
-A busy loop and ``sha256sum`` of 100 MB: CPU time over wall time, by the clocks of a process around them,
-against the share. ``curl`` of 10 MB (1 MB with --quick) from a server on this machine, on lte and on 3g-slow:
-its own time against what the network profile says of a handshake, the request and the answer. Prints medians
-of the absolute errors, the errors' range (below 0: less CPU, or less time), and edgefl's own figures.
+For a busy loop and ``sha256sum`` of 100 MB, CPU time ÷ wall time, by the clocks of their parent process, is
+compared with the share. For ``curl`` of 10 MB (1 MB with --quick) from a server on this machine, over lte and
+3g-slow, its own time is compared with the network profile's time of a handshake, the request and the
+response. Prints medians of the absolute errors, the range of the errors (below 0: less CPU, or less time),
+and edgefl's own figures.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ class QuietHandler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class QuietServer(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """Say nothing of connections that a phone has left."""
+        """Print nothing: phones may close their connections early."""
 
 
 def printed(phones: list[programs.Phone], throttle: str) -> tuple[list[list[float]], programs.ProgramsResult]:
-    """The numbers that each phone printed, and edgefl's own figures."""
+    """Run the phones; return the numbers that each phone printed, and edgefl's own figures."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         options = programs.ProgramOptions(time_scale=1.0, throttle=throttle, out=out, print_lines=False)
@@ -72,7 +73,7 @@ def row(name: str, errors: list[float], result: programs.ProgramsResult) -> tupl
 
 
 def computing(name: str, command: tuple[str, ...], given: argparse.Namespace) -> tuple[object, ...]:
-    """Errors of the CPU rate of a command."""
+    """Return a table row with the errors of a command's CPU rate."""
     around = (sys.executable, "-I", "-S", "-c", AROUND, *command)
     phone = programs.Phone(device="moto-g4", command=around, share=given.share, network="none")
     found, result = printed([phone] * given.phones, given.throttle)
@@ -82,7 +83,7 @@ def computing(name: str, command: tuple[str, ...], given: argparse.Namespace) ->
 def transfer(
     name: str, network: str, nbytes: int, port: int, given: argparse.Namespace
 ) -> tuple[object, ...]:
-    """Errors of a download's time."""
+    """Return a table row with the errors of a download's time."""
     form = "%{time_total} %{size_request} %{size_header} %{size_download}"
     url = "http://{connect:28080}/file"
     phone = programs.Phone(

@@ -1,9 +1,9 @@
-"""How far off device times are that were scaled from one device to another, where both were measured.
+"""Measure the error of times that are scaled from one device to another, if both devices were measured.
 
     python benchmarks/scaling.py
 
-Needs timm for the networks of the Raspberry Pis. Each line: the device whose times were taken, the one that
-they were scaled to, the median of predicted / measured, and the factor that holds 90% of the steps.
+Needs timm for the networks of the Raspberry Pis. Each line shows the device whose times were used, the device
+to which they were scaled, the median of predicted / measured, and the factor within which 90% of steps are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def compare(base: Device, device: Device, runtime: str, how: str) -> None:
 
 
 def blind(device: Device) -> Device:
-    """The device without its bandwidth."""
+    """Return the device without its bandwidth."""
     return msgspec.structs.replace(device, memory=None)
 
 

@@ -1,14 +1,15 @@
-"""A long run under the wall clock: is what it holds flat?
+"""Run an experiment for long under the wall clock, and check that its resources do not grow.
 
     python -m benchmarks.soak [experiments/soak.toml] [--set KEY=VALUE] [--minutes 60] [--samples soak.jsonl]
 
-Starts ``edgefl run`` with the experiment, looks at all processes of the run every so often, ends it as
-Ctrl-C does, and judges, the first quarter left out. Memory is flat where its growth by the trend (the median
-of the slopes between all pairs of looks, Theil and Sen) is ``--most-mib`` at most, and the last quarter's
-highest that much above the second's at most; a process's memory is its share (PSS) of what is no file's:
-files' pages are shared with other programs too. Descriptors, threads, files and shared memory are flat where
-the last quarter's median is the second's most; processes and the server's descriptors, one a client, where it
-is eight more at most. Exits with 1 if something is not. Linux, from the repository's folder.
+Starts ``edgefl run`` with the experiment, samples all processes of the run at intervals, ends it as Ctrl-C
+does, and judges all but the first quarter of the time. Memory is flat if it grows by at most ``--most-mib``
+by its trend (the Theil-Sen estimate: the median of the slopes between all pairs of samples), and if the
+maximum of the last quarter is at most that much above that of the second. The memory of a process is its
+proportional share (PSS) without pages of files, which other programs share too. Descriptors, threads, files
+and shared memory are flat if the last quarter's median is at most the second's maximum; the numbers of
+processes and of the server's descriptors, one per client, may exceed it by eight. Exits with 1 if a figure is
+not flat. Linux only; run it from the repository's folder.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from edgefl.regression.memory import kib
 from edgefl.results.run_folder import CHECKPOINTS
 
 Sample = dict[str, float]
-"""Figures of one look, by name: ``server memory, MiB``."""
+"""Figures of one sample by name, such as ``server memory, MiB``."""
 MEMORY = "memory, MiB"
 MOST_MIB = 4.0
 PATIENCE_S = 600.0
 
 
 class Trend(NamedTuple):
-    """A figure: its most in the second and the last quarter, the last's median, and growth by the trend."""
+    """A figure's maximum in the second and last quarter, the last one's median, and the growth by trend."""
 
     name: str
     second: float
@@ -58,9 +59,9 @@ class Trend(NamedTuple):
 
 
 def look(command: Command, folder: Path) -> Sample:
-    """What the run holds now: the most that a process of each kind holds; of clients the median.
+    """Sample the run's resources: the maximum over the processes of each kind, and the median over clients.
 
-    A client that reads a file of /proc has one descriptor more just then; a leak is in all of them.
+    A client that is reading a file of /proc has one more descriptor; a leak would show in all clients.
     """
     found: dict[str, list[float]] = defaultdict(list)
     for process, kind in command.family().items():
@@ -78,14 +79,14 @@ def look(command: Command, folder: Path) -> Sample:
 
 
 def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
-    """Each figure's trend, from the seconds and figures of each look."""
+    """Yield each figure's trend; ``samples`` hold the seconds and the figures of each sample."""
     seconds = np.array([second for second, _ in samples])
     quarter = np.searchsorted(seconds, seconds[-1] / 4 * np.arange(1, 4))
     for name in sorted({name for _, sample in samples for name in sample}):
         values = np.array([sample.get(name, np.nan) for _, sample in samples])
         second, last = values[quarter[0] : quarter[1]], values[quarter[2] :]
         if np.isnan(second).all() or np.isnan(last).all():
-            continue  # of a process that was caught while it was forked
+            continue  # a process that was sampled during its fork
         i, j = np.triu_indices(len(values) - quarter[0], 1)
         y, x = values[quarter[0] :], seconds[quarter[0] :]
         grown = np.nanmedian((y[j] - y[i]) / (x[j] - x[i])) * (x[-1] - x[0])
@@ -97,7 +98,7 @@ def soak(
 ) -> list[tuple[float, Sample]]:
     """Run the experiment for ``seconds``; return samples of its resources, and write them to ``samples`` too.
 
-    The first sample is taken when there are as many checkpoints as the run keeps.
+    The first sample is taken once the run has as many checkpoints as it keeps.
     """
     settings = [word for change in changes for word in ("--set", change)]
     arguments = ["run", str(file), *settings, "--out", str(folder), "--accept-invalid", "--quiet"]
@@ -117,7 +118,7 @@ def soak(
                 out.flush()
                 time.sleep(every_s)
         command.process.send_signal(signal.SIGINT)
-        command.process.wait(PATIENCE_S)  # summary, report and trace of all its trips
+        command.process.wait(PATIENCE_S)  # it writes the summary, report and trace of all trips
     finally:
         command.end()
     print("\n".join(command.output()), f"exit code {command.process.returncode}", sep="")
@@ -137,12 +138,12 @@ def main() -> None:
         folder = Path(temporary) / "run"
         made = soak(given.file, given.changes, folder, 60 * given.minutes, given.every_s, given.samples)
         versions, trips = outcome.counts(folder)
-        print(f"{len(made)} looks in {made[-1][0] / 60:.1f} minutes; {versions} versions, {trips} trips")
+        print(f"{len(made)} samples in {made[-1][0] / 60:.1f} minutes; {versions} versions, {trips} trips")
     sys.exit(report(made, given.most_mib))
 
 
 def report(samples: Sequence[tuple[float, Sample]], most_mib: float) -> int:
-    """Print each figure's trend; returns 1 if one is not flat."""
+    """Print each figure's trend; return 1 if one is not flat."""
     print(f"{'':28}{'2nd quarter':>12}{'last':>10}{'trend':>10}")
     found = list(trends(samples))
     for each in found:

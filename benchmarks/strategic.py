@@ -4,7 +4,7 @@
 
 Two thirds of the clients are fast, the others slow, as in FedStaleWeight's section 6.2. ``count`` fast
 clients take ``slowed`` times as long as they could, for the same emulated time. Nothing is trained. The table
-has the share of their weight and of their trips that remains.
+shows the remaining shares of their weight and of their trips.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FleetShares(NamedTuple):
     share: npt.NDArray[np.float64]
     """Share of all applied weight."""
     trips: npt.NDArray[np.int64]
-    """Number of applied updates, which the client's energy is spent on."""
+    """Number of applied updates, which determines the client's energy."""
 
 
 @cache

@@ -1,12 +1,12 @@
-"""The share of the machine's training speed that a whole experiment under the virtual clock keeps.
+"""Measure the share of the machine's training speed that an experiment reaches under the virtual clock.
 
-FedStaleWeight's setting (Ma 2024, section 6.2): 15 clients, of which 10 take U(1, 2) s a trip and hold the
+FedStaleWeight's setting (Ma 2024, section 6.2): 15 clients, of which 10 take U(1, 2) s per trip and hold the
 labels 4 to 9, and 5 take U(8, 12) s and hold 0 to 3; the 468,458-parameter CNN with GroupNorm, one SGD step
-on 32 MNIST images a trip, a version every 5 updates, 2,000 test images measured at version 0 and every 500.
+on 32 MNIST images per trip, a version every 5 updates; 2,000 test images at version 0 and every 500 versions.
 
-Beside it, alternately in the same run, the bare limit: a torch loop that makes the same step on batches of
-the same data, in one single-threaded process a core, with no server, no update and no evaluation: as it is,
-and with the C library told to keep freed memory, as it is told in workers (`processes.keep_freed_memory`).
+The limit, measured alternately in the same run, is a torch loop that makes the same step on batches of the
+same data, in one single-threaded process per core, without server, updates or evaluation. It is measured
+with the C library's default, and with freed memory kept as in workers (`processes.keep_freed_memory`).
 
     EDGEFL_DATA=… python benchmarks/virtual_ratio.py [--alternations 5] [--seconds 30]
 """
@@ -49,7 +49,7 @@ def experiment(trips: int, workers: int) -> edgefl.Experiment:
 
 
 def whole(trips: int, workers: int) -> float:
-    """Trips a second of an experiment, from its start to its last version."""
+    """Return the trips per second of an experiment, from its start to its last version."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         subprocess.run(
@@ -72,7 +72,7 @@ edgefl.run(experiment(int(sys.argv[1]), int(sys.argv[2])), Path(sys.argv[3]))
 
 
 def bare(seconds: float, processes: int, *, keeping: bool) -> float:
-    """Steps a second of the torch loop, in all processes together; ``keeping`` what they free."""
+    """Return the steps per second of all torch loops; if ``keeping``, they keep freed memory."""
     command = [sys.executable, __file__, "--bare", str(seconds), "--processes", str(processes)]
     if keeping:
         command.append("--keeping")
@@ -82,7 +82,7 @@ def bare(seconds: float, processes: int, *, keeping: bool) -> float:
 
 
 def _bare(seconds: float, processes: int, keeping: bool) -> None:
-    """The loops themselves: data and model are loaded once, then a process a core is forked."""
+    """Run the loops: load data and model once, then fork a process per core."""
     import torch
 
     from edgefl.learning.data import load_data
@@ -126,14 +126,16 @@ def _bare(seconds: float, processes: int, keeping: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Trips a second under the virtual clock over a bare torch loop."
+        description="Trips per second under the virtual clock ÷ steps per second of a bare torch loop."
     )
     parser.add_argument("--alternations", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each part")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each part")
     parser.add_argument("--json", type=Path, help="write the figures into this file too")
     parser.add_argument("--bare", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--keeping", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--processes", type=int, default=usable_cores(), help="workers, and bare loops")
+    parser.add_argument(
+        "--processes", type=int, default=usable_cores(), help="number of workers and of loops"
+    )
     given = parser.parse_args()
     if given.bare is not None:
         _bare(given.bare, given.processes, given.keeping)

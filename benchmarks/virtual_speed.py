@@ -1,12 +1,12 @@
-"""The cost of a trip under the virtual clock when its training takes no time, by stage.
+"""Measure the cost of a trip under the virtual clock without its training, by stage.
 
-The whole run is real (server, workers, evaluator, messages, parameter buffer, record), but for the training:
-`IdleWorkload` changes one number. Everything that remains is the system's own.
+The whole run is real (server, workers, evaluator, messages, parameter buffer, record), except for the
+training: `IdleWorkload` changes one number. All remaining time is the system's own.
 
     python benchmarks/virtual_speed.py [--trips 50000] [--parameters 1000] [--workers 2] [--clients 200]
 
-With `--registered` the fleet's size is what varies: a line for each number of registered phones, of which
-`CONCURRENCY` train at a time, on examples of their own (`load`, `split`) with `--train`, else in no time.
+With `--registered` the size of the fleet varies: one line per number of registered phones, of which
+`CONCURRENCY` train at a time; with `--train` they really train, on their own examples (`load`, `split`).
 
     python benchmarks/virtual_speed.py --registered 1000 100000 1000000 [--train] [--trips 50000]
 """
@@ -47,12 +47,12 @@ FLEETS = {
     "drawn": (["paper-fast-u1-2", "paper-slow-u8-12"], "none"),
     "phones": (["pixel-4", "moto-g4"], "lte"),
 }
-"""Trips whose time a distribution gives, and trips of devices, on a network without jitter or losses."""
+"""Trips with a time drawn from a distribution, and trips of devices on a network without jitter or losses."""
 NEVER = 10**9
 CONCURRENCY = 200
-"""Phones of a large fleet that train at a time."""
+"""Number of phones of a large fleet that train at a time."""
 EXAMPLES, HELD = 100_000, 8
-"""Examples in all, and of each phone: large fleets share them."""
+"""Total number of examples, and number per phone; the phones of large fleets share examples."""
 
 
 def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: int) -> Experiment:
@@ -72,7 +72,7 @@ def experiment(fleet: str, clients: int, parameters: int, trips: int, workers: i
 
 
 def measured(fleet: str, given: argparse.Namespace) -> dict[str, float]:
-    """Trips a second, and µs a trip of the server's time in each stage."""
+    """Return the trips per second, and the server's time per trip in each stage, µs."""
     wanted = experiment(fleet, given.clients, given.parameters, given.trips, given.workers)
     with tempfile.TemporaryDirectory() as folder:
         record = supervisor.run(wanted, Path(folder) / "run", quiet=True, workload=workloads.IDLE).record
@@ -83,20 +83,20 @@ def measured(fleet: str, given: argparse.Namespace) -> dict[str, float]:
 
 
 def load(spec: Data, seed: int) -> tuple[Any, ...]:
-    """Examples of two classes that a plane divides."""
+    """Return examples of two classes that are separated by a plane."""
     x = np.random.default_rng(seed).standard_normal((EXAMPLES, 8), dtype=np.float32)
     y = (x[:, 0] > 0).astype(np.int64)
     return x, y, x[:500], y[:500]
 
 
 def split(labels: Any, profiles: Sequence[str], rng: np.random.Generator) -> list[Any]:
-    """`HELD` neighbouring examples for each phone, which other phones may hold too."""
+    """Give each phone `HELD` consecutive examples, which other phones may hold too."""
     starts = rng.integers(len(labels) - HELD, size=len(profiles))
     return list(starts[:, None] + np.arange(HELD))
 
 
 def registered(clients: int, given: argparse.Namespace) -> Experiment:
-    """A fleet of ``clients`` phones of which few train at a time."""
+    """Return an experiment with ``clients`` phones, of which few train at a time."""
     here = Path(__file__).stem
     return Experiment(
         seed=1,
@@ -114,7 +114,7 @@ def registered(clients: int, given: argparse.Namespace) -> Experiment:
 
 
 def look_at(process: psutil.Process) -> tuple[float, float, float]:
-    """The time, the MiB (PSS) of a process and all that come of it, and CPU seconds of the server of them."""
+    """Return the time, the memory of a process and its descendants, MiB, and the server's CPU seconds."""
     mib = cpu_s = 0.0
     for each in [process, *process.children(recursive=True)]:
         try:
@@ -127,7 +127,7 @@ def look_at(process: psutil.Process) -> tuple[float, float, float]:
 
 
 def of_fleet(clients: int, given: argparse.Namespace) -> dict[str, float]:
-    """The figures of a run with so many registered phones, in processes of its own."""
+    """Return the figures of a run with ``clients`` registered phones, in its own processes."""
     with tempfile.TemporaryDirectory() as folder:
         run, looks, started = Path(folder) / "run", [(0.0, 0.0, 0.0)], time.time()
         command = [sys.executable, __file__, *sys.argv[1:], "--one", str(clients), str(run)]
@@ -156,13 +156,14 @@ def of_fleet(clients: int, given: argparse.Namespace) -> dict[str, float]:
 def _seconds(
     record: Record, started: float, ended: float, server: list[tuple[float, float]]
 ) -> dict[str, float]:
-    """Trips a second from the first version on, when every phone has come; what is before and after it.
+    """Return the trips per second from the first version on, when all phones have joined, and the seconds
+    before and after.
 
-    The ``server``'s CPU seconds, by time, say what a trip costs it where other work has the cores too.
+    ``server`` holds the server's CPU seconds by time. They give its cost of a trip even on a busy host.
     """
     at_s, wall_s = record.versions["at_s"], record.versions["wall_s"]
     arrived = int((record.trips["arrived_s"] > at_s[0]).sum())
-    # The last checkpoint is written as the run's clock stops.
+    # The last checkpoint is written when the run's clock stops.
     stopped = max(path.stat().st_mtime for path in (record.folder / "checkpoints").iterdir())
     first = stopped - record.meta.wall_s + float(wall_s[0])
     spent_s = server[-1][1] - float(np.interp(first, *zip(*server, strict=True)))
@@ -175,7 +176,7 @@ def _seconds(
 
 
 def _sizes(record: Record, clients: int) -> dict[str, float]:
-    """Bytes on record: of a trip, with its events and sums, and of a registered phone, with its coming."""
+    """Return the recorded bytes per trip, with its events and sums, and per phone, with its join."""
     pages = dict(record.select("SELECT name, SUM(pgsize) FROM dbstat GROUP BY name"))
     ((joins,),) = record.select(
         "SELECT TOTAL(LENGTH(event)) FROM journal WHERE instr(event, ?)", (b"\xa6joined",)
@@ -192,7 +193,7 @@ def _sizes(record: Record, clients: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a trip costs under the virtual clock.")
+    parser = argparse.ArgumentParser(description="Measure the cost of a trip under the virtual clock.")
     parser.add_argument("--trips", type=int, default=50_000)
     parser.add_argument("--parameters", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=200)
@@ -200,11 +201,11 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures into this file too")
     parser.add_argument(
-        "--registered", type=int, nargs="+", metavar="N", help="sizes of large fleets instead"
+        "--registered", type=int, nargs="+", metavar="N", help="measure large fleets of these sizes"
     )
-    parser.add_argument("--train", action="store_true", help="have the phones of large fleets really train")
-    parser.add_argument("--strategy", default="fedbuff", help="of large fleets; default %(default)s")
-    parser.add_argument("--at-a-time", default="concurrency", help="its field for phones at a time")
+    parser.add_argument("--train", action="store_true", help="phones of large fleets really train")
+    parser.add_argument("--strategy", default="fedbuff", help="for large fleets; default %(default)s")
+    parser.add_argument("--at-a-time", default="concurrency", help="its field that sets CONCURRENCY")
     parser.add_argument("--one", nargs=2, metavar=("N", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one is not None:

@@ -1,4 +1,4 @@
-"""Try a strategy in memory: the real core, emulated time, vectors of a few numbers, milliseconds a run."""
+"""Test a strategy in memory: the real core, emulated time, vectors of a few numbers, milliseconds per run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TripFails(Exception):
 
 
 def fleet(clients: int, examples: int = 100) -> list[Client]:
-    """So many equal devices.
+    """Return ``clients`` equal devices.
 
     >>> [(device.client, device.examples) for device in fleet(2)]
     [(0, 100), (1, 100)]
@@ -49,7 +49,7 @@ def towards_own_number(client: int, model: Vector, trip: int) -> Vector:
 
 @dataclass
 class MemoryRun:
-    """All that happened in a run."""
+    """Everything that happened in a run."""
 
     models: list[Vector]
     """The model of each version."""
@@ -58,15 +58,15 @@ class MemoryRun:
     history: list[tuple[said.Event, list[said.Action]]] = field(default_factory=list)
     """Each event and the core's answer, in order."""
     fates: dict[int, str] = field(default_factory=dict)
-    """Task to the fate that its ``Release`` named."""
+    """Fate of each task, from its ``Release``."""
     owners: dict[int, int] = field(default_factory=dict)
-    """Task to client."""
+    """Client of each task."""
     evaluated: list[int] = field(default_factory=list)
-    """The versions that were to be evaluated."""
+    """Versions for which an evaluation was requested."""
     vectors: list[dict[str, Vector]] = field(default_factory=list)
-    """The strategy's exchanged vectors, and those that the server keeps, of each version."""
+    """For each version, the strategy's exchanged vectors and those that only the server keeps."""
     kept: dict[int, Mapping[str, Vector]] = field(default_factory=dict)
-    """Vectors that clients keep, as they are at the end."""
+    """Vectors that clients keep, at the end of the run."""
 
     @property
     def events(self) -> list[said.Event]:
@@ -94,15 +94,15 @@ def run_in_memory(
     """Drive ``core`` until it stops, as a discrete-event simulation with real, small vectors.
 
     ``durations`` are emulated seconds, one for each client or ``durations(client, trip)``. ``train(client,
-    model, trip)`` makes one local step and returns the model after it, of the shape and dtype of ``model``
-    (by default one float64 zero); a trip makes ``steps`` of them (one number for all clients, or one for
-    each, unless `Until.steps` says otherwise), each as long as the others. ``lr`` is that step's learning
-    rate, by which the terms count that `Strategy.local_rule` adds to its gradient. Where a strategy trains in
-    its own way, ``trip(client, model, trip, given)`` does so in place of all steps, and changes what it is
-    `TripInputs`. A ``train`` or ``trip`` that raises `TripFails` makes the trip fail at its end. ``events``
-    are more events, such as `Left`, at their own times; ``join`` lets all clients join at 0 s. Equal times
-    are taken in the order of client ids. `RunError` when nothing more can happen, and `AssertionError` when
-    the core breaks a rule, such as giving a client two tasks.
+    model, trip)`` makes one local step and returns the resulting model, with the shape and dtype of ``model``
+    (by default one float64 zero). A trip makes ``steps`` steps of equal duration (one number for all clients,
+    or one per client), unless `Until.steps` sets another number. ``lr`` is the learning rate of these steps,
+    which scales the terms that `Strategy.local_rule` adds to their gradient. If a strategy trains in its own
+    way, ``trip(client, model, trip, given)`` replaces all steps and modifies ``given``, its `TripInputs`. If
+    ``train`` or ``trip`` raises `TripFails`, the trip fails at its end. ``events`` are further events, such
+    as `Left`, at their own times; with ``join`` all clients join at 0 s. Events with equal times are handled
+    in the order of client ids. Raises `RunError` if nothing more can happen, and `AssertionError` if the core
+    breaks a rule, such as giving a client two tasks.
 
     >>> from edgefl.strategies.fedavg import FedAvg
     >>> core = Core(FedAvg(cohort=2), fleet(2), seed=0, stop=experiment.Stop(versions=2))
@@ -120,7 +120,7 @@ def run_in_memory(
 
 @dataclass
 class _Executor:
-    """Does in memory what the server, the clients and the kernels do in a real run."""
+    """Replaces, in memory, the server, clients and kernels of a real run."""
 
     core: Core
     durations: Durations
@@ -243,7 +243,7 @@ class _Executor:
         self.at(said.Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
 
     def given(self, client: int, version: int) -> TripInputs:
-        """The start of a trip: nothing to be sent yet, and what the client keeps."""
+        """Return a trip's inputs: zeros for the vectors to send, and copies of the client's own vectors."""
         model, strategy, kept = self.result.models[version], self.core.strategy, self.result.kept
         zeros = {name: np.zeros_like(model) for name in strategy.client_vectors}
         own = {name: vector.copy() for name, vector in kept.get(client, zeros).items()}
@@ -252,7 +252,7 @@ class _Executor:
         return TripInputs(version, model, vectors, {name: np.zeros_like(model) for name in vectors}, own)
 
     def trained(self, client: int, trip: int, steps: int, given: TripInputs) -> Vector:
-        """The model after so many steps, with the strategy's terms; and what these leave."""
+        """Return the model after ``steps`` steps with the strategy's terms, which may change ``given``."""
         terms, start, y = self.core.strategy.local_rule(), given.start, given.start.copy()
         self.core.strategy.begin_trip(y, given)
         shift = np.zeros_like(start)
@@ -279,7 +279,7 @@ class _Executor:
         return all(np.isfinite(one).all() for one in (self.updates[task], *self.trips[task].send.values()))
 
     def step_vectors(self, action: said.Sum, model: Vector) -> None:
-        """Make the strategy's next vectors, and add to the model what goes into it."""
+        """Make the strategy's next vectors, and add to the model those that change it."""
         made, sent = {}, self.core.strategy.vectors
         for name, vector in self.result.vectors[-1].items():
             part = action.parts.get(name, VectorSum(action.weights if name in sent else ()))
@@ -318,11 +318,11 @@ class _Executor:
 
 
 def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:
-    """Assert what must hold of every strategy, yours too, where clients leave, come back and send NaN.
+    """Assert the rules that hold for every strategy, also your own, while clients leave, return and send NaN.
 
-    It must reach ``versions`` without standing still, use only what is held, release each task at most once,
-    never give a client two tasks, start and hold no more than `Strategy.max_training` and `max_held` say, and
-    do exactly the same when the same events are replayed. Returns the run.
+    It must reach ``versions`` without stalling, use only held updates, release each task at most once, never
+    give a client two tasks, start and hold no more than `Strategy.max_training` and `max_held`, and do
+    exactly the same when the same events are replayed. Returns the run.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> check_strategy(FedBuff(buffer_size=4)).models[-1].shape

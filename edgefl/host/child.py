@@ -1,7 +1,7 @@
-"""The first module of a run's processes: imports the one that a process is to be, and runs its ``main``.
+"""Entry point of a run's processes: imports the module of a process, and runs its ``main``.
 
-Memory, descriptors or threads that the machine refuses are one line that the supervisor is told, even where
-the imports fail for want of them. A mistake of ours keeps its traceback.
+If the system refuses memory, descriptors or threads, the supervisor receives the reason as one line, even if
+the imports fail for lack of them. An internal error keeps its traceback.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from edgefl.errors import EdgeflError, of_system
 
 OURS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
-"""Errors that a mistake of ours makes, and no lack of anything."""
+"""Types of internal errors; none of them is caused by a lack of resources."""
 
 
 def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
-    """Be ``module``; its exit code, or 1 once the supervisor knows why it cannot be."""
+    """Run ``module``; return its exit code, or 1 after telling the supervisor why it cannot run."""
     try:
         code: int | None = import_module(module).main(channel_fd, parent_pid, *arguments)
         return code or 0
@@ -30,7 +30,7 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
             told = f"{type(error).__name__}: {error}"
         told = " ".join(told.split()).removesuffix(":")
         said = f"{module}: {told[:300]} (EDGEFL_TRACEBACK=1 shows where)"
-        # While the error holds the frames that hold the channel open.
+        # Tell it in this block: the error still holds the frames that keep the channel open.
         _tell(channel_fd, str(error) if isinstance(error, EdgeflError) else said)
         return 1
 

@@ -164,9 +164,9 @@ class TorchTimer(TorchFunctionMode):
 
 
 def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]:
-    """Return the CPU seconds of a run outside torch's functions, those of all, and the number of their calls.
+    """Return a run's CPU seconds outside torch functions, all its CPU seconds, and its number of torch calls.
 
-    The run of ``times`` with the fewest seconds outside counts.
+    Of ``times`` runs, the one with the fewest seconds outside counts.
     """
     found = []
     for _ in range(times):
@@ -177,10 +177,10 @@ def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int
 
 
 def _rest(device: Device, work: StepWork, run: Callable[[], Any], slowdown: float) -> float:
-    """Return the device time of what is not torch ÷ the CPU time of ``run`` · ``slowdown``.
+    """Return the device time of the work outside torch ÷ (the CPU time of ``run`` · ``slowdown``).
 
-    What a call of a torch function costs outside of it, such as in a module's ``__call__``, is part of
-    torch's work. It is taken to be what it costs in the small reference.
+    The overhead of torch calls outside the functions themselves, such as in a module's ``__call__``, is part
+    of torch's work. Per call, it is assumed to be as large as in the small reference.
     """
     if device.time_model() is None:
         return 1.0
