@@ -51,7 +51,7 @@ def flower(
     from edgefl.programs import ProgramOptions
 
     runtime.check(app)
-    phones = phones_of([], device or [], fleet, None, network, [], None)
+    phones = phones_of([], device or [], fleet, None, network, [], share=None, like="torch")
     options = ProgramOptions(
         time_scale=scale_of(time_scale), throttle=throttle, memory=memory, seed=seed, out=out
     )

@@ -14,6 +14,7 @@ from edgefl.errors import ConfigError, unknown
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
+    from edgefl.devices.code import CodeClass
     from edgefl.programs import Phone, ProgramsResult
     from edgefl.programs.messages import Absence
 
@@ -59,8 +60,8 @@ def execute(
         str | None,
         typer.Option(
             metavar="CLASS",
-            help=f"Code that the program resembles, for the speed of each core: {', '.join(CLASSES)}, "
-            "or auto: by the program's name.",
+            help=f"Code that the program resembles, for each core's speed: {', '.join(CLASSES)}; torch: "
+            "the share of a training step; auto, the default: by the program's name.",
         ),
     ] = None,
     time_scale: TimeScale = "auto",
@@ -117,16 +118,14 @@ def phones_of(
 ) -> list[Phone]:
     from edgefl.devices import load_fleet
     from edgefl.programs import Phone
-    from edgefl.programs.phone import check_count, class_of, read_connect, read_share
+    from edgefl.programs.phone import check_count, read_connect, read_share
 
     if (fleet is None) == (not devices):
         raise ConfigError("give --device NAME, once or more, or --fleet FILE")
-    if like == "auto":
-        like = class_of(command)
-    if like is not None and not is_class(like):
-        raise ConfigError(unknown("code class", like, [*CLASSES, "auto"]))
     if like is not None and share is not None:
         raise ConfigError(f"--like {like}: not together with --share, which sets the speed")
+    if like not in (None, "auto", "torch") and not is_class(like):
+        raise ConfigError(unknown("code class", like, [*CLASSES, "torch", "auto"]))
     counts = [_counted(text, count or 1) for text in devices]
     if count is not None and all("=" in text for text in devices):
         raise ConfigError(f"--count {count}: has no effect, since every device has its own count")
@@ -147,11 +146,25 @@ def phones_of(
             network=network or networks.get(name),
             connects=connects,
             share=None if share is None else read_share(share),
-            like=like,
+            like=None if share is not None else _code_class(like, name, command),
         )
         for name, copies in counts
         for _ in range(copies)
     ]
+
+
+def _code_class(like: str | None, device: str, command: list[str]) -> CodeClass | None:
+    """Return the command's class of code; None for torch, and by default for a device of unknown cores."""
+    from edgefl.devices import load_device
+    from edgefl.programs.phone import class_of
+
+    if like == "torch":
+        return None
+    if like is not None and is_class(like):
+        return like
+    cpu = load_device(device).cpu
+    known = like == "auto" or (cpu is not None and cpu.clusters)
+    return class_of(command) if known else None
 
 
 def _counted(text: str, count: int) -> tuple[str, int]:

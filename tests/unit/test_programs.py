@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.cli import main
+from edgefl.cli.programs import phones_of
 from edgefl.devices import load_device, load_network
 from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
 from edgefl.devices.schema import Network
@@ -202,6 +203,27 @@ def test_a_trace_sets_the_rate_of_what_enters_without_a_break() -> None:
     for _ in range(50):
         way.enter(10_000, at_s=0.0)
     assert way.due_s == pytest.approx(message.declared_s)
+
+
+@pytest.mark.parametrize(
+    ("like", "device", "command", "code"),
+    [
+        (None, "pi-4", "python3 x.py", "interpreter"),
+        (None, "pi-4", "7z b", "integer"),
+        ("auto", "pi-4", "env node x.js", "interpreter"),
+        ("crypto", "pi-4", "python3 x.py", "crypto"),
+        ("torch", "pi-4", "python3 x.py", None),
+        (None, "tier-p50", "python3 x.py", None),
+    ],
+)
+def test_a_commands_class_of_code_is_the_given_one_or_by_its_name(
+    like: str | None, device: str, command: str, code: str | None
+) -> None:
+    """A training step's ratio for every program was off by up to nine times. `tier-p50` lists no cores."""
+    (phone,) = phones_of(command.split(), [device], None, None, None, [], None, like)
+    assert (phone.like, phone.share) == (code, None)
+    (fixed,) = phones_of(command.split(), [device], None, None, None, [], "0.2")
+    assert (fixed.like, fixed.share) == (None, 0.2)
 
 
 def test_the_share_is_the_ratio_of_one_steps_times() -> None:
@@ -420,7 +442,7 @@ def test_the_live_table_has_a_row_for_each_phone() -> None:
     states = {
         number: PhoneState(
             phone=number, state="ended" if number < 5 else "running", wall_s=10.0, cpu_s=0.5, wanting_s=10.0,
-            rss_mib=12.0, peak_mib=12.0, stops=0, processes=1,
+            declared_cpu_s=0.5, rss_mib=12.0, peak_mib=12.0, stops=0, processes=1,
         )
         for number in range(30)
     }  # fmt: skip
