@@ -76,6 +76,9 @@ def predict(
     threads: Annotated[
         int, typer.Option(metavar="N", min=1, help="With --code: busy threads, on the fastest cores.")
     ] = 1,
+    without_aes: Annotated[
+        bool, typer.Option("--without-aes", help="With --cores: they have no AES instructions.")
+    ] = False,
     runtime: Annotated[
         str | None, typer.Option(metavar="R", help="A library: torch, mnn, dl4j, …; by default the device's.")
     ] = None,
@@ -92,12 +95,13 @@ def predict(
     The prediction is for a real device; a step's time is shown part by part.
     """
     if code is not None:
-        predict_code(code, model, device or [], cores, threads, as_json)
+        predict_code(code, model, device or [], cores, threads, as_json, without_aes)
         return
     if model is None:
         raise ConfigError("give a MODEL, or --code CLASS for code that is not torch")
-    if cores is not None or threads > 1:
-        raise ConfigError(f"--{'threads' if cores is None else 'cores'}: only together with --code")
+    for name, given in (("--cores", cores), ("--threads", threads > 1), ("--without-aes", without_aes)):
+        if given:
+            raise ConfigError(f"{name}: only together with --code")
     if not device:
         raise ConfigError("give --device NAME, once or more")
     from edgefl.devices import load_device

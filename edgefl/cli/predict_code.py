@@ -36,7 +36,13 @@ WORDS = {
 
 
 def predict_code(
-    code: str, model: str | None, devices: list[str], cores: str | None, threads: int, as_json: bool
+    code: str,
+    model: str | None,
+    devices: list[str],
+    cores: str | None,
+    threads: int,
+    as_json: bool,
+    without_aes: bool,
 ) -> None:
     """Print the rates of that class of code on a device or on cores, with 90% intervals."""
     if not is_class(code):
@@ -45,9 +51,11 @@ def predict_code(
         raise ConfigError(f"--code {code}: not together with a MODEL (got {model!r})")
     if (cores is None) == (not devices) or len(devices) > 1:
         raise ConfigError(f"--code {code}: give one --device NAME, or --cores CORE@MHZxN,…")
+    if without_aes and cores is None:
+        raise ConfigError("--without-aes: only together with --cores; a device's profile states its SoC")
     from edgefl.devices.code import throughput
 
-    clusters = _clusters(devices, cores)
+    clusters = _clusters(devices, cores, aes=not without_aes)
     figures = {name: throughput(clusters, of, threads) for of, name in FIGURES[code].items()}
     question: dict[str, Any] = {"code": code, "device": devices[0] if devices else None, "threads": threads}
     question["cores"] = [f"{each.core}@{each.mhz:g}x{each.cores}" for each in clusters]
@@ -77,11 +85,11 @@ def is_class(code: str) -> TypeGuard[CodeClass]:
     return code in CLASSES
 
 
-def _clusters(devices: list[str], cores: str | None) -> tuple[CodeCluster, ...]:
+def _clusters(devices: list[str], cores: str | None, aes: bool) -> tuple[CodeCluster, ...]:
     from edgefl.devices import load_device
     from edgefl.devices.code import clusters_of, read_clusters
 
-    return read_clusters(cores) if cores is not None else clusters_of(load_device(devices[0]))
+    return read_clusters(cores, aes) if cores is not None else clusters_of(load_device(devices[0]))
 
 
 def _flat(figures: dict[str, Rate]) -> dict[str, float]:

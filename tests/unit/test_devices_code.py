@@ -121,6 +121,23 @@ def test_errors_of_one_core_type_do_not_average_out() -> None:
     assert throughput(halves, "crypto", 4).spread == pytest.approx(throughput([BIG], "crypto", 4).spread)
 
 
+def test_errors_of_two_core_types_are_independent() -> None:
+    """The three clusters are sorted by rate, so a Cortex-A72 is between two Cortex-A76."""
+    fast, middle, slow = [
+        CodeCluster(*each)
+        for each in (("Cortex-A76", 2400.0), ("Cortex-A72", 2000.0), ("Cortex-A76", 1000.0))
+    ]
+    rates = [rate(each, "crypto") for each in (fast, middle, slow)]
+    total = sum(one.value for one in rates)
+    logs = [
+        (rates[0].value + rates[2].value) / total * math.log(rates[0].spread),
+        rates[1].value / total * math.log(rates[1].spread),
+        math.log(core_table().parallel["crypto"].spread),
+    ]
+    found = throughput([fast, middle, slow], "crypto", 3)
+    assert math.log(found.spread) == pytest.approx(math.hypot(*logs))
+
+
 def test_a_quotient_s_interval_joins_both() -> None:
     both = rate(PI_5, "memory").over(rate(PI_4, "memory"))
     logs = [math.log(rate(each, "memory").spread) for each in (PI_5, PI_4)]

@@ -82,6 +82,11 @@ def test_a_device_s_profile_has_the_cores(capsys: pytest.CaptureFixture[str]) ->
     assert found["aes256cbc_mb_s"] == pytest.approx(36.3, rel=0.1)  # ThomasKaiser/sbc-bench
 
 
+def test_cores_may_lack_aes_instructions(capsys: pytest.CaptureFixture[str]) -> None:
+    found = predicted(capsys, "crypto --cores Cortex-A72@1800x4 --without-aes")
+    assert found["aes256cbc_mb_s"] == pytest.approx(36.3, rel=0.1)
+
+
 def test_without_json_it_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split("predict --code integer --device pi-5 --threads 4")) == 0
     out = capsys.readouterr().out
@@ -104,6 +109,8 @@ def test_without_json_it_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         ("--device pi-4", "give a MODEL, or --code CLASS"),
         ("mlp", "give --device NAME, once or more"),
         ("mlp --device pi-4 --threads 2", "--threads: only together with --code"),
+        ("mlp --device pi-4 --without-aes", "--without-aes: only together with --code"),
+        ("--code crypto --device pi-4 --without-aes", "--without-aes: only together with --cores"),
         ("mlp --device pi-4 --cores Cortex-A7@1", "--cores: only together with --code"),
     ],
 )
