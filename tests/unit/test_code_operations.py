@@ -70,7 +70,7 @@ def test_all_classes_are_measured_in_published_units() -> None:
     assert found["interpreter"].median == code_operations.PYTHON_STEPS
     assert found["float"].median == code_operations.AMOUNTS["floats"]
     assert found["crypto"].median == pytest.approx(10 * 0.94)
-    assert found["integer"].median == pytest.approx(5e5 * code_operations.SCALES["integer"])
+    assert found["integer"].median == pytest.approx(2e6 * code_operations.SCALES["integer"])
     for run, _ in timed:
         run()
 
