@@ -18,8 +18,8 @@ from edgefl.host.calibration import Rate
 Timer = Callable[[Callable[[], Any], float], Rate]
 """`host_operations.rate`: measures the work per CPU second of a function."""
 AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "floats": 100_000}
-"""Work of one call of each program: bytes, positions, bytes, steps. `SCALES` holds for these: the decoder speeds up as
-its probabilities adapt."""
+"""Work of one call of each program: bytes, positions, bytes, steps. `SCALES` holds for these amounts: the
+decoder speeds up while its probabilities adapt."""
 SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "floats": 1.0}
 """Published units per byte, position, byte and step."""
 SCALE_SPREADS = {
