@@ -246,8 +246,8 @@ class Device(_Table, frozen=True, kw_only=True):
     """Cost of a step in each library in which it was measured: ``torch``, ``mnn``, ``dl4j``, …"""
     default_runtime: Name | None = None
     """The runtime that clients use; required if there are several."""
-    units: dict[str, Positive] = {}
-    """Compute time of each measured unit of the model ÷ that of the middle one."""
+    units: dict[str, Positive] | None = None
+    """Compute time of each measured unit of the model ÷ that of the middle one; None: not measured."""
     memory: Memory | None = None
     storage: Storage | None = None
     battery: Battery | None = None

@@ -275,12 +275,15 @@ def trial(
 
 
 def bundled_rates() -> dict[str, float]:
-    """Return FLOP/s of each bundled profile with its own rate and without drawn speeds or windows."""
+    """Return FLOP/s of each bundled profile with its own rate and without drawn speeds or windows.
+
+    Phones of the table (`units`) are left out: their rates are one phone's, scaled.
+    """
     devices = [load_device(name) for name in device_names()]
     return {
         one.id: rate_of(one)
         for one in devices
-        if one.cpu is not None and not (one.slowdown or one.delay_model or one.availability)
+        if one.cpu is not None and not (one.slowdown or one.delay_model or one.availability or one.units)
     }
 
 

@@ -218,6 +218,7 @@ def test_profiles_of_phones() -> None:
     assert set(phone.runtime) == {"mnn", "tflite"}
     bridge = load_device("pixel-4")
     assert phone.runtime["mnn"].error_factor > max(bridge.runtime["mnn"].error_factor, TRANSFER)
+    assert phone.units is not None
     assert len(phone.units) == 2
     assert math.prod(phone.units.values()) == pytest.approx(1.0, abs=0.01)
     assert load_device("moto-g3").train_flop_per_s < load_device("oneplus-7t").train_flop_per_s / 5
