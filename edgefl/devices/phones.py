@@ -64,8 +64,12 @@ FAMILIES: Final[Mapping[str, str]] = {
 USUAL_GHZ: Final = 2.2
 USUAL_RAM_GIB: Final = 4.0
 """Clock and RAM that are assumed if unknown."""
-READ_NOISE: Final = 0.03
-"""Standard deviation of the logarithm of one measured network's time."""
+READ_NOISE: Final = 0.06
+"""Standard deviation of the logarithm of one measured network's time, against the phone's usual speed: some
+phones were throttled during one network."""
+SPREAD_SHARE: Final = 0.2
+"""Share of `PhoneTable.spread` that is a difference between phones; the rest is the uncertainty of the fits.
+Chosen by cross-validation over phone models, as is `READ_NOISE`."""
 ROUNDS: Final = 40
 """Half Newton steps that adapt costs to one measured network; whole ones may oscillate."""
 
@@ -249,7 +253,7 @@ def prior(table: PhoneTable, about: About) -> Costs:
     left = covariance([about], [about], similar)[0, 0] - with_ @ to
     alike = np.array([shape_likeness(about, each) for each in known])
     mean = shape.mean(0) + alike @ (shape - shape.mean(0)) / (alike.sum() + SHAPE_PRIOR)
-    return Costs(expected + mean, left + np.array(table.spread))
+    return Costs(expected + mean, left + SPREAD_SHARE * np.array(table.spread))
 
 
 def speeds(costs: Array) -> Array:
