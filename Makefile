@@ -46,13 +46,13 @@ demo: $(STAMP)
 	$(BIN)/edgefl compare runs/demo/sweep/runs/* --target 0.7 --out runs/demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto -m "not process and not slow"
-	$(BIN)/python -m pytest -q -n 3 -m "process and not slow" tests/process tests/fault
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not process and not slow"
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "process and not slow" tests/process tests/fault
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto -m "not process and not slow"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not process and not slow"
 
 bench: $(STAMP)
 	mkdir -p runs/bench

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated
 
 import msgspec
@@ -68,14 +69,19 @@ def _works(result: KitResult) -> Mapping[str, StepWork]:
     unknown = result.parts.keys() - given.keys()
     if unknown and result.kit != kit.VERSION:
         raise ConfigError(f"measured with kit {result.kit}, current is {kit.VERSION}; measure again")
-    known = {
-        f"{workload}/{name}": part for workload, m in kit.workloads().items() for name, part in m.items()
-    }
-    if not unknown <= known.keys():
-        raise ConfigError(f"the kit has no part {min(unknown - known.keys())!r}; measure again")
-    return {**given, **{name: _work(known[name]) for name in unknown}}
+    known = _parts().keys()
+    if not unknown <= known:
+        raise ConfigError(f"the kit has no part {min(unknown - known)!r}; measure again")
+    return {**given, **{name: _work(name) for name in unknown}}
 
 
-def _work(part: kit.Part) -> StepWork:
+@cache
+def _parts() -> dict[str, kit.Part]:
+    return {f"{workload}/{name}": part for workload, m in kit.workloads().items() for name, part in m.items()}
+
+
+@cache
+def _work(name: str) -> StepWork:
+    part = _parts()[name]
     module = part.make()
     return step_work(module, part.shape, part.batch, inference=not part.train, loss=kit.loss)

@@ -71,7 +71,7 @@ def _grows(call: Callable[[], None], count: int) -> tuple[int, int]:
 
     A leak grows each time. Caches, and other threads of this process, do not.
     """
-    for _ in range(1000):
+    for _ in range(200):
         call()
     grown = []
     for _ in range(3):

@@ -29,10 +29,10 @@ def test_fedfix_gives_everybody_its_importance_a_sum_in_expectation() -> None:
     """Whatever the trips take, also at random: Σ d_i over the sums of a run tends to p_i a sum."""
     rng = np.random.default_rng(2)
     devices = [Client(i, "a", examples) for i, examples in enumerate((10, 30, 60))]
-    core = Core(FedFix(interval_s=1.0), devices, 0, experiment.Stop(versions=20_000))
+    core = Core(FedFix(interval_s=1.0), devices, 0, experiment.Stop(versions=5_000))
     run = run_in_memory(core, lambda client, trip: float(rng.uniform(0.1, 1.0 + 4.0 * client)))
     intervals = run.history[-1][0].at_s
-    assert core.applied_weight / intervals == pytest.approx([0.1, 0.3, 0.6], rel=1e-3)
+    assert core.applied_weight / intervals == pytest.approx([0.1, 0.3, 0.6], rel=4e-3)
 
 
 def test_fedfix_passes_over_an_interval_in_which_nothing_came() -> None:
