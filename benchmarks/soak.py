@@ -7,9 +7,10 @@ does, and judges all but the first quarter of the time. Memory is flat if it gro
 by its trend (the Theil-Sen estimate: the median of the slopes between all pairs of samples), and if the
 maximum of the last quarter is at most that much above that of the second. The memory of a process is its
 proportional share (PSS) without pages of files, which other programs share too. Descriptors, threads, files
-and shared memory are flat if the last quarter's median is at most the second's maximum; the numbers of
-processes and of the server's descriptors, one per client, may exceed it by eight. Exits with 1 if a figure is
-not flat. Linux only; run it from the repository's folder.
+and shared memory are flat if the last quarter's minimum is at most the second's maximum: a leak stays, and a
+file that a process opens for an instant does not count. The numbers of processes and of the server's
+descriptors, one per client, may exceed it by eight. Exits with 1 if a figure is not flat. Linux only; run it
+from the repository's folder.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ PATIENCE_S = 600.0
 
 
 class Trend(NamedTuple):
-    """A figure's maximum in the second and last quarter, the last one's median, and the growth by trend."""
+    """A figure's maximum in the second and last quarter, the last one's minimum, and growth by trend."""
 
     name: str
     second: float
     last: float
-    median: float
+    lowest: float
     grown: float
 
     def is_flat(self, most_mib: float) -> bool:
         if self.name.endswith(MEMORY):
             return self.last - self.second <= most_mib and self.grown <= most_mib
         more = MOST_MORE_DESCRIPTORS if self.name in ("processes", "server descriptors") else 0
-        return self.median <= self.second + more
+        return self.lowest <= self.second + more
 
 
 def look(command: Command, folder: Path) -> Sample:
@@ -90,7 +91,7 @@ def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
         i, j = np.triu_indices(len(values) - quarter[0], 1)
         y, x = values[quarter[0] :], seconds[quarter[0] :]
         grown = np.nanmedian((y[j] - y[i]) / (x[j] - x[i])) * (x[-1] - x[0])
-        yield Trend(name, *map(float, (np.nanmax(second), np.nanmax(last), np.nanmedian(last), grown)))
+        yield Trend(name, *map(float, (np.nanmax(second), np.nanmax(last), np.nanmin(last), grown)))
 
 
 def soak(
