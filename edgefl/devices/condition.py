@@ -44,7 +44,7 @@ class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class ConditionModel(NamedTuple):
     """The parameters of a client's condition; None for a model that is missing or disabled.
 
-    >>> model = ConditionModel(None, Power(1.0, 4.0, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
+    >>> model = ConditionModel(None, Power(1.0, 4.0, 0.5, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
     >>> model.after_rest(model.initial(), 30.0)
     Condition(at_s=30.0, temp_c=0.0, charge_j=70.0, low=False, off=False)
     >>> model.after_rest(model.initial(), 81.0)                # low after 80 s, then charged with 10 W
