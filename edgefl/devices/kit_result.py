@@ -12,7 +12,6 @@ from edgefl.devices.fit import SPREAD, TYPICAL, Fit, Row, fit
 from edgefl.devices.time_model import TimeModel
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
-from edgefl.learning.work import step_work
 from edgefl.measure import kit
 
 KIT_ERROR_FACTOR = 1.3
@@ -82,6 +81,8 @@ def _parts() -> dict[str, kit.Part]:
 
 @cache
 def _work(name: str) -> StepWork:
+    from edgefl.learning.work import step_work
+
     part = _parts()[name]
     module = part.make()
     return step_work(module, part.shape, part.batch, inference=not part.train, loss=kit.loss)
