@@ -158,10 +158,12 @@ def test_threads_that_can_run_are_counted_by_process() -> None:
     code = "import threading; [threading.Thread(target=input).start() for _ in range(2)]\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE) as process:
         target = throttle.Target(process.pid)
-        while len(os.listdir(f"/proc/{process.pid}/task")) < 3 or target.runnable() != 1:
-            pass
-        process.kill()
-        process.wait()
+        try:
+            while len(os.listdir(f"/proc/{process.pid}/task")) < 3 or target.runnable() != 1:
+                assert process.poll() is None
+        finally:
+            process.kill()
+            process.wait()
         assert target.runnable() == 0
         target.close()
 
