@@ -33,7 +33,7 @@ LISTED = 12
 
 
 class Search(NamedTuple):
-    """Which devices to list, and their order; None: all, by name."""
+    """Selects the devices to list and their order; None selects all, ordered by name."""
 
     words: str | None = None
     year: int | None = None
@@ -41,7 +41,7 @@ class Search(NamedTuple):
     sort: str | None = None
 
     def fits(self, device: Device) -> bool:
-        """True for a device that has everything that is searched for."""
+        """Return True for a device that matches all conditions."""
         clusters = device.cpu.clusters if device.cpu else ()
         texts = (device.id, device.name, device.kind, device.soc or "", *(each.uarch for each in clusters))
         text = " ".join(texts).lower()
@@ -53,7 +53,7 @@ class Search(NamedTuple):
         )
 
     def place(self, device: Device) -> tuple[float, str]:
-        """Position of a device in the list; unknown figures come last."""
+        """Return the sort key of a device; devices with unknown figures come last."""
         from edgefl.devices.time_model import FEMNIST_STEP
 
         model = device.time_model() if self.sort == "step" else None

@@ -1,4 +1,4 @@
-"""What follows a client's death: it may join again later, or it is dropped."""
+"""Decides what happens after a client's death: it joins again later, or it is dropped."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 schema      contents of device, network and fleet files; delays drawn from a distribution
 time_model  duration of a step as a function of its work
 fit         fits a time model to measured steps; fitted makes a profile of it
+csv_lines   lines and numbers of a CSV of measurements
 measurements  measured steps from files; kit_result: results of the measurement kit
 prediction  predicted duration of a network's step on a real device
 code        speed of code that is not torch, by core type; code_fit fits it to boards (sbc-bench's results)

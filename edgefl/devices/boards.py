@@ -11,13 +11,13 @@ line on: of n > 1 clusters, the k-th value is cluster 2k + 1's (from 0). `aes_ro
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from edgefl.devices.code import CodeCluster, has_aes, known_core, soc_cores, soc_in
+from edgefl.devices.csv_lines import csv_lines, positive
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError
 
@@ -93,60 +93,33 @@ def bundled_boards() -> Path:
 
 def read_boards(path: Path) -> tuple[Board, ...]:
     """Read all boards of a file. Raises `ConfigError` with the line if it is invalid."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
-    except (OSError, ValueError, csv.Error) as error:
-        why = getattr(error, "strerror", None) or "not a CSV in UTF-8"
-        raise ConfigError(f"{path}: cannot be read: {why}") from None
-    missing = [name for name in REQUIRED if not lines or name not in lines[0]]
-    if missing:
-        raise ConfigError(
-            f"{path}: must be a CSV with the columns {', '.join(REQUIRED)}; has no {missing[0]}"
-        )
     alike: dict[tuple[str, str], list[BoardRow]] = {}
-    for number, line in enumerate(lines, start=2):
-        try:
-            alike.setdefault((line["result"], line["board"]), []).append(_row(line))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{path}: line {number}: {error}") from None
+    for place, line in csv_lines(path, REQUIRED):
+        alike.setdefault((line["result"], line["board"]), []).append(_row(line, place))
     return tuple(_board(rows) for rows in alike.values())
 
 
-def _row(line: dict[str, str]) -> BoardRow:
-    mhz = _number(line, "mhz")
+def _row(line: dict[str, str], place: str) -> BoardRow:
+    mhz = positive(line, "mhz", place)
     if mhz is None or mhz > MOST_MHZ:
-        raise ValueError(f"mhz must be above 0 and at most {MOST_MHZ:g}, got {line['mhz']!r}")
-    aes = _number(line, "aes256cbc_kb_s")
+        raise ConfigError(f"{place}: mhz must be above 0 and at most {MOST_MHZ:g}, got {line['mhz']!r}")
+    aes = positive(line, "aes256cbc_kb_s", place)
     return BoardRow(
         fields=line,
-        cpu=_cpu(line["cpu"]),
+        cpu=_cpu(line["cpu"], place),
         core=known_core(line["core"]),
         mhz=mhz,
-        compress=_number(line, "zip_compress_mips"),
-        decompress=_number(line, "zip_decompress_mips"),
+        compress=positive(line, "zip_compress_mips", place),
+        decompress=positive(line, "zip_decompress_mips", place),
         aes_mb_s=None if aes is None else aes / 1e3,
-        memcpy_mb_s=_number(line, "memcpy_mb_s"),
+        memcpy_mb_s=positive(line, "memcpy_mb_s", place),
     )
 
 
-def _cpu(text: str) -> int:
+def _cpu(text: str, place: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"cpu must be a whole number, got {text!r}")
+        raise ConfigError(f"{place}: cpu must be a whole number, got {text!r}")
     return int(text)
-
-
-def _number(line: dict[str, str], name: str) -> float | None:
-    text = line.get(name) or ""
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a number above 0 or empty, got {text!r}")
-    return value
 
 
 def _board(rows: Sequence[BoardRow]) -> Board:
@@ -162,8 +135,8 @@ def _board(rows: Sequence[BoardRow]) -> Board:
         soc=soc,
         aes=has_aes(first["board"]),
         system_bits=system_bits(first["system"], first["board"]),
-        all_compress=_number(first, "all_cores_compress_mips"),
-        all_decompress=_number(first, "all_cores_decompress_mips"),
+        all_compress=positive(first, "all_cores_compress_mips", first["board"]),
+        all_decompress=positive(first, "all_cores_decompress_mips", first["board"]),
     )
 
 

@@ -91,7 +91,7 @@ class CoreTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of a core type without measurements (``lineage.toml``)."""
+    """Facts about a core type that need no measurement (``lineage.toml``)."""
 
     names: tuple[str, ...] = ()
     like: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from edgefl.devices.csv_lines import csv_lines
 from edgefl.devices.fit import Row
 from edgefl.devices.kit_result import KitResult
 from edgefl.errors import ConfigError
@@ -90,23 +91,11 @@ def _kit(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
 
 def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
     """Yield the location of each line, the line, and its profile and runtime."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        for number, line in enumerate(csv.DictReader(file), 2):
-            place = f"{path}, line {number}"
-            with _located(place, *WRONG):
-                _check_whole(line)
-                runtime = line["runtime"].replace("-", " ").replace(",", " ").split()[0].lower()
-                kind = line["profile"], runtime
-            yield place, line, kind
-
-
-def _check_whole(line: Mapping[str | None, Any]) -> None:
-    """Raise `ConfigError` if a line has fewer or more fields than the first (extra ones have key None)."""
-    missing, more = list(line.values()).count(None), line.get(None, ())
-    if missing or more:
-        fields = len(line) - bool(more)
-        got = fields - missing + len(more)
-        raise ConfigError(f"must have {fields} fields, like the first line, got {got}")
+    for place, line in csv_lines(path, ("profile", "runtime")):
+        with _located(place, *WRONG):
+            runtime = line["runtime"].replace("-", " ").replace(",", " ").split()[0].lower()
+            kind = line["profile"], runtime
+        yield place, line, kind
 
 
 _counted: dict[tuple[str | None, ...], StepWork] = {}

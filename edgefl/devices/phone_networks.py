@@ -10,7 +10,6 @@ vector registers are in the class of thin convolutions. Activations are part of 
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from edgefl.devices.measurements import UNREADABLE
+from edgefl.devices.csv_lines import csv_lines
 from edgefl.errors import ConfigError
 from edgefl.learning.operations import StepWork
 from edgefl.validation import convert
@@ -88,16 +87,8 @@ INTO: Final[Mapping[str, str]] = {
 def read_networks(path: Path) -> dict[str, tuple[Layer, ...]]:
     """Read the layers of each network of a CSV; `ConfigError` if it is invalid."""
     networks: dict[str, list[Layer]] = {}
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            for number, line in enumerate(csv.DictReader(file), 2):
-                networks.setdefault(line["network"], []).append(_layer(line, f"{path}, line {number}"))
-    except KeyError as error:
-        raise ConfigError(f"{path}: no column {error}") from None
-    except UNREADABLE as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not networks:
-        raise ConfigError(f"{path}: no networks; at least one line with a layer is needed")
+    for place, line in csv_lines(path, ("network", *Layer.__struct_fields__)):
+        networks.setdefault(line["network"], []).append(_layer(line, place))
     return {name: tuple(layers) for name, layers in networks.items()}
 
 

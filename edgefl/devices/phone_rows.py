@@ -7,16 +7,16 @@ and RAM may be empty.
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from edgefl.devices.measurements import UNREADABLE
+from edgefl.devices.csv_lines import csv_lines, positive
 from edgefl.devices.phones import About
 from edgefl.errors import ConfigError
+
+COLUMNS = ("model", "unit", "core", "max_ghz", "ram_gib", "network", "median_ms")
 
 
 class PhoneRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,38 +32,13 @@ class PhoneRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_rows(path: Path) -> list[PhoneRow]:
     """Read the rows of a file; `ConfigError` if it is invalid or empty."""
-    rows = []
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            for number, line in enumerate(csv.DictReader(file), 2):
-                rows.append(_row(line, f"{path}, line {number}"))
-    except KeyError as error:
-        raise ConfigError(f"{path}: no column {error}") from None
-    except UNREADABLE as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not rows:
-        raise ConfigError(f"{path}: no rows; at least one measured network is needed")
-    return rows
+    return [_row(line, place) for place, line in csv_lines(path, COLUMNS)]
 
 
 def _row(line: Mapping[str, str], place: str) -> PhoneRow:
-    ghz, ram_gib = (_number(line, name, place) for name in ("max_ghz", "ram_gib"))
-    milliseconds = _number(line, "median_ms", place)
+    ghz, ram_gib = (positive(line, name, place) for name in ("max_ghz", "ram_gib"))
+    milliseconds = positive(line, "median_ms", place)
     if milliseconds is None:
         raise ConfigError(f"{place}: median_ms must be above 0, got nothing")
-    about = About(line["core"] or "", ghz, ram_gib, line["model"], line["unit"])
+    about = About(line["core"], ghz, ram_gib, line["model"], line["unit"])
     return PhoneRow(about=about, network=line["network"], seconds=milliseconds / 1e3, keys=dict(line))
-
-
-def _number(line: Mapping[str, str], name: str, place: str) -> float | None:
-    """A positive number, or None for an empty field."""
-    text = line[name]
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{place}: {name} must be a number above 0, got {text!r}")
-    return value

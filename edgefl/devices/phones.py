@@ -75,7 +75,7 @@ ROUNDS: Final = 40
 
 
 class About(NamedTuple):
-    """What is known of a phone without measurements; empty or None if unknown."""
+    """Facts about a phone that need no measurement; empty or None if unknown."""
 
     core: str = ""
     ghz: float | None = None
@@ -117,7 +117,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     units: dict[str, Unit]
 
     def about(self, unit: str = "") -> About:
-        """What is known of a unit of this model."""
+        """Return the facts about a unit of this model."""
         return About(self.core, self.mhz and self.mhz / 1e3, self.ram_gib, self.model, unit)
 
 

@@ -145,10 +145,9 @@ def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[Fitte
             fold=True,
             gap=1,
         )
-    if found := _over_fleets(rows):
-        cells = [fleets.row(label, one) for label, one in found.items()]
+    if cells := [fleets.row(label, one) for label, one in _over_fleets(rows).items()]:
         about = fleets.explained(rows[0].label)
-        yield table(fleets.HEADS, cells, title="Over plausible fleets", caption=about, fold=True)
+        yield table(fleets.HEADS, cells, title=fleets.TITLE, caption=about, fold=True)
 
 
 def _over_fleets(rows: Sequence[RunGroup]) -> dict[str, fleets.Ahead]:
@@ -405,11 +404,9 @@ def comparison_page(
 
 
 def _fleets_html(rows: Sequence[RunGroup]) -> list[str]:
-    if not (found := _over_fleets(rows)):
-        return []
-    cells = [fleets.row(label, one) for label, one in found.items()]
+    cells = [fleets.row(label, one) for label, one in _over_fleets(rows).items()]
     about = fleets.explained(rows[0].label)
-    return [page.card("Over plausible fleets", about, html_table([*fleets.HEADS], cells))]
+    return [page.card(fleets.TITLE, about, html_table([*fleets.HEADS], cells))] if cells else []
 
 
 RATIO = "Time is emulated. Ratios are to the first row, seed by seed, with the 95% interval of their mean."

@@ -85,17 +85,18 @@ class Ahead(NamedTuple):
         }
 
 
+TITLE = "Over plausible fleets"
 HEADS = ("Run", ">Ahead in (95%)", ">Time, of the first's: 90% of fleets", ">Fleets")
 
 
 def row(label: str, found: Ahead) -> tuple[str, ...]:
-    """Cells of a setting's row under `HEADS`."""
+    """Return the cells of a setting's row under `HEADS`."""
     ends = found.range_90
     return label, str(found), "–" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}×", f"{found.fleets}"
 
 
 def explained(first: str) -> str:
-    """What the table of these rows shows, in words."""
+    """Return the caption of the table of these rows."""
     return (
         f"Share of fleets in which a run reached the target before {first} did. Each fleet's compute times "
         "are drawn from the device profiles' 90% intervals; links, memory and heat are the profiles'."
@@ -103,7 +104,7 @@ def explained(first: str) -> str:
 
 
 def in_words(label: str, first: str, found: Ahead) -> str:
-    """A sentence on one setting.
+    """Return a sentence on one setting.
 
     >>> in_words("fedbuff", "fedavg", Ahead(20, 17, 0, 0, ()))
     'fedbuff is ahead of fedavg in 17 of 20 plausible fleets (95% interval of the share: 65 to 96%).'

@@ -113,7 +113,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
 
 
 class Settings(NamedTuple):
-    """What a comparison has to know of a run's experiment."""
+    """The settings of a run that a comparison depends on."""
 
     evaluation: Evaluation = Evaluation()
     stop: Stop = Stop()

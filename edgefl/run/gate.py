@@ -148,7 +148,7 @@ class Gate:
         """
         if lease is None:
             return result.task in peer.past
-        if result.times is None and not self.transport.is_complete(lease.slot, result.task):
+        if peer.role == control.WORKER and not self.transport.is_complete(lease.slot, result.task):
             return True
         return result.order != lease.order
 

@@ -125,7 +125,7 @@ class TaskResult(_Message, frozen=True, tag=23):
     order: int = 0
     """Number of the order, as in `Task`."""
     times: TripTimes | None = None
-    """What a client has measured; None from a worker, which computes at full speed."""
+    """Times that a client has measured; None from a worker, which computes at full speed."""
 
     def measured(self) -> TripTimes:
         """Return the measured times. Raises `WireError` if there are none."""

@@ -147,7 +147,7 @@ STEP = "Pixel 4,pixel-4,torch,lstm,8,8,4,1,0.5,mine"
     [
         ("pixel", "line 3: must have 10 fields, like the first line, got 1"),
         (f"{STEP},more", "line 3: must have 10 fields, like the first line, got 11"),
-        (f"{'a' * 200_000}{STEP}", "steps.csv: field larger than field limit (131072)"),
+        (f"{'a' * 200_000}{STEP}", "steps.csv: cannot be read: field larger than field limit (131072)"),
     ],
     ids=["short", "long", "large"],
 )

@@ -1,0 +1,59 @@
+"""Reads files of measurements: CSV in UTF-8, the columns' names in the first line."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from edgefl.errors import ConfigError
+
+
+def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each line's location, for messages, and its fields by column.
+
+    Raises `ConfigError` if the file cannot be read, has no line or lacks one of the ``columns``, and for a
+    line with fewer or more fields than the first.
+    """
+    number = 1
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            for name in columns:
+                if name not in (reader.fieldnames or ()):
+                    raise ConfigError(
+                        f"{path}: must be a CSV with the columns {', '.join(columns)}; no {name}"
+                    )
+            for number, line in enumerate(reader, 2):
+                place = f"{path}, line {number}"
+                check_whole(line, place)
+                yield place, line
+    except (OSError, ValueError, csv.Error) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if number == 1:
+        raise ConfigError(f"{path}: has no lines below its columns' names")
+
+
+def check_whole(line: Mapping[str | None, Any], place: str) -> None:
+    """Raise `ConfigError` if a line has fewer or more fields than the first (extra ones have key None)."""
+    missing, more = list(line.values()).count(None), line.get(None, ())
+    if missing or more:
+        fields = len(line) - bool(more)
+        got = fields - missing + len(more)
+        raise ConfigError(f"{place}: must have {fields} fields, like the first line, got {got}")
+
+
+def positive(line: Mapping[str, str], name: str, place: str) -> float | None:
+    """Return a number above 0, or None for an empty or absent field; else raise `ConfigError`."""
+    text = line.get(name) or ""
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{place}: {name} must be a number above 0 or empty, got {text!r}")
+    return value
