@@ -23,9 +23,8 @@ def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[
             reader = csv.DictReader(file)
             for name in columns:
                 if name not in (reader.fieldnames or ()):
-                    raise ConfigError(
-                        f"{path}: must be a CSV with the columns {', '.join(columns)}; no {name}"
-                    )
+                    wanted = f"must be a CSV with the columns {', '.join(columns)}"
+                    raise ConfigError(f"{path}: {wanted}; has no {name}")
             for number, line in enumerate(reader, 2):
                 place = f"{path}, line {number}"
                 check_whole(line, place)
