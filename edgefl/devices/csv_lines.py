@@ -32,7 +32,7 @@ def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if number == 1:
-        raise ConfigError(f"{path}: has no lines below its columns' names")
+        raise ConfigError(f"{path}: has a header but no lines of data")
 
 
 def check_whole(line: Mapping[str | None, Any], place: str) -> None:

@@ -313,8 +313,10 @@ class Quota:
         self._correction, self._corrects_ns = 0.0, account.at_ns
 
     def turn(self, now_ns: int) -> int:
-        """Follow the threads, correct the quota; return when the next turn is due. ProcessLookupError once it
-        has ended."""
+        """Count the runnable threads and correct the quota; return when the next turn is due.
+
+        ProcessLookupError once the process has ended.
+        """
         several = len(self.account.cores) > 1
         if several:
             self.account.follow(self.target.runnable())

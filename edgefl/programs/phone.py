@@ -107,7 +107,7 @@ INTERPRETERS = re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*")
 
 
 def class_of(command: Sequence[str]) -> CodeClass:
-    """Return ``interpreter`` for a command that starts an interpreter, also by env, else ``integer``.
+    """Return ``interpreter`` for a command that starts an interpreter, directly or by env, else ``integer``.
 
     >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
     ('interpreter', 'interpreter', 'integer')
@@ -255,7 +255,7 @@ _SHARES = re.compile(r"([0-9.e+-]+)(?:x([1-9][0-9]?))?")
 
 
 def read_share(text: str) -> float | tuple[float, ...]:
-    """Read the share of a phone, a number that all threads share or ``SHARExCORES,...``: one core per thread.
+    """Parse a phone's share: a number that all threads share, or ``SHARExCORES,...`` with a core per thread.
 
     >>> read_share("0.3"), read_share("0.3x1"), read_share("0.3x2,0.1")
     (0.3, (0.3,), (0.3, 0.3, 0.1))

@@ -305,7 +305,7 @@ def test_devices_are_found_by_words_year_and_memory(capsys: Capture) -> None:
     [
         ("", "has no model"),
         ("model,unit\na,b\n", "has no core"),
-        ("{head}\n", "has no lines below"),
+        ("{head}\n", "no lines of data"),
         ("{head}\nm,u,c,fast,2,0,1,1,1,1\n", "line 2: max_ghz must be a number above 0 or empty, got 'fast'"),
         ("{head}\nm,u,c,2,2,0,1,-1,1,1\n", "line 2: median_ms must be a number above 0 or empty, got '-1'"),
     ],
@@ -321,7 +321,7 @@ def test_wrong_rows(tmp_path: Path, text: str, said: str) -> None:
 def test_wrong_networks(tmp_path: Path) -> None:
     path = tmp_path / "networks.csv"
     names = ["network", "layer", *Layer.__struct_fields__]
-    for values, said in (([], "has no lines below"), (["0", "0", "pond", *"111111"], "line 2.*pond")):
+    for values, said in (([], "no lines of data"), (["0", "0", "pond", *"111111"], "line 2.*pond")):
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([names, *([values] if values else [])])
         with pytest.raises(ConfigError, match=said):
