@@ -1,9 +1,10 @@
-/* edgefl.host._code: small programs of four classes of code, by which a calibration compares this host with devices
+/* edgefl.host._code: small programs of five classes of code, by which a calibration compares this host with devices
  * (edgefl/host/code_operations.py). Each function does a given amount of work and returns a checksum.
  *
  *   integer  decode an LZMA-like stream: an adaptive binary range decoder that writes literals and matches
  *   memory   find matches like LZMA's encoder: binary trees of positions in a window that exceeds the caches
  *   crypto   chained rounds of AES-256, by AES instructions if the CPU has them, else by tables
+ *   division search the primes up to 10,000 by 64-bit division
  *   floats   the five-body problem in double precision
  */
 #include "binding.h"
@@ -210,6 +211,25 @@ static uint64_t aes_tables(int64_t blocks)
 /* Encrypt `bytes` bytes in blocks of 16, each chained to the one before. */
 static uint64_t run_crypto(int64_t bytes) { return has_aes() ? aes_instructions(bytes / 16) : aes_tables(bytes / 16); }
 
+/* ---- division ---- */
+
+enum { LARGEST = 10000 };
+
+/* Count the primes up to LARGEST, `searches` times; each number is divided by all up to its root, until one divides. */
+static uint64_t run_division(int64_t searches)
+{
+    volatile uint64_t largest = LARGEST; /* unknown to the compiler, so that it divides 64-bit numbers */
+    uint64_t primes = 0;
+    for (int64_t i = 0; i < searches; i++)
+        for (uint64_t number = 3; number < largest; number++) {
+            const uint64_t root = (uint64_t)sqrt((double)number);
+            uint64_t divisor = 2;
+            while (divisor <= root && number % divisor) divisor++;
+            primes += divisor > root;
+        }
+    return primes;
+}
+
 /* ---- float ---- */
 
 typedef struct {
@@ -256,6 +276,7 @@ static PyObject *run(PyObject *amount, uint64_t (*work)(int64_t))
 RUN(integer)
 RUN(memory)
 RUN(crypto)
+RUN(division)
 RUN(floats)
 
 static PyObject *aes(PyObject *self, PyObject *none)
@@ -268,6 +289,7 @@ static PyMethodDef methods[] = {
     {"integer", integer, METH_O, "integer(bytes): decode so many bytes"},
     {"memory", memory, METH_O, "memory(positions): find the matches of so many positions"},
     {"crypto", crypto, METH_O, "crypto(bytes): encrypt so many bytes"},
+    {"division", division, METH_O, "division(searches): count the primes up to 10,000, so many times"},
     {"floats", floats, METH_O, "floats(steps): advance five bodies"},
     {"aes", aes, METH_NOARGS, "True if the CPU has AES instructions"},
     {NULL, NULL, 0, NULL},

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from edgefl.devices.code import CodeClass, CodeCluster, Rate
 
 CLASSES: tuple[CodeClass, ...] = (
-    "integer", "memory", "copy", "crypto", "float", "simd", "interpreter",
+    "integer", "memory", "copy", "crypto", "division", "float", "simd", "interpreter",
 )  # fmt: skip
 FIGURES: dict[str, dict[CodeClass, str]] = {
     "integer": {"memory": "mips_compress", "integer": "mips_decompress"},
     "memory": {"memory": "mips_compress", "integer": "mips_decompress"},
     "crypto": {"crypto": "aes256cbc_mb_s"},
     "copy": {"copy": "memcpy_mb_s"},
+    "division": {"division": "prime_searches_s"},
     "simd": {"simd": "mobilenet_gflops"},
     "float": {"float": "nbody_steps_s"},
     "interpreter": {"interpreter": "python_nbody_steps_s"},
@@ -29,6 +30,7 @@ WORDS = {
     "mips_decompress": "7-zip decompression, MIPS",
     "aes256cbc_mb_s": "AES-256-CBC, MB/s",
     "memcpy_mb_s": "memcpy, MB/s",
+    "prime_searches_s": "primes up to 10,000, searches/s",
     "mobilenet_gflops": "MobileNet-v1 in fp32, GFLOPS",
     "nbody_steps_s": "five bodies in C, steps/s",
     "python_nbody_steps_s": "five bodies in CPython, steps/s",

@@ -5,8 +5,10 @@ A rate is a constant of the core type times its clock frequency, with a 90% inte
     rate(cluster, class) = per_mhz(core, class) · MHz
 
 ``integer`` and ``memory`` are 7-zip's decompression and compression rates, MIPS; ``copy`` and ``crypto``
-memcpy and AES-256-CBC, MB/s (10⁶ bytes); ``float`` and ``interpreter`` steps per second of the five-body
-problem in C and in CPython; ``simd`` GFLOPS of MobileNet-v1 in fp32. `edgefl.devices.code_fit` fits them.
+memcpy and AES-256-CBC, MB/s (10⁶ bytes); ``division`` searches per second for the primes up to 10,000 by
+64-bit division, which is an event of ``sysbench cpu``; ``float`` and ``interpreter`` steps per second of the
+five-body problem in C and in CPython; ``simd`` GFLOPS of MobileNet-v1 in fp32. `edgefl.devices.code_fit` fits
+them.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from edgefl.errors import ConfigError, listed, shortened
 from edgefl.host.calibration import Calibration
 from edgefl.host.code_operations import SCALE_SPREADS
 
-CodeClass = Literal["integer", "memory", "copy", "crypto", "float", "simd", "interpreter"]
+CodeClass = Literal["integer", "memory", "copy", "crypto", "division", "float", "simd", "interpreter"]
 CLASSES: tuple[CodeClass, ...] = get_args(CodeClass)
 UNITS: dict[str, str] = {
     "integer": "MIPS",
     "memory": "MIPS",
     "copy": "MB/s",
     "crypto": "MB/s",
+    "division": "searches/s",
     "float": "steps/s",
     "simd": "GFLOPS",
     "interpreter": "steps/s",
@@ -48,7 +51,8 @@ class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_mhz: float
     spread: float
     boards: int
-    """Number of boards (published figures for float, simd and interpreter) behind it; 0: by relatives."""
+    """Number of boards behind it (published figures for division, float, simd and interpreter); 0: by
+    relatives."""
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +64,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     crypto: CodeRate
     """With AES instructions, if the core type can have them."""
     crypto_without_aes: CodeRate
+    division: CodeRate
     float: CodeRate
     simd: CodeRate
     interpreter: CodeRate

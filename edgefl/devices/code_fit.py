@@ -2,8 +2,8 @@
 
 The logarithm of a rate per MHz is a constant of the core type plus an error of the board. A core's constant
 is the median over its boards, shrunk towards the mean of its relatives, the similar cores in lineage.toml:
-the fewer boards, the more. For ``float``, ``simd`` and ``interpreter``, which boards.csv lacks, a power law
-of the integer rate replaces that mean.
+the fewer boards, the more. For ``division``, ``float``, ``simd`` and ``interpreter``, which boards.csv lacks,
+a power law of the integer rate replaces that mean.
 """
 
 from __future__ import annotations
@@ -57,13 +57,17 @@ PRIORS: dict[str, Prior] = {
     "copy": Prior(0.40, 0.45),
     "crypto": Prior(0.03, 0.25),
     "crypto_without_aes": Prior(0.10, 0.25),
+    "division": Prior(0.06, 0.25),
     "float": Prior(0.15, 0.25),
     "simd": Prior(0.15, 0.25),
     "interpreter": Prior(0.12, 0.20),
 }
-BY_INTEGER: dict[str, float] = {"float": 1.5, "simd": 2.3, "interpreter": 1.5}
+BY_INTEGER: dict[CodeClass, float] = {"division": 1.5, "float": 1.5, "simd": 2.3, "interpreter": 1.5}
 """Exponents of the power law of a core's integer rate per MHz. That of ``simd`` is from published.csv; the
-others are assumed, since published.csv has their figures for one core only."""
+others are assumed, since published.csv has their figures for one to three 64-bit cores only."""
+BY_DIVIDER = {"division"}
+"""Classes whose rate is that of a core's divider: a core's relatives have the same, and 32-bit cores, which
+divide 64-bit numbers by software, have a level of their own."""
 WITH_AES_PER_MHZ = 0.1
 """AES-256-CBC MB/s per MHz that no core reaches without AES instructions."""
 
@@ -83,7 +87,7 @@ def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
         rates[name] = _by_integer(name, published.get(name, {}), rates["integer"])
     cores = {core: Core(**{name: of[core] for name, of in rates.items()}) for core in lineages()}
     alone = Parallel(0.0, 0.0, 0.0, 1.1)
-    parallel: dict[CodeClass, Parallel] = dict.fromkeys(("crypto", "float", "simd", "interpreter"), alone)
+    parallel: dict[CodeClass, Parallel] = dict.fromkeys(("crypto", *BY_INTEGER), alone)
     parallel["copy"] = Parallel(0.0, 0.0, -0.55, 1.5)
     table = CoreTable(SOURCE, cores, {**parallel, "integer": alone, "memory": alone}, narrow)
     fitted = {name: _parallel(name, boards, table) for name in ("integer", "memory")}
@@ -203,18 +207,23 @@ def _class_rates(name: str, samples: Samples) -> dict[str, CodeRate]:
 
 
 def _by_integer(
-    name: str, samples: Mapping[str, Sequence[float]], integer: Mapping[str, CodeRate]
+    name: CodeClass, samples: Mapping[str, Sequence[float]], integer: Mapping[str, CodeRate]
 ) -> dict[str, CodeRate]:
     """Return rates by a power law of the integer rates, combined with the published figures of each core."""
     prior, power = PRIORS[name], BY_INTEGER[name]
     law = {core: power * math.log(rate.per_mhz) for core, rate in integer.items()}
-    level = median(median(logs) - law[core] for core, logs in samples.items())
+    known = {core: median(logs) for core, logs in samples.items()}
+    by_divider = name in BY_DIVIDER
     found = {}
-    for core in lineages():
+    for core, lineage in lineages().items():
+        alike = [other for other in known if not by_divider or lineages()[other].bits == lineage.bits]
+        expected = median(known[other] - law[other] for other in alike) + law[core]
+        if by_divider:
+            expected = _relatives_mean(core, known) or expected
         sd = math.hypot(
-            prior.core, power * math.log(integer[core].spread) / Z, math.log(lineages()[core].spread) / Z / 2
+            prior.core, power * math.log(integer[core].spread) / Z, math.log(lineage.spread) / Z / 2
         )
-        found[core] = _posterior(list(samples.get(core, ())), level + law[core], sd, prior.board)
+        found[core] = _posterior(list(samples.get(core, ())), expected, sd, prior.board)
     return found
 
 

@@ -23,7 +23,7 @@ from edgefl.host.process import child_environment
 MAX_CV = 0.10  # coefficient of variation of a rate's repetitions above which a calibration is refused
 EXPIRES_S = 7 * 24 * 3600.0
 PATIENCE_S = 300
-VERSION = 4  # version of the measuring method; calibrations of other versions are not used
+VERSION = 5  # version of the measuring method; calibrations of other versions are not used
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     blas: str
     code: dict[str, Rate] = {}
     """Rates by class of code that is not torch, in the units of `edgefl.devices.code.UNITS`; without
-    ``integer``, ``memory``, ``crypto`` and ``float`` if the C extension was not built."""
+    ``integer``, ``memory``, ``crypto``, ``division`` and ``float`` if the C extension was not built."""
 
     def rates(self) -> Iterator[tuple[str, Rate, str]]:
         """Yield the name, rate and unit of each measurement of torch."""

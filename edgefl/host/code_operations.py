@@ -17,23 +17,30 @@ from edgefl.host.calibration import Rate
 
 Timer = Callable[[Callable[[], Any], float], Rate]
 """`host_operations.rate`: measures the work per CPU second of a function."""
-AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "floats": 100_000}
-"""Work of one call of each program: bytes, positions, bytes, steps. `SCALES` holds for these amounts: the
-decoder speeds up while its probabilities adapt."""
-SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "floats": 1.0}
-"""Published units per byte, position, byte and step."""
+AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "division": 20, "floats": 100_000}
+"""Work of one call of each program: bytes, positions, bytes, searches, steps. `SCALES` holds for these
+amounts: the decoder speeds up while its probabilities adapt."""
+SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "division": 0.93, "floats": 1.0}
+"""Published units per byte, position, byte, search and step."""
 SCALE_SPREADS = {
     "integer": 1.15,
     "memory": 1.4,
     "copy": 1.1,
     "crypto": 1.1,
+    "division": 1.1,
     "float": 1.2,
     "simd": 1.3,
     "interpreter": 1.3,
 }
 """90% of hosts are assumed to be within this factor of the scale; ``float``: compilers differ, ``simd``:
 libraries, ``interpreter``: versions of Python. They are assumed: only one host was compared, a busy one."""
-CLASSES = {"integer": "integer", "memory": "memory", "crypto": "crypto", "floats": "float"}
+CLASSES = {
+    "integer": "integer",
+    "memory": "memory",
+    "crypto": "crypto",
+    "division": "division",
+    "floats": "float",
+}
 """Class of code of each program."""
 PYTHON_STEPS = 2000
 _MIB = 1 << 20

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,18 +104,23 @@ def cpu_share(device: Device, host: Calibration) -> float:
     return host_s / model.predict(FEMNIST_STEP).seconds
 
 
-INTERPRETERS = re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*")
+KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
+    "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*( .*)?"),
+    "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?"),
+    "division": re.compile(r"sysbench (.* )?cpu( .*)?"),
+}
+"""Programs whose class of code their name tells; matched against the name and the arguments."""
 
 
 def class_of(command: Sequence[str]) -> CodeClass:
-    """Return ``interpreter`` for a command that starts an interpreter, directly or by env, else ``integer``.
+    """Return the class of code of a known program, also if env starts it, else ``integer``.
 
     >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
     ('interpreter', 'interpreter', 'integer')
     """
-    names = [Path(word).name for word in command if "=" not in word]
-    name = next((name for name in names if name != "env"), "")
-    return "interpreter" if INTERPRETERS.fullmatch(name) else "integer"
+    words = [Path(word).name for word in command]
+    started = " ".join(dropwhile(lambda word: word == "env" or "=" in word, words))
+    return next((code for code, known in KNOWN_PROGRAMS.items() if known.fullmatch(started)), "integer")
 
 
 def core_shares(device: Device, like: CodeClass, host: Calibration) -> tuple[Rate, ...]:

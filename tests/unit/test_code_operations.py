@@ -50,6 +50,12 @@ def test_the_match_finder_finds_matches() -> None:
     assert 4 < programs.memory(20_000) / 20_000 <= 32
 
 
+def test_the_search_finds_all_primes() -> None:
+    """There are 1229 primes below 10,000; the search begins at 3."""
+    programs = pytest.importorskip("edgefl.host._code")
+    assert [programs.division(searches) for searches in (1, 3)] == [1228, 3 * 1228]
+
+
 def test_aes_instructions_are_detected() -> None:
     programs = pytest.importorskip("edgefl.host._code")
     flags = Path("/proc/cpuinfo").read_text().split()
