@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.paths import folder_option
-from edgefl.cli.predict_code import CLASSES, is_class
+from edgefl.cli.predict_code import CLASSES
 from edgefl.cli.run import INVALID, AcceptInvalid, Quiet
-from edgefl.errors import ConfigError, unknown
+from edgefl.errors import ConfigError
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
-    from edgefl.devices.code import CodeClass
     from edgefl.programs import Phone, ProgramsResult
     from edgefl.programs.messages import Absence
 
@@ -60,8 +59,15 @@ def execute(
         str | None,
         typer.Option(
             metavar="CLASS",
-            help=f"Code that the program resembles, for each core's speed: {', '.join(CLASSES)}; torch: "
-            "the share of a training step; auto, the default: by the program's name.",
+            help=f"Code that the program resembles, for each core's speed: {', '.join(CLASSES)}; torch, "
+            "torch:MODEL or torch:MODEL@BATCH: a training step; KIND=SHARE,…: several, by their share of its "
+            "time; auto, the default: by the program's name.",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Most threads that the program runs at once: it gets N cores; all."
         ),
     ] = None,
     time_scale: TimeScale = "auto",
@@ -91,7 +97,7 @@ def execute(
     from edgefl import programs
     from edgefl.programs.view import make_view
 
-    phones = phones_of(command, device or [], fleet, count, network, connect or [], share, like)
+    phones = phones_of(command, device or [], fleet, count, network, connect or [], share, like, threads)
     options = programs.ProgramOptions(
         time_scale=scale_of(time_scale),
         throttle=throttle,
@@ -115,17 +121,19 @@ def phones_of(
     connect: list[str],
     share: str | None,
     like: str | None = None,
+    threads: int | None = None,
 ) -> list[Phone]:
     from edgefl.devices import load_fleet
     from edgefl.programs import Phone
+    from edgefl.programs.likeness import read_likeness
     from edgefl.programs.phone import check_count, read_connect, read_share
 
     if (fleet is None) == (not devices):
         raise ConfigError("give --device NAME, once or more, or --fleet FILE")
     if like is not None and share is not None:
         raise ConfigError(f"--like {like}: not together with --share, which sets the speed")
-    if like not in (None, "auto", "torch") and not is_class(like):
-        raise ConfigError(unknown("code class", like, [*CLASSES, "torch", "auto"]))
+    if like not in (None, "auto"):
+        read_likeness(like)
     counts = [_counted(text, count or 1) for text in devices]
     if count is not None and all("=" in text for text in devices):
         raise ConfigError(f"--count {count}: has no effect, since every device has its own count")
@@ -146,25 +154,24 @@ def phones_of(
             network=network or networks.get(name),
             connects=connects,
             share=None if share is None else read_share(share),
-            like=None if share is not None else _code_class(like, name, command),
+            like=like_of(like, name, command),
+            threads=threads,
         )
         for name, copies in counts
         for _ in range(copies)
     ]
 
 
-def _code_class(like: str | None, device: str, command: list[str]) -> CodeClass | None:
-    """Return the command's class of code; None for torch, and by default for a device of unknown cores."""
+def like_of(like: str | None, device: str, command: list[str]) -> str:
+    """Return the given text, or what the command resembles; by default torch if the cores are unknown."""
     from edgefl.devices import load_device
-    from edgefl.programs.phone import class_of
+    from edgefl.programs.likeness import TORCH, class_of
 
-    if like == "torch":
-        return None
-    if like is not None and is_class(like):
+    if like not in (None, "auto"):
         return like
     cpu = load_device(device).cpu
     known = like == "auto" or (cpu is not None and cpu.clusters)
-    return class_of(command) if known else None
+    return class_of(command) if known else TORCH
 
 
 def _counted(text: str, count: int) -> tuple[str, int]:

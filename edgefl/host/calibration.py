@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration
         cores=this.cores,
         library=library(),
         at_unix_s=time.time(),
-        measured=_measure_apart(),
+        measured=msgspec.json.decode(_measure_apart(), type=Measured),
     )
     noisy = [f"{name} {rate.cv:.0%}" for name, rate, _ in measured.measured.rates() if rate.cv > MAX_CV]
     if noisy:
@@ -134,9 +134,20 @@ def library() -> str:
     return f"torch {version('torch')}, numpy {version('numpy')}"
 
 
-def _measure_apart() -> Measured:
+def measure_step(model: str, batch: int, dtype: str, input_shape: Sequence[int]) -> Rate:
+    """Measure training steps of a model per CPU second of one thread, in a separate process.
+
+    ``model`` is named as in `edgefl.learning.models.make_model`; ``dtype`` and ``input_shape`` are those of
+    one example. Raises `RunError` if a step fails.
+    """
+    words = (model, str(batch), dtype, *map(str, input_shape))
+    return msgspec.json.decode(_measure_apart(*words), type=Rate)
+
+
+def _measure_apart(*words: str) -> bytes:
+    """Run `edgefl.host.host_operations` with these arguments; return what it prints."""
     env = child_environment(os.environ)
-    command = [sys.executable, "-m", "edgefl.host.host_operations"]
+    command = [sys.executable, "-m", "edgefl.host.host_operations", *words]
     try:
         done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -145,4 +156,4 @@ def _measure_apart() -> Measured:
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise RunError(f"calibration failed with exit code {done.returncode}: {why[-1]}")
-    return msgspec.json.decode(done.stdout, type=Measured)
+    return done.stdout

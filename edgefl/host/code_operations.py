@@ -6,6 +6,7 @@ units of 7-zip and OpenSSL, which were measured beside them on one host (docs/co
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -48,17 +49,24 @@ _MIB = 1 << 20
 
 def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
     """Measure all classes but ``simd``; those of the C extension are missing if it was not built."""
-    found = {
-        "copy": timer(*_copy(copy_mib)),
-        "interpreter": timer(lambda: python_bodies(PYTHON_STEPS), PYTHON_STEPS),
-    }
-    try:
-        from edgefl.host import _code
-    except ImportError:
-        return found
-    for name, amount in AMOUNTS.items():
-        found[CLASSES[name]] = timer(partial(getattr(_code, name), amount), amount * SCALES[name])
+    found = {"copy": timer(*_copy(copy_mib))}
+    for name in ("interpreter", *CLASSES.values()):
+        with contextlib.suppress(ImportError):
+            found[name] = timer(*program(name))
     return found
+
+
+def program(code_class: str) -> tuple[Callable[[], Any], float]:
+    """Return a program of that class, any but ``copy`` and ``simd``, and its work in published units.
+
+    Raises ImportError if it needs the C extension, which was not built.
+    """
+    if code_class == "interpreter":
+        return lambda: python_bodies(PYTHON_STEPS), PYTHON_STEPS
+    from edgefl.host import _code
+
+    name = next(name for name, of in CLASSES.items() if of == code_class)
+    return partial(getattr(_code, name), AMOUNTS[name]), AMOUNTS[name] * SCALES[name]
 
 
 def simd(pointwise: Rate, depthwise: Rate) -> Rate:

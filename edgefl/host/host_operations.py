@@ -137,5 +137,20 @@ def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: flo
     return step
 
 
+def measure_step(name: str, batch: int, dtype: str, shape: tuple[int, ...]) -> Rate:
+    """Measure SGD steps of a model per CPU second in this process, on zeros."""
+    from edgefl.learning.models import model_to_trace
+
+    torch.set_num_threads(1)
+    net, _ = model_to_trace(name, shape, device="cpu")
+    inputs = torch.zeros(batch, *shape, dtype=getattr(torch, dtype))
+    return rate(sgd_step(net, inputs, torch.zeros(batch, dtype=torch.int64), 0.0), 1.0)
+
+
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(measure()))
+    if sys.argv[1:]:
+        name, batch, dtype, *sizes = sys.argv[1:]
+        encoded = msgspec.json.encode(measure_step(name, int(batch), dtype, tuple(map(int, sizes))))
+    else:
+        encoded = msgspec.json.encode(measure())
+    sys.stdout.buffer.write(encoded)

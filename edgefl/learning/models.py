@@ -108,11 +108,14 @@ def make_model(
     return model
 
 
-def model_to_trace(name: str, input_shape: Shape | None = None) -> tuple[nn.Module, Shape]:
+def model_to_trace(
+    name: str, input_shape: Shape | None = None, device: str | None = None
+) -> tuple[nn.Module, Shape]:
     """Create the model with that name; return it and its example shape, by default that of its usual data.
 
-    A timm network has tensors on torch's meta device, which use no memory. Raises `ConfigError` like
-    `make_model`, and for a user's own model without a shape.
+    Its tensors are on ``device``; by default a timm network's are on torch's meta device, which use no
+    memory, and others' on the CPU. Raises `ConfigError` like `make_model`, and for a user's own model without
+    a shape.
 
     >>> model_to_trace("cnn-femnist")[1]
     (1, 28, 28)
@@ -122,6 +125,6 @@ def model_to_trace(name: str, input_shape: Shape | None = None) -> tuple[nn.Modu
         shape, classes = timm_input(name.removeprefix(TIMM)), 1000
     shape = input_shape or shape
     if shape is None and ":" in name:
-        raise ConfigError(f"{name}: needs its input shape, such as --input 3,32,32")
-    with torch.device("meta" if name.startswith(TIMM) else "cpu"):
+        raise ConfigError(f"{name}: needs its input shape, --input 3,32,32, or torch:{name}@16x3x32x32")
+    with torch.device(device or ("meta" if name.startswith(TIMM) else "cpu")):
         return make_model(Model(name=name), shape or (), classes, seed=0), shape or ()

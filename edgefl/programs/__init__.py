@@ -1,6 +1,7 @@
 """``edgefl exec``: run any program as a phone, limited to a device's speed, memory and network.
 
-phone       `Phone`: command, device, network and forwarded connections; its share of this host
+phone       `Phone`: command, device, network and forwarded connections
+likeness    the code that a command resembles, and the device's speed in it
 running     `run` and `start`: start the processes, forward output and signals, judge the result
 keeper      process that starts the commands and limits their CPU time, memory and presence
 tree        process tree of one phone, as the throttle sees it
@@ -14,7 +15,8 @@ view        live table
 
 from __future__ import annotations
 
-from edgefl.programs.phone import Phone, core_shares, cpu_share
+from edgefl.programs.likeness import core_shares
+from edgefl.programs.phone import Phone
 from edgefl.programs.result import PhoneResult, ProgramsResult
 from edgefl.programs.running import ProgramOptions, RunningPhones, run, start
 
@@ -25,7 +27,6 @@ __all__ = [
     "ProgramsResult",
     "RunningPhones",
     "core_shares",
-    "cpu_share",
     "run",
     "start",
 ]

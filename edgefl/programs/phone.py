@@ -1,4 +1,4 @@
-"""`Phone`: a command, a device, a network and forwarded connections; the phone's share of this host."""
+"""`Phone`: a command, a device, a network and forwarded connections, and their profiles."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import re
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from edgefl.devices import Device, Network, load_device, load_network
-from edgefl.devices.code import CodeClass, Rate, clusters_of, relative
 from edgefl.devices.condition import Power, power_of
-from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError, ProfileError
-from edgefl.host.calibration import Calibration
+from edgefl.programs.likeness import TORCH, HostSpeeds, core_shares, is_shared
 
 MOST_PHONES = 10_000
 _PLACEHOLDER = re.compile(r"\{(i|device|connect:(\d+))\}")
@@ -50,11 +47,12 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """Maps local ports to servers, ``host:port``; connections to the port go through the phone's link."""
     share: float | tuple[float, ...] | None = None
     """Cores of this host: a number that all threads share, or one for each core of the device, fastest first,
-    of which each thread that can run uses one. None: `core_shares` of the device if ``like`` is given, else
-    `cpu_share`."""
-    like: CodeClass | None = None
-    """Class of code that the command resembles; with it the phone gets the device's cores, each at its speed
-    in such code."""
+    of which each thread that can run uses one. None: by ``like``."""
+    like: str = TORCH
+    """Code that the command resembles (`read_likeness`); the phone has the device's speed in it."""
+    threads: int | None = None
+    """Most threads that the command runs at once: the phone gets that many of its cores, the fastest. None:
+    all cores."""
     folder: str | None = None
     """Working folder of the command; None: the current one."""
 
@@ -68,8 +66,8 @@ class HeldPhone(NamedTuple):
     cores: tuple[float, ...]
     """Shares of the device's cores, fastest first, in cores of this host at time scale 1."""
     error_factor: float | None = None
-    """Factor f such that 90% of real devices run code of the class ``phone.like`` within a factor f of the
-    phone's speed; None without a class."""
+    """Factor f such that 90% of real devices run code like ``phone.like`` within a factor f of the phone's
+    speed; None if the share was given."""
 
     @property
     def all_cores(self) -> float:
@@ -88,80 +86,30 @@ class HeldPhone(NamedTuple):
         return self.device.app_limit_mib
 
 
-def cpu_share(device: Device, host: Calibration) -> float:
-    """Return the number of this host's cores that compute as fast as the whole device.
-
-    share = t_host / t_device, the times of the same training step: SGD on ten images with LEAF's CNN for
-    FEMNIST, on one calibrated thread of this host and by the device's time model. Raises `ConfigError` if the
-    device's profile has no time model.
-    """
-    model = device.time_model()
-    if model is None:
-        raise ConfigError(f"device {device.id!r}: its profile has no time model; give the share of this host")
-    from edgefl.host.host_operations import FEMNIST_FLOP
-
-    host_s = FEMNIST_FLOP / (host.measured.train_gflops.median * 1e9)
-    return host_s / model.predict(FEMNIST_STEP).seconds
-
-
-KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
-    "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*( .*)?"),
-    "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?"),
-    "division": re.compile(r"sysbench (.* )?cpu( .*)?"),
-}
-"""Programs whose class of code their name tells; matched against the name and the arguments."""
-
-
-def class_of(command: Sequence[str]) -> CodeClass:
-    """Return the class of code of a known program, also if env starts it, else ``integer``.
-
-    >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
-    ('interpreter', 'interpreter', 'integer')
-    """
-    words = [Path(word).name for word in command]
-    started = " ".join(dropwhile(lambda word: word == "env" or "=" in word, words))
-    return next((code for code, known in KNOWN_PROGRAMS.items() if known.fullmatch(started)), "integer")
-
-
-def core_shares(device: Device, like: CodeClass, host: Calibration) -> tuple[Rate, ...]:
-    """Return the speed of each core of the device in code of that class, relative to a thread of this host.
-
-    Raises `ConfigError` if the profile lists no cores, or this host's rate of the class is unknown.
-    """
-    return tuple(
-        one for cluster in clusters_of(device) for one in [relative([cluster], like, 1, host)] * cluster.cores
-    )
-
-
 def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
     """Load the profiles of the phones. Raises `ConfigError` for the first invalid setting.
 
     Measures this host, which takes seconds, if a phone's share depends on it.
     """
     check_count(len(phones))
-    found, host = [], None
+    found, host = [], HostSpeeds()
     for number, phone in enumerate(phones):
         where = f"phone {number}"
-        device, share, error_factor = load_device(phone.device), phone.share, None
+        device, error_factor = load_device(phone.device), None
         _check_command(phone, where)
-        if share is None and phone.like is not None:
-            from edgefl.host.calibration import calibrate
-
-            speeds = core_shares(device, phone.like, host or (host := calibrate()))
-            share, error_factor = tuple(one.value for one in speeds), max(one.spread for one in speeds)
-        if share is None:
-            if host is None and device.time_model() is not None:
-                from edgefl.host.calibration import calibrate
-
-                host = calibrate()
-            assert host is not None or device.time_model() is None
-            share = cpu_share(device, host)  # type: ignore[arg-type]
-        cores = share if isinstance(share, tuple) else (share,)
+        if phone.share is None:
+            speeds = core_shares(device, phone.like, host)
+            cores, error_factor = [one.value for one in speeds], max(one.spread for one in speeds)
+        else:
+            cores = [*phone.share] if isinstance(phone.share, tuple) else [phone.share]
+        if phone.threads is not None and len(cores) == 1 and is_shared(phone.share or phone.like):
+            raise ConfigError(f"{where}: threads: has no effect, since they share {cores[0]:.3g} cores")
         for core in cores or (0.0,):
             if not 0 < core < 1e6:
                 raise ConfigError(f"{where}: share must be a finite number of cores above 0, got {core:g}")
         network = load_network(phone.network or device.network or "none")
-        found.append(HeldPhone(phone, device, network, tuple(sorted(cores, reverse=True)), error_factor))
+        used = tuple(sorted(cores, reverse=True)[: phone.threads])
+        found.append(HeldPhone(phone, device, network, used, error_factor))
     return found
 
 

@@ -182,7 +182,7 @@ class _Traffic:
 
 def _model_errors(held: Sequence[HeldPhone]) -> Iterator[ModelError]:
     for one in held:
-        if one.phone.like is not None and one.error_factor is not None:
+        if one.error_factor is not None:
             yield ModelError(one.phone.like, one.device.id, one.error_factor)
 
 

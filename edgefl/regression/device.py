@@ -26,7 +26,7 @@ from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry, Samples
 from edgefl.regression.measure import TimeLimit, judged, measure
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
-from edgefl.regression.process import MeasuringProcess, PrepareRequest, locate
+from edgefl.regression.process import MeasuringProcess, PrepareRequest, RestClass, locate
 from edgefl.regression.verdict import BUDGETS, TOLERANCE, Compared, Family, NeedMore, Verdict, figure
 from edgefl.validation import convert
 
@@ -43,6 +43,8 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     repetitions: Annotated[int, msgspec.Meta(ge=LEAST_REPETITIONS)] | None = None
     network: str | None = None
     time_scale: NonNegative | None = None
+    like: RestClass = "interpreter"
+    """Class of the function's code outside torch: its time on the device is that of such code."""
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=MOST_LIMIT_S)] = DEFAULT_LIMIT_S
     """Maximum wall seconds of each of the function's processes."""
     seconds: NonNegative | None = None
@@ -248,6 +250,7 @@ class EdgeDevice:
             path=list(sys.path),
             device=mark.profile,
             network=self._network_name,
+            like=mark.like,
             shots=before.reference.against if isinstance(before, BaselineEntry) else None,
             limit_s=min(mark.limit_s, self._limit.seconds),
         )

@@ -40,6 +40,9 @@ MOST_AT_A_TIME = 10_000
 AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
 
 
+RestClass = Literal["interpreter", "integer", "memory", "crypto", "division", "float"]
+
+
 class FunctionLocation(msgspec.Struct, frozen=True):
     """The module and the name of a function that every process can import."""
 
@@ -66,6 +69,8 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     path: list[str]
     device: str
     network: str | None
+    like: RestClass = "interpreter"
+    """Class of the function's code outside torch."""
     shots: ShotSizes | None
     """Sizes from the baseline; None: the most similar reference, with shots as long as the function's."""
     limit_s: float

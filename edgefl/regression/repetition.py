@@ -2,8 +2,9 @@
 
 Device time = t_model + t_rest + blocked + transfers. t_model is the time of the torch operations by the
 device's time model. t_rest is the CPU time of everything else, times this host's speed ÷ the device's in
-interpreting Python. CPU time rises with the host's load, and so does that of a reference, a fixed piece of
-work that alternates with the function. The ratio of the two is comparable between loads.
+code of the class that the mark names, by default interpreted Python. CPU time rises with the host's load, and
+so does that of a reference, a fixed piece of work that alternates with the function. The ratio of the two is
+comparable between loads.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from edgefl.devices.code import clusters_of, throughput
 from edgefl.devices.link import Disconnected, Link
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError
+from edgefl.host.code_operations import program
 from edgefl.host.host_operations import sgd_step
 from edgefl.host.memory import MemoryLimit
 from edgefl.host.pacing import wait_until
@@ -41,6 +43,7 @@ from edgefl.regression.process import (
     ReferenceName,
     RepeatRequest,
     Repetition,
+    RestClass,
     ShotSizes,
     TrialRun,
 )
@@ -76,6 +79,8 @@ class DeviceCall(NamedTuple):
     kwargs: dict[str, Any]
     device: Device
     network: Network | None
+    like: RestClass = "interpreter"
+    """Class of the function's code outside torch."""
 
     def bind(self, handle: DeviceHandle) -> Callable[[], Any]:
         """Run the setup, and return the function bound to its arguments."""
@@ -120,7 +125,7 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     units = min(MOST_AT_A_TIME, max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s)))
     shots = wanted or ShotSizes(reference=name, units=units, calls=calls)
     shot_s, slowdown = shots.calls * cpu_s, reference.device_s(call.device) / unit_s
-    rest, model_s = _rest(call.device, work, run, slowdown), _device_s(call.device, work)
+    rest, model_s = _rest(call, work, run, slowdown), _device_s(call.device, work)
     return TrialRun(
         shots=shots,
         reference_flop=reference.flop,
@@ -129,18 +134,19 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
         flop=work.flop,
         model_s=model_s,
         rest=rest,
-        error_factor=_error_factor(call.device, work, model_s, rest * cpu_s * slowdown),
+        error_factor=_error_factor(call, work, model_s, rest * cpu_s * slowdown),
         imported=imported,
         pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // shots.calls)),
     )
 
 
-def _error_factor(device: Device, work: StepWork, model_s: float, rest_s: float) -> float | None:
-    """Return the 90% factor of ``model_s`` of torch's ``work`` plus ``rest_s`` of interpreted code."""
+def _error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float) -> float | None:
+    """Return the 90% factor of ``model_s`` of torch's ``work`` plus ``rest_s`` of the other code."""
+    device = call.device
     model, clusters = device.time_model(), () if device.cpu is None else device.cpu.clusters
     if model is None or not clusters or not model_s + rest_s:
         return None
-    spread = throughput(clusters_of(device), "interpreter", 1).spread
+    spread = throughput(clusters_of(device), call.like, 1).spread
     logs = model_s * math.log(model.error_factor_of(work)), rest_s * math.log(spread)
     return math.exp(math.hypot(*logs) / (model_s + rest_s))
 
@@ -176,13 +182,13 @@ def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int
     return min(found)
 
 
-def _rest(device: Device, work: StepWork, run: Callable[[], Any], slowdown: float) -> float:
+def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], slowdown: float) -> float:
     """Return the device time of the work outside torch ÷ (the CPU time of ``run`` · ``slowdown``).
 
     The overhead of torch calls outside the functions themselves, such as in a module's ``__call__``, is part
     of torch's work. Per call, it is assumed to be as large as in the small reference.
     """
-    if device.time_model() is None:
+    if call.device.time_model() is None:
         return 1.0
     share = 1.0
     if work.calls:
@@ -191,9 +197,16 @@ def _rest(device: Device, work: StepWork, run: Callable[[], Any], slowdown: floa
         share = (beside_s - calls * calling_s / small_calls) / cpu_s
     if share < LEAST_REST:
         return 0.0
-    interpreted = make_reference("interpreted")
-    unit_s = min(_cpu_s(partial(interpreted.run, 1)) for _ in range(5))
-    return share * interpreted.device_s(device) / unit_s / slowdown
+    return share * _times_slower(call.device, call.like) / slowdown
+
+
+def _times_slower(device: Device, like: RestClass) -> float:
+    """Return the device's time for code of that class ÷ this host's."""
+    if like == "interpreter":
+        reference = make_reference("interpreted")
+        return reference.device_s(device) / min(_cpu_s(partial(reference.run, 1)) for _ in range(5))
+    run, units = program(like)
+    return units / throughput(clusters_of(device), like, 1).value / min(_cpu_s(run) for _ in range(5))
 
 
 def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[RepeatRequest], Repetition]:

@@ -72,7 +72,8 @@ class RegressionWorker:
                 self._watch = memory.TreeWatch()
             device = load_device(request.device)
             network = None if request.network is None else load_network(request.network)
-            call = repetition.DeviceCall(function, setup, request.args, request.kwargs, device, network)
+            arguments = request.args, request.kwargs
+            call = repetition.DeviceCall(function, setup, *arguments, device, network, request.like)
             repetition.warm_up()
             _become_forkable(request.function.file)
             outlive_parent()

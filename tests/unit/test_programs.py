@@ -20,15 +20,12 @@ from hypothesis import strategies as st
 
 from edgefl.cli import main
 from edgefl.cli.programs import phones_of
-from edgefl.devices import load_device, load_network
+from edgefl.devices import load_network
 from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
 from edgefl.devices.schema import Network
-from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
-from edgefl.host.calibration import Calibration, Measured, Rate
-from edgefl.host.host_operations import FEMNIST_FLOP
 from edgefl.host.verdict import Conditions, HeldVerdict
-from edgefl.programs import Phone, cpu_share, keeper, messages
+from edgefl.programs import Phone, keeper, messages
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
 from edgefl.programs.relay import (
@@ -212,33 +209,19 @@ def test_a_trace_sets_the_rate_of_what_enters_without_a_break() -> None:
         (None, "pi-4", "7z b", "integer"),
         ("auto", "pi-4", "env node x.js", "interpreter"),
         ("crypto", "pi-4", "python3 x.py", "crypto"),
-        ("torch", "pi-4", "python3 x.py", None),
-        (None, "tier-p50", "python3 x.py", None),
+        ("torch", "pi-4", "python3 x.py", "torch"),
+        ("torch:cnn-femnist@8=0.5,float=0.5", "pi-4", "x", "torch:cnn-femnist@8=0.5,float=0.5"),
+        (None, "tier-p50", "python3 x.py", "torch"),
     ],
 )
 def test_a_commands_class_of_code_is_the_given_one_or_by_its_name(
-    like: str | None, device: str, command: str, code: str | None
+    like: str | None, device: str, command: str, code: str
 ) -> None:
     """A training step's ratio for every program was off by up to nine times. `tier-p50` lists no cores."""
     (phone,) = phones_of(command.split(), [device], None, None, None, [], None, like)
     assert (phone.like, phone.share) == (code, None)
     (fixed,) = phones_of(command.split(), [device], None, None, None, [], "0.2")
-    assert (fixed.like, fixed.share) == (None, 0.2)
-
-
-def test_the_share_is_the_ratio_of_one_steps_times() -> None:
-    rate = Rate(median=50.0, cv=0.0, samples=(50.0,))
-    measured = Measured(
-        gemm_gflops={}, conv_gflops={}, depthwise_gflops=rate, train_gflops=rate, triad_gbytes_per_s=rate,
-        triad_mib=1.0, cache_mib=1.0, blas="",
-    )  # fmt: skip
-    host = Calibration(fingerprint="", cpu="", cores=1, library="", at_unix_s=0.0, measured=measured)
-    device = load_device("moto-g4")
-    model = device.time_model()
-    assert model is not None
-    assert cpu_share(device, host) * model.predict(FEMNIST_STEP).seconds == pytest.approx(FEMNIST_FLOP / 50e9)
-    with pytest.raises(ConfigError, match="its profile has no time model"):
-        cpu_share(load_device("paper-exponential"), host)
+    assert fixed.share == 0.2
 
 
 @pytest.mark.parametrize(

@@ -5,26 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from edgefl.cli import main
 from edgefl.cli.programs import phones_of, say_result
 from edgefl.devices import load_device
 from edgefl.devices.code import clusters_of, rate
+from edgefl.devices.prediction import predict, time_model
+from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
 from edgefl.host import calibration
+from edgefl.host.calibration import Calibration, Rate
+from edgefl.host.host_operations import FEMNIST_FLOP
 from edgefl.host.verdict import Conditions
+from edgefl.learning.models import model_to_trace
 from edgefl.programs import Phone, core_shares
+from edgefl.programs.likeness import HostSpeeds, TorchStep
 from edgefl.programs.phone import look_up
 from edgefl.programs.result import ModelError, ProgramsResult, judge
 from tests.unit.test_code_operations import calibrated
 
-HOST = calibrated(integer=4000.0, crypto=800.0)
+
+class Host(HostSpeeds):
+    """A host of known speeds, on which each training step takes 4 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[TorchStep, str]] = []
+
+    def calibrated(self) -> Calibration:
+        found = calibrated(integer=4000.0, crypto=800.0, interpreter=160_000.0)
+        rate = Rate(median=50.0, cv=0.0, samples=(50.0,))
+        return replace(found, measured=replace(found.measured, train_gflops=rate))
+
+    def steps_per_s(self, step: TorchStep, dtype: str) -> Rate:
+        self.asked.append((step, dtype))
+        return Rate(median=250.0, cv=0.0, samples=(250.0,))
+
+
+HOST = Host()
 PHONE = Phone(device="pixel-4", command=("cat",), like="integer")
 
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "calibrate", lambda: HOST)
+    monkeypatch.setattr(calibration, "calibrate", HOST.calibrated)
 
 
 def test_each_core_has_its_own_speed_in_the_class() -> None:
@@ -39,9 +64,52 @@ def test_the_class_decides_the_share() -> None:
     """A Raspberry Pi 4 has no AES instructions: 36 of 800 MB/s; its integer rate is half of the host's."""
     integer, crypto = (
         core_shares(load_device("pi-4"), like, HOST)[0].value for like in ("integer", "crypto")
-    )  # type: ignore[arg-type]
+    )
     assert 0.4 < integer < 0.6
     assert crypto == pytest.approx(36.3 / 800, rel=0.1)
+
+
+def test_torch_s_share_is_the_ratio_of_one_step_s_times() -> None:
+    device = load_device("moto-g4")
+    (share,) = core_shares(device, "torch", HOST)
+    seconds = time_model(device).seconds(FEMNIST_STEP)
+    assert share.value * seconds == pytest.approx(FEMNIST_FLOP / 50e9)
+    with pytest.raises(ConfigError, match="no computing rates"):
+        core_shares(load_device("paper-exponential"), "torch", HOST)
+
+
+def test_a_network_s_share_is_the_ratio_of_its_own_step_s_times() -> None:
+    """Per FLOP a device is not as slow in every network: one CNN's ratio is wrong for a perceptron."""
+    device = load_device("pi-4")
+    (share,) = core_shares(device, "torch:mlp@8x1x28x28", HOST)
+    module, shape = model_to_trace("mlp", (1, 28, 28))
+    assert HOST.asked == [(TorchStep("mlp", 8, shape), "float32")]
+    assert share.value == pytest.approx(0.004 / predict(module, 8, device=device, input_shape=shape).seconds)
+    (token,) = core_shares(device, "torch:lstm-shakespeare", HOST)
+    assert HOST.asked[-1] == (TorchStep("lstm-shakespeare", 16, (80,)), "int64")
+    assert token.value != share.value
+
+
+def test_the_times_of_the_parts_of_a_program_add_up() -> None:
+    device = load_device("pi-4")
+    (torch_part,) = core_shares(device, "torch:mlp@8x1x28x28", HOST)
+    python = core_shares(device, "interpreter", HOST)[0]
+    (both,) = core_shares(device, "interpreter=0.25,torch:mlp@8x1x28x28=0.75", HOST)
+    assert 1 / both.value == pytest.approx(0.25 / python.value + 0.75 / torch_part.value)
+    assert 1 < both.spread < max(python.spread, torch_part.spread)
+    halves = core_shares(load_device("pixel-4"), "integer=0.5,crypto=0.5", HOST)
+    assert len(halves) == 8
+    assert halves[0].value > halves[-1].value
+
+
+def test_the_phone_gets_as_many_cores_as_the_program_has_threads() -> None:
+    for threads in (1, 3, 100):
+        (held,) = look_up([replace(PHONE, threads=threads)])
+        assert len(held.cores) == min(threads, 8)
+        assert held.cores[0] == max(held.cores)
+    for phone in (Phone(device="pi-4", command=("cat",), threads=2), replace(PHONE, share=0.3, threads=1)):
+        with pytest.raises(ConfigError, match="threads: has no effect, since they share"):
+            look_up([phone])
 
 
 def test_the_model_error_is_the_widest_core_s() -> None:
@@ -61,6 +129,10 @@ def test_a_profile_without_cores_is_refused() -> None:
     ("arguments", "why"),
     [
         (["--like", "intger"], "code class 'intger' not found; did you mean 'integer'?"),
+        (["--like", "torch:"], "code class 'torch:' not found"),
+        (["--like", "integer=0.5,torch=0.4"], "the shares must add up to 1"),
+        (["--like", "integer=0.5,torch=x"], "a share must be above 0 and at most 1, got 'x'"),
+        (["--like", "torch:nothing"], "model 'nothing' not found"),
         (["--like", "integer", "--share", "0.2"], "--like integer: not together with --share"),
     ],
 )

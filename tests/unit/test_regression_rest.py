@@ -9,10 +9,12 @@ import torch
 
 from edgefl.devices import load_device
 from edgefl.devices.code import clusters_of, throughput
+from edgefl.learning.operations import StepWork
 from edgefl.regression import repetition
 from edgefl.regression.repetition import DeviceCall, make_reference, try_out
 
 SQUARE = torch.ones(256, 256)
+ON_PI_4 = DeviceCall(lambda: None, None, [], {}, load_device("pi-4"), None)
 
 
 @pytest.fixture(autouse=True)
@@ -64,14 +66,17 @@ def test_the_error_is_that_of_the_larger_part() -> None:
     model = of.time_model()
     assert model is not None
     work = make_reference("train-large").work
-    torch_only = repetition._error_factor(of, work, 1.0, 0.0)
+    torch_only = repetition._error_factor(ON_PI_4, work, 1.0, 0.0)
     assert torch_only == pytest.approx(model.error_factor_of(work))
-    python_only = repetition._error_factor(of, work, 0.0, 1.0)
+    python_only = repetition._error_factor(ON_PI_4, work, 0.0, 1.0)
     assert python_only == pytest.approx(throughput(clusters_of(of), "interpreter", 1).spread)
-    both = repetition._error_factor(of, work, 1.0, 1.0)
+    both = repetition._error_factor(ON_PI_4, work, 1.0, 1.0)
     assert both is not None
     assert 1.0 < both < max(torch_only or 0.0, python_only or 0.0)
-    assert repetition._error_factor(load_device("paper-uniform"), work, 1.0, 1.0) is None
+    assert (
+        repetition._error_factor(ON_PI_4._replace(device=load_device("paper-uniform")), work, 1.0, 1.0)
+        is None
+    )
 
 
 def test_a_device_interprets_at_the_pace_of_its_fastest_core() -> None:
@@ -86,7 +91,20 @@ def test_a_device_interprets_at_the_pace_of_its_fastest_core() -> None:
 
 
 def test_a_device_without_a_time_model_goes_by_the_reference() -> None:
-    device = load_device("pi-4")
     unknown = type("Unknown", (), {"time_model": lambda _: None})()
-    assert repetition._rest(unknown, make_reference("train-small").work, product, 1.0) == 1.0
-    assert repetition._rest(device, make_reference("train-large").work, product, 1.0) == 0.0
+    call = ON_PI_4._replace(device=unknown)
+    assert repetition._rest(call, make_reference("train-small").work, product, 1.0) == 1.0
+    assert repetition._rest(ON_PI_4, make_reference("train-large").work, product, 1.0) == 0.0
+
+
+def test_the_rest_is_of_the_mark_s_class() -> None:
+    """A Raspberry Pi 4, without AES instructions, is slower in encryption than in any other class."""
+    pytest.importorskip("edgefl.host._code")
+    slower = {
+        like: repetition._times_slower(ON_PI_4.device, like)
+        for like in ("interpreter", "integer", "memory", "crypto", "division", "float")
+    }
+    assert max(slower, key=slower.__getitem__) == "crypto"
+    assert slower["crypto"] > 2 * slower["integer"] > 0
+    crypto = repetition._error_factor(ON_PI_4._replace(like="crypto"), StepWork(), 0.0, 1.0)
+    assert crypto == pytest.approx(throughput(clusters_of(ON_PI_4.device), "crypto", 1).spread)

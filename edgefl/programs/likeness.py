@@ -1,0 +1,188 @@
+"""The code that a program resembles (``--like``), and a device's speed in it, relative to this host.
+
+A program spends shares w_i of its CPU time on this host in code of several kinds; a device runs kind i at v_i
+times this host's speed. Its speed in the whole program is ``1 / Σ (w_i / v_i)``, since the times add up.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import dropwhile
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from edgefl.devices import Device
+from edgefl.devices.code import CodeClass, Rate, clusters_of, relative
+from edgefl.devices.prediction import example_dtype, time_model, traced
+from edgefl.devices.time_model import FEMNIST_STEP, TimeModel
+from edgefl.errors import ConfigError, unknown
+from edgefl.host import calibration
+from edgefl.learning.operations import StepWork
+
+CLASSES: tuple[CodeClass, ...] = get_args(CodeClass)
+TORCH = "torch"
+BATCH = 16
+"""Examples of a step if ``torch:MODEL`` gives none, as in ``edgefl predict``."""
+KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
+    "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*( .*)?"),
+    "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?"),
+    "division": re.compile(r"sysbench (.* )?cpu( .*)?"),
+}
+"""Programs whose class of code their name tells; matched against the name and the arguments."""
+_STEP = re.compile(r"(?P<model>.+?)(?:@(?P<batch>[1-9][0-9]{0,5})(?P<shape>(?:x[1-9][0-9]{0,5})*))?")
+
+
+class TorchStep(NamedTuple):
+    """A training step: SGD on a batch."""
+
+    model: str
+    """As in ``edgefl predict``: ``cnn-femnist``, ``timm:NAME``, ``my_module:make``."""
+    batch: int
+    input_shape: tuple[int, ...] | None
+    """Shape of one example; None: the model's usual one."""
+
+
+class Part(NamedTuple):
+    """Code of one kind, and its share of the program's CPU time on this host."""
+
+    code: CodeClass | TorchStep | None
+    """None: torch in general, represented by the FEMNIST step."""
+    share: float
+
+
+def class_of(command: Sequence[str]) -> CodeClass:
+    """Return the class of code of a known program, also if env starts it, else ``integer``.
+
+    >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
+    ('interpreter', 'interpreter', 'integer')
+    """
+    words = [Path(word).name for word in command]
+    started = " ".join(dropwhile(lambda word: word == "env" or "=" in word, words))
+    return next((code for code, known in KNOWN_PROGRAMS.items() if known.fullmatch(started)), "integer")
+
+
+def read_likeness(text: str) -> tuple[Part, ...]:
+    """Parse ``KIND``, or ``KIND=SHARE,KIND=SHARE,…`` with shares that add up to 1.
+
+    A kind is a class of code, ``torch``, or ``torch:MODEL@BATCHxSHAPE``, whose batch size and shape of an
+    example may be left out. Raises `ConfigError` for any other text.
+
+    >>> read_likeness("interpreter=0.25,torch:cnn-femnist@8=0.75")[1]
+    Part(code=TorchStep(model='cnn-femnist', batch=8, input_shape=None), share=0.75)
+    """
+    found = []
+    for part in text.split(","):
+        kind, equals, share = part.rpartition("=")
+        found.append(Part(_kind(kind if equals else part), _share(text, share) if equals else 1.0))
+    if abs(math.fsum(part.share for part in found) - 1) > 1e-6:
+        raise ConfigError(f"--like {text!r}: the shares must add up to 1, such as interpreter=0.4,torch=0.6")
+    return tuple(found)
+
+
+def _share(text: str, share: str) -> float:
+    try:
+        value = float(share)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise ConfigError(f"--like {text!r}: a share must be above 0 and at most 1, got {share!r}")
+    return value
+
+
+def _kind(kind: str) -> CodeClass | TorchStep | None:
+    if kind in CLASSES:
+        return kind
+    if kind == TORCH:
+        return None
+    library, colon, step = kind.partition(":")
+    found = _STEP.fullmatch(step)
+    if library != TORCH or not colon or found is None:
+        raise ConfigError(unknown("code class", kind, [*CLASSES, TORCH, "torch:MODEL", "auto"]))
+    sizes = tuple(int(size) for size in (found["shape"] or "").split("x")[1:])
+    return TorchStep(found["model"], int(found["batch"] or BATCH), sizes or None)
+
+
+def is_shared(share_or_like: float | tuple[float, ...] | str) -> bool:
+    """Return True if all threads of such a program together have one share."""
+    if isinstance(share_or_like, str):
+        return any(part.code not in CLASSES for part in read_likeness(share_or_like))
+    return not isinstance(share_or_like, tuple)
+
+
+class HostSpeeds:
+    """Speeds of one thread of this host; each is measured when it is first asked for, which takes seconds."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[TorchStep, str], calibration.Rate] = {}
+
+    def calibrated(self) -> calibration.Calibration:
+        """Return this host's calibration."""
+        return calibration.calibrate()
+
+    def steps_per_s(self, step: TorchStep, dtype: str) -> calibration.Rate:
+        """Return training steps per CPU second; ``step`` has a shape, and ``dtype`` is that of its inputs."""
+        if (step, dtype) not in self._steps:
+            found = calibration.measure_step(step.model, step.batch, dtype, step.input_shape or ())
+            self._steps[step, dtype] = found
+        return self._steps[step, dtype]
+
+
+def core_shares(device: Device, like: str, host: HostSpeeds | None = None) -> tuple[Rate, ...]:
+    """Return the speed of each core of the device in such code, relative to a thread of this host.
+
+    With torch in ``like`` it is one speed, that of the device as a whole, which all threads share; other
+    parts then have the speed of the fastest core. Raises `ConfigError` if ``like`` is invalid, the profile
+    lists no cores or has no time model, or this host's rate of a class is unknown.
+
+    >>> from edgefl.devices import load_device
+    >>> big = core_shares(load_device("pixel-4"), "integer")[0]  # doctest: +SKIP
+    """
+    host, parts = host or HostSpeeds(), read_likeness(like)
+    if is_shared(like):
+        return (mixed([(part.share, _whole(device, part.code, host)) for part in parts]),)
+    return tuple(
+        one
+        for cluster in clusters_of(device)
+        for one in [
+            mixed([(part.share, relative([cluster], part.code, 1, host.calibrated())) for part in parts])  # type: ignore[arg-type]
+        ]
+        * cluster.cores
+    )
+
+
+def _whole(device: Device, code: CodeClass | TorchStep | None, host: HostSpeeds) -> Rate:
+    """Return the device's speed in code of one kind, relative to a thread of this host."""
+    if isinstance(code, str):
+        return relative(clusters_of(device), code, 1, host.calibrated())
+    model = time_model(device)
+    if code is None:
+        from edgefl.host.host_operations import FEMNIST_FLOP
+
+        gflops = host.calibrated().measured.train_gflops
+        return _against(model, FEMNIST_STEP, FEMNIST_FLOP / 1e9 / gflops.median, gflops.cv)
+    from edgefl.learning.models import model_to_trace
+
+    module, shape = model_to_trace(code.model, code.input_shape)
+    work = traced(module, shape, runtime=device.runtime_name).at(code.batch)
+    dtype = example_dtype(module, shape).__name__
+    steps = host.steps_per_s(code._replace(input_shape=shape), dtype)
+    return _against(model, work, 1 / steps.median, steps.cv)
+
+
+def _against(model: TimeModel, work: StepWork, host_s: float, cv: float) -> Rate:
+    """Return the speed of a time model in a step that takes this host ``host_s``, with noise ``cv``."""
+    spread = math.hypot(math.log(model.error_factor_of(work)), 1.645 * cv)
+    return Rate.within(host_s / model.seconds(work), math.exp(spread))
+
+
+def mixed(parts: Sequence[tuple[float, Rate]]) -> Rate:
+    """Return the speed in code of which shares run at these speeds; errors of the speeds are independent.
+
+    >>> mixed([(0.5, Rate.within(1.0, 1.2)), (0.5, Rate.within(0.25, 1.2))]).value
+    0.4
+    """
+    times = [(share / rate.value, math.log(rate.spread)) for share, rate in parts]
+    whole = math.fsum(time for time, _ in times)
+    return Rate.within(1 / whole, math.exp(math.hypot(*(time * log for time, log in times)) / whole))
