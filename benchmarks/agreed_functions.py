@@ -1,0 +1,86 @@
+"""The functions of `agreement.py`.
+
+``python agreed_functions.py NAME CALLS`` prints the wall seconds of a call, the median of so many.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+MODEL, BATCH, SHAPE = "cnn-femnist", 16, (1, 28, 28)
+
+
+def loop() -> float:
+    total = 0.0
+    for number in range(300_000):
+        total += number % 7 * 0.5
+    return total
+
+
+@cache
+def _numbers() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(400_000)
+
+
+def arrays() -> float:
+    numbers = _numbers()
+    return float(np.sort(numbers)[::2].sum() + np.sqrt(np.abs(numbers)).sum())
+
+
+@cache
+def _text() -> bytes:
+    words = [b"phone", b"training", b"buffer", b"stale", b"weight", b"device"]
+    return b" ".join(words[i] for i in np.random.default_rng(0).integers(0, len(words), 100_000))
+
+
+def gzip() -> int:
+    return len(zlib.compress(_text(), 6))
+
+
+@cache
+def _step() -> Callable[[], None]:
+    import torch
+
+    from edgefl.host.host_operations import sgd_step
+    from edgefl.learning.models import model_to_trace
+
+    torch.set_num_threads(1)
+    net, _ = model_to_trace(MODEL, device="cpu")
+    return sgd_step(net, torch.zeros(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.int64), 0.0)
+
+
+def step() -> None:
+    _step()()
+
+
+def half() -> None:
+    step()
+    loop()
+
+
+FUNCTIONS: dict[str, Callable[[], Any]] = {
+    "loop": loop, "numpy": arrays, "step": step, "gzip": gzip, "half": half,
+}  # fmt: skip
+
+
+def call_s(name: str, calls: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds of a call by that clock, the median of so many, after one more."""
+    run, found = FUNCTIONS[name], []
+    run()
+    for _ in range(calls):
+        start = clock()
+        run()
+        found.append(clock() - start)
+    return statistics.median(found)
+
+
+if __name__ == "__main__":
+    print(call_s(sys.argv[1], int(sys.argv[2])))
