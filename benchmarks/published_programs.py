@@ -127,6 +127,8 @@ def main() -> None:
             published = f"{low:g}" if low == high else f"{low:g} to {high:g}"
             values = f"{figure:.4g}", published, f"{factor:.2f}", f"{result.time_scale:.3g}", verdict
             rows.append((program.name, device, *values))
+    if not rows:
+        sys.exit("no program was run: none matches --device and --only, or none is installed")
     heads = ("program", "device", ">emulated", ">published", ">factor", ">scale", "verdict")
     title = f"median factor {statistics.median(factors):.2f}, largest {max(factors):.2f}"
     show(table(heads, rows, title))
