@@ -26,8 +26,8 @@ TORCH = "torch"
 BATCH = 16
 """Examples of a step if ``torch:MODEL`` gives none, as in ``edgefl predict``."""
 KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
-    "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*( .*)?"),
-    "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?"),
+    "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*( .*)?", re.DOTALL),
+    "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?", re.DOTALL),
     "division": re.compile(r"sysbench (.* )?cpu( .*)?"),
 }
 """Programs whose class of code their name tells; matched against the name and the arguments."""

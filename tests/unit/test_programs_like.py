@@ -156,6 +156,7 @@ def test_all_phones_have_the_class() -> None:
     ("command", "expected"),
     [
         (["python3", "x.py"], "interpreter"),
+        (["python3", "-c", "import time\nprint(time.time())"], "interpreter"),
         (["/usr/local/bin/node", "x.js"], "interpreter"),
         (["env", "A=python", "perl5.36", "x.pl"], "interpreter"),
         (["7zz", "b"], "integer"),
