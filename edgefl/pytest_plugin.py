@@ -26,8 +26,9 @@ FIXTURE = "edge_device"
 ITSELF = "_edge_device_itself"
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
-    "sent_mib=, joules=): run on these emulated devices, one test each, within these budgets; without the "
-    "edge_device fixture the test itself is what runs there"
+    "sent_mib=, joules=, end='middle', tolerance=0): run on these emulated devices, one test each, within "
+    "these budgets; counted work may grow by tolerance percent; without the edge_device fixture the test "
+    "itself is what runs there"
 )
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
@@ -36,12 +37,15 @@ _ROWS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("edgefl", "edgefl: tests on emulated devices").addoption
-    kept = "Save passing tests' figures as baselines: edgefl-baselines/MODULE.json beside each test module."
+    kept = "Save the counted work of passing tests: edgefl-baselines/MODULE.json beside each test module."
     add("--edgefl-save", action="store_true", help=kept)
-    add("--edgefl-compare", action="store_true", help="Fail if a function takes more than its baseline.")
-    grows = "Percent by which a median may grow (default: 5)."
+    more = "Fail if a function does more counted work than its baseline: the same verdict on every host."
+    add("--edgefl-compare", action="store_true", help=more)
+    timed = "Save and compare CPU time and memory too, which only this host's baseline can judge."
+    add("--edgefl-timed", action="store_true", help=timed)
+    grows = "Percent by which a median of --edgefl-timed may grow (default: 5)."
     add("--edgefl-tolerance", metavar="PCT", default="5", help=grows)
-    never = "Outcome of a test whose figures do not count (default: fail)."
+    never = "Outcome of a test that could not be judged (default: fail)."
     add("--edgefl-invalid", choices=("fail", "skip"), default="fail", help=never)
     wall = "Wall seconds per second of a device (default: 1); 0 does not pace."
     add("--edgefl-time-scale", metavar="X", help=wall)
@@ -50,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="Minimum number of repetitions, overrides the marks; 9 or more.",
     )
-    cap = "Wall seconds for measuring in each test; INVALID if fewer than 9 repetitions fit."
+    cap = "Wall seconds for timing in each test; it cannot be judged if fewer than 9 repetitions fit."
     add("--edgefl-limit", metavar="S", help=cap)
 
 
@@ -143,8 +147,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     if found.failed:
         pytest.fail(found.failed, pytrace=False)
     if pyfuncitem.config.getoption("edgefl_invalid") == "skip":
-        pytest.skip(f"INVALID: {found.invalid}")
-    pytest.fail(f"INVALID: {found.invalid}", pytrace=False)
+        pytest.skip(f"COULD NOT BE JUDGED: {found.invalid}")
+    pytest.fail(f"COULD NOT BE JUDGED: {found.invalid}", pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
@@ -194,7 +198,7 @@ class _SessionReport:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if (measuring := session.config.stash.get(_SESSION, None)) is not None:
             measuring.close()
-        if self._worker or not any(row["entry"] for row in self._plain):
+        if self._worker or not any(row["counted"] or row["entry"] for row in self._plain):
             return
         from edgefl.regression.table import save_all
 
@@ -224,10 +228,12 @@ def _session(config: pytest.Config) -> Session:
         from edgefl.regression.device import Session, SessionOptions
         from edgefl.regression.progress import Progress
 
-        save, compare = config.getoption("edgefl_save"), config.getoption("edgefl_compare")
+        save, compare, timed = (config.getoption(f"edgefl_{name}") for name in ("save", "compare", "timed"))
         tolerance, repetitions = (_number(config, name) or 0 for name in ("tolerance", "repetitions"))
         scale, limit_s = _number(config, "time_scale"), _number(config, "limit")
-        options = SessionOptions(save, compare, tolerance / 100, scale, int(repetitions) or None, limit_s)
+        options = SessionOptions(
+            save, compare, timed, tolerance / 100, scale, int(repetitions) or None, limit_s
+        )
         config.stash[_SESSION] = Session(options, Progress(config))
     return config.stash[_SESSION]
 

@@ -38,6 +38,11 @@ class LiveTensors:
         for tensor in known:
             self._storages[tensor.untyped_storage()._cdata] = None
 
+    @property
+    def bytes(self) -> int:
+        """Live bytes now."""
+        return self._bytes
+
     def note(self, operation: Any, args: Sequence[Any], tensors: Iterable[Any]) -> None:
         """Record an operation: ``tensors`` are its arguments and results, ``args`` the positional ones."""
         for tensor in tensors:

@@ -16,7 +16,7 @@ import copy
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any, Literal
@@ -284,6 +284,8 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._shapes = _ShapeCache()
         self._moved: set[int] = set()
         """Storages that were added or copied."""
+        self._updated: dict[int, int] = {}
+        """Numbers of parameters, keyed by the storage of a tensor that was updated."""
 
     def gradient_done(self, parameter: Tensor) -> None:
         """Record that a parameter's gradient is complete."""
@@ -298,6 +300,11 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def flop(self) -> float:
         """Floating-point operations so far."""
         return float(sum(amount for name, amount in self._amounts.items() if name.endswith("_flop")))
+
+    @property
+    def updated_parameters(self) -> int:
+        """Number of parameters that were written so far: elements of tensors that require a gradient."""
+        return sum(self._updated.values())
 
     def work(self) -> StepWork:
         """Return the work so far."""
@@ -324,6 +331,9 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func._overloadpacket
         leaves = tree_leaves((args, kwargs, out))
         self.live.note(packet, args, leaves)
+        for tensor in _written(func, args):
+            if tensor.requires_grad and tensor.is_leaf:
+                self._updated[tensor.untyped_storage()._cdata] = tensor.numel()
         if not _is_view(func) and packet.__name__ not in _FREE:
             self._amounts["calls"] += 1
             self._count(packet, args, kwargs, out, _bytes(leaves))
@@ -439,6 +449,13 @@ def _is_view(func: Any) -> bool:
     """Return True for an operation whose results share its arguments' memory, and which writes nothing."""
     results = func._schema.returns
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
+
+
+def _written(func: Any, args: Sequence[Any]) -> Iterator[Tensor]:
+    """Yield the tensors that an operation writes in place."""
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def _bytes(leaves: Sequence[Any]) -> int:

@@ -1,13 +1,16 @@
-"""Baselines: earlier measurements in a JSON file beside the tests, to be kept in git.
+"""Baselines: earlier figures in a JSON file beside the tests, to be kept in git.
 
-An entry belongs to a test, a function and a host: figures of another host are not comparable.
+A counted entry belongs to a test and a function, and holds on every host. A timed entry belongs to a host,
+too: times on another host are not comparable.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,6 +22,7 @@ from edgefl.files import make_folder, replace
 from edgefl.files import read as read_file
 from edgefl.host.calibration import fingerprint, library
 from edgefl.host.capacity import host
+from edgefl.regression.counts import CountedEntry, Versions
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, profile_sha256
 from edgefl.regression.process import ShotSizes
 from edgefl.regression.repetition import REFERENCE_VERSION
@@ -58,6 +62,21 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cpu: str
     cores: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     software: str
+    arithmetic: dict[str, str] = {}
+    """Variables of the environment that change how numbers are computed, or how many threads do so."""
+
+    def differences(self, here: BaselineHost) -> list[str]:
+        """List what differs between this host, the baseline's, and another."""
+        pairs = {name: (str(getattr(self, name)), str(getattr(here, name))) for name in ("cpu", "cores")}
+        ours, theirs = (dict(_versions(one.software)) for one in (self, here))
+        pairs |= {name: (ours.get(name, "none"), theirs.get(name, "none")) for name in {**ours, **theirs}}
+        variables = sorted({*self.arithmetic, *here.arithmetic})
+        pairs |= {
+            name: (self.arithmetic.get(name, "not set"), here.arithmetic.get(name, "not set"))
+            for name in variables
+        }
+        found = [f"{name}: {there} there, {now} here" for name, (there, now) in pairs.items() if there != now]
+        return found or ["edgefl's way of calibrating a host"]
 
 
 class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,7 +142,9 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class _BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    edgefl_baselines: Literal[1]
+    edgefl_baselines: Literal[1, 2]
+    """Version 1 has no counts."""
+    counted: tuple[CountedEntry, ...] = ()
     entries: tuple[BaselineEntry, ...]
 
 
@@ -167,15 +188,42 @@ def entry(test: str, function: str, measured: Measurement) -> BaselineEntry:
     )
 
 
+ARITHMETIC = (
+    "ATEN_CPU_CAPABILITY", "BLIS_ARCH_TYPE", "DNNL_MAX_CPU_ISA", "GLIBC_TUNABLES", "LD_PRELOAD",
+    "MALLOC_ARENA_MAX", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS",
+    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_FEATURES", "NUMBA_CPU_NAME",
+    "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
+    "OPENBLAS_NUM_THREADS", "PYTHONMALLOC", "PYTHONOPTIMIZE",
+)  # fmt: skip
+"""Variables of the environment that change the arithmetic of torch, numpy and numba, or their threads."""
+
+
 def this_host() -> BaselineHost:
     """Return this host."""
     this = host()
+    arithmetic = {name: os.environ[name] for name in ARITHMETIC if os.environ.get(name)}
+    settings = f"-{hashlib.sha256(repr(arithmetic).encode()).hexdigest()[:8]}" if arithmetic else ""
     return BaselineHost(
-        fingerprint=f"{fingerprint()}-py{platform.python_version()}",
+        fingerprint=f"{fingerprint()}-py{platform.python_version()}{settings}",
+        arithmetic=arithmetic,
         cpu=this.cpu,
         cores=this.cores,
         software=f"{library()}, Python {platform.python_version()}, {this.system}",
     )
+
+
+def _versions(software: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and versions of a host's software: ``torch 2.13.0, Linux 6.1``."""
+    for part in software.split(", "):
+        name, _, version = part.partition(" ")
+        yield name, version
+
+
+def versions() -> Versions:
+    """Return the versions on which counts depend."""
+    optimized = " -O" if os.environ.get("PYTHONOPTIMIZE") else ""
+    python = ".".join(platform.python_version_tuple()[:2]) + optimized
+    return Versions(python, metadata.version("torch").partition("+")[0])
 
 
 def path_of(test_file: Path) -> Path:
@@ -184,11 +232,20 @@ def path_of(test_file: Path) -> Path:
 
 
 def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
-    """Return the file's entries by key, none if it does not exist; ConfigError for an invalid file."""
+    """Return the file's timed entries by key, none if it does not exist; ConfigError for an invalid file."""
+    return {one.key: one for one in _load(path).entries}
+
+
+def load_counted(path: Path) -> dict[tuple[str, str], CountedEntry]:
+    """Return the file's counted entries by key, none if it does not exist; ConfigError if it is invalid."""
+    return {one.key: one for one in _load(path).counted}
+
+
+def _load(path: Path) -> _BaselineFile:
     try:
         plain = msgspec.json.decode(read_file(path, MOST_BYTES))
     except FileNotFoundError:
-        return {}
+        return _BaselineFile(edgefl_baselines=2, entries=())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -204,14 +261,23 @@ def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
             if len(row) != (many := len(one.cpu_s)):
                 got = f"got {len(row)} figures; allowed: {many}, as many as cpu_s has"
                 raise ConfigError(f"{path}: entries[{place}].{name}: {got}")
-    return {one.key: one for one in file.entries}
+    return file
 
 
-def save(path: Path, entries: Iterable[BaselineEntry]) -> None:
-    """Write the entries to the file atomically; they replace entries with the same key."""
-    merged = load(path) | {one.key: one for one in entries}
-    ordered = [msgspec.to_builtins(merged[key]) for key in sorted(merged)]
-    text = _text({"edgefl_baselines": 1, "entries": ordered}) + "\n"
+def save(path: Path, entries: Iterable[BaselineEntry], counted: Iterable[CountedEntry] = ()) -> None:
+    """Write the entries to the file atomically; they replace entries with the same key.
+
+    A counted entry keeps the figures of other versions of Python that it replaces.
+    """
+    timed = load(path) | {one.key: one for one in entries}
+    counts = load_counted(path)
+    counts |= {one.key: one.merged(counts.get(one.key)) for one in counted}
+    plain = {
+        "edgefl_baselines": 2,
+        "counted": [msgspec.to_builtins(counts[key]) for key in sorted(counts)],
+        "entries": [msgspec.to_builtins(timed[key]) for key in sorted(timed)],
+    }
+    text = _text(plain) + "\n"
     make_folder(path.parent)
     replace(path, [text.encode()])
 
@@ -219,7 +285,7 @@ def save(path: Path, entries: Iterable[BaselineEntry]) -> None:
 def _text(value: Any, indent: str = "") -> str:
     """Format as JSON with each list of numbers on one line, for readable diffs."""
     inner = indent + "  "
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and value:
         lines = [f"{inner}{json.dumps(name)}: {_text(item, inner)}" for name, item in value.items()]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
     if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import pytest
@@ -24,7 +24,8 @@ from edgefl.experiment import NonNegative
 from edgefl.host.verdict import Outcome
 from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry, Samples
-from edgefl.regression.measure import TimeLimit, judged, measure
+from edgefl.regression.counts import CountedEntry, CountedRun, compare, entry_of, summary
+from edgefl.regression.measure import TimeLimit, count, judged, measure
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
 from edgefl.regression.process import MeasuringProcess, PrepareRequest, RestClass, locate
 from edgefl.regression.verdict import BUDGETS, TOLERANCE, Compared, Family, NeedMore, Verdict, figure
@@ -33,6 +34,10 @@ from edgefl.validation import convert
 DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
 MOST_LIMIT_S = 86_400
+NOTHING_DONE = (
+    "it measured nothing: the function executes no more than an empty one, calls no torch operation and "
+    "sends nothing; pass run() the function that does the work"
+)
 BASELINE_TIMES = 2
 """Repetitions of a baseline ÷ those of other measurements; many measurements are compared with it."""
 
@@ -51,6 +56,11 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     peak_mib: NonNegative | None = None
     sent_mib: NonNegative | None = None
     joules: NonNegative | None = None
+    end: Literal["middle", "slow"] = "middle"
+    """Which real devices must keep the budget of seconds: those in the middle of the time model's interval,
+    or those at its slow end."""
+    tolerance: NonNegative = 0.0
+    """Percent by which each counted figure may grow."""
 
     @property
     def budgets(self) -> dict[str, float]:
@@ -85,6 +95,8 @@ class SessionOptions(NamedTuple):
 
     save: bool = False
     compare: bool = False
+    timed: bool = False
+    """Save and compare this host's times and memory, too."""
     tolerance: float = TOLERANCE
     time_scale: float | None = None
     repetitions: int | None = None
@@ -93,19 +105,64 @@ class SessionOptions(NamedTuple):
 
 
 class DeviceResult:
-    """Figures of one function on the device: medians over its repetitions; seconds are the device's."""
+    """Figures of one function on the device: its counted work, and medians over its repetitions.
 
-    def __init__(self, function: str, measured: Measurement) -> None:
-        self.function, self.measured, self.device = function, measured, measured.plan.device.id
-        self.repetitions = len(measured.repetitions)
-        figures = (measured.seconds, measured.host_cpu_s, measured.peak_mib, measured.sent_mib)
-        self.seconds, self.host_cpu_s, self.peak_mib, self.sent_mib = map(statistics.median, figures)
-        """Device time including transfers, this host's CPU time, memory growth, and bytes sent per call."""
-        self.joules: float | None = None
-        """Energy from the device's battery; None if its profile does not state its power."""
-        with contextlib.suppress(ProfileError):
-            self.joules = statistics.median(measured.joules)
+    Seconds are the device's. The function is timed when a figure that needs this is read for the first time.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        device: str,
+        measure: Callable[[], Measurement],
+        counted: CountedRun | None = None,
+    ) -> None:
+        self.function, self.device, self.counted = function, device, counted
+        self._measure = measure
+        self.timed: Measurement | None = None
+        """The measurement, if it was made."""
+        self.advice = ""
+        """What grew on this host, if that does not make the test fail."""
         self._verdicts: list[Verdict] = []
+
+    @property
+    def measured(self) -> Measurement:
+        """The measurement; made if it was not made yet."""
+        if self.timed is None:
+            self.timed = self._measure()
+        return self.timed
+
+    @property
+    def repetitions(self) -> int:
+        return len(self.measured.repetitions)
+
+    @property
+    def seconds(self) -> float:
+        """Device time including transfers."""
+        return statistics.median(self.measured.seconds)
+
+    @property
+    def host_cpu_s(self) -> float:
+        """CPU time on this host."""
+        return statistics.median(self.measured.host_cpu_s)
+
+    @property
+    def peak_mib(self) -> float:
+        """Growth of memory in the first call."""
+        return statistics.median(self.measured.peak_mib)
+
+    @property
+    def sent_mib(self) -> float:
+        """MiB sent per call."""
+        return statistics.median(self.measured.sent_mib)
+
+    @property
+    def joules(self) -> float | None:
+        """Energy from the device's battery; None if its profile does not state its power."""
+        try:
+            return statistics.median(self.measured.joules)
+        except ProfileError:
+            return None
 
     @property
     def note(self) -> str:
@@ -115,7 +172,7 @@ class DeviceResult:
     @property
     def doubt(self) -> str:
         """The reason why the figures do not count; empty if they do."""
-        return "" if self.note else verdict.doubted(self.measured).why
+        return "" if self.note or self.timed is None else verdict.doubted(self.timed).why
 
     @property
     def outcome(self) -> Outcome:
@@ -126,7 +183,12 @@ class DeviceResult:
     def why(self) -> str:
         """Reason of the outcome, or why doubtful figures passed."""
         whys = [one.why for one in self._verdicts if one.outcome == self.outcome and one.why]
-        return "; ".join(whys) or self.doubt or self.note
+        return "; ".join(whys) or self.doubt or "; ".join(filter(None, (self.note, self.advice)))
+
+    @property
+    def grew(self) -> bool:
+        """True if a figure grew since the baseline."""
+        return any(one.grew for one in self._verdicts)
 
     def assert_budget(self, **budgets: float) -> None:
         """Fail unless each figure is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
@@ -148,12 +210,17 @@ class DeviceResult:
         """Add a verdict; raise `NotMet` or `Invalid` unless it is PASS."""
         __tracebackhide__ = True
         self._verdicts.append(found)
-        since = f"{self.function} changed since its baseline: {found.why}"
-        why = since if found.grew else f"{self.function} on {self.device}: {found.why}"
+        why = f"{self.function} on {self.device}: {found.why}"
+        if found.grew:
+            why = f"REGRESSION: {why}"
         if found.outcome != "PASS":
             raise NotMet(why) if found.outcome == "FAIL" else Invalid(why)
 
     def __repr__(self) -> str:
+        if self.timed is None:
+            return (
+                f"<{self.function} on {self.device}: {'' if self.counted is None else summary(self.counted)}>"
+            )
         figures = f"{figure(self.seconds)} s, {figure(self.peak_mib)} MiB, {self.repetitions} repetitions"
         return f"<{self.function} on {self.device}: {figures}>"
 
@@ -239,9 +306,8 @@ class EdgeDevice:
         options, mark = self.session.options, self._mark
         if options.save:  # report a broken file before measuring for minutes
             baseline.load(baseline.path_of(self._test.file))
-        before = self._baseline(label) if options.compare else None
-        if isinstance(before, str) and not mark.budgets:
-            raise Invalid(f"{label} on {self.name}: {before}")
+        before = self._baseline(label) if options.compare and options.timed else None
+        self._require_comparable(label, before)
         request = PrepareRequest(
             function=location,
             setup=None if setup is None else locate(setup, "setup"),
@@ -258,11 +324,26 @@ class EdgeDevice:
         repetitions *= BASELINE_TIMES if options.save else 1
         scale = next((one for one in (options.time_scale, mark.time_scale) if one is not None), 1.0)
         plan = MeasurementPlan(self.profile, self.network, request, repetitions, scale)
-        result = DeviceResult(label, self._measured(label, plan))
+        counted = count(self.session.process(self._test.file), plan, partial(self._tell, label))
+        result = DeviceResult(label, self.name, lambda: self._measured(label, plan), counted)
         self.results.append(result)
-        if options.save or options.compare:
-            result.require(verdict.doubted(result.measured))
+        if counted.nothing:
+            result.require(Verdict("FAIL", NOTHING_DONE))
+        if options.timed or mark.budgets or not (options.save or options.compare):
+            measured = result.measured
+            if options.timed and (options.save or options.compare):
+                result.require(verdict.doubted(measured))
         return result
+
+    def _require_comparable(self, label: str, timed: BaselineEntry | str | None) -> None:
+        """Raise `Invalid` before anything runs if the test has only comparisons, and cannot make one."""
+        __tracebackhide__ = True
+        if self._mark.budgets or not self.session.options.compare:
+            return
+        counted = self._counted_baseline(label)
+        for found in (counted, timed):
+            if isinstance(found, str):
+                raise Invalid(f"{label} on {self.name}: {found}")
 
     def _measured(self, label: str, plan: MeasurementPlan) -> Measurement:
         __tracebackhide__ = True
@@ -274,6 +355,11 @@ class EdgeDevice:
         """Why a result does not count; empty if all count, or pass far below their budgets."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
+
+    @property
+    def label(self) -> str:
+        """The test without its device, but with its other parameters."""
+        return self._test.group.strip()
 
     def _tell(self, label: str, about: str) -> None:
         self.session.tell(f"{label} on {self.name}: {about}")
@@ -287,9 +373,41 @@ class EdgeDevice:
                 "then the test itself runs on the device"
             )
         for result in self.results:
-            before = self._baseline(result.function) if self.session.options.compare else None
-            samples = before.samples if isinstance(before, BaselineEntry) else before
-            result.require(self.verdict(result, samples))
+            counted = self._counted_verdict(result)
+            if counted.outcome == "FAIL":
+                result.require(counted)
+            if result.timed is not None:
+                result.require(self._timed_verdict(result))
+            result.require(counted)
+
+    def _counted_verdict(self, result: DeviceResult) -> Verdict:
+        """Compare the counted work with its baseline."""
+        if not self.session.options.compare or result.counted is None:
+            return Verdict()
+        before = self._counted_baseline(result.function)
+        if isinstance(before, str):
+            return Verdict("INVALID", before)
+        tolerance = self._mark.tolerance / 100
+        found = compare(before, result.counted, baseline.versions(), tolerance)
+        unjudged = "; ".join(found.unjudged)
+        if not found.grew:
+            return Verdict("INVALID", unjudged) if unjudged else Verdict()
+        sure = f"counts are the same on every host; growth by more than {self._mark.tolerance:g}% fails"
+        why = f"{'; '.join(map(str, found.grew))} ({sure})"
+        more = f"; not judged: {unjudged}" if unjudged else ""
+        return Verdict("FAIL", why + more, grew=tuple(one.name for one in found.grew))
+
+    def _timed_verdict(self, result: DeviceResult) -> Verdict:
+        """Judge the measurement by the budgets, and by this host's baseline if that was asked for."""
+        __tracebackhide__ = True
+        options = self.session.options
+        before = self._baseline(result.function) if options.compare else None
+        samples = before.samples if isinstance(before, BaselineEntry) else before
+        if options.compare and not options.timed:
+            if isinstance(samples, Samples):
+                result.advice = verdict.advice(samples, baseline.samples(result.measured), options.tolerance)
+            samples = None
+        return self.verdict(result, samples)
 
     @contextlib.contextmanager
     def judged(self) -> Iterator[Reasons]:
@@ -328,6 +446,7 @@ class EdgeDevice:
                 measurements,
                 self._mark.budgets,
                 before,
+                slow_end=self._mark.end == "slow",
                 settled=bool(result.note),
                 tolerance=self.session.options.tolerance,
                 family=Family(self._test.devices, known),
@@ -338,9 +457,17 @@ class EdgeDevice:
 
         return judged(judge, result.measured, lambda: self._measured(result.function, result.measured.plan))
 
-    def entry(self, result: DeviceResult) -> BaselineEntry:
-        """Return the baseline entry of a result."""
+    def entry(self, result: DeviceResult) -> BaselineEntry | None:
+        """Return the timed baseline entry of a result; None unless times are saved."""
+        if not self.session.options.timed:
+            return None
         return baseline.entry(self._test.test, result.function, result.measured)
+
+    def counted_entry(self, result: DeviceResult) -> CountedEntry | None:
+        """Return the counted baseline entry of a result."""
+        if result.counted is None:
+            return None
+        return entry_of(self._test.test, result.function, result.counted, baseline.versions())
 
     def _baseline(self, function: str) -> BaselineEntry | str:
         """Return the function's baseline, or the reason why none is comparable."""
@@ -348,13 +475,22 @@ class EdgeDevice:
         here, entries, mine = baseline.this_host(), baseline.load(file), (self._test.test, function)
         if (found := entries.get((*mine, here.fingerprint))) is not None:
             outdated = found.outdated(profile_sha256(self.profile, self.network))
-            return found if outdated is None else f"{outdated}; save it again with --edgefl-save"
-        if others := {one.host.software for key, one in entries.items() if key[:2] == mine}:
             return (
-                f"the baseline in {file.name} is of another host or software "
-                f"({'; '.join(sorted(others))}; here: {here.software}); save one here with --edgefl-save"
+                found if outdated is None else f"{outdated}; save it again with --edgefl-save --edgefl-timed"
             )
-        return f"no baseline in {file}; save one with --edgefl-save"
+        if others := [one.host.differences(here) for key, one in entries.items() if key[:2] == mine]:
+            differs = "; ".join(min(others, key=lambda one: len(list(one))))
+            return (
+                f"the times in {file.name} are another host's ({differs}); save this "
+                "host's with --edgefl-save --edgefl-timed, or compare counts alone, without --edgefl-timed"
+            )
+        return f"no times in {file}; save them with --edgefl-save --edgefl-timed"
+
+    def _counted_baseline(self, function: str) -> CountedEntry | str:
+        """Return the function's counted baseline, or the reason why there is none."""
+        file = baseline.path_of(self._test.file)
+        found = baseline.load_counted(file).get((self._test.test, function))
+        return f"no baseline in {file}; save one with --edgefl-save" if found is None else found
 
 
 MESSAGE_LINES = 3

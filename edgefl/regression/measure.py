@@ -7,10 +7,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from edgefl.errors import Invalid, NotMet, OutOfDeviceMemory
 from edgefl.host.capacity import StealMeter
+from edgefl.regression.counts import CountedRun
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan
 from edgefl.regression.process import (
+    Answer,
+    CountRequest,
     Failure,
     MeasuringProcess,
     RepeatRequest,
@@ -24,6 +29,9 @@ from edgefl.regression.verdict import NeedMore, Verdict
 MOST_REPETITIONS = 60
 PRECISE = 0.0125
 """Half the 90% interval of the median time ÷ the median, at which measuring ends."""
+
+COUNTED_CALLS = 10
+"""Time limit of counting ÷ that of one of the function's processes: it makes seven calls, most slow."""
 
 Tell = Callable[[str], None]
 
@@ -73,6 +81,17 @@ def judged(
                 raise
             return found.otherwise
     return found
+
+
+def count(process: MeasuringProcess, plan: MeasurementPlan, tell: Tell = lambda _: None) -> CountedRun:
+    """Count the function's work, also while other tests measure here. Raises the exceptions of `measure`."""
+    __tracebackhide__ = True
+    tell("counting")
+    fields = msgspec.structs.asdict(plan.request)
+    fields["limit_s"] *= COUNTED_CALLS
+    answer = _ask(process, plan, CountRequest(**fields))
+    assert isinstance(answer, CountedRun)
+    return answer
 
 
 def measure(
@@ -125,7 +144,7 @@ def _require_enough(plan: MeasurementPlan, limit: TimeLimit, made: int) -> None:
         )
 
 
-def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> TrialRun | Repetition:
+def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> Answer:
     __tracebackhide__ = True
     answer = process.ask(request)
     if not isinstance(answer, Failure):

@@ -1,6 +1,7 @@
 """The measuring process from the test's side: the requests that it receives, and its answers.
 
-    PrepareRequest ──► TrialRun | Failure      once per function
+    CountRequest   ──► CountedRun | Failure    once per function
+    PrepareRequest ──► TrialRun | Failure      once per function that is timed
     RepeatRequest  ──► Repetition | Failure    once per repetition, each in its own process
 
 Requests and answers are plain data without code.
@@ -18,6 +19,7 @@ import os
 import reprlib
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +31,7 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import Exit, end_child, kill_tree
 from edgefl.host.process import start_process
+from edgefl.regression.counts import CountedRun
 
 _ENDING_S = 1.0
 """Time for the measuring process to end by itself once its channel is closed."""
@@ -75,6 +78,10 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     """Sizes from the baseline; None: the most similar reference, with shots as long as the function's."""
     limit_s: float
     """Wall seconds that each of the function's processes may take."""
+
+
+class CountRequest(PrepareRequest, frozen=True, kw_only=True, tag="count"):
+    """Import a function and count its work."""
 
 
 class RepeatRequest(msgspec.Struct, frozen=True, tag="repeat"):
@@ -132,8 +139,19 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     why: str
 
 
-Request = PrepareRequest | RepeatRequest
-Answer = TrialRun | Repetition | Failure
+Request = PrepareRequest | CountRequest | RepeatRequest
+Answer = TrialRun | CountedRun | Repetition | Failure
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return why a function failed: its memory, or its exception with the frames of the user's code."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's message
+        return Failure("memory", "")
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and frames[0].filename.startswith(str(Path(__file__).parent)):
+        frames.pop(0)  # the user's own code comes first
+    lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+    return Failure("raised", "".join(lines).rstrip())
 
 
 class MeasuringProcess:
@@ -145,7 +163,7 @@ class MeasuringProcess:
         self.popen, self._channel = start_process("edgefl.regression.worker", Answer, environment)
 
     def ask(self, request: Request) -> Answer:
-        """Prepare a function, or measure the one prepared last. ConfigError if the request is refused."""
+        """Count or prepare a function, or measure the one prepared last. ConfigError if it is refused."""
         try:
             self._channel.send(request)
             answer = self._channel.receive()
@@ -190,14 +208,13 @@ def locate(function: Any, name: str = "the function") -> FunctionLocation:
     inner = function
     while isinstance(inner, functools.partial):
         inner = inner.func
-    for kind, article in (("coroutine", "a"), ("generator", "a"), ("asyncgen", "an")):
+    for kind, article in (("generator", "a"), ("asyncgen", "an")):
         if getattr(inspect, f"is{kind}function")(
             inner
         ):  # the call only returns an object, which does the work later
             got = f"{inner.__qualname__}, {article} {kind.replace('asyncgen', 'async generator')} function"
-            way = f"; let a plain def call asyncio.run({inner.__name__}(...))" if kind == "coroutine" else ""
             raise ConfigError(
-                f"{name} must do its work when it is called, as a plain function does (got {got}){way}"
+                f"{name} must do its work when it is called, as a plain function does (got {got})"
             )
     if (why := _hidden(function)) is not None:
         raise ConfigError(

@@ -9,6 +9,7 @@ comparable between loads.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import inspect
@@ -16,7 +17,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,14 +87,20 @@ class DeviceCall(NamedTuple):
         """Run the setup, and return the function bound to its arguments."""
         args, kwargs = list(self.args), dict(self.kwargs)
         if self.setup is not None:
-            args.insert(0, self.setup(*args, **kwargs))
+            made = partial(self.setup, *args, **kwargs)
+            args.insert(0, _awaited(made) if inspect.iscoroutinefunction(self.setup) else made())
         if HANDLE in inspect.signature(self.function).parameters:
             kwargs[HANDLE] = handle
-        return partial(self.function, *args, **kwargs)
+        run = partial(self.function, *args, **kwargs)
+        return partial(_awaited, run) if inspect.iscoroutinefunction(self.function) else run
 
     def limit(self) -> MemoryLimit | None:
         """Limit this process to the memory that the device gives an app, from now on."""
         return MemoryLimit(self.device.app_limit_mib) if self.device.app_limit_mib else None
+
+
+def _awaited(run: Callable[[], Coroutine[Any, Any, object]]) -> object:
+    return asyncio.run(run())
 
 
 def warm_up() -> None:
@@ -125,7 +132,7 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     units = min(MOST_AT_A_TIME, max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s)))
     shots = wanted or ShotSizes(reference=name, units=units, calls=calls)
     shot_s, slowdown = shots.calls * cpu_s, reference.device_s(call.device) / unit_s
-    rest, model_s = _rest(call, work, run, slowdown), _device_s(call.device, work)
+    rest, model_s = _rest(call, work, run, slowdown), device_s(call.device, work)
     return TrialRun(
         shots=shots,
         reference_flop=reference.flop,
@@ -134,13 +141,13 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
         flop=work.flop,
         model_s=model_s,
         rest=rest,
-        error_factor=_error_factor(call, work, model_s, rest * cpu_s * slowdown),
+        error_factor=error_factor(call, work, model_s, rest * cpu_s * slowdown),
         imported=imported,
         pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // shots.calls)),
     )
 
 
-def _error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float) -> float | None:
+def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float) -> float | None:
     """Return the 90% factor of ``model_s`` of torch's ``work`` plus ``rest_s`` of the other code."""
     device = call.device
     model, clusters = device.time_model(), () if device.cpu is None else device.cpu.clusters
@@ -407,14 +414,14 @@ class ReferenceWork(NamedTuple):
         Interpreted code takes the time of the device's fastest core in Python, or the time by the device's
         training rate if the profile lists no cores.
         """
-        if self.work.calls and (seconds := _device_s(device, self.work)):
+        if self.work.calls and (seconds := device_s(device, self.work)):
             return seconds
         if not self.work.calls and device.cpu is not None and device.cpu.clusters:
             return INTERPRETED_STEPS / throughput(clusters_of(device), "interpreter", 1).value
         return self.flop / device.train_flop_per_s
 
 
-def _device_s(device: Device, work: StepWork) -> float:
+def device_s(device: Device, work: StepWork) -> float:
     model = device.time_model()
     return model.seconds(work) if model is not None and work.calls else 0.0
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from edgefl.errors import ConfigError
+from edgefl.host.verdict import Outcome
 from edgefl.regression.baseline import BaselineEntry, save
+from edgefl.regression.counts import FIGURES, CountedEntry, summary
 from edgefl.regression.device import EdgeDevice
 from edgefl.results.tables import number, short_time
 
 WIDTH = 80
 _COLUMNS = (("device", 10), ("host CPU", 10), ("MiB", 7), ("sent MiB", 10), ("J", 9), ("n", 4))
-_VERDICT = 9
+_VERDICT = 12
+WORDS: Mapping[Outcome, str] = {"PASS": "OK", "FAIL": "FAIL", "INVALID": "NOT JUDGED"}
+"""Outcomes as words, apart from REGRESSION."""
+NOT_JUDGED = "COULD NOT BE JUDGED"
 _METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
 
 
@@ -23,10 +29,18 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one function on one device; plain data, sent between processes."""
 
     test: str
+    label: str
+    """The test without its device, but with its other parameters."""
     function: str
     device: str
-    outcome: str
+    outcome: Outcome
     why: str
+    grew: bool = False
+    """True if a figure grew since the baseline."""
+    counts: str = ""
+    """The counted work, in one line."""
+    figures: dict[str, int] = {}
+    """Counted figures by name."""
     seconds: float | None = None
     host_cpu_s: float | None = None
     peak_mib: float | None = None
@@ -34,8 +48,14 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     joules: float | None = None
     repetitions: int = 0
     entry: BaselineEntry | None = None
+    counted: CountedEntry | None = None
     file: str = ""
-    """The baseline entry to be saved, if any, and the path of its file."""
+    """The baseline entries to be saved, if any, and the path of their file."""
+
+    @property
+    def word(self) -> str:
+        """The outcome in a word."""
+        return "REGRESSION" if self.grew else WORDS[self.outcome]
 
 
 def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str | None) -> list[ResultRow]:
@@ -43,23 +63,40 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
 
     If ``baseline`` names a file, rows that passed have an entry to be saved there.
     """
-    found = [
-        ResultRow(
+    found = []
+    for result in device.results:
+        kept = baseline and result.outcome == "PASS" and not failed
+        figures: dict[str, Any] = {}
+        if result.timed is not None:
+            figures = {name: getattr(result, name) for name in (*_METRICS, "repetitions")}
+        elif result.counted is not None:
+            figures = {"seconds": result.counted.seconds}
+        row = ResultRow(
             test=test,
+            label=device.label,
             function=result.function,
             device=result.device,
             outcome=result.outcome,
             why=result.why,
-            **{metric: getattr(result, metric) for metric in _METRICS},
-            repetitions=result.repetitions,
-            entry=device.entry(result) if baseline and result.outcome == "PASS" and not failed else None,
+            grew=result.grew,
+            counts="" if result.counted is None else summary(result.counted),
+            figures={} if result.counted is None else result.counted.first.all(),
+            **figures,
+            entry=device.entry(result) if kept else None,
+            counted=device.counted_entry(result) if kept else None,
             file=baseline or "",
         )
-        for result in device.results
-    ]
+        found.append(row)
     if (failed or invalid) and all(row.outcome == "PASS" for row in found):
-        outcome, why = ("FAIL", failed) if failed else ("INVALID", invalid)
-        found.append(ResultRow(test=test, function="", device=device.name, outcome=outcome, why=why))
+        outcome: Outcome = "FAIL" if failed else "INVALID"
+        last = (
+            found.pop()
+            if found
+            else ResultRow(
+                test=test, label=device.label, function="", device=device.name, outcome=outcome, why=""
+            )
+        )
+        found.append(msgspec.structs.replace(last, outcome=outcome, why=failed or invalid))
     return found
 
 
@@ -72,6 +109,7 @@ def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
             yield f"{name}.{metric}", float(f"{value:.5g}")
     if row.repetitions:
         yield f"{name}.repetitions", row.repetitions
+    yield from ((f"{name}.{figure}", count) for figure, count in row.figures.items())
     if row.why:
         yield f"{name}.why", row.why
 
@@ -82,11 +120,10 @@ def lines(found: Sequence[ResultRow]) -> Iterator[str]:
     yield " " * room + "".join(f"{name:>{width}}" for name, width in _COLUMNS)
     before = None
     for row in found:
-        test = row.test.partition("[")[0]
-        if (test, row.function) != before:
-            before = (test, row.function)
-            known = row.function in ("", test.rpartition("::")[2])
-            yield _short(test if known else f"{test}: {row.function}", WIDTH)
+        if (row.label, row.function) != before:
+            before = (row.label, row.function)
+            known = row.function in ("", row.test.partition("[")[0].rpartition("::")[2])
+            yield _short(row.label if known else f"{row.label}: {row.function}", WIDTH)
         cells = (
             _cell(row.seconds, short_time),
             _cell(row.host_cpu_s, short_time),
@@ -96,10 +133,10 @@ def lines(found: Sequence[ResultRow]) -> Iterator[str]:
             str(row.repetitions or "–"),
         )
         figures = "".join(f" {cell:>{width - 1}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
-        yield f"  {_short(row.device, room - 3):<{room - 2}}{figures}  {row.outcome}"
-        if row.why:
-            why = textwrap.wrap(" ".join(row.why.split()), WIDTH - 4)
-            yield from (f"    {line}" for line in why)
+        yield f"  {_short(row.device, room - 3):<{room - 2}}{figures}  {row.word}"
+        why = f"{NOT_JUDGED}: {row.why}" if row.outcome == "INVALID" else row.why
+        for text in (why, row.counts):
+            yield from (f"    {line}" for line in textwrap.wrap(" ".join(text.split()), WIDTH - 4))
 
 
 def _cell(value: float | None, text: Callable[[float], str]) -> str:
@@ -113,15 +150,24 @@ def _short(name: str, width: int) -> str:
 
 def save_all(found: Iterable[ResultRow]) -> list[str]:
     """Save the entries of all rows that have one; return a line per file."""
-    files: dict[str, list[BaselineEntry]] = {}
+    files: dict[str, list[ResultRow]] = {}
     for row in found:
-        if row.entry is not None:
-            files.setdefault(row.file, []).append(row.entry)
+        if row.counted is not None or row.entry is not None:
+            files.setdefault(row.file, []).append(row)
     notes = []
-    for file, entries in sorted(files.items()):
+    for file, kept in sorted(files.items()):
+        timed = [row.entry for row in kept if row.entry is not None]
+        counted = [row.counted for row in kept if row.counted is not None]
         try:
-            save(Path(file), entries)
-            notes.append(f"saved {len(entries)} in {file}")
+            save(Path(file), timed, counted)
         except (ConfigError, OSError) as error:
             notes.append(f"NOT saved: {error}")
+            continue
+        notes.append(f"saved {len(kept)} in {file}")
+        notes += [
+            f"not saved for {one.function} of {one.test}, because two counts of one call differ: "
+            + ", ".join(FIGURES[name].text for name in one.varying)
+            for one in counted
+            if one.varying
+        ]
     return notes

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from edgefl.errors import ConfigError, ProfileError, unknown
 from edgefl.host.verdict import Outcome
 from edgefl.regression.baseline import Samples, samples
+from edgefl.regression.counts import share_text
 from edgefl.regression.measurement import Measurement, median_interval
 
 ALPHA = 0.05
@@ -18,6 +19,8 @@ BUDGETS = {"seconds": "s", "peak_mib": "MiB", "sent_mib": "MiB", "joules": "J"}
 """Figures that may have a budget, and their units."""
 TESTED = {"cpu_s": "CPU time", "peak_mib": "peak memory", "sent_mib": "sent"}
 """Metrics that a statistical test compares with the baseline, and their names."""
+LITTLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
+"""Amounts below which a growth has no percentage."""
 TOLERANCE = 0.05
 DOUBTFUL = 0.5
 """Growth ÷ tolerance above which a second measurement is made."""
@@ -71,16 +74,18 @@ def judge(
     baseline: Samples | str | None = None,
     *,
     settled: bool = False,
+    slow_end: bool = False,
     tolerance: float = TOLERANCE,
     family: Family = ONE_DEVICE,
 ) -> Verdict | NeedMore:
     """Judge a function's first measurement, together with those made since because of `NeedMore`.
 
     ``baseline`` is None if nothing is compared, and a string if it is not comparable: the reason. With
-    ``settled`` the first measurement's doubts do not count. ConfigError for an invalid budget.
+    ``settled`` the first measurement's doubts do not count. With ``slow_end`` a budget of seconds must hold
+    at the slow end of the time model's interval. ConfigError for an invalid budget.
     """
     first, *later = measurements
-    found = within(first, budgets, settled=settled)
+    found = within(first, budgets, settled=settled, slow_end=slow_end)
     if found.outcome != "PASS" or baseline is None:
         return found
     if isinstance(baseline, str):
@@ -97,10 +102,13 @@ def doubted(measured: Measurement) -> Verdict:
     return Verdict("INVALID", "; ".join(measured.doubts)) if measured.doubts else Verdict()
 
 
-def within(measured: Measurement, budgets: Mapping[str, float], *, settled: bool = False) -> Verdict:
+def within(
+    measured: Measurement, budgets: Mapping[str, float], *, settled: bool = False, slow_end: bool = False
+) -> Verdict:
     """Compare the one-sided 95% bootstrap upper bound of each median with its budget.
 
-    Doubtful figures must have budgets and be below half of each.
+    With ``slow_end`` the bound of seconds is multiplied by the time model's 90% factor: the budget must hold
+    on slow real devices, too. Doubtful figures must have budgets and be below half of each.
     """
     wrong, narrow = [], []
     for name, allowed in budgets.items():
@@ -113,9 +121,11 @@ def within(measured: Measurement, budgets: Mapping[str, float], *, settled: bool
         except ProfileError as error:
             raise ConfigError(f"budget {name}: {error}") from None
         unit = BUDGETS[name]
+        if slow_end and name == "seconds":
+            bound *= measured.trial.error_factor or 1.0
         if bound > allowed:
             wrong.append(
-                f"{name} {figure(middle)} {unit} (95% sure: at most {figure(bound)} {unit}), "
+                f"{name} {figure(middle)} {unit} ({_upper(name, slow_end)}: at most {figure(bound)} {unit}), "
                 f"{figure(allowed)} {unit} are allowed{_model_error(name, measured)}"
             )
         if bound * HEAD_ROOM > allowed:
@@ -128,6 +138,11 @@ def within(measured: Measurement, budgets: Mapping[str, float], *, settled: bool
             return Verdict("INVALID", why)
         return Verdict(note=f"passed on head-room: below half of each budget, though {why}")
     return Verdict("FAIL", "; ".join(wrong)) if wrong else Verdict()
+
+
+def _upper(name: str, slow_end: bool) -> str:
+    """Return what the upper bound of a figure is."""
+    return "slow end of the model's 90% interval" if slow_end and name == "seconds" else "95% sure"
 
 
 def _model_error(name: str, measured: Measurement) -> str:
@@ -196,6 +211,16 @@ def grown(
             why = f"{one}; the host's load is another, which makes that uncertain by {one.drift:.1%}"
             return Verdict("INVALID", why, compared=first)
     return Verdict(compared=first)
+
+
+def advice(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str:
+    """Return which metrics seem to have grown on this host; empty if none did, or if its load is another."""
+    if loads_apart(before, now) is not None:
+        return ""
+    compared = compare(before, now, tolerance)
+    grew = [one for one, more in zip(compared, changed(compared, len(TESTED)), strict=True) if more]
+    why = "; ".join(map(str, grew))
+    return f"advice: {why}; --edgefl-timed makes this fail" if grew else ""
 
 
 def loads_apart(before: Samples, now: Samples) -> str | None:
@@ -273,7 +298,7 @@ class Compared(NamedTuple):
 
     def __str__(self) -> str:
         unit = "s" if self.metric == "cpu_s" else "MiB"
-        share = f"{self.shift:+.1%}" if self.before else "from none"
+        share = share_text(self.before, self.now, LITTLE[self.metric]) or "from none"
         in_mib = self.least > self.tolerance * self.before
         allowed = f"{figure(self.least)} MiB" if in_mib else f"{self.tolerance:.1%}"
         return (
@@ -314,7 +339,7 @@ def more_flop(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> st
     """Describe a growth of counted FLOP above the tolerance; None if there is none. Counts have no noise."""
     if now.flop <= before.flop * (1 + tolerance):
         return None
-    share = f"{now.flop / before.flop - 1:+.1%}" if before.flop else "from none"
+    share = share_text(before.flop, now.flop) or "from none"
     return f"counted FLOP {share} on {now.device}: {figure(before.flop)} → {figure(now.flop)}"
 
 

@@ -15,10 +15,8 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,6 +30,7 @@ from edgefl.host.process import STOPS, adopt_orphans, become_child, outlive_pare
 from edgefl.regression import process
 
 if TYPE_CHECKING:
+    from edgefl.regression import repetition
     from edgefl.regression.memory import TreeWatch
 
 _ADDR_NO_RANDOMIZE = 0x0040000
@@ -49,37 +48,40 @@ class RegressionWorker:
         self._measure: Callable[[process.RepeatRequest], process.Repetition] | None = None
         self._watch: TreeWatch | None = None
         self._limit_s = 0.0
+        self._printed: process.CountRequest | None = None
+        """The last request whose function could print its output."""
 
     def serve(self) -> None:
         with contextlib.suppress(Closed):
             while True:
                 request = self._channel.receive()
-                if isinstance(request, process.PrepareRequest):
+                if isinstance(request, process.CountRequest):
+                    self._channel.send(self._count(request))
+                elif isinstance(request, process.PrepareRequest):
                     self._channel.send(self._prepare(request))
                 else:
                     assert self._measure is not None
                     self._channel.send(self._in_a_fork(partial(self._measure, request), quiet=True))
 
+    def _count(self, request: process.CountRequest) -> process.Answer:
+        try:
+            call = self._call(request)
+            from edgefl.regression import counted
+
+            self._printed = request
+            return self._in_a_fork(lambda: counted.count(call), quiet=False)
+        except EdgeflError as error:
+            return process.Failure("refused", str(error))
+
     def _prepare(self, request: process.PrepareRequest) -> process.Answer:
         try:
-            sys.path[:] = request.path
-            function = process.find(request.function)
-            setup = None if request.setup is None else process.find(request.setup)
-            # After the user's module, which may have a reason to be the first to import torch.
-            from edgefl.regression import memory, repetition
+            call = self._call(request)
+            from edgefl.regression import repetition
 
-            if self._watch is None:
-                self._watch = memory.TreeWatch()
-            device = load_device(request.device)
-            network = None if request.network is None else load_network(request.network)
-            arguments = request.args, request.kwargs
-            call = repetition.DeviceCall(function, setup, *arguments, device, network, request.like)
-            repetition.warm_up()
-            _become_forkable(request.function.file)
-            outlive_parent()
-            self._limit_s = request.limit_s
-            trial = self._in_a_fork(lambda: repetition.try_out(call, request.shots), quiet=False)
+            quiet = self._printed is not None and self._printed.function == request.function
+            trial = self._in_a_fork(lambda: repetition.try_out(call, request.shots), quiet=quiet)
             if isinstance(trial, process.TrialRun):
+                assert self._watch is not None
                 # The first optimizer imports 800 modules, which would take a second in each repetition.
                 for name in trial.imported:
                     with contextlib.suppress(ImportError):
@@ -89,6 +91,25 @@ class RegressionWorker:
             return trial
         except EdgeflError as error:
             return process.Failure("refused", str(error))
+
+    def _call(self, request: process.PrepareRequest) -> repetition.DeviceCall:
+        """Import the function, and make this process ready to be forked."""
+        sys.path[:] = request.path
+        function = process.find(request.function)
+        setup = None if request.setup is None else process.find(request.setup)
+        # After the user's module, which may have a reason to be the first to import torch.
+        from edgefl.regression import memory, repetition
+
+        if self._watch is None:
+            self._watch = memory.TreeWatch()
+        device = load_device(request.device)
+        network = None if request.network is None else load_network(request.network)
+        repetition.warm_up()
+        _become_forkable(request.function.file)
+        outlive_parent()
+        self._limit_s = request.limit_s
+        arguments = request.args, request.kwargs
+        return repetition.DeviceCall(function, setup, *arguments, device, network, request.like)
 
     def _in_a_fork(self, measure: Callable[[], Any], *, quiet: bool) -> process.Answer:
         """Run ``measure`` in a forked process; return its result, or a `Failure` that states how it ended.
@@ -162,13 +183,7 @@ def _result(measure: Callable[[], Any]) -> Any:
     except ConfigError as error:
         return process.Failure("refused", str(error))
     except BaseException as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's message
-            return process.Failure("memory", "")
-        frames = traceback.extract_tb(error.__traceback__)
-        while frames and frames[0].filename.startswith(str(Path(__file__).parent)):
-            frames.pop(0)  # the user's own code comes first
-        lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
-        return process.Failure("raised", "".join(lines).rstrip())
+        return process.failure_of(error)
 
 
 def _become_forkable(file: str) -> None:

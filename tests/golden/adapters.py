@@ -47,12 +47,11 @@ def run(table: Mapping[str, Any], folder: Path, base: Path, warm: Any) -> None:
 
 def device_result(repetitions: Sequence[Mapping[str, Any]], doubt: str = "") -> Any:
     """What the pytest plugin knows of a function that ran so on a pixel-3a over LTE."""
-    from edgefl.regression.device import DeviceResult
-    from tests.unit.regression_samples import measured, repetition
+    from tests.unit.regression_samples import measured, repetition, result_of
 
     found = measured([repetition(**each) for each in repetitions])
     vars(found)["doubts"] = [doubt] if doubt else []
-    return DeviceResult("step", found)
+    return result_of(found)
 
 
 def doubts(repetitions: Sequence[Mapping[str, Any]]) -> list[str]:

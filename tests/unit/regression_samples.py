@@ -11,6 +11,8 @@ import numpy as np
 from edgefl.devices import Device, load_device, load_network
 from edgefl.regression import baseline
 from edgefl.regression.baseline import BaselineEntry
+from edgefl.regression.counts import CountedRun, Counts
+from edgefl.regression.device import DeviceResult
 from edgefl.regression.measurement import Measurement, MeasurementPlan
 from edgefl.regression.process import FunctionLocation, PrepareRequest, Repetition, ShotSizes, TrialRun
 
@@ -24,6 +26,12 @@ TRIAL = TrialRun(
     pairs=4, imported=[],
 )  # fmt: skip
 """A function that is not torch, on a device on which a unit of the reference takes 1/1750 s."""
+
+
+def counted(executed: int = 100, **figures: int) -> CountedRun:
+    """A run that counts these figures."""
+    one = Counts(figures=figures, instructions={"steps.step": executed})
+    return CountedRun(first=one, second=one, model_s=0.01, python_s=0.001, error_factor=1.3, processes=False)
 
 
 def repetition(cpu_s: float = 0.001, reference_cpu_s: float = 0.001, **changes: object) -> Repetition:
@@ -50,6 +58,13 @@ def measured(
     profile = _device(device) if isinstance(device, str) else device
     plan = MeasurementPlan(profile, link, REQUEST, 9, time_scale)
     return Measurement(plan, trial, list(repetitions or [repetition()] * 9), steal)
+
+
+def result_of(one: Measurement) -> DeviceResult:
+    """The result of a function that was measured so."""
+    result = DeviceResult("step", one.plan.device.id, lambda: one)
+    assert result.measured is one
+    return result
 
 
 def noisy(

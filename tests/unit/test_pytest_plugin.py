@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import scipy.stats  # noqa: F401
-from regression_samples import TRIAL, repetition
+from regression_samples import TRIAL, counted, repetition
 
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
 from edgefl.regression import device, measurement, progress, table  # noqa: F401
+from edgefl.regression.counts import CountedRun
 from edgefl.regression.device import Session
 from edgefl.regression.measure import Tell
 from edgefl.regression.measurement import Measurement, MeasurementPlan
@@ -50,7 +51,12 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
         tell("repetition 1 of 9")
         return Measurement(plan, TRIAL, [one] * plan.repetitions, steal)
 
+    def count(_: object, plan: MeasurementPlan, tell: Tell) -> CountedRun:
+        given = plan.request.kwargs
+        return counted(given.get("work", 100), sent_bytes=int(given.get("sent", 0)))
+
     monkeypatch.setattr("edgefl.regression.device.measure", measure)
+    monkeypatch.setattr("edgefl.regression.device.count", count)
     monkeypatch.setattr(Session, "process", lambda *_: None)
     pytester.makepyfile(steps="def step(*given, **named): pass")
     pytester.syspathinsert()
@@ -116,8 +122,8 @@ def test_a_test_is_run_on_each_device_and_held_to_its_budgets(run: Run, pytester
             "=*= edgefl =*=",
             "*device  host CPU    MiB  sent MiB        J   n",
             "test_device.py::test_step: step",
-            "  pixel-4 * 9  PASS",
-            "  moto-g4 * 9  PASS",
+            "  pixel-4 * 9  OK",
+            "  moto-g4 * 9  OK",
             "test_device.py::test_over: step",
             "  pixel-3a * FAIL",
             "test_device.py::test_itself",
@@ -137,10 +143,10 @@ def test_a_test_is_run_on_each_device_and_held_to_its_budgets(run: Run, pytester
 def test_what_cannot_be_believed_fails_or_is_skipped(run: Run, outcome: str, baseline: Path) -> None:
     stolen = TEST.replace("mib=10)", "stolen=True)\n    raise AssertionError('not reached')")
     options = ("--edgefl-invalid=skip", "-rs") if outcome == "skipped" else ()
-    found = run(stolen, "--edgefl-save", *options)
+    found = run(stolen, "--edgefl-save", "--edgefl-timed", *options)
     found.assert_outcomes(**{outcome: 1})
-    found.stdout.fnmatch_lines(["*INVALID: step on pixel-4: time stolen by the hypervisor *"])
-    found.stdout.fnmatch_lines(["  pixel-4 * INVALID"])
+    found.stdout.fnmatch_lines(["*COULD NOT BE JUDGED: step on pixel-4: time stolen by the hypervisor *"])
+    found.stdout.fnmatch_lines(["  pixel-4 * NOT JUDGED"])
     assert not baseline.exists()
 
 
@@ -186,13 +192,13 @@ def test_on_a_busy_host_a_budget_with_wide_head_room_passes_with_a_note_and_noth
     found.assert_outcomes(passed=2, failed=5)
     found.stdout.fnmatch_lines(
         [
-            "INVALID: step on pixel-4: *; not below half of the budget for peak_mib: 10 of 19 MiB",
-            "INVALID: *; not below half of the budget for peak_mib: 10 of 5 MiB",
-            *["INVALID: step on pixel-4: time stolen by the hypervisor 50.0%, at most 2% is allowed"] * 3,
+            "COULD NOT BE JUDGED: step on *; not below half of the budget for peak_mib: 10 of 19 MiB",
+            "COULD NOT BE JUDGED: *; not below half of the budget for peak_mib: 10 of 5 MiB",
+            *["COULD NOT BE JUDGED: step on *: time stolen by the hypervisor 50.0%, at most 2% is *"] * 3,
             "=*= edgefl =*=",
-            "  pixel-4 * PASS",
+            "  pixel-4 * OK",
             "    passed on head-room: below half of each budget, though time stolen by the",
-            "  pixel-4 * INVALID",
+            "  pixel-4 * NOT JUDGED",
         ]
     )
 
@@ -245,42 +251,105 @@ def test_a_long_test_shows_its_progress(
     assert reporter.lines == shown
 
 
-def test_a_baseline_is_saved_and_what_grew_fails(run: Run, baseline: Path) -> None:
+TIMED = ("--edgefl-compare", "--edgefl-timed")
+
+
+def test_counts_are_saved_and_what_grew_fails_with_its_figure_first(run: Run, baseline: Path) -> None:
     found = run(TEST, "--edgefl-save")
     found.assert_outcomes(passed=1)
     found.stdout.fnmatch_lines([f"saved 1 in {baseline}"])
-    (saved,) = json.loads(baseline.read_text())["entries"]
-    assert (saved["test"], len(saved["cpu_s"])) == ("test_step[pixel-4]", 18)
+    saved = json.loads(baseline.read_text())
+    assert saved["entries"] == []
+    (entry,) = saved["counted"]
+    (python,) = entry["python"].values()
+    assert (entry["test"], entry["function"], python["instructions"]) == (
+        "test_step[pixel-4]", "step", {"steps.step": 100},
+    )  # fmt: skip
     run(TEST, "--edgefl-compare").assert_outcomes(passed=1)
-    found = run(TEST.replace("mib=10", "mib=30"), "--edgefl-compare")
+    found = run(TEST.replace("mib=10", "mib=10, sent=5 << 20, work=101"), "--edgefl-compare")
     found.assert_outcomes(failed=1)
     found.stdout.fnmatch_lines(
         [
-            "step changed since its baseline: peak memory +200.0% on pixel-4: 10 → 30 MiB, p = * "
+            "REGRESSION: step on pixel-4: sent 0 → 5 MiB; Python bytecode instructions 100 → 101 (*; "
+            "growth by more than 0% fails)",
+            "  pixel-4 * REGRESSION",
+            "    sent 0 → 5 MiB; *",
+        ]
+    )
+    assert "MiB (+" not in found.stdout.str()  # no percentage of nothing
+    wide = TEST.replace("mib=10", "mib=10, work=101").replace('"pixel-4"', '"pixel-4", tolerance=1')
+    run(wide, "--edgefl-compare").assert_outcomes(passed=1)
+
+
+def test_a_function_that_does_nothing_never_passes(run: Run) -> None:
+    found = run(TEST.replace("mib=10", "mib=10, work=2"))
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(["E * step on pixel-4: it measured nothing: *", "  pixel-4 * FAIL"])
+
+
+def test_a_failed_test_has_one_row_and_parameters_are_in_the_table(run: Run) -> None:
+    found = run(
+        """
+        import pytest
+        import steps
+
+        @pytest.mark.edge_device("pixel-4")
+        @pytest.mark.parametrize("rounds", [1, 2])
+        def test_step(edge_device, rounds):
+            edge_device.run(steps.step)
+            assert rounds == 1
+        """,
+        "--edgefl-save",
+    )
+    found.assert_outcomes(passed=1, failed=1)
+    shown = found.stdout.str().partition("= edgefl =")[2]
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith("  pixel-4")] == ["OK", "FAIL"]
+    found.stdout.fnmatch_lines(
+        ["test_device.py::test_step rounds=1: step", "test_device.py::test_step rounds=2: *"]
+    )
+
+
+def test_times_are_saved_and_what_grew_fails_where_that_was_asked_for(run: Run, baseline: Path) -> None:
+    run(TEST, "--edgefl-save", "--edgefl-timed").assert_outcomes(passed=1)
+    (saved,) = json.loads(baseline.read_text())["entries"]
+    assert (saved["test"], len(saved["cpu_s"])) == ("test_step[pixel-4]", 18)
+    run(TEST, *TIMED).assert_outcomes(passed=1)
+    more = TEST.replace("mib=10", "mib=30")
+    found = run(more, *TIMED)
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(
+        [
+            "REGRESSION: step on pixel-4: peak memory +200.0% on pixel-4: 10 → 30 MiB, p = * "
             "(growth by more than 4 MiB fails)"
         ]
     )
-    wide = ("--edgefl-compare", "--edgefl-tolerance=300")
-    run(TEST.replace("mib=10", "mib=30"), *wide).assert_outcomes(passed=1)
+    run(more, *TIMED, "--edgefl-tolerance=300").assert_outcomes(passed=1)
+    found = run(more.replace('"pixel-4"', '"pixel-4", peak_mib=100'), "--edgefl-compare")
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["    advice: peak memory +200.0% on pixel-4: 10 → 30 MiB*"])
 
 
 def test_an_unfit_baseline_is_no_verdict(run: Run, baseline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    none = f"INVALID: step on pixel-4: no baseline in {baseline}; save one with --edgefl-*"
+    none = f"COULD NOT BE JUDGED: step on pixel-4: no baseline in {baseline}; save one with --edgefl-*"
     found = run(TEST, "--edgefl-compare")
     found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines([none, "  pixel-4 * – * INVALID"])
+    found.stdout.fnmatch_lines([none, "  pixel-4 * – * NOT JUDGED"])
 
-    run(TEST, "--edgefl-save").assert_outcomes(passed=1)
-    found = run(TEST.replace('"pixel-4"', '"pixel-4", network="3g"'), "--edgefl-compare")
+    run(TEST, "--edgefl-save", "--edgefl-timed").assert_outcomes(passed=1)
+    found = run(TEST.replace('"pixel-4"', '"pixel-4", network="3g"'), *TIMED)
     found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(["INVALID: * the profile of pixel-4 or its network has changed since*"])
+    found.stdout.fnmatch_lines(["COULD NOT BE JUDGED: * the profile of pixel-4 or its network has changed *"])
 
     monkeypatch.setattr("edgefl.regression.baseline.fingerprint", lambda: "another")
-    found = run(TEST.replace('"pixel-4"', '"pixel-4", peak_mib=1'), "--edgefl-compare")
+    found = run(TEST.replace('"pixel-4"', '"pixel-4", peak_mib=1'), *TIMED)
     found.assert_outcomes(failed=1)
     found.stdout.fnmatch_lines(["*peak_mib * 1 MiB are allowed"])  # a budget holds on any host
-    found = run(TEST, "--edgefl-compare")
-    found.stdout.fnmatch_lines(["INVALID: *is of another host or software (torch*"])
+    run(TEST, "--edgefl-compare").assert_outcomes(passed=1)  # and so do counts
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
+    found = run(TEST, *TIMED)
+    found.stdout.fnmatch_lines(
+        ["COULD NOT BE JUDGED: * another host's (OPENBLAS_CORETYPE: not set there, Prescott here); *"]
+    )
 
     baseline.write_text("{")
     for option in ("--edgefl-compare", "--edgefl-save"):
@@ -340,10 +409,6 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
                 pass
 
         @pixel
-        async def test_itself():
-            steps.step()
-
-        @pixel
         async def test_with_the_fixture(edge_device):
             edge_device.run(steps.step)
 
@@ -356,15 +421,13 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
             pytest.skip("not today")
         """
     )
-    found.assert_outcomes(failed=6, errors=1, skipped=1)
+    found.assert_outcomes(failed=5, errors=1, skipped=1)
     found.stdout.fnmatch_lines(
         [
             'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")',
             "the function must be defined at module level, *(got a lambda)",
             "argument 0 must be a JSON value, *(got a object); create anything else in setup=",
             "the function must be *(got TestMethods.test_method, a method, which would need its object)",
-            "the function must do its work when it is called, * (got test_itself, a coroutine function); "
-            "let a plain def call asyncio.run(test_itself(...))",
             "test_with_the_fixture?pixel-3a? is an async def, which pytest does not run by itself: *",
             "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: *",
         ]

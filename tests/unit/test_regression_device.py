@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from regression_samples import TRIAL, entry, measured, noisy
+from regression_samples import TRIAL, counted, entry, measured, noisy
 
 from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.regression import baseline
 from edgefl.regression import device as marked
+from edgefl.regression.counts import entry_of
 from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions, Session, mark_options
 from edgefl.regression.measure import judged
 from edgefl.regression.measurement import Measurement, MeasurementPlan
@@ -107,6 +108,7 @@ class Measurements:
 def again(monkeypatch: pytest.MonkeyPatch) -> Measurements:
     measurements = Measurements()
     monkeypatch.setattr("edgefl.regression.device.measure", measurements)
+    monkeypatch.setattr("edgefl.regression.device.count", lambda *_: counted())
     monkeypatch.setattr(Session, "process", lambda *_: None)
     return measurements
 
@@ -116,10 +118,12 @@ def test_what_seems_grown_is_measured_again_with_the_same_plan(
 ) -> None:
     before = entry(noisy(seed=1))
     monkeypatch.setattr(EdgeDevice, "_baseline", lambda *_: before)
+    same = entry_of("test_a", "dumps", counted(), baseline.versions())
+    monkeypatch.setattr(EdgeDevice, "_counted_baseline", lambda *_: same)
     again.left = [measured(noisy(1.08, seed=2)), measured(noisy(1.08, seed=3))]
-    device = edge_device(compare=True)
+    device = edge_device(compare=True, timed=True)
     result = device.run(json.dumps, 1)
-    with pytest.raises(NotMet, match=r"^dumps changed since its baseline: CPU time \+"):
+    with pytest.raises(NotMet, match=r"^REGRESSION: dumps on pixel-3a: CPU time \+"):
         device.judge()
     assert again.plans[1] == result.measured.plan
     assert (result.outcome, len(device.session.compared["test_a dumps"])) == ("FAIL", 3)
@@ -153,12 +157,16 @@ def test_unfit_baselines_are_found_first(
         change = {"reference": replace(before.reference, **change["reference"])}
     stored = replace(before, **change)
     monkeypatch.setattr(baseline, "load", lambda _: {stored.key: stored})
+    same = entry_of("test_a", "dumps", counted(), baseline.versions())
+    monkeypatch.setattr(baseline, "load_counted", lambda _: {same.key: same})
     again.left = [measured(noisy())]
-    device = edge_device(MarkOptions("pixel-3a", **budgets), compare=True)
+    device = edge_device(MarkOptions("pixel-3a", **budgets), compare=True, timed=True)
     if budgets:  # which hold everywhere
         device.run(json.dumps, 1)
     find = device.judge if budgets else partial(device.run, json.dumps, 1)
-    with pytest.raises(Invalid, match=rf"^dumps on pixel-3a: {why}.*; save it again with --edgefl-save$"):
+    with pytest.raises(
+        Invalid, match=rf"^dumps on pixel-3a: {why}.*; save it again with --edgefl-save --edgefl-timed$"
+    ):
         find()
     assert len(again.plans) == (1 if budgets else 0)
 
@@ -170,9 +178,10 @@ def test_a_function_that_is_run_twice_has_a_baseline_for_each(again: Measurement
         entry(test="test_a", function=name, trial=replace(TRIAL, shots=one))
         for name, one in zip(("dumps", "dumps 2"), shots, strict=True)
     ]
-    baseline.save(baseline.path_of(test.file), entries)
+    counts = [entry_of("test_a", name, counted(), baseline.versions()) for name in ("dumps", "dumps 2")]
+    baseline.save(baseline.path_of(test.file), entries, counts)
     again.left = [measured(noisy())] * 2
-    device = edge_device(test=test, compare=True)
+    device = edge_device(test=test, compare=True, timed=True)
     for value in (1, 2):
         device.run(json.dumps, value)
     assert [plan.request.shots for plan in again.plans] == shots

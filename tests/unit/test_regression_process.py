@@ -61,10 +61,6 @@ def inner() -> object:
     return function
 
 
-async def waits() -> int:
-    return 7
-
-
 def gives() -> Iterator[int]:
     yield 7
 
@@ -97,7 +93,6 @@ NONE = "must be a function at the top of a module (got "
         (Step, f"{LOST}a type)"),
         (inner(), f"{LOST}inner.function, which is inside another function)"),
         (globals()["impostor"], f"{LOST}{__name__}.renamed, but this name refers to another object)"),
-        (waits, f"{LATE}waits, a coroutine function); let a plain def call asyncio.run(waits(...))"),
         (gives, f"{LATE}gives, a generator function)"),
         (gives_later, f"{LATE}gives_later, an async generator function)"),
         (functools.partial(functools.partial(gives)), f"{LATE}gives, a generator function)"),

@@ -67,16 +67,15 @@ def test_the_error_is_that_of_the_larger_part() -> None:
     model = of.time_model()
     assert model is not None
     work = make_reference("train-large").work
-    torch_only = repetition._error_factor(ON_PI_4, work, 1.0, 0.0)
+    torch_only = repetition.error_factor(ON_PI_4, work, 1.0, 0.0)
     assert torch_only == pytest.approx(model.error_factor_of(work))
-    python_only = repetition._error_factor(ON_PI_4, work, 0.0, 1.0)
+    python_only = repetition.error_factor(ON_PI_4, work, 0.0, 1.0)
     assert python_only == pytest.approx(throughput(clusters_of(of), "interpreter", 1).spread)
-    both = repetition._error_factor(ON_PI_4, work, 1.0, 1.0)
+    both = repetition.error_factor(ON_PI_4, work, 1.0, 1.0)
     assert both is not None
     assert 1.0 < both < max(torch_only or 0.0, python_only or 0.0)
     assert (
-        repetition._error_factor(ON_PI_4._replace(device=load_device("paper-uniform")), work, 1.0, 1.0)
-        is None
+        repetition.error_factor(ON_PI_4._replace(device=load_device("paper-uniform")), work, 1.0, 1.0) is None
     )
 
 
@@ -107,5 +106,5 @@ def test_the_rest_is_of_the_mark_s_class() -> None:
     }
     assert max(slower, key=slower.__getitem__) == "crypto"
     assert slower["crypto"] > 2 * slower["integer"] > 0
-    crypto = repetition._error_factor(ON_PI_4._replace(like="crypto"), StepWork(), 0.0, 1.0)
+    crypto = repetition.error_factor(ON_PI_4._replace(like="crypto"), StepWork(), 0.0, 1.0)
     assert crypto == pytest.approx(throughput(clusters_of(ON_PI_4.device), "crypto", 1).spread)

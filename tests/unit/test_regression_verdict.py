@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from regression_samples import TRIAL, draws, entry, measured, noisy, repetition
+from regression_samples import TRIAL, draws, entry, measured, noisy, repetition, result_of
 
 from edgefl.errors import ConfigError, NotMet
 from edgefl.regression import baseline, verdict
@@ -38,7 +38,7 @@ def over(result: DeviceResult, **budgets: float) -> str:
 
 
 def test_a_budget_holds_the_upper_bound_and_not_only_the_median() -> None:
-    result = DeviceResult("step", measured(noisy(spread=0.06)))
+    result = result_of(measured(noisy(spread=0.06)))
     assert over(result, seconds=1.2 * result.seconds) == ""
     assert result.outcome == "PASS"
     line = over(result, seconds=1.001 * result.seconds)
@@ -51,13 +51,13 @@ def test_a_budget_holds_the_upper_bound_and_not_only_the_median() -> None:
 def test_each_budget_is_of_its_own_figure() -> None:
     one = measured([repetition(peak_mib=30.0, sent_bytes=3 << 20, radio_s=1.0)] * 9, device="pixel-4")
     wide = {"seconds": 10.0, "peak_mib": 30.0, "sent_mib": 3.0, "joules": 100.0}
-    assert over(DeviceResult("step", one), **wide) == ""
+    assert over(result_of(one), **wide) == ""
     for name in wide:
-        line = over(DeviceResult("step", one), **wide | {name: 1e-6})
+        line = over(result_of(one), **wide | {name: 1e-6})
         assert line.startswith(f"step on pixel-4: {name}")
         assert ";" not in line
-    assert over(DeviceResult("step", one), peak_mib=1.0, sent_mib=1.0).count("; sent_mib") == 1
-    assert DeviceResult("step", measured(device="pi-4")).joules is None
+    assert over(result_of(one), peak_mib=1.0, sent_mib=1.0).count("; sent_mib") == 1
+    assert result_of(measured(device="pi-4")).joules is None
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_each_budget_is_of_its_own_figure() -> None:
 )
 def test_a_budget_that_cannot_be_held_is_one_line(budget: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        DeviceResult("step", measured(device="pi-4")).assert_budget(**budget)
+        result_of(measured(device="pi-4")).assert_budget(**budget)
     assert str(caught.value).startswith(says)
 
 
 def at_pace(*paces: float) -> DeviceResult:
-    return DeviceResult("step", measured([repetition(achieved_s=0.01 * pace) for pace in paces]))
+    return result_of(measured([repetition(achieved_s=0.01 * pace) for pace in paces]))
 
 
 def test_the_pace_is_shown_or_fails() -> None:
@@ -84,7 +84,7 @@ def test_the_pace_is_shown_or_fails() -> None:
     with pytest.raises(NotMet, match=r"achieved over declared time is 1\.100"):
         at_pace(*[1.1] * 9).assert_pace()
     with pytest.raises(ConfigError, match="the pace was not kept: time_scale is 0"):
-        DeviceResult("step", measured(time_scale=0.0)).assert_pace()
+        result_of(measured(time_scale=0.0)).assert_pace()
 
 
 def grown(before: BaselineEntry, now: BaselineEntry, devices: int = 1) -> list[str]:
@@ -295,21 +295,24 @@ def test_what_holm_rejects_with_some_unknown_it_rejects_with_all_known(p_values:
 
 
 PASSED = ResultRow(
-    test="tests/test_step.py::test_step[pixel-3a]", function="step", device="pixel-3a", outcome="PASS",
-    why="", seconds=2.0123, host_cpu_s=0.000312, peak_mib=118.25, sent_mib=0.0, joules=None, repetitions=15,
+    test="tests/test_step.py::test_step[pixel-3a]", label="tests/test_step.py::test_step", function="step",
+    device="pixel-3a", outcome="PASS", why="", seconds=2.0123, host_cpu_s=0.000312, peak_mib=118.25,
+    sent_mib=0.0, joules=None, repetitions=15,
 )  # fmt: skip
 
 
 def test_a_device_is_a_line_below_its_test_measured_or_not() -> None:
     test = "tests/test_step.py::test_step[moto-g4]"
-    failed = ResultRow(test=test, function="", device="moto-g4", outcome="FAIL", why="out of memory")
+    failed = ResultRow(
+        test=test, label=PASSED.label, function="", device="moto-g4", outcome="FAIL", why="out of memory"
+    )
     assert list(lines([PASSED, replace(PASSED, device="moto-g4", test=test), failed])) == [
-        "                         device  host CPU    MiB  sent MiB        J   n",
+        "                      device  host CPU    MiB  sent MiB        J   n",
         "tests/test_step.py::test_step: step",
-        "  pixel-3a               2.01 s    312 µs  118.2         0        –  15  PASS",
-        "  moto-g4                2.01 s    312 µs  118.2         0        –  15  PASS",
+        "  pixel-3a            2.01 s    312 µs  118.2         0        –  15  OK",
+        "  moto-g4             2.01 s    312 µs  118.2         0        –  15  OK",
         "tests/test_step.py::test_step",
-        "  moto-g4                     –         –      –         –        –   –  FAIL",
+        "  moto-g4                  –         –      –         –        –   –  FAIL",
         "    out of memory",
     ]
 
@@ -324,13 +327,13 @@ def test_columns_do_not_run_together(seconds: float) -> None:
     assert float(time[0].replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[time[1]] == pytest.approx(
         seconds, rel=0.01
     )
-    assert figures == ["pixel-3a", *time, *time, "123457", "1.23e-07", "1.23e-05", "15", "PASS"]
+    assert figures == ["pixel-3a", *time, *time, "123457", "1.23e-07", "1.23e-05", "15", "OK"]
 
 
 def test_a_row_that_did_not_pass_has_its_reason_and_no_line_is_too_wide() -> None:
     failed = replace(
         PASSED,
-        test="a/very/" + "long/" * 20 + "test_step.py::test_step[pixel-3a]",
+        label="a/very/" + "long/" * 20 + "test_step.py::test_step",
         device="a-device-with-a-name-that-does-not-fit",
         outcome="INVALID",
         why="too noisy:\n" + "because " * 40,
@@ -339,14 +342,14 @@ def test_a_row_that_did_not_pass_has_its_reason_and_no_line_is_too_wide() -> Non
     )
     found = list(lines([failed]))
     assert max(map(len, found)) <= WIDTH
-    assert found[2].endswith("INVALID")
-    assert found[3].startswith("    too noisy: because")
+    assert found[2].endswith("NOT JUDGED")
+    assert found[3].startswith("    COULD NOT BE JUDGED: too noisy: because")
 
 
 def test_properties_are_named_by_device_and_function() -> None:
-    found = dict(properties(replace(PASSED, outcome="FAIL", why="too slow")))
+    found = dict(properties(replace(PASSED, outcome="FAIL", why="too slow", figures={"calls": 9})))
     figures = {name: getattr(PASSED, name) for name in ("seconds", "host_cpu_s", "peak_mib", "sent_mib")}
-    said = {"outcome": "FAIL", **figures, "repetitions": 15, "why": "too slow"}
+    said = {"outcome": "FAIL", **figures, "repetitions": 15, "calls": 9, "why": "too slow"}
     assert found == {f"edgefl.pixel-3a.step.{name}": value for name, value in said.items()}
 
 
@@ -416,7 +419,7 @@ def test_a_changed_metric_is_one_changed_line_of_a_file_for_all_to_read(path: Pa
         ("{}", "edgefl_baselines: missing; must be 1"),
         ('{"edgefl_baselines": 1, "entries": [{}]}', "entries[0].test: missing"),
         ('{"edgefl_baselines": 1, "entries": [], "x": 1}', "unknown key 'x'"),
-        ('{"edgefl_baselines": 2, "entries": []}', "edgefl_baselines: must be 1, got 2"),
+        ('{"edgefl_baselines": 3, "entries": []}', "edgefl_baselines: must be 1 or 2, got 3"),
         ('{"edgefl_baselines": "\udcff"}', "not a file of baselines: 'utf-8' codec can't decode byte 0xff"),
     ],
 )

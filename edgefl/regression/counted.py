@@ -1,0 +1,229 @@
+"""Count a function's work in a process of its own: a fork for each counter, from the same state.
+
+The first call is not counted: it fills caches and imports modules. Then the setup runs again, and each
+counter runs the function once in a fork, with seeded random numbers and no garbage collection, whose moments
+would depend on what ran before. Each counter does so twice; counts that differ are not comparable.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+import sys
+import sysconfig
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from edgefl.devices.code import clusters_of, throughput
+from edgefl.devices.schema import Device
+from edgefl.host.children import collect, fork
+from edgefl.learning.operations import StepWork
+from edgefl.learning.work import WorkMeter
+from edgefl.regression.bytecode import CodeName, TooManyInstructions, count_instructions
+from edgefl.regression.counts import BY_TORCH, CountedRun, Counts
+from edgefl.regression.process import Failure, failure_of
+from edgefl.regression.repetition import (
+    INTERPRETED_STEPS,
+    DeviceCall,
+    DeviceHandle,
+    device_s,
+    error_factor,
+    make_reference,
+)
+
+BY_ENVIRONMENT = frozenset((
+    "asyncio", "concurrent", "contextvars", "genericpath", "importlib", "logging", "multiprocessing",
+    "os", "pathlib", "posixpath", "queue", "random", "secrets", "selectors", "shutil", "signal",
+    "socket", "ssl", "subprocess", "tempfile", "threading", "warnings", "weakref",
+))  # fmt: skip
+"""Modules of Python's library whose instructions depend on paths, time, threads or the system."""
+_OWN = tuple(str(Path(__file__).parents[1] / name) for name in ("regression", "devices", "learning/work.py"))
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one counter finds."""
+
+    figures: dict[str, int] = {}
+    instructions: dict[str, int] | None = None
+    processes: bool = False
+
+
+PartCounter = Callable[[Callable[[], Any], DeviceHandle], _Part]
+
+
+def count(call: DeviceCall) -> CountedRun | Failure:
+    """Count a function's call twice. Call this in a temporary process."""
+    call.limit()
+    handle = DeviceHandle(call.device, call.network, 0)
+    seed()
+    call.bind(handle)()
+    seed()
+    run = call.bind(handle)
+    _unlimited()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    alone = len(os.listdir("/proc/self/task")) == 1
+    parts: list[_Part] = []
+    for counter in (_work, _memory, _executed) * 2:
+        if alone:
+            part = _forked(partial(_steady, counter, run, handle))
+        else:  # a process with threads cannot be forked safely
+            part = _steady(counter, call.bind(handle), handle)
+        if isinstance(part, Failure):
+            return part
+        parts.append(part)
+    first, second = (
+        Counts(figures=_positive({**work.figures, **memory.figures}), instructions=executed.instructions)
+        for work, memory, executed in (parts[:3], parts[3:])
+    )
+    step = StepWork(
+        **{name: float(first.figures.get(name, 0)) for name in StepWork.__struct_fields__ if name in BY_TORCH}
+    )
+    step = msgspec.structs.replace(step, parameters=0.0)  # their update is counted as operations
+    model_s, python_s = device_s(call.device, step), python_seconds(call.device, first.instructions or {})
+    return CountedRun(
+        first=first, second=second, model_s=model_s, python_s=python_s, processes=parts[0].processes,
+        error_factor=error_factor(call, step, model_s, python_s),
+    )  # fmt: skip
+
+
+def seed() -> None:
+    """Seed the random numbers of Python, numpy and torch."""
+    random.seed(0)
+    torch.manual_seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+
+
+def _positive(figures: Mapping[str, int]) -> dict[str, int]:
+    return {name: value for name, value in figures.items() if value}
+
+
+def _unlimited() -> None:
+    """Lift the limit on memory, which the counters need, too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def _steady(counter: PartCounter, run: Callable[[], Any], handle: DeviceHandle) -> _Part:
+    """Count with nothing sent so far, and seeded random numbers."""
+    handle.begin(None)
+    seed()
+    return counter(run, handle)
+
+
+def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
+    """Run ``measure`` in a forked process without output; return its result, or how it ended."""
+    read, write = os.pipe()
+
+    def main() -> None:
+        os.close(read)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        own = os.getpid()
+        part, failure = None, None
+        try:
+            part = measure()
+        except BaseException as error:
+            failure = failure_of(error)
+        if os.getpid() == own:  # not in a fork that the function made and that returned from it, too
+            with os.fdopen(write, "wb") as pipe:
+                pipe.write(msgspec.msgpack.encode((part, failure)))
+
+    pid = fork("edgefl-count", main)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        data = pipe.read()
+    end = collect(pid)
+    if not data:
+        return Failure("signal" if end.signal else "raised", str(end))
+    part, failure = msgspec.msgpack.decode(data, type=tuple[_Part | None, Failure | None])
+    found = part or failure
+    assert found is not None
+    return found
+
+
+# ---- counters ------------------------------------------------------------------------------------
+
+
+def _work(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
+    with WorkMeter() as meter:
+        run()
+    figures = {name: round(amount) for name, amount in msgspec.structs.asdict(meter.work()).items()}
+    figures["parameters"] = meter.updated_parameters
+    figures["tensor_peak_bytes"] = max(meter.live.line, default=0)
+    figures["tensor_kept_bytes"] = meter.live.bytes
+    figures["sent_bytes"] = handle.sent_bytes
+    return _Part(figures=figures, processes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > 0)
+
+
+def _memory(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
+    tracemalloc.start(1)
+    before, _ = tracemalloc.get_traced_memory()
+    run()
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    grew = {"python_peak_bytes": peak - before, "python_kept_bytes": kept - before}
+    return _Part(figures={name: max(0, count) for name, count in grew.items()})
+
+
+def _executed(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
+    try:
+        return _Part(instructions=by_owner(count_instructions(run)))
+    except TooManyInstructions:
+        return _Part()
+
+
+# ---- code ----------------------------------------------------------------------------------------
+
+
+def by_owner(counts: Mapping[CodeName, int]) -> dict[str, int]:
+    """Return instructions by function of the user, and by package with its version for all other code.
+
+    Code of edgefl that measures is left out, and library code whose work depends on the environment.
+    """
+    modules = {str(vars(module).get("__file__")): name for name, module in sorted(sys.modules.items())}
+    found: Counter[str] = Counter()
+    for code, count in counts.items():
+        if (owner := _owner(code, modules)) is not None:
+            found[owner] += count
+    return dict(found)
+
+
+def _owner(code: CodeName, modules: Mapping[str, str]) -> str | None:
+    file = code.file
+    if file.startswith(("<", *_OWN)):  # also generated code, such as a dataclass's methods
+        return None
+    if (folder := next((each for each in _PACKAGES if f"/{each}/" in file), None)) is not None:
+        package = file.rpartition(f"/{folder}/")[2].partition("/")[0].removesuffix(".py")
+        version = str(getattr(sys.modules.get(package), "__version__", "?")).partition("+")[0]
+        return f"{package} {version.replace(' ', '')}"
+    if file.startswith(_LIBRARY):
+        top = file[len(_LIBRARY) + 1 :].partition("/")[0].removesuffix(".py")
+        return None if top in BY_ENVIRONMENT else f"Python {sys.version.partition(' ')[0]}"
+    return f"{modules.get(file, Path(file).stem)}.{code.qualname}".replace(" ", "-")
+
+
+def python_seconds(device: Device, instructions: Mapping[str, int]) -> float:
+    """Return the device's time for executed instructions outside torch; 0 if its profile lists no cores.
+
+    The calling of torch's operations is part of the time model's cost of each operation.
+    """
+    if device.cpu is None or not device.cpu.clusters:
+        return 0.0
+    outside = sum(count for name, count in instructions.items() if name.rpartition(" ")[0] != "torch")
+    unit = sum(count_instructions(lambda: make_reference("interpreted").run(1)).values())
+    return outside / unit * INTERPRETED_STEPS / throughput(clusters_of(device), "interpreter", 1).value

@@ -1,0 +1,370 @@
+"""Counted work of a function, the same on every host, and its comparison with a baseline. Pure.
+
+Counts depend on the code, its inputs and the versions of Python and its packages. They do not depend on the
+host, its CPU, its number of cores, its load or its hash seed, so one baseline serves all hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+
+INSTRUCTIONS = "instructions"
+NOTHING = 3
+"""Instructions that an empty function executes at most; a call takes five."""
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Figure(NamedTuple):
+    """A counted figure: its name in messages, its unit, and the growth that never counts."""
+
+    text: str
+    unit: str = ""
+    """``B`` for bytes."""
+    least: int = 0
+    weight: int = 10
+    """Amount from which on a growth is worth a first place in a message."""
+
+
+FIGURES: Mapping[str, Figure] = {
+    "sent_bytes": Figure("sent", "B", weight=64 * KIB),
+    INSTRUCTIONS: Figure("Python bytecode instructions", weight=1000),
+    "calls": Figure("torch operations"),
+    **{
+        f"{kind}_flop": Figure(f"FLOP of {text}", weight=10**6)
+        for kind, text in {
+            "conv": "convolutions",
+            "thin": "convolutions of few channels",
+            "pointwise": "1×1 convolutions",
+            "depthwise": "depthwise convolutions",
+            "depthwise_backward": "depthwise convolutions, backward",
+            "matmul": "matrix products",
+            "recurrent": "recurrent cells",
+        }.items()
+    },
+    **{
+        f"{kind}_bytes": Figure(f"bytes moved by {text}", "B", weight=MIB)
+        for kind, text in {
+            "conv": "convolutions",
+            "matmul": "matrix products",
+            "norm": "normalisation",
+            "pool": "pooling",
+            "elementwise": "elementwise operations",
+            "copy": "copies and conversions",
+        }.items()
+    },
+    "depthwise_planes": Figure("planes of depthwise convolutions"),
+    "parameters": Figure("updated parameters", weight=1000),
+    "tensor_peak_bytes": Figure("peak memory of tensors", "B", weight=MIB),
+    "tensor_kept_bytes": Figure("memory of tensors after the call", "B", weight=MIB),
+    "python_peak_bytes": Figure("peak memory of Python objects", "B", 16 * KIB, MIB),
+    "python_kept_bytes": Figure("memory of Python objects after the call", "B", 16 * KIB, MIB),
+    "native_instructions": Figure("native instructions", weight=10**6),
+}
+"""Figures by name, in the order of a table. Python's allocations vary by some hundred bytes."""
+BY_TORCH = frozenset(
+    name for name in FIGURES if name.endswith(("_flop", "_planes")) or name in ("calls", "parameters")
+) | {f"{kind}_bytes" for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy")}
+"""Figures that the version of torch may change."""
+BY_PYTHON = frozenset({INSTRUCTIONS, "python_peak_bytes", "python_kept_bytes"})
+"""Figures that the version of Python changes: a baseline holds them for each."""
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One count of a function's call. Figures that are 0 are left out."""
+
+    figures: dict[str, int]
+    """By name of `FIGURES`, without instructions."""
+    instructions: dict[str, int] | None
+    """Executed instructions by function of the user, and by package with its version (``torch 2.13.0``); None
+    if they are too many to be counted."""
+
+    def all(self) -> dict[str, int]:
+        """Return all figures that are not 0."""
+        pairs = {name: self.value(name) for name in FIGURES}
+        return {name: value for name, value in pairs.items() if value}
+
+    def value(self, name: str) -> int | None:
+        """Return a figure; None if it is not counted."""
+        if name != INSTRUCTIONS:
+            return self.figures.get(name, 0)
+        return None if self.instructions is None else sum(self.instructions.values())
+
+
+class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
+    """Two counts of the same call, and its time on the device by these counts."""
+
+    first: Counts
+    second: Counts
+    model_s: float
+    python_s: float
+    """Device time of torch's operations by the time model, and of Python code outside torch by the speed of
+    the device's fastest core in interpreting Python. Native code of other libraries has no time here."""
+    error_factor: float | None
+    """90% factor between a real device's time and the sum of both; None if the profile states neither."""
+    processes: bool
+    """True if the function started processes, which are not counted here."""
+
+    @property
+    def seconds(self) -> float:
+        return self.model_s + self.python_s
+
+    @property
+    def nothing(self) -> bool:
+        """True if the function does not do anything."""
+        executed = self.first.value(INSTRUCTIONS)
+        idle = executed is not None and executed <= NOTHING
+        return idle and not any(self.first.figures.get(name) for name in ("calls", "sent_bytes"))
+
+    def varying(self) -> dict[str, tuple[int, int]]:
+        """Return the figures that differ between both counts."""
+        pairs = {name: (self.first.value(name), self.second.value(name)) for name in FIGURES}
+        return {
+            name: (one, other)
+            for name, (one, other) in pairs.items()
+            if one is not None and other is not None and abs(one - other) > FIGURES[name].least
+        }
+
+
+class PythonEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Figures of one version of Python."""
+
+    figures: dict[Name, Count]
+    instructions: dict[Name, Count] | None
+
+
+class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Counted figures of one function of one test: one for all hosts."""
+
+    test: Name
+    function: Name
+    torch: str
+    """Version of torch."""
+    figures: dict[Name, Count]
+    python: dict[Name, PythonEntry]
+    """By Python's minor version, such as ``3.11``."""
+    varying: tuple[Name, ...] = ()
+    """Figures that differed between two counts of the same call, so that they are not compared."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identity of the entry in its file."""
+        return self.test, self.function
+
+    def merged(self, before: CountedEntry | None) -> CountedEntry:
+        """Return this entry with the figures that ``before`` has for other versions of Python."""
+        python = self.python if before is None else {**before.python, **self.python}
+        return msgspec.structs.replace(self, python=dict(sorted(python.items())))
+
+
+class Versions(NamedTuple):
+    """Versions on which counts depend."""
+
+    python: str
+    """Minor version, such as ``3.11``."""
+    torch: str
+
+
+def entry_of(test: str, function: str, run: CountedRun, versions: Versions) -> CountedEntry:
+    """Return the baseline entry of a run."""
+    varying = run.varying()
+    figures = {name: run.first.figures[name] for name in FIGURES if run.first.figures.get(name)}
+    steady = {name: value for name, value in sorted(figures.items()) if name not in varying}
+    executed = None if INSTRUCTIONS in varying else run.first.instructions
+    python = PythonEntry(
+        figures={name: value for name, value in steady.items() if name in BY_PYTHON},
+        instructions=None if executed is None else dict(sorted(executed.items())),
+    )
+    return CountedEntry(
+        test=test,
+        function=function,
+        torch=versions.torch,
+        figures={name: value for name, value in steady.items() if name not in BY_PYTHON},
+        python={versions.python: python},
+        varying=tuple(sorted(varying)),
+    )
+
+
+class Growth(NamedTuple):
+    """A figure that grew since the baseline."""
+
+    name: str
+    before: int
+    now: int
+    where: str = ""
+    """Functions that grew the most."""
+
+    def __str__(self) -> str:
+        figure = FIGURES[self.name]
+        share = share_text(self.before, self.now, figure.weight)
+        inside = "; ".join(filter(None, (share, self.where)))
+        return f"{figure.text} {amounts(self.before, self.now, figure.unit)}" + (
+            f" ({inside})" if inside else ""
+        )
+
+    @property
+    def rank(self) -> float:
+        """Growth relative to what was there, or to an amount that matters if there was less."""
+        return (self.now - self.before) / max(self.before, FIGURES[self.name].weight)
+
+
+class CountedVerdict(NamedTuple):
+    """What grew, and what could not be judged, with its reason."""
+
+    grew: tuple[Growth, ...] = ()
+    unjudged: tuple[str, ...] = ()
+
+
+def compare(
+    before: CountedEntry, now: CountedRun, versions: Versions, tolerance: float = 0.0
+) -> CountedVerdict:
+    """Compare a run's counts with a baseline: a figure may grow by the share ``tolerance``.
+
+    A figure whose two counts differ is judged if both agree on the result. A figure that a version of torch,
+    Python or a package may have changed cannot be judged if it grew.
+    """
+    grew: list[Growth] = []
+    unjudged: list[str] = []
+    python, varying = before.python.get(versions.python), now.varying()
+    if python is None:
+        have = ", ".join(sorted(before.python)) or "none"
+        unjudged.append(
+            f"Python's instructions and memory: the baseline has those of Python {have}, not of "
+            f"{versions.python}; save it once with this version, too"
+        )
+    for name in FIGURES:
+        if name in before.varying or (name in BY_PYTHON and python is None):
+            continue
+        old = _before(before, python, name)
+        new = now.first.value(name), now.second.value(name)
+        if old is None:
+            continue
+        if new[0] is None or new[1] is None:
+            unjudged.append(f"{FIGURES[name].text}: too many to be counted; make the test's inputs smaller")
+            continue
+        allowed = old + max(FIGURES[name].least, tolerance * old)
+        above = [count > allowed for count in (new[0], new[1])]
+        if not any(above):
+            continue
+        if not all(above):
+            between = " and ".join(amount(count, FIGURES[name].unit) for count in varying[name])
+            unjudged.append(
+                f"{FIGURES[name].text}: two counts of one call differ ({between}), around the baseline's "
+                f"{amount(old, FIGURES[name].unit)}; does it depend on time, threads or random numbers? seed "
+                "those, or allow more with tolerance= in the mark"
+            )
+            continue
+        growth = Growth(name, old, min(new[0], new[1]))
+        if name == INSTRUCTIONS:
+            assert python is not None
+            growth, why = _instructions(
+                python.instructions or {}, now.first.instructions or {}, growth, allowed
+            )
+        else:
+            other = name in BY_TORCH and before.torch != versions.torch
+            why = f"torch is {versions.torch}, the baseline's is {before.torch}" if other else ""
+        if why:
+            unjudged.append(f"{growth}: {why}, which may be the reason; save it again with this version")
+        else:
+            grew.append(growth)
+    return CountedVerdict(tuple(sorted(grew, key=lambda one: -one.rank)), tuple(unjudged))
+
+
+def _before(entry: CountedEntry, python: PythonEntry | None, name: str) -> int | None:
+    if name not in BY_PYTHON:
+        return entry.figures.get(name, 0)
+    if python is None or (name == INSTRUCTIONS and python.instructions is None):
+        return None
+    return sum((python.instructions or {}).values()) if name == INSTRUCTIONS else python.figures.get(name, 0)
+
+
+def _instructions(
+    old: Mapping[str, int], new: Mapping[str, int], growth: Growth, allowed: float
+) -> tuple[Growth, str]:
+    """Return the growth with the functions that grew the most, and the packages that may be its reason.
+
+    A package of another version is a reason only if nothing else grew as much.
+    """
+    changed = {name: new.get(name, 0) - old.get(name, 0) for name in {*old, *new}}
+    grown = sorted((name for name in changed if changed[name] > 0), key=lambda name: (-changed[name], name))
+    own = [name for name in grown if " " not in name] or grown
+    where = ", ".join(f"{name} {old.get(name, 0):,} → {new.get(name, 0):,}" for name in own[:2])
+    versions = dict(_other_versions(old, new))
+    rest = sum(count for name, count in changed.items() if name.rpartition(" ")[0] not in versions)
+    why = ", ".join(versions.values())
+    found = growth._replace(where=f"most in {where}" if where else "")
+    return found, "" if rest > allowed - growth.before else why
+
+
+def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield packages whose version is another now, and a text that states both."""
+    then = dict(name.rpartition(" ")[::2] for name in old if " " in name)
+    for package, version in (name.rpartition(" ")[::2] for name in new if " " in name):
+        if then.get(package, version) != version:
+            yield package, f"{package} is {version}, the baseline's is {then[package]}"
+
+
+def share_text(before: float, now: float, least: float = 0.0) -> str:
+    """Return a change in percent; empty if there was too little for one.
+
+    >>> share_text(200, 230), share_text(0, 5), share_text(1, 5000, 10)
+    ('+15.0%', '', '')
+    """
+    if before <= 0 or before < least or now > 10 * before:
+        return ""
+    return f"{now / before - 1:+.{2 if abs(now / before - 1) < 0.001 else 1}%}"
+
+
+def amounts(before: int, now: int, unit: str) -> str:
+    """Return two amounts and an arrow.
+
+    >>> amounts(0, 5 * 2**20, "B")
+    '0 → 5 MiB'
+    """
+    return f"{amount(before, unit)} → {amount(now, unit)}"
+
+
+def amount(count: int, unit: str) -> str:
+    """Return a count as text, bytes in a suitable unit.
+
+    >>> amount(1234567, ""), amount(500, "B"), amount(5 * 2**20 + 2**18, "B")
+    ('1,234,567', '500 B', '5.25 MiB')
+    """
+    if unit != "B":
+        return f"{count:,}"
+    for size, name in ((1 << 30, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= size:
+            return f"{count / size:.4g} {name}"
+    return f"{count} B" if count else "0"
+
+
+def summary(run: CountedRun) -> str:
+    """Return the counts as one line of a table."""
+    counts = run.first
+    executed, flop = (
+        counts.value(INSTRUCTIONS),
+        sum(count for name, count in counts.figures.items() if name.endswith("_flop")),
+    )
+    parts = [
+        "bytecode too much to count" if executed is None else f"{executed:,} bytecode",
+        f"{counts.figures['native_instructions']:,} native"
+        if "native_instructions" in counts.figures
+        else "",
+        f"{counts.figures.get('calls', 0):,} torch operations, {flop / 1e6:.4g} MFLOP" if flop else "",
+        *(
+            f"{amount(counts.figures[name], 'B')} {text}"
+            for name, text in (
+                ("tensor_peak_bytes", "tensors"),
+                ("python_peak_bytes", "Python"),
+                ("sent_bytes", "sent"),
+            )
+            if counts.figures.get(name)
+        ),
+        "its processes are not counted" if run.processes else "",
+    ]
+    return "counted: " + ", ".join(filter(None, parts))

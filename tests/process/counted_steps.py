@@ -1,0 +1,108 @@
+"""Functions whose work the process tests count, each with more of one kind of work."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+HELD: list[Any] = []
+CALLS: list[int] = []
+
+
+def prepare(batches: int) -> Any:
+    net = nn.Sequential(nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(2304, 10))
+    data = [(torch.randn(8, 1, 28, 28), torch.randint(10, (8,))) for _ in range(batches)]
+    return net, torch.optim.Adam(net.parameters()), data
+
+
+def normalised(images: torch.Tensor, loops: int) -> torch.Tensor:
+    total = 0
+    for number in range(loops):
+        total += number % 3
+    return images + total
+
+
+def train(
+    parts: Any,
+    batches: int,
+    *,
+    loops: int = 10,
+    leak_mib: int = 0,
+    double: bool = False,
+    twice: bool = False,
+    sent: int = 0,
+    edge_device: Any = None,
+) -> None:
+    net, optimizer, data = parts
+    for images, labels in data:
+        inputs = normalised(images, loops)
+        if double:
+            inputs = inputs.to(torch.float64).to(torch.float32)
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+    for _ in range(1 + twice):
+        evaluate(net, data)
+    HELD.append(torch.zeros(leak_mib << 18))
+    edge_device.send(bytes(1000 + sent))
+
+
+def evaluate(net: nn.Module, data: Any) -> float:
+    with torch.no_grad():
+        return sum(float((net(images).argmax(1) == labels).float().mean()) for images, labels in data)
+
+
+def keeps_python_objects(mib: int = 0) -> None:
+    HELD.append(np.ones(max(1, mib << 17)))
+
+
+def draws() -> int:
+    """Executes instructions whose number depends on global random numbers, which are seeded."""
+    drawn = 0
+    for _ in range(random.randrange(1000)):
+        if np.random.random() < 0.5 and torch.rand(1) < 2:
+            drawn += 1
+    return drawn
+
+
+def depends_on_time() -> None:
+    until = time.monotonic_ns() + 2_000_000
+    while time.monotonic_ns() < until:
+        pass
+
+
+def first_call_is_another() -> None:
+    CALLS.append(0)
+    sum(range(1000 if len(CALLS) == 1 else 10))
+    for _ in range(5000 if len(CALLS) == 1 else 10):
+        pass
+
+
+async def waits(seconds: float) -> int:
+    await asyncio.sleep(seconds)
+    return sum(number for number in range(100))
+
+
+def starts_a_program() -> None:
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+
+
+def leaves_a_thread() -> int:
+    threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+    return sum(number for number in range(100))
+
+
+def fails_when_it_is_called_again() -> None:
+    CALLS.append(0)
+    if len(CALLS) > 1:
+        raise ValueError("called again")

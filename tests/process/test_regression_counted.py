@@ -1,0 +1,131 @@
+"""Counting in real processes: equal counts under all conditions; each kind of planted work in its figure."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from edgefl.devices import load_device, load_network
+from edgefl.errors import NotMet
+from edgefl.regression import baseline
+from edgefl.regression.counts import INSTRUCTIONS, CountedRun, CountedVerdict, compare, entry_of
+from edgefl.regression.measure import count
+from edgefl.regression.measurement import MeasurementPlan
+from edgefl.regression.process import MeasuringProcess, PrepareRequest, locate
+from tests.process import counted_steps as steps
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[MeasuringProcess]:
+    with contextlib.closing(MeasuringProcess()) as started:
+        yield started
+
+
+def counted(process: MeasuringProcess, function: Callable[..., Any], **kwargs: Any) -> CountedRun:
+    setup = locate(prepare) if function is steps.train else None
+    if setup is not None:
+        kwargs = {"batches": 2, **kwargs}
+    request = PrepareRequest(
+        function=locate(function), setup=setup, args=[], kwargs=kwargs, path=list(sys.path), device="moto-g4",
+        network="lte", shots=None, limit_s=60.0,
+    )  # fmt: skip
+    return count(process, MeasurementPlan(load_device("moto-g4"), load_network("lte"), request, 9, 0.0))
+
+
+def prepare(batches: int, **_: Any) -> Any:
+    return steps.prepare(batches)
+
+
+def against(before: CountedRun, now: CountedRun) -> CountedVerdict:
+    versions = baseline.versions()
+    return compare(entry_of("test", "step", before, versions), now, versions)
+
+
+@pytest.fixture(scope="module")
+def unchanged(process: MeasuringProcess) -> CountedRun:
+    return counted(process, steps.train)
+
+
+@pytest.mark.parametrize(
+    "environment", [{"ATEN_CPU_CAPABILITY": "default"}, {"OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "77"}]
+)
+def test_another_process_under_other_conditions_counts_the_same(
+    unchanged: CountedRun, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with contextlib.closing(MeasuringProcess()) as other:
+        again = counted(other, steps.train)
+    assert unchanged.varying() == again.varying() == {}
+    assert against(unchanged, again) == against(again, unchanged) == CountedVerdict()
+
+
+@pytest.mark.parametrize(
+    ("more", "figure", "where"),
+    [
+        ({"loops": 11}, INSTRUCTIONS, "counted_steps.normalised"),
+        ({"double": True}, "copy_bytes", ""),
+        ({"twice": True}, INSTRUCTIONS, "counted_steps.evaluate"),
+        ({"sent": 5 << 20}, "sent_bytes", ""),
+        ({"leak_mib": 30}, "tensor_kept_bytes", ""),
+        ({"batches": 3}, "matmul_flop", ""),
+    ],
+)
+def test_planted_work_is_in_its_figure(
+    process: MeasuringProcess, unchanged: CountedRun, more: dict[str, Any], figure: str, where: str
+) -> None:
+    grew = {one.name: one for one in against(unchanged, counted(process, steps.train, **more)).grew}
+    assert where in grew[figure].where
+    if figure in ("sent_bytes", "tensor_kept_bytes"):
+        assert next(iter(grew)) == figure  # leads the line
+        assert round((grew[figure].now - grew[figure].before) / 2**20) in (5, 30)
+
+
+def test_torchs_figures_are_those_of_one_call(unchanged: CountedRun) -> None:
+    figures = unchanged.first.figures
+    assert figures["parameters"] == 4 * 25 + 4 + 2304 * 10 + 10
+    assert figures["sent_bytes"] == 1000
+    forward, gradients = 2 * 8 * 2304 * 10, 2  # of weight and input
+    assert figures["matmul_flop"] == 2 * (forward * (1 + gradients) + forward)  # two batches, and evaluation
+    assert unchanged.model_s > unchanged.python_s > 0
+
+
+def test_memory_that_python_keeps_is_counted(process: MeasuringProcess) -> None:
+    found = against(
+        counted(process, steps.keeps_python_objects), counted(process, steps.keeps_python_objects, mib=30)
+    )
+    assert {one.name for one in found.grew} == {"python_peak_bytes", "python_kept_bytes"}
+
+
+def test_random_numbers_are_seeded_and_the_first_call_does_not_count(process: MeasuringProcess) -> None:
+    runs = [counted(process, steps.draws) for _ in range(2)]
+    assert runs[0].first.instructions == runs[1].first.instructions
+    assert runs[0].varying() == {}
+    later = counted(process, steps.first_call_is_another).first.value(INSTRUCTIONS)
+    assert later is not None
+    assert later < 200
+
+
+def test_work_that_depends_on_time_is_known_to_vary_and_the_rest_is_steady(process: MeasuringProcess) -> None:
+    assert set(counted(process, steps.depends_on_time).varying()) == {INSTRUCTIONS}
+
+
+def test_coroutines_programs_and_threads(process: MeasuringProcess) -> None:
+    short, long = (counted(process, steps.waits, seconds=seconds) for seconds in (0.0, 0.03))
+    assert against(short, long) == CountedVerdict()  # the event loop's turns depend on time
+    assert short.first.instructions is not None
+    assert short.first.instructions[f"{steps.__name__}.waits"] > 5
+    assert counted(process, steps.starts_a_program).processes
+    assert not short.processes
+    assert counted(process, steps.leaves_a_thread).varying() == {}
+
+
+def test_an_exception_of_a_later_call_is_the_functions(process: MeasuringProcess) -> None:
+    with pytest.raises(
+        NotMet, match=r"fails_when_it_is_called_again failed on moto-g4:(.|\n)*ValueError: called again"
+    ):
+        counted(process, steps.fails_when_it_is_called_again)

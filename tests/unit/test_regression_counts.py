@@ -1,0 +1,197 @@
+"""Counted work against its baseline, and the counting of bytecode: pure, exact, and without a host in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from regression_samples import counted
+
+from edgefl.regression import baseline
+from edgefl.regression.bytecode import CodeName, TooManyInstructions, count_instructions
+from edgefl.regression.counted import by_owner
+from edgefl.regression.counts import (
+    FIGURES,
+    CountedEntry,
+    CountedRun,
+    CountedVerdict,
+    Counts,
+    Versions,
+    compare,
+    entry_of,
+    summary,
+)
+
+HERE = Versions("3.11", "2.13.0")
+replace = msgspec.structs.replace
+
+
+def run_of(*instructions: dict[str, int] | None, figures: dict[str, int] | None = None) -> CountedRun:
+    """A run whose two counts executed these instructions."""
+    first, second = (
+        Counts(figures=figures or {}, instructions=one) for one in (*instructions, instructions[0])[:2]
+    )
+    return replace(counted(), first=first, second=second)
+
+
+def entry(run: CountedRun, versions: Versions = HERE) -> CountedEntry:
+    return entry_of("test_step", "step", run, versions)
+
+
+def against(
+    before: CountedRun, now: CountedRun, tolerance: float = 0.0, versions: Versions = HERE
+) -> CountedVerdict:
+    return compare(entry(before), now, versions, tolerance)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_each_figure_fails_alone_and_only_if_it_grew(name: str) -> None:
+    few, many = 10**7, 10**7 + 10**5
+    runs = [counted(count) if name == "instructions" else counted(**{name: count}) for count in (few, many)]
+    grew = against(*runs)
+    assert [(one.name, one.before, one.now) for one in grew.grew] == [(name, few, many)]
+    assert grew.unjudged == ()
+    for before, now, tolerance in ((runs[1], runs[0], 0.0), (runs[0], runs[0], 0.0), (*runs, 0.011)):
+        assert against(before, now, tolerance) == CountedVerdict()
+
+
+def test_what_matters_leads_and_nothing_has_no_percentage() -> None:
+    before = counted(1000, matmul_flop=10**9, tensor_peak_bytes=50 << 20)
+    now = counted(1001, matmul_flop=10**9 + 1, tensor_peak_bytes=51 << 20, sent_bytes=5 << 20)
+    texts = [str(one) for one in against(before, now).grew]
+    assert texts == [
+        "sent 0 → 5 MiB",
+        "peak memory of tensors 50 MiB → 51 MiB (+2.0%)",
+        "Python bytecode instructions 1,000 → 1,001 (+0.10%; most in steps.step 1,000 → 1,001)",
+        "FLOP of matrix products 1,000,000,000 → 1,000,000,001 (+0.00%)",
+    ]
+
+
+def test_the_function_that_grew_is_named() -> None:
+    before = run_of({"steps.train": 100, "torch 2.13.0": 5000})
+    now = run_of({"steps.train": 90, "steps.normalise": 60, "torch 2.13.0": 5400})
+    (grew,) = against(before, now).grew
+    assert "most in steps.normalise 0 → 60)" in str(grew)
+    (grew,) = against(before, run_of({"steps.train": 100, "torch 2.13.0": 5400})).grew
+    assert "most in torch 2.13.0 5,000 → 5,400)" in str(grew)
+
+
+def test_another_version_is_no_regression_and_hides_none() -> None:
+    before = run_of({"steps.train": 100, "torch 2.13.0": 5000}, figures={"calls": 10})
+    newer = Versions("3.11", "2.14.0")
+    upgraded = run_of({"steps.train": 100, "torch 2.14.0": 6000}, figures={"calls": 12})
+    found = against(before, upgraded, versions=newer)
+    assert found.grew == ()
+    assert len(found.unjudged) == 2
+    assert (
+        "torch is 2.14.0, the baseline's is 2.13.0, which may be the reason; save it again"
+        in found.unjudged[0]
+    )
+    own = run_of({"steps.train": 110, "torch 2.14.0": 5000}, figures={"calls": 10})
+    assert [one.name for one in against(before, own, versions=newer).grew] == ["instructions"]
+    same = run_of({"steps.train": 100, "torch 2.14.0": 5000}, figures={"calls": 10})
+    assert against(before, same, versions=newer) == CountedVerdict()
+
+
+def test_each_version_of_python_has_its_own_counts_and_the_others_stay(tmp_path: Path) -> None:
+    old, new = Versions("3.11", "2.13.0"), Versions("3.12", "2.13.0")
+    path, before = (
+        tmp_path / "edgefl-baselines" / "test_a.json",
+        run_of({"steps.train": 100}, figures={"sent_bytes": 7}),
+    )
+    baseline.save(path, [], [entry(before, old)])
+    other = run_of({"steps.train": 90}, figures={"sent_bytes": 8})
+    found = compare(baseline.load_counted(path)["test_step", "step"], other, new)
+    assert [one.name for one in found.grew] == ["sent_bytes"]  # is judged all the same
+    assert found.unjudged[0].startswith(
+        "Python's instructions and memory: the baseline has those of Python 3.11, not"
+    )
+    baseline.save(path, [], [entry(run_of({"steps.train": 90}), new)])
+    (kept,) = baseline.load_counted(path).values()
+    assert {name: one.instructions for name, one in kept.python.items()} == {
+        "3.11": {"steps.train": 100}, "3.12": {"steps.train": 90},
+    }  # fmt: skip
+    text = path.read_text()
+    baseline.save(path, [], [entry(run_of({"steps.train": 90}), new)])
+    assert path.read_text() == text  # the same figures are the same file
+    assert json.loads(text)["counted"][0]["python"]["3.12"]["instructions"] == {"steps.train": 90}
+
+
+def test_counts_that_differ_from_themselves_are_not_judged_by_chance() -> None:
+    steady = run_of({"steps.train": 100}, figures={"sent_bytes": 7})
+    varies = run_of({"steps.train": 100}, {"steps.train": 120}, figures={"sent_bytes": 8})
+    found = against(steady, varies)
+    assert [one.name for one in found.grew] == ["sent_bytes"]
+    assert found.unjudged[0].startswith(
+        "Python bytecode instructions: two counts of one call differ (100 and 120)"
+    )
+    more = run_of({"steps.train": 110}, {"steps.train": 120})
+    assert [(one.before, one.now) for one in against(steady, more).grew] == [(100, 110)]  # both are more
+    assert against(steady, run_of({"steps.train": 80}, {"steps.train": 100})) == CountedVerdict()
+    saved = entry(varies)
+    assert (saved.varying, saved.python["3.11"].instructions) == (("instructions",), None)
+    assert compare(saved, run_of({"steps.train": 500}, figures={"sent_bytes": 8}), HERE) == CountedVerdict()
+
+
+def test_too_many_instructions_are_not_a_count() -> None:
+    assert "too many to be counted" in against(counted(100), run_of(None)).unjudged[0]
+    assert summary(run_of(None)) == "counted: bytecode too much to count"
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def instructions_of(function: object) -> int:
+    counts = count_instructions(function)  # type: ignore[arg-type]
+    return sum(count for code, count in counts.items() if code.qualname == "add")
+
+
+def test_instructions_are_exact_and_threads_count() -> None:
+    once = instructions_of(lambda: add(1, 2))
+    assert once > 1
+    assert instructions_of(lambda: [add(1, 2) for _ in range(1000)]) == 1000 * once
+
+    def threads() -> None:
+        made = [threading.Thread(target=lambda: add(1, 2)) for _ in range(3)]
+        for thread in made:
+            thread.start()
+        for thread in made:
+            thread.join()
+
+    assert instructions_of(threads) == 3 * once
+
+
+def endless() -> None:
+    while True:
+        pass
+
+
+def test_counting_ends_at_its_limit_and_leaves_no_trace() -> None:
+    with pytest.raises(TooManyInstructions):
+        count_instructions(endless, most=1000)
+    assert instructions_of(lambda: add(1, 2)) > 1
+
+
+def test_code_belongs_to_its_function_or_its_package() -> None:
+    stdlib, site = sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]
+    measures = baseline.__file__
+    counts = {
+        CodeName(__file__, "add"): 1,
+        CodeName(f"{site}/torch/nn/modules/module.py", "Module.__call__"): 2,
+        CodeName(f"{site}/torch/optim/sgd.py", "SGD.step"): 4,
+        CodeName(f"{stdlib}/json/encoder.py", "encode"): 8,
+        CodeName(f"{stdlib}/pathlib.py", "Path.exists"): 16,
+        CodeName(os.fspath(measures), "load"): 32,
+        CodeName("<string>", "__init__"): 64,
+    }
+    found = by_owner(counts)
+    assert sorted(found.values()) == [1, 6, 8]
+    assert next(name for name, count in found.items() if count == 1) == f"{__name__}.add"
+    assert next(name for name, count in found.items() if count == 6).startswith("torch 2.")
+    assert next(name for name, count in found.items() if count == 8).startswith("Python 3.")
