@@ -8,6 +8,9 @@
     measure     the loops: repetitions until the time is known, measurements until they can be judged
     verdict     the judge, pure: measurements, budgets and a baseline give a Verdict or NeedMore
     baseline    earlier measurements, kept in git
+    counts      counted work and its comparison with a baseline, pure
+    counted     counting a call: a fork for each counter
+    bytecode    executed instructions by function
     measurement a function's figures on a device
     process     the measuring process as the test sees it: functions by location, requests and answers
     worker      the measuring process itself: it forks a process for each repetition
