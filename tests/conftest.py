@@ -11,9 +11,10 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Before anything imports torch: its thread pool would not survive a fork, and the cores are few.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,7 +27,8 @@ import pytest_timeout
 from edgefl import kernels
 from edgefl.host import groups as hierarchy
 from edgefl.host.fork_server import ForkServer
-from edgefl.run import supervisor
+from edgefl.programs import running
+from edgefl.run import supervisor, sweep
 from tests.patience import Patience
 from tests.process import warm
 
@@ -113,9 +115,10 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def _warm() -> Iterator[ForkServer]:
-    """Start the runs of `edgefl.run` as a sweep's: most of what a short one takes is importing torch.
+    """Start the runs of `edgefl.run` and of sweeps as one sweep's: most of a short one is importing torch.
 
-    So are commands. Where a test has changed what only a new interpreter reads, a new one is started.
+    So are commands and the processes of programs. Where a test has changed what only a new interpreter reads,
+    a new one is started.
     """
 
     class Warm(warm.Undrawn):
@@ -125,6 +128,16 @@ def _warm() -> Iterator[ForkServer]:
             super().__post_init__()
 
     with ForkServer() as server, warm.Commands(server) as commands, pytest.MonkeyPatch.context() as patch:
+        cold = running.start_process, sweep.warm
+
+        def start_process(*given: Any, **more: Any) -> Any:
+            return (commands.start_process if commands.fit(os.environ) else cold[0])(*given, **more)
+
+        def warm_sweep() -> AbstractContextManager[Callable[[], ForkServer]]:
+            return nullcontext(lambda: server) if commands.fit(os.environ) else cold[1]()
+
+        patch.setattr(running, "start_process", start_process)
+        patch.setattr(sweep, "warm", warm_sweep)
         patch.setattr(supervisor, "_Supervisor", Warm)
         patch.setattr(warm, "commands", commands)
         yield server

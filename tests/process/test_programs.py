@@ -342,30 +342,22 @@ while :; do sleep 0.05; done
 """
 
 
-def command_line(*arguments: str) -> subprocess.Popen[bytes]:
+def command_line(*arguments: str) -> Command:
     """``edgefl exec`` with phones that start processes in sessions of their own and wait."""
-    base = [sys.executable, "-m", "edgefl", "exec", "--throttle", "sigstop", "--memory", "watch"]
-    fixed = ["--time-scale", "1", "--share", "0.3", "--device", "moto-g4=2"]
-    child = subprocess.Popen(
-        [*base, *fixed, *arguments, "--", "sh", "-c", NESTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    assert {child.stdout.readline()[1:2] for _ in range(2)} == {b"0", b"1"}  # both are up
-    return child
-
-
-def end(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    out, err = child.communicate(timeout=PATIENCE_S)
-    return out, err
+    base = ["exec", "--throttle", "sigstop", "--memory", "watch", "--time-scale", "1", "--share", "0.3"]
+    command = Command(*base, "--device", "moto-g4=2", *arguments, "--", "sh", "-c", NESTED)
+    assert command.process.stdout is not None
+    assert {command.process.stdout.readline()[1:2] for _ in range(2)} == {"0", "1"}  # both are up
+    return command
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on_and_what_is_left_running_ends(number: int) -> None:
-    child = command_line()
-    child.send_signal(number)
-    out, _ = end(child)
-    assert sorted(out.splitlines()) == [b"[0 moto-g4] trapped", b"[1 moto-g4] trapped"]
-    assert child.returncode == 7
+    command = command_line()
+    command.process.send_signal(number)
+    code, out, _ = command.finish()
+    assert sorted(out.splitlines()) == ["[0 moto-g4] trapped", "[1 moto-g4] trapped"]
+    assert code == 7
 
 
 @pytest.mark.parametrize(
@@ -416,23 +408,12 @@ def until_up(running: RunningPhones) -> None:
 
 
 def test_phones_whose_output_is_cut_off_end_as_in_a_pipeline() -> None:
-    base = [
-        sys.executable,
-        "-m",
-        "edgefl",
-        "exec",
-        "--throttle",
-        "off",
-        "--share",
-        "0.3",
-        "--device",
-        "moto-g4=2",
-    ]
-    with subprocess.Popen([*base, "--", "yes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    base = ["exec", "--throttle", "off", "--share", "0.3", "--device", "moto-g4=2"]
+    with Command(*base, "--", "yes").process as child:
         assert child.stdout is not None
-        assert child.stdout.readline()[-2:] == b"y\n"
+        assert child.stdout.readline()[-2:] == "y\n"
         child.stdout.close()  # as ``| head -1`` does
-        assert child.wait(PATIENCE_S) == 128 + signal.SIGPIPE
+        assert child.wait() == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
@@ -446,37 +427,30 @@ def test_what_edgefl_has_no_descriptor_for_goes_nowhere(closed: str, echo: Echo)
 
 @pytest.mark.parametrize("victims", [("main",), ("main", "keeper"), ("main", "relay")])
 def test_nothing_outlives_a_killed_edgefl(victims: tuple[str, ...]) -> None:
-    child = command_line()
-    parts = parts_of(child)
-    for name in victims:
-        parts[name].kill()
-    end(child)  # the fixture finds what is left
+    command = command_line()
+    parts = [part_of(command, name) for name in victims]
+    for part in parts:
+        part.kill()
+    command.finish()  # the fixture finds what is left
 
 
-def parts_of(child: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
-    main = psutil.Process(child.pid)
-    names = {name: f"edgefl.programs.{name}" for name in ("keeper", "relay")}
-    of = {name: p for name, module in names.items() for p in main.children() if module in p.cmdline()}
-    return {"main": main, **of}
+def part_of(command: Command, name: str) -> psutil.Process:
+    return psutil.Process(command.process.pid) if name == "main" else command.child(f"edgefl-{name}")
 
 
 def test_no_group_outlives_a_killed_keeper() -> None:
     if why := no_group("memory") or no_group("cpu"):
         pytest.skip(f"control groups: {why}")
-    child = command_line("--throttle", "cgroup", "--memory", "cgroup")
-    parts_of(child)["keeper"].kill()
-    end(child)
-    assert child.returncode == 1
+    command = command_line("--throttle", "cgroup", "--memory", "cgroup")
+    part_of(command, "keeper").kill()
+    command.ends(1)
 
 
 @pytest.mark.parametrize("name", ["keeper", "relay"])
 def test_nothing_outlives_a_killed_part_of_it(name: str) -> None:
-    child = command_line()
-    parts_of(child)[name].kill()
-    _, err = end(child)
-    assert child.returncode == 1
-    assert b"ended" in err.splitlines()[-1]
-    assert b"Traceback" not in err
+    command = command_line()
+    part_of(command, name).kill()
+    assert "ended" in command.ends(1).splitlines()[-1]
 
 
 def test_whoever_leaves_early_ends_them() -> None:

@@ -1,4 +1,4 @@
-"""``edgefl`` commands that are forked from a process that has imported everything.
+"""``edgefl`` commands, and the processes of ``edgefl exec``, forked from one that has imported everything.
 
 Importing torch takes more time than all else that a short command does, so a suite of hundreds of commands is
 mostly imports. A command that is started here is a process of its own, in the state of ``python -m edgefl``
@@ -8,12 +8,14 @@ after its imports. Its run's processes are forked as those of a sweep are (`edge
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, NoReturn
@@ -24,7 +26,10 @@ import msgspec
 from edgefl.host import fork_server
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import exit_with
-from edgefl.host.process import become_child
+from edgefl.host.process import STOPS, become_child, child_environment
+from edgefl.programs import running
+from edgefl.results import pictures, report
+from edgefl.results.page import Picture
 from edgefl.results.result import Result
 from edgefl.run import supervisor
 
@@ -34,6 +39,8 @@ MODULES = (
     "edgefl.run.sweep",
     "edgefl.run.supervisor",
     "edgefl.results.report",
+    "edgefl.programs.keeper",
+    "edgefl.programs.relay",
 )
 RUNS = {"run", "resume", "sweep"}
 """Commands that fork the processes of a run."""
@@ -41,12 +48,23 @@ READ_WHEN_IMPORTED = ("OMP_", "MKL_", "PYTHON", "LANG", "LC_", "PATH", "LD_", "H
 """Prefixes of environment variables that are read only when an interpreter or a library starts."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """Request to start a command; descriptors for stdin, stdout and stderr are sent with it."""
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """Request to start a command, or ``module`` as a child of the process ``parent``."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
     folder: str
+    module: str = ""
+    parent: int = 0
+    numbers: tuple[int, ...] = (0, 1, 2)
+    """The descriptors' numbers in the new process; its descriptors are sent with the request and after it."""
+
+
+class More(msgspec.Struct, frozen=True, tag=True):
+    """Carries further descriptors of a request: a message has room for `AT_ONCE`."""
+
+
+AT_ONCE = 4
 
 
 class Commands:
@@ -54,18 +72,43 @@ class Commands:
 
     def __init__(self, server: fork_server.ForkServer) -> None:
         self.first = dict(os.environ)
-        _, self.channel = server.start(__name__, int, self.first)
+        _, self._channel = server.start(__name__, int, self.first)
 
     def __enter__(self) -> Commands:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.channel.close()
+        self._channel.close()
+
+    def start(self, wanted: Wanted, *fds: int) -> int:
+        """Start a process; return its pid. Its parent is this process, which must be a child subreaper."""
+        self._channel.send(wanted, *fds[:AT_ONCE])
+        for first in range(AT_ONCE, len(fds), AT_ONCE):
+            self._channel.send(More(), *fds[first : first + AT_ONCE])
+        return self._channel.receive()
+
+    def start_process(
+        self,
+        module: str,
+        incoming: Any,
+        environment: dict[str, str],
+        *arguments: str,
+        inherited: Sequence[int] = (),
+    ) -> tuple[Forked, Channel[Any]]:
+        """Start a process like `edgefl.host.process.start_process`."""
+        ours, theirs = pair()
+        with theirs, open(os.devnull) as null:
+            numbers = (0, 1, 2, theirs.fileno(), *inherited)
+            words, made = (str(theirs.fileno()), *arguments), child_environment(environment)
+            wanted = Wanted(words, made, os.getcwd(), module, os.getpid(), numbers)
+            pid = self.start(wanted, null.fileno(), *numbers[1:])
+        return Forked(pid), Channel(ours, incoming)
 
     def fit(self, environment: Mapping[str, str]) -> bool:
         """Returns True if a command in this environment may be forked instead of started."""
-        changed = {name for name, _ in environment.items() ^ self.first.items()}
-        return not any(name.startswith(READ_WHEN_IMPORTED) for name in changed)
+        changed = environment.items() ^ self.first.items()
+        told = "".join(f"{name}{value}" for name, value in changed).isprintable()  # a request is UTF-8
+        return told and not any(name.startswith(READ_WHEN_IMPORTED) for name, _ in changed)
 
 
 commands: Commands | None = None
@@ -73,7 +116,7 @@ commands: Commands | None = None
 
 
 class WarmCommand(subprocess.Popen[str]):
-    """A command forked by `Commands`. Its parent is this process, which must be a child subreaper."""
+    """A command forked by `Commands`."""
 
     def __init__(self, commands: Commands, wanted: Wanted) -> None:
         self._commands, self._wanted = commands, wanted
@@ -85,14 +128,13 @@ class WarmCommand(subprocess.Popen[str]):
     def _execute_child(self, *given: Any) -> None:
         pipes: Sequence[int] = given[10:16]
         read, _, _, write, _, error = pipes
-        self._commands.channel.send(self._wanted, read, write, error)
-        self.pid = self._commands.channel.receive()
+        self.pid = self._commands.start(self._wanted, read, write, error)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
 class Undrawn(supervisor._Supervisor):
-    """A run whose report has no pictures: drawing them takes a sixth of the CPU time of a short run.
+    """A run whose report has no pictures: drawing them takes a fifth of the CPU time of a short run.
 
     `tests/unit/test_results.py` and `tests/process/test_results.py` draw the pictures of short runs.
     """
@@ -102,12 +144,21 @@ class Undrawn(supervisor._Supervisor):
     def run(self) -> Result:
         if self.pictures:
             return super().run()
-        with mock.patch("edgefl.results.pictures.Canvas.svg", lambda _, label: f"<svg>{label}</svg>"):
+        with contextlib.ExitStack() as stack:
+            for module, name in DRAWING:
+                stack.enter_context(mock.patch.object(module, name, return_value=Picture("<svg></svg>")))
             return super().run()
 
 
-class _Forked:
-    """The fork server of one command; implements `edgefl.host.children.Child`."""
+DRAWING = (
+    *((report, name) for name in ("draw_classes", "draw_weights", "draw_timeline", "curves_picture")),
+    (pictures, "curves_picture"),
+)
+"""The functions that draw a report's pictures."""
+
+
+class Forked:
+    """A child of this process, which another may have forked; implements `edgefl.host.children.Child`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -125,37 +176,73 @@ class _Forked:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def serve(channel: Channel[Wanted]) -> NoReturn:
-    """Fork a command for each request. Raises `Closed` when the client is gone."""
+def serve(channel: Channel[Wanted | More]) -> NoReturn:
+    """Fork a process for each request. Raises `Closed` when the client is gone."""
     while True:
         wanted = channel.receive()
-        fds = [channel.descriptor() for _ in range(3)]
-        told, tells = os.pipe()
-        if (between := os.fork()) == 0:  # exits at once: the command becomes a child of the subreaper
-            if (pid := os.fork()) == 0:
-                os.close(told)
-                os.close(tells)
-                _command(channel, wanted, fds)
-            os.write(tells, str(pid).encode())
-            os._exit(0)
-        os.waitpid(between, 0)
-        channel.send(int(os.read(told, 20)))
-        for fd in (*fds, told, tells):
+        assert isinstance(wanted, Wanted)
+        for _ in range(AT_ONCE, len(wanted.numbers), AT_ONCE):
+            channel.receive()
+        fds = [channel.descriptor() for _ in wanted.numbers]
+        channel.send(_start(channel, wanted, fds))
+        for fd in fds:
             os.close(fd)
 
 
-def _command(channel: Channel[Wanted], wanted: Wanted, fds: Sequence[int]) -> NoReturn:
-    """Run the command in this process, which was forked for it."""
-    os.setsid()
-    for number, fd in enumerate(fds):
-        os.dup2(fd, number)
-        os.close(fd)
-    channel.close()
-    exit_with(lambda: _main(wanted))
+def _start(channel: Channel[Wanted | More], wanted: Wanted, fds: Sequence[int]) -> int:
+    """Fork a process that becomes a child of the subreaper; return its pid."""
+    told, tells = os.pipe()
+    if (between := os.fork()) == 0:
+        if (pid := os.fork()) == 0:
+            os.close(told)
+            os.close(tells)
+            channel.close()
+            _place(fds, wanted.numbers)
+            exit_with(lambda: _child(wanted) if wanted.module else _command(wanted))
+        os.write(tells, str(pid).encode())
+        os._exit(0)
+    os.waitpid(between, 0)
+    pid = int(os.read(told, 20))
+    os.close(told)
+    os.close(tells)
+    return pid
 
 
-def _main(wanted: Wanted) -> int:
+def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give these descriptors of this process these numbers, of which some may be others' now."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, max(*fds, *numbers) + 1) for fd in fds]
+    for fd, placed, number in zip(fds, high, numbers, strict=True):
+        if fd not in numbers:
+            os.close(fd)
+        os.dup2(placed, number)
+        os.close(placed)
+
+
+def _child(wanted: Wanted) -> int:
+    """Do what ``python -m MODULE FD PID ARGUMENTS`` does after its imports."""
+    while os.getppid() != wanted.parent:  # it must not die with the process between
+        time.sleep(1e-3)
+    fork_server.set_up(wanted.environment, wanted.folder)
+    fd, *arguments = wanted.arguments
+    return _main_of(wanted.module, fd, str(wanted.parent), *arguments)
+
+
+def _main_of(module: str, *arguments: str) -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    sys.argv = [module, *arguments]
+    try:
+        import_module(module).main()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
+
+
+def _command(wanted: Wanted) -> int:
     """Do what ``python -m edgefl ARGUMENTS`` does after its imports."""
+    os.setsid()
     fork_server.set_up(wanted.environment, wanted.folder)
     sys.argv = ["edgefl", *wanted.arguments]
     sys.path[0] = wanted.folder
@@ -164,6 +251,7 @@ def _main(wanted: Wanted) -> int:
     with contextlib.ExitStack() as stack:
         if wanted.arguments[0] in RUNS:
             _run_warm(stack)
+        stack.enter_context(mock.patch.object(running, "start_process", _fork))
         code: int = import_module("edgefl.__main__").main()
     return code
 
@@ -189,7 +277,7 @@ def _run_warm(stack: contextlib.ExitStack) -> None:
         finally:
             os._exit(0)
     theirs.close()
-    there = [(_Forked(pid), Channel[Any](ours, fork_server.FromForkServer))]
+    there = [(Forked(pid), Channel[Any](ours, fork_server.FromForkServer))]
     cold = fork_server.start_process
 
     def start(*given: Any) -> tuple[Any, Channel[Any]]:
@@ -204,6 +292,26 @@ def _run_warm(stack: contextlib.ExitStack) -> None:
     stack.enter_context(mock.patch.object(supervisor, "_Supervisor", Warm))
 
 
+def _fork(
+    module: str, incoming: Any, environment: dict[str, str], *arguments: str, inherited: Sequence[int] = ()
+) -> tuple[Forked, Channel[Any]]:
+    """Start a process like `edgefl.host.process.start_process`, by a fork of this one."""
+    ours, theirs = pair()
+    parent, numbers = os.getpid(), [1, 2, theirs.fileno(), *inherited]
+    if (pid := os.fork()) == 0:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd not in (0, *numbers):
+                with contextlib.suppress(OSError):  # the one that listed them
+                    os.close(fd)
+        made = child_environment(environment)
+        fork_server.set_up(made, os.getcwd())
+        exit_with(lambda: _main_of(module, str(theirs.fileno()), str(parent), *arguments))
+    theirs.close()
+    return Forked(pid), Channel(ours, incoming)
+
+
 def main(channel_fd: int, parent_pid: int) -> None:
     become_child(parent_pid, "edgefl-warm")
     for name in MODULES:
@@ -211,4 +319,4 @@ def main(channel_fd: int, parent_pid: int) -> None:
     gc.collect()
     gc.freeze()
     with contextlib.suppress(Closed):
-        serve(Channel.inherit(channel_fd, Wanted))
+        serve(Channel.inherit(channel_fd, Wanted | More))
