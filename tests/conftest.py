@@ -27,8 +27,7 @@ import pytest_timeout
 from edgefl import kernels
 from edgefl.host import groups as hierarchy
 from edgefl.host.fork_server import ForkServer
-from edgefl.programs import running
-from edgefl.run import supervisor, sweep
+from edgefl.run import supervisor
 from tests.patience import Patience
 from tests.process import warm
 
@@ -120,6 +119,9 @@ def _warm() -> Iterator[ForkServer]:
     So are commands and the processes of programs. Where a test has changed what only a new interpreter reads,
     a new one is started.
     """
+
+    from edgefl.programs import running
+    from edgefl.run import sweep
 
     class Warm(warm.Undrawn):
         def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ def test_of_what_ends_by_itself(nothing_left):
         pass
     threading.Thread(target=KEPT.append, args=(1,)).start()
 
-def test_that_fails_says_nothing_more(nothing_left):
+def test_that_fails_says_nothing_more(no_patience, nothing_left):
     KEPT.append(os.open(os.devnull, 0))
     assert False
 

@@ -158,7 +158,7 @@ LEAKS = """
 import subprocess
 import sys
 
-CODE = "import hashlib; b = b'x' * (60 << 20); [hashlib.sha256(b).digest() for _ in range(8)]"
+CODE = "held = b'x' * (60 << 20); print(flush=True); input()"
 HELD = []
 
 def leaks(mib):
@@ -166,7 +166,8 @@ def leaks(mib):
         HELD.append(b"x" * (mib << 20))
 
 def starts_one_that_takes_60_mib():
-    subprocess.run([sys.executable, "-c", CODE], check=True)
+    HELD.append(subprocess.Popen([sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    HELD[-1].stdout.readline()
 """
 LEAK_TEST = """
 import pytest

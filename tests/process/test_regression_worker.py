@@ -27,6 +27,8 @@ from edgefl.regression.measurement import MeasurementPlan
 from edgefl.regression.process import MeasuringProcess, PrepareRequest, RepeatRequest, Repetition, TrialRun
 from tests.process import measured_steps as steps
 
+pytestmark = pytest.mark.xdist_group("measuring process")
+
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[MeasuringProcess]:
@@ -79,9 +81,14 @@ def test_pages_that_a_child_shares_with_its_parent_count_once(process: Measuring
 
 
 def test_a_device_has_not_more_memory_for_two_processes_than_for_one(process: MeasuringProcess) -> None:
-    limit_mib = int(load_device("pixel-3a").app_limit_mib or 0)
+    device = load_device("watch-a7")
+    over = request(
+        steps.fills_a_child_and_leaves_it,
+        kwargs={"mib": int(device.app_limit_mib or 0) + 20},
+        device=device.id,
+    )
     with pytest.raises(OutOfDeviceMemory):
-        measure(process, plan(steps.fills_a_child_and_leaves_it, kwargs={"mib": limit_mib + 20}), TimeLimit())
+        measure(process, MeasurementPlan(device, load_network("lte"), over, 9, 0.0), TimeLimit())
 
 
 def test_a_repetition_times_the_function_and_the_reference_in_turn(process: MeasuringProcess) -> None:

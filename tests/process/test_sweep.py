@@ -30,6 +30,7 @@ from tests.reports import Page
 
 from .runs import Command, experiment, summary, virtual, wait_for_versions
 
+pytestmark = pytest.mark.xdist_group("swept")
 GRID = {"strategy.server_lr": ["0.5", "1.0"]}
 SHORT = virtual(stop=Stop(versions=4), evaluation=edgefl.Evaluation(every_versions=2))
 
@@ -147,21 +148,20 @@ def test_nothing_outlives_a_killed_sweep(tmp_path: Path) -> None:
 
 
 def test_a_forked_process_is_not_taken_for_one_that_had_its_number_before(
-    monkeypatch: pytest.MonkeyPatch,
+    _warm: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ForkServer() as fork_server:
-        expect = fork_server._expect
+    expect = _warm._expect
 
-        def with_a_code_of_before(kind: Any) -> Any:
-            forked = expect(kind)
-            fork_server._exit_codes[forked.pid] = 7
-            return forked
+    def with_a_code_of_before(kind: Any) -> Any:
+        forked = expect(kind)
+        _warm._exit_codes[forked.pid] = 7
+        return forked
 
-        monkeypatch.setattr(fork_server, "_expect", with_a_code_of_before)
-        child, channel = fork_server.start("edgefl.run.zygote", None, {})
-        assert fork_server.exit_code(child.pid, 0.0) is None
-        channel.close()
-        assert child.wait() != 7
+    monkeypatch.setattr(_warm, "_expect", with_a_code_of_before)
+    child, channel = _warm.start("edgefl.run.zygote", None, {})
+    assert _warm.exit_code(child.pid, 0.0) is None
+    channel.close()
+    assert child.wait() != 7
 
 
 def test_what_the_machine_refuses_a_forked_process_is_one_line_too(

@@ -130,7 +130,7 @@ CASES = [
             "fleet": Fleet(devices={"paper-half-normal": 60}, network="none"),
             "strategy": {"name": "fedasync"},
             "stop": Stop(versions=200),
-            "training": Training(steps=60),
+            "training": Training(steps=4),
         },
         ["event:0:119", "event:0:59", "event:0:35", "event:0:24", "event:0:16"],
         id="full ring",
@@ -174,7 +174,8 @@ def test_killed_anywhere_and_resumed_it_is_the_same_run(
 
 
 def test_interrupted_and_then_without_a_server_or_zygote_it_is_the_same_run(tmp_path: Path) -> None:
-    wanted, folder = resumable(model=made_in(tmp_path)), tmp_path / "killed"
+    wanted = resumable(model=made_in(tmp_path), stop=Stop(versions=60))
+    folder = tmp_path / "killed"
     supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
     plan(tmp_path, {60: "interrupt"})
     Command.run(wanted, folder).ends(130)

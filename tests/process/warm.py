@@ -27,8 +27,6 @@ from edgefl.host import fork_server
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import exit_with
 from edgefl.host.process import STOPS, become_child, child_environment
-from edgefl.programs import running
-from edgefl.results import pictures, report
 from edgefl.results.page import Picture
 from edgefl.results.result import Result
 from edgefl.run import supervisor
@@ -145,14 +143,14 @@ class Undrawn(supervisor._Supervisor):
         if self.pictures:
             return super().run()
         with contextlib.ExitStack() as stack:
-            for module, name in DRAWING:
-                stack.enter_context(mock.patch.object(module, name, return_value=Picture("<svg></svg>")))
+            for name in DRAWING:
+                stack.enter_context(mock.patch(f"edgefl.results.{name}", return_value=Picture("<svg></svg>")))
             return super().run()
 
 
 DRAWING = (
-    *((report, name) for name in ("draw_classes", "draw_weights", "draw_timeline", "curves_picture")),
-    (pictures, "curves_picture"),
+    *(f"report.{name}" for name in ("draw_classes", "draw_weights", "draw_timeline", "curves_picture")),
+    "pictures.curves_picture",
 )
 """The functions that draw a report's pictures."""
 
@@ -251,7 +249,7 @@ def _command(wanted: Wanted) -> int:
     with contextlib.ExitStack() as stack:
         if wanted.arguments[0] in RUNS:
             _run_warm(stack)
-        stack.enter_context(mock.patch.object(running, "start_process", _fork))
+        stack.enter_context(mock.patch("edgefl.programs.running.start_process", _fork))
         code: int = import_module("edgefl.__main__").main()
     return code
 

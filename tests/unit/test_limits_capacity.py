@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.files import cache_folder
-from edgefl.host import calibration, capacity, host_operations
+from edgefl.host import calibration, capacity, code_operations, host_operations
 from edgefl.host.calibration import Calibration, Measured, Rate, calibrate, stored_calibration
 from edgefl.host.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale
 from edgefl.kernels import cuda_library
@@ -302,6 +302,9 @@ def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_operations, "_REPETITION_S", 1e-4)
     monkeypatch.setattr(host_operations, "ROUNDS", 1)
+    monkeypatch.setattr(code_operations, "PYTHON_STEPS", 20)
+    few = {name: max(1, amount // 100) for name, amount in code_operations.AMOUNTS.items()}
+    monkeypatch.setattr(code_operations, "AMOUNTS", few)
     found = host_operations.measure(sizes=(16, 256), triad_mib=0.25)
     rates = list(found.rates())
     assert [name for name, _, _ in rates] == [
