@@ -113,7 +113,7 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def _warm() -> Iterator[ForkServer]:
+def fork_server() -> Iterator[ForkServer]:
     """Start the runs of `edgefl.run` and of sweeps as one sweep's: most of a short one is importing torch.
 
     So are commands and the processes of programs. Where a test has changed what only a new interpreter reads,
@@ -155,7 +155,7 @@ def _orphans_come_here() -> None:
 @pytest.fixture(autouse=True)
 def _process_tests_leave_nothing(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("process"):
-        request.getfixturevalue("_warm")
+        request.getfixturevalue("fork_server")
         request.getfixturevalue("nothing_left")
 
 

@@ -54,10 +54,15 @@ PARTS = {"compute": "Training", "down": "Download", "up": "Upload", "delay": "Li
          "trip": "Whole trip", "round": "Seen by the server"}  # fmt: skip
 
 
-def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the run's report to ``out``, by default its ``report.html``; returns the path."""
+def write_report(
+    folder: str | Path, out: str | Path | None = None, summary: dict[str, Any] | None = None
+) -> Path:
+    """Write the run's report to ``out``, by default its ``report.html``; returns the path.
+
+    ``summary`` is the run's `summarize`, if the caller has it.
+    """
     with Record(folder) as record:
-        text = report(record)
+        text = report(record, summarize(record) if summary is None else summary)
     close_fonts()
     text += _mark(text.encode())
     return write_text(Path(folder) / FILE_NAME if out is None else Path(out), text)
@@ -73,9 +78,8 @@ def is_whole(content: bytes) -> bool:
     return content == text + _mark(text).encode()
 
 
-def report(record: Record) -> str:
+def report(record: Record, summary: dict[str, Any]) -> str:
     """The run's page: self-contained HTML with inline pictures, light and dark, without scripts."""
-    summary = summarize(record)
     not_judged = "Error of achieved against declared time. "
     not_judged += f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged. "
     not_judged += f"Apart from this, the device model is {model_error(summary['model_error_factor'])}."

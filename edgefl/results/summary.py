@@ -451,9 +451,10 @@ def measures(summary: Mapping[str, Any]) -> dict[str, float | None]:
     return found
 
 
-def write_summary(folder: str | Path) -> Path:
-    """Write `summarize` of the run to ``<folder>/summary.json``; returns its path."""
-    return write_text(Path(folder) / SUMMARY_FILE, summary_text(folder))
+def write_summary(folder: str | Path, summary: dict[str, Any] | None = None) -> Path:
+    """Write ``summary``, by default `summarize` of the run, as its ``summary.json``; returns the path."""
+    text = summary_text(folder) if summary is None else json_text(summary)
+    return write_text(Path(folder) / SUMMARY_FILE, text)
 
 
 def summary_text(run: str | Path | Record) -> str:

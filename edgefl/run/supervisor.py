@@ -24,7 +24,7 @@ import enum
 import os
 import selectors
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -164,9 +164,13 @@ def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> 
     from edgefl.results import report, summary, trace
 
     run_folder.forget_noise(folder)
-    for name, write in zip(
-        run_folder.RESULTS, (summary.write_summary, trace.write_trace, report.write_report), strict=True
-    ):
+    found = summary.summarize(folder)
+    writers: tuple[Callable[[Path], Path], ...] = (
+        partial(summary.write_summary, summary=found),
+        trace.write_trace,
+        partial(report.write_report, summary=found),
+    )
+    for name, write in zip(run_folder.RESULTS, writers, strict=True):
         if name in names:
             write(folder)
 

@@ -80,7 +80,8 @@ static int fails(const char *kind, const char *path, int fd) {
     return 1;
 }
 
-__attribute__((constructor)) static void begin(void) {
+// As it is loaded; and again in a forked process whose environment is another.
+__attribute__((constructor)) void edgefl_shim_begin(void) {
     char *value;
     if ((value = getenv("EDGEFL_SHIM_FAIL")))
         sscanf(value, "%15[^:]:%127[^:]:%d:%ld", fail_kind, fail_part, &fail_error, &fail_after);

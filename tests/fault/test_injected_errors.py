@@ -17,6 +17,7 @@ from tests.fault import shim
 from tests.process.runs import virtual
 from tests.process.test_virtual_resume import outcome
 
+ROOT = Path(__file__).parents[2]
 FAULTS = (
     f"write:record.sqlite:{errno.ENOSPC}:90",
     f"write:checkpoints/:{errno.EIO}:8",
@@ -25,27 +26,46 @@ FAULTS = (
 )
 
 
+FORKED = """
+import ctypes
+import os
+import sys
+from importlib import import_module
+from edgefl.host.children import exit_with
+from tests.process import warm
+
+for name in warm.MODULES:
+    import_module(name)
+for number, fault in enumerate(sys.argv[1:]):
+    if (pid := os.fork()) == 0:
+        os.environ["EDGEFL_SHIM_FAIL"] = fault
+        ctypes.CDLL(os.environ["LD_PRELOAD"]).edgefl_shim_begin()
+        os.dup2(os.open(f"{number}.err", os.O_CREAT | os.O_WRONLY), 2)
+        words = "run", "experiment.toml", "--quiet", "--accept-invalid", "--out", f"runs/{number}"
+        exit_with(lambda: warm.command(warm.Wanted(words, dict(os.environ), os.getcwd())))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+"""``edgefl run`` once for each fault, forked from one process that has imported everything under the shim."""
+
+
 @pytest.mark.timeout(300)
 def test_one_line_and_the_same_outcome_when_resumed(tmp_path: Path) -> None:
     wanted = virtual(1, stop=Stop(versions=12), checkpoint=Checkpoint(every_s=1e-6))
     (tmp_path / "experiment.toml").write_text(config.dump(wanted))
     runs = tmp_path / "runs"
     runs.mkdir()
-    library = shim.build(tmp_path)
+    around = shim.environment(shim.build(tmp_path), runs, tmp_path / "log") | {"PYTHONPATH": str(ROOT)}
     supervisor.run(wanted, runs / "calm", quiet=True)
-    for number, fault in enumerate(FAULTS):
-        folder = runs / str(number)
-        around = shim.environment(library, runs, tmp_path / "log") | {"EDGEFL_SHIM_FAIL": fault}
-        words = ["run", str(tmp_path / "experiment.toml"), "--quiet", "--out", str(folder)]
-        command = [sys.executable, "-m", "edgefl", *words, "--accept-invalid"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, **around}
-        )
-        assert done.returncode in (1, 2), (fault, done.stderr)
-        assert done.stderr.startswith("edgefl: "), (fault, done.stderr)
-        assert done.stderr.count("\n") == 1, (fault, done.stderr)
-        supervisor.resume(folder, quiet=True)
-        assert outcome(folder) == outcome(runs / "calm"), fault
+    command, environment = [sys.executable, "-c", FORKED, *FAULTS], {**os.environ, **around}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, check=True)
+    codes = list(map(int, done.stdout.split()))
+    for number, (fault, code) in enumerate(zip(FAULTS, codes, strict=True)):
+        said = (tmp_path / f"{number}.err").read_text()
+        assert code in (1, 2), (fault, said)
+        assert said.startswith("edgefl: "), (fault, said)
+        assert said.count("\n") == 1, (fault, said)
+        supervisor.resume(runs / str(number), quiet=True)
+        assert outcome(runs / str(number)) == outcome(runs / "calm"), fault
 
 
 def test_without_memory_it_ends_with_one_line(tmp_path: Path) -> None:

@@ -148,18 +148,18 @@ def test_nothing_outlives_a_killed_sweep(tmp_path: Path) -> None:
 
 
 def test_a_forked_process_is_not_taken_for_one_that_had_its_number_before(
-    _warm: ForkServer, monkeypatch: pytest.MonkeyPatch
+    fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expect = _warm._expect
+    expect = fork_server._expect
 
     def with_a_code_of_before(kind: Any) -> Any:
         forked = expect(kind)
-        _warm._exit_codes[forked.pid] = 7
+        fork_server._exit_codes[forked.pid] = 7
         return forked
 
-    monkeypatch.setattr(_warm, "_expect", with_a_code_of_before)
-    child, channel = _warm.start("edgefl.run.zygote", None, {})
-    assert _warm.exit_code(child.pid, 0.0) is None
+    monkeypatch.setattr(fork_server, "_expect", with_a_code_of_before)
+    child, channel = fork_server.start("edgefl.run.zygote", None, {})
+    assert fork_server.exit_code(child.pid, 0.0) is None
     channel.close()
     assert child.wait() != 7
 

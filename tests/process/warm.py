@@ -196,7 +196,7 @@ def _start(channel: Channel[Wanted | More], wanted: Wanted, fds: Sequence[int]) 
             os.close(tells)
             channel.close()
             _place(fds, wanted.numbers)
-            exit_with(lambda: _child(wanted) if wanted.module else _command(wanted))
+            exit_with(lambda: _child(wanted) if wanted.module else command(wanted))
         os.write(tells, str(pid).encode())
         os._exit(0)
     os.waitpid(between, 0)
@@ -238,7 +238,7 @@ def _main_of(module: str, *arguments: str) -> int:
     return 0
 
 
-def _command(wanted: Wanted) -> int:
+def command(wanted: Wanted) -> int:
     """Do what ``python -m edgefl ARGUMENTS`` does after its imports."""
     os.setsid()
     fork_server.set_up(wanted.environment, wanted.folder)
