@@ -27,8 +27,8 @@ from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import collect, end_child, fork, kill
 from edgefl.host.process import become_child, child_environment, start_process
 
-IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload")
-"""Modules that a run's processes need."""
+IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload", "numpy.ma")
+"""Modules that a run's processes need; numpy imports the last one when it first needs it."""
 GRACE_S = 1.0
 """Time within which the fork server must exit before it is killed, seconds."""
 

@@ -147,7 +147,7 @@ def test_int8_learns_as_float32_does_in_less_time_and_what_it_rounds_off_is_kept
     for name in ("float32", "int8"):
         for feedback in (True, False):
             server = Server(update_format=name, error_feedback=feedback)
-            wanted = virtual(server=server, stop=Stop(versions=120))
+            wanted = virtual(server=server, stop=Stop(versions=60))
             figures[name, feedback] = edgefl.run(wanted, tmp_path / f"{name}-{feedback}").summary()
     plain, short = figures["float32", True], figures["int8", True]
     assert short["accuracy"] == pytest.approx(plain["accuracy"], abs=0.05)
@@ -174,11 +174,10 @@ def test_events_are_in_the_order_of_emulated_time_and_trips_take_what_profiles_s
         assert times == sorted(times)
         assert (np.diff(np.unique(arrived)) > 0).all()
         np.testing.assert_allclose(arrived - trips["sent_s"][done], trips["trip_declared_s"][done], rtol=1e-9)
-        units = [unit_factor(record.meta.seed, row.client) for row in clients]
-        declared = [declared_s(clients[client])[1] * units[client] for client in trips["client"][done]]
-        np.testing.assert_allclose(trips["work_s"][done], declared, rtol=1e-9)
-        steps_s = [declared_s(row)[0] * unit for row, unit in zip(clients, units, strict=True)]
-        assert [row.step_s for row in clients] == pytest.approx(steps_s)
+        units = np.array([unit_factor(record.meta.seed, row.client) for row in clients])
+        steps_s, works_s = units * np.array([declared_s(row) for row in clients]).T
+        np.testing.assert_allclose(trips["work_s"][done], works_s[trips["client"][done]], rtol=1e-9)
+        assert [row.step_s for row in clients] == pytest.approx(steps_s.tolist())
         scatter = trips["compute_declared_s"][done] / trips["work_s"][done]
         assert 0.9 < scatter.min() < np.median(scatter) < 1.5
         assert len(set(scatter.tolist())) == len(scatter)
@@ -221,7 +220,7 @@ def most_mib(command: Command) -> float:
             except psutil.Error:  # it has just ended
                 continue
         most = max(most, held)
-        time.sleep(0.2)  # between two looks; nothing depends on it
+        time.sleep(0.5)  # between two looks; nothing depends on it
     return most
 
 
