@@ -99,7 +99,7 @@ def test_ctrl_c_ends_a_run_with_one_line(tmp_path: Path) -> None:
         try:
             assert process.stdout.readline() == "runs\n"
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate()
         finally:
             process.kill()
     assert (process.returncode, err) == (130, "edgefl: interrupted; carry on with: edgefl resume o\n")

@@ -92,7 +92,7 @@ def test_a_busy_process_gets_its_share_until_it_is_let_go(kind: str, busy: subpr
 def test_a_process_that_ends_while_it_is_held_is_no_trouble(kind: str, busy: subprocess.Popen[bytes]) -> None:
     throttle = host.open(kind, busy.pid, SHARE)
     os.kill(busy.pid, signal.SIGKILL)  # also a stopped one
-    assert busy.wait(BOUND_S) == -signal.SIGKILL
+    assert busy.wait() == -signal.SIGKILL
     throttle.close()
     assert throttle.achieved().cpu_s >= 0.0
 
@@ -134,7 +134,7 @@ def test_a_process_over_its_groups_memory_is_killed(mib: int, code: int, peak: t
     with probe.loaded(mib) as child, host.open_memory(child.pid, 64) as held:
         assert child.stdin is not None
         child.stdin.close()
-        assert child.wait(BOUND_S) == code
+        assert child.wait() == code
         assert held.killed == (code != 0)
         assert peak[0] <= held.peak_mib <= peak[1]
     assert held.killed == (code != 0)
@@ -215,7 +215,7 @@ def unprivileged(code: str) -> str:
     needs_groups("cpu", "memory")
     needs_unprivileged()
     command = [*UNPRIVILEGED, sys.executable, "-B", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BOUND_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

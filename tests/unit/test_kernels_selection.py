@@ -23,7 +23,7 @@ def _run(code: str, backend: str | None = None) -> subprocess.CompletedProcess[s
     if backend is not None:
         env["EDGEFL_BACKEND"] = backend
     command = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 _SUM = """

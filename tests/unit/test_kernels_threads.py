@@ -103,7 +103,7 @@ print(_c.pool_size())
 """
     env = os.environ | {"PYTHONPATH": str(Path(edgefl.__file__).parent.parent)}
     command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 

@@ -271,7 +271,6 @@ def test_children_train_to_the_parents_bits(model):
         [sys.executable, "-W", "error", "-c", PROGRAM, model],
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

@@ -184,7 +184,7 @@ def in_child(body: Callable[[], Any]) -> Any:
     try:
         return ours.recv()
     finally:
-        child.join(30)
+        child.join()
         ours.close()
         assert child.exitcode == 0
 

@@ -189,9 +189,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_example_passes_the_kit_as_printed(folder: Path) -> None:
     (folder / "try_it.py").write_text(block("<!-- test -->"), encoding="utf-8")
     command = [sys.executable, "-W", "error", "try_it.py"]
-    done = subprocess.run(
-        command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, check=True, capture_output=True, timeout=60
-    )
+    done = subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     assert done.stdout
 
 
