@@ -63,6 +63,8 @@ static const ef_isa EF(isa) = {
     block_norm_avx512,
     words_avx512,
     delta_avx512,
+    trimmed_avx512,
+    products_avx512,
 };
 #else
 /* Squared norm of n <= EF_TILE elements. */
@@ -146,6 +148,7 @@ EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2]
 }
 
 #include "body_delta.h"
+#include "body_order.h"
 #include "body_step.h"
 #include "body_quantize.h"
 
@@ -158,6 +161,8 @@ static const ef_isa EF(isa) = {
     EF(block_norm),
     EF(words),
     EF(delta),
+    EF(trimmed),
+    EF(products),
 };
 #endif
 

@@ -239,6 +239,74 @@ int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm)
     return 0;
 }
 
+/* ---- trimmed means and inner products ---- */
+
+enum { ORDER_GRAIN = EF_GRAIN * EF_TILE };
+typedef struct {
+    const ef_isa *isa;
+    const ef_order *o;
+    double *partial; /* grains x 9 x pairs: lanes, then products */
+    int64_t pairs;
+} order_job;
+
+static void trimmed_tile(void *context, int64_t tile)
+{
+    const order_job *job = context;
+    const int64_t at = tile * EF_TILE, left = job->o->n - at;
+    const fp_state fp = fp_enter();
+    job->isa->trimmed(job->o, at, left < EF_TILE ? left : EF_TILE);
+    fp_leave(fp);
+}
+
+void ef_trimmed_mean(const ef_order *o, int threads)
+{
+    order_job job = {ef_isa_now(), o, NULL, 0};
+    ef_pool_run(trimmed_tile, &job, (o->n + EF_TILE - 1) / EF_TILE, threads);
+}
+
+static void products_grain(void *context, int64_t grain)
+{
+    const order_job *job = context;
+    const int64_t at = grain * ORDER_GRAIN, left = job->o->n - at;
+    double *lanes = job->partial + grain * job->pairs * (EF_LANES + 1);
+    const fp_state fp = fp_enter();
+    job->isa->products(job->o, at, left < ORDER_GRAIN ? left : ORDER_GRAIN, lanes, lanes + job->pairs * EF_LANES);
+    fp_leave(fp);
+}
+
+/* Each grain's products are added in ascending order, for any number of threads. A window of grains is computed at a
+ * time, since the lanes of all grains of a large model would not fit into memory. */
+int ef_products(const ef_order *o, double *out, int threads)
+{
+    enum { WINDOW = 16 };
+    const int64_t pairs = o->count * (o->count + 1) / 2, grains = (o->n + ORDER_GRAIN - 1) / ORDER_GRAIN;
+    double *partial = malloc((size_t)(pairs * (EF_LANES + 1) * WINDOW) * sizeof *partial);
+    if (!partial) return -1;
+    memset(out, 0, (size_t)(o->count * o->count) * sizeof *out);
+    for (int64_t first = 0; first < grains; first += WINDOW) {
+        ef_order part = *o;
+        ef_update shifted[EF_MOST_ORDERED];
+        const int64_t at = first * ORDER_GRAIN, some = grains - first < WINDOW ? grains - first : WINDOW;
+        for (int64_t k = 0; k < o->count; k++) {
+            shifted[k] = o->u[k];
+            shifted[k].data = (const char *)o->u[k].data + at * ef_size(o->u[k].dtype);
+            if (o->u[k].scales) shifted[k].scales += at / EF_SCALE_BLOCK;
+        }
+        part.u = shifted, part.n = o->n - at < WINDOW * ORDER_GRAIN ? o->n - at : WINDOW * ORDER_GRAIN;
+        order_job job = {ef_isa_now(), &part, partial, pairs};
+        ef_pool_run(products_grain, &job, some, threads);
+        for (int64_t grain = 0; grain < some; grain++) {
+            const double *found = partial + (grain * (EF_LANES + 1) + EF_LANES) * pairs;
+            for (int64_t j = 0; j < o->count; j++)
+                for (int64_t k = j; k < o->count; k++) out[j * o->count + k] += *found++;
+        }
+    }
+    for (int64_t j = 0; j < o->count; j++)
+        for (int64_t k = 0; k < j; k++) out[j * o->count + k] = out[k * o->count + j];
+    free(partial);
+    return 0;
+}
+
 /* ---- quantisation ---- */
 
 typedef struct {

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Increase whenever a function's arguments or a block size changes; must equal ABI in edgefl/kernels/selection.py. */
-#define EF_ABI 7
+#define EF_ABI 8
 
 #define EF_TILE 2048       /* elements per tile, whose partial sum stays in the L1 cache; the block of norms */
 #define EF_STREAM_BYTES (1 << 20) /* minimum output bytes for non-temporal stores */
@@ -79,6 +79,19 @@ typedef struct {
     int fresh;  /* `from` is not in the cache yet */
 } ef_group;
 
+/* Updates of n elements that are read element by element: means of ranks trim <= r < count - trim of each element, and
+ * inner products. */
+#define EF_MOST_ORDERED 1024 /* maximum updates */
+typedef struct {
+    float *out;
+    const ef_update *u;
+    int64_t count, n, trim;
+    const int32_t *network; /* pairs (i, j): the smaller of elements i and j goes to i; they sort ranks trim and up */
+    int64_t pairs;
+} ef_order;
+/* Elements of each update per pass, a multiple of 32: all together fill about 32 KiB. */
+static inline int64_t ef_order_width(int64_t count) { return count < 128 ? 8192 / count / 32 * 32 : 64; }
+
 /* The functions for one instruction set. Offsets and counts are in elements. Arrays may be unaligned and must not
  * overlap, with the exceptions below. All functions run in the floating-point state of fp_state.h. */
 typedef struct {
@@ -98,6 +111,8 @@ typedef struct {
      * 64 bytes. trained and base may overlap each other. */
     void (*delta)(ef_loose_float *__restrict out, const ef_loose_float *trained, const ef_loose_float *base,
                   int64_t n, int around, uint64_t s[2]);
+    void (*trimmed)(const ef_order *o, int64_t at, int64_t n);
+    void (*products)(const ef_order *o, int64_t at, int64_t n, double *lanes, double *out);
 } ef_isa;
 
 /* cpu.c */
@@ -112,6 +127,8 @@ int ef_weighted_sum(float *out, const float *base, const ef_update *u, int64_t c
 /* *norm: the squared norm of q->out, as from ef_sq_norm. -1: out of memory. */
 int ef_quantize(const ef_quantization *q, int64_t n, int threads, double *norm);
 int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm); /* -1: out of memory */
+void ef_trimmed_mean(const ef_order *o, int threads);
+int ef_products(const ef_order *o, double *out, int threads); /* out: count x count; -1: out of memory */
 uint64_t ef_folded(const uint64_t s[2], const unsigned char *p, int64_t bytes); /* s: sums over all whole words */
 uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads);
 

@@ -152,6 +152,8 @@ static PyMethodDef methods[] = {
     {"weighted_sum", FAST(ef_py_weighted_sum), "weighted_sum(out, base, updates, weights, scales, norms, checksums, threads)"},
     {"weighted_step", FAST(ef_py_weighted_sum), "weighted_step(…, kind, constants, old, new): a sum, then a step"},
     {"quantize", FAST(ef_py_quantize), "quantize(out, update, scales, residual, left, weight, threads)"},
+    {"trimmed_mean", FAST(ef_py_order), "trimmed_mean(out, updates, scales, network, trim, threads)"},
+    {"products", FAST(ef_py_order), "products(out, updates, scales, threads): all inner products"},
     {"sq_norm", FAST(sq_norm), "sq_norm(update, scale, threads)"},
     {"checksum", FAST(checksum), "checksum(buffer, threads)"},
     {"delta", FAST(ef_py_delta), "delta(out, trained, base): out = trained - base, and its checksum"},

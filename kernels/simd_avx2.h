@@ -34,6 +34,8 @@ EF_PRIM EF(V) EF(vadd)(EF(V) x, EF(V) y) { return _mm256_add_ps(x, y); }
 EF_PRIM EF(V) EF(vsub)(EF(V) x, EF(V) y) { return _mm256_sub_ps(x, y); }
 EF_PRIM EF(V) EF(vdiv)(EF(V) x, EF(V) y) { return _mm256_div_ps(x, y); }
 EF_PRIM EF(V) EF(vsqrt)(EF(V) x) { return _mm256_sqrt_ps(x); }
+EF_PRIM EF(V) EF(vmin)(EF(V) x, EF(V) y) { return _mm256_min_ps(x, y); } /* x < y ? x : y */
+EF_PRIM EF(V) EF(vmax)(EF(V) x, EF(V) y) { return _mm256_max_ps(x, y); } /* x > y ? x : y */
 EF_PRIM EF(V) EF(vsign)(EF(V) x)
 {
     const __m256 zero = _mm256_setzero_ps(), one = _mm256_set1_ps(1.0f), less = _mm256_set1_ps(-1.0f);

@@ -21,6 +21,8 @@ EF_PRIM EF(V) EF(vadd)(EF(V) x, EF(V) y) { return _mm512_add_ps(x, y); }
 EF_PRIM EF(V) EF(vsub)(EF(V) x, EF(V) y) { return _mm512_sub_ps(x, y); }
 EF_PRIM EF(V) EF(vdiv)(EF(V) x, EF(V) y) { return _mm512_div_ps(x, y); }
 EF_PRIM EF(V) EF(vsqrt)(EF(V) x) { return _mm512_sqrt_ps(x); }
+EF_PRIM EF(V) EF(vmin)(EF(V) x, EF(V) y) { return _mm512_min_ps(x, y); } /* x < y ? x : y */
+EF_PRIM EF(V) EF(vmax)(EF(V) x, EF(V) y) { return _mm512_max_ps(x, y); } /* x > y ? x : y */
 EF_PRIM EF(V) EF(vsign)(EF(V) x)
 {
     const __m512 zero = _mm512_setzero_ps();

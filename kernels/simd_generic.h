@@ -26,6 +26,19 @@ EF_PRIM EF(V) EF(vmul)(EF(V) x, EF(V) y) { return (EF(V)){x.a * y.a, x.b * y.b};
 EF_PRIM EF(V) EF(vadd)(EF(V) x, EF(V) y) { return (EF(V)){x.a + y.a, x.b + y.b}; }
 EF_PRIM EF(V) EF(vsub)(EF(V) x, EF(V) y) { return (EF(V)){x.a - y.a, x.b - y.b}; }
 EF_PRIM EF(V) EF(vdiv)(EF(V) x, EF(V) y) { return (EF(V)){x.a / y.a, x.b / y.b}; }
+EF_PRIM EF(v4f) EF(chosen)(EF(v4f) x, EF(v4f) y, EF(v4i) first)
+{
+    return (EF(v4f))(((EF(v4i))x & first) | ((EF(v4i))y & ~first));
+}
+/* x < y ? x : y, and x > y ? x : y, as SSE's minimum and maximum. */
+EF_PRIM EF(V) EF(vmin)(EF(V) x, EF(V) y)
+{
+    return (EF(V)){EF(chosen)(x.a, y.a, (EF(v4i))(x.a < y.a)), EF(chosen)(x.b, y.b, (EF(v4i))(x.b < y.b))};
+}
+EF_PRIM EF(V) EF(vmax)(EF(V) x, EF(V) y)
+{
+    return (EF(V)){EF(chosen)(x.a, y.a, (EF(v4i))(x.a > y.a)), EF(chosen)(x.b, y.b, (EF(v4i))(x.b > y.b))};
+}
 EF_PRIM EF(V) EF(vsign)(EF(V) v)
 {
     float x[8];

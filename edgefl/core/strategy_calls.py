@@ -8,8 +8,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from edgefl.errors import RunError
-from edgefl.strategies.base import Step, Strategy, Until, Update, VectorSum
+from edgefl.strategies.base import Step, Strategy, Until, Update, Vector, VectorSum
+from edgefl.strategies.rows import Rows
 
 
 def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
@@ -94,6 +97,23 @@ def weights(strategy: Strategy, step: Step, holds: Callable[[Update], bool]) -> 
     if not (math.isfinite(step.base_scale) and all(map(math.isfinite, total.values()))):
         raise invalid(strategy, "step", "finite weights", f"{step.weights} with base_scale {step.base_scale}")
     return total
+
+
+def combined(strategy: Strategy, rows: Rows, step_weights: Sequence[float]) -> list[float] | Vector:
+    """Call ``strategy.combine``; return its weights or its vector. `RunError` for any other result."""
+    found = call(strategy, "combine", rows, step_weights)
+    if isinstance(found, np.ndarray) and found.dtype == np.float32 and found.shape == (rows.size,):
+        return found
+    allowed = f"{len(rows)} finite weights or a float32 vector of {rows.size} elements"
+    try:
+        numbers = [float(weight) for weight in found]
+    except (TypeError, ValueError):
+        raise invalid(strategy, "combine", allowed, type(found).__name__) from None
+    if len(numbers) != len(rows) or not all(map(math.isfinite, numbers)):
+        kind = f" of {found.dtype}" if isinstance(found, np.ndarray) else ""
+        got = f"{len(numbers)} numbers{kind}" if len(numbers) != len(rows) else f"{numbers}"
+        raise invalid(strategy, "combine", allowed, got)
+    return numbers
 
 
 def check_private(strategy: Strategy, step: Step, most: float) -> None:

@@ -4,6 +4,7 @@
     steps.py               the server optimiser's step, alone or fused with the weighted sum
     quantization.py        quantisation with error feedback, clipping
     layers.py              weighted averages of whole models, layer by layer
+    ranks.py               trimmed means and inner products of updates, for robust aggregation
     staleness.py           moving averages indexed by client
     selection.py           selection of the back end and the number of threads
     backend_reference.py   numpy, the reference
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, SumArguments, Update
 from edgefl.kernels.layers import average
 from edgefl.kernels.quantization import clip_factors, quantize
+from edgefl.kernels.ranks import products, trimmed_mean
 from edgefl.kernels.selection import backend, backends, select, set_threads, threads
 from edgefl.kernels.staleness import MovingAverage
 from edgefl.kernels.steps import weighted_step
@@ -43,10 +45,12 @@ __all__ = [
     "clip_factors",
     "delta",
     "page_locked",
+    "products",
     "quantize",
     "set_threads",
     "sq_norm",
     "threads",
+    "trimmed_mean",
     "weighted_step",
     "weighted_sum",
 ]

@@ -10,6 +10,7 @@ import numpy as np
 from edgefl.kernels import _c, arguments, steps
 from edgefl.kernels.arguments import Averages, Doubles, Ids, SumArguments
 from edgefl.kernels.quantization import QuantizationArguments
+from edgefl.kernels.ranks import RankArguments, network
 from edgefl.kernels.steps import StepArguments
 
 _SIZED = (list, tuple, np.ndarray)
@@ -50,6 +51,21 @@ def _step(given: StepArguments, threads: int) -> Doubles | None:
 def quantize(given: QuantizationArguments, threads: int) -> float:
     norm = _c.quantize(*given, threads)
     return _accepted(_c.quantize(*given.checked(), threads)) if norm is None else norm
+
+
+def trimmed_mean(given: RankArguments, threads: int) -> None:
+    checked = given.checked()
+    comparisons = network(len(checked.updates), checked.trim)
+    _accepted(
+        _c.trimmed_mean(checked.out, checked.updates, checked.scales, comparisons, checked.trim, threads)
+    )
+
+
+def products(given: RankArguments, threads: int) -> Doubles:
+    checked = given.checked()
+    found = np.empty((len(checked.updates), len(checked.updates)))
+    _accepted(_c.products(found.reshape(-1), checked.updates, checked.scales, threads))
+    return found
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:

@@ -7,7 +7,7 @@ product and every sum as numpy does.
 from __future__ import annotations
 
 import _thread
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numba
@@ -19,6 +19,7 @@ from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, 
 from edgefl.kernels.backend_reference import decoded, difference, folded, int8_norms, round_all, words_of
 from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.quantization import QuantizationArguments
+from edgefl.kernels.ranks import GRAIN, RankArguments, network
 from edgefl.kernels.steps import StepArguments
 
 _CHUNK = 64 * TILE
@@ -172,6 +173,40 @@ def _words(words: Any, sums: Any) -> None:
     sums[0], sums[1] = s1, s2
 
 
+@_jit(types.void(types.Array(_F32, 2, "C"), _input(types.int32), types.int64, _output(_F32)))
+def _trimmed(rows: Any, comparisons: Any, trim: int, out: Floats) -> None:
+    """Sort the middle ranks of each column of ``rows``, in place, and write their means."""
+    count, width = rows.shape
+    for pair in range(0, comparisons.size, 2):
+        low, high = rows[comparisons[pair]], rows[comparisons[pair + 1]]
+        for i in range(width):
+            a, b = low[i], high[i]
+            low[i] = b if b < a else a
+            high[i] = a if b < a else b
+    kept = count - 2 * trim
+    for i in range(width):
+        total = 0.0
+        for rank in range(trim, trim + kept):
+            total += np.float64(rows[rank, i])
+        out[i] = np.float32(total / kept)
+
+
+@_jit(types.void(types.Array(_F32, 2, "C"), types.Array(_F64, 2, "C"), types.uint64))
+def _products(rows: Any, found: Any, lanes: Any) -> None:
+    """Add one grain's inner products of all pairs of rows; the width is a multiple of `LANES`."""
+    count, width = rows.shape
+    sums = np.zeros(LANES)
+    for j in range(count):
+        for k in range(j, count):
+            a, b = rows[j], rows[k]
+            sums[:] = 0.0
+            for start in range(0, width, LANES):
+                for lane in range(lanes):
+                    sums[lane] += np.float64(a[start + lane]) * np.float64(b[start + lane])
+            low = (sums[0] + sums[4]) + (sums[2] + sums[6])
+            found[j, k] += low + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
+
+
 # ---- chunks on threads -----------------------------------------------------------------------------
 
 
@@ -278,6 +313,37 @@ def quantize(given: QuantizationArguments, threads: int) -> float:
     useful = _useful_threads(size, 2, threads)
     _in_parts(lambda start, stop: round_all(given.part(start, stop)), size, useful)
     return _norm(given.out, given.scales)
+
+
+def trimmed_mean(given: RankArguments, threads: int) -> None:
+    updates, scales, out, trim = given.checked()
+    assert out is not None
+    comparisons = network(len(updates), trim)
+    width = max(TILE, (1 << 18) // len(updates) // TILE * TILE)
+
+    def work(start: int, stop: int) -> None:
+        for first in range(start, stop, width):
+            last = min(first + width, stop)
+            _trimmed(_rows(updates, scales, first, last), comparisons, trim, out[first:last])
+
+    _in_parts(work, out.size, _useful_threads(out.size, len(updates), threads))
+
+
+def products(given: RankArguments, threads: int) -> Doubles:
+    updates, scales, _, _ = given.checked()
+    found = np.zeros((len(updates), len(updates)))
+    for start in range(0, updates[0].size, GRAIN):
+        rows = _rows(updates, scales, start, min(start + GRAIN, updates[0].size), GRAIN)
+        _products(rows, found, LANES)
+    return found + np.triu(found, 1).T
+
+
+def _rows(updates: Sequence[Update], scales: Any, start: int, stop: int, width: int | None = None) -> Floats:
+    """Elements ``start`` to ``stop`` of all updates as float32, in rows padded with zeros to ``width``."""
+    rows = np.zeros((len(updates), width or stop - start), dtype=np.float32)
+    for row, update, scale in zip(rows, updates, scales, strict=True):
+        row[: stop - start] = decoded(update, scale, start, stop)
+    return rows
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:

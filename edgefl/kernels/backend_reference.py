@@ -18,6 +18,7 @@ from edgefl.kernels.arguments import (
     Update,
 )
 from edgefl.kernels.quantization import QuantizationArguments
+from edgefl.kernels.ranks import GRAIN, RankArguments
 from edgefl.kernels.steps import StepArguments
 
 _MASK = (1 << 64) - 1
@@ -97,6 +98,32 @@ def rounded(out: Update, y: Floats, scales: Floats | None) -> None:
         out[:] = np.where(np.isnan(y), high | np.uint32(0x40), nearest).astype(np.uint16)
     else:
         out[:] = y.astype(out.dtype)
+
+
+def trimmed_mean(given: RankArguments, threads: int) -> None:
+    updates, scales, out, trim = given.checked()
+    assert out is not None
+    assert scales is not None
+    kept = len(updates) - 2 * trim
+    for start in range(0, out.size, _CHUNK):
+        stop = min(start + _CHUNK, out.size)
+        rows = [decoded(update, scale, start, stop) for update, scale in zip(updates, scales, strict=True)]
+        ranked = np.sort(rows, axis=0)[trim : trim + kept].astype(np.float64)
+        out[start:stop] = (np.add.reduce(ranked, axis=0, initial=0.0) / kept).astype(np.float32)
+
+
+def products(given: RankArguments, threads: int) -> Doubles:
+    updates, scales, _, _ = given.checked()
+    assert scales is not None
+    found = np.zeros((len(updates), len(updates)))
+    for start in range(0, updates[0].size, GRAIN):
+        stop = min(start + GRAIN, updates[0].size)
+        rows = np.zeros((len(updates), GRAIN // LANES, LANES))
+        for row, update, scale in zip(rows, updates, scales, strict=True):
+            row.reshape(-1)[: stop - start] = decoded(update, scale, start, stop)
+        for k, row in enumerate(rows):  # along a slow axis numpy adds in order
+            found[k] += folded_lanes(np.add.reduce(rows * row, axis=1))
+    return found
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:

@@ -124,15 +124,15 @@ class _Replay:
                     if made_at_s.get(version) != at_s:
                         said = f"the record says {made_at_s.get(version)}"
                         raise RunError(f"version {version} was made at {at_s} s, {said}")
-                    if (list(order.tasks), list(order.weights)) != sums.get(version, ([], [])):
-                        wrong = "is made of other updates or weights than the record says"
-                        raise RunError(f"version {order.version} {wrong}")
                     entry = self._aggregator.free_entry()
                     assert entry is not None, "nobody else reads this ring"
                     found = self._aggregator.sum(order, entry, zero=zero)
                     if found.bad or found.zero != zero:
                         what = f"version {order.version} cannot be made again"
                         raise RunError(f"{what}: an update is not finite")
+                    if (list(order.tasks), list(found.weights or order.weights)) != sums.get(version):
+                        wrong = "is made of other updates or weights than the record says"
+                        raise RunError(f"version {order.version} {wrong}")
                     self._measure(measured.get(version))
                     if say is not None:
                         say(version, versions)

@@ -307,14 +307,15 @@ class Engine:
             detail = ", summed as zero" if task in result.zero else ""
             self.store.incident(now_s, client, kind, f"update of task {task}{detail}")
         if not result.bad:
-            self.store.applied(action.version, action.tasks, action.weights)
+            weights = result.weights or action.weights
+            self.store.applied(action.version, action.tasks, weights)
             self.store.version(
                 VersionRow(
                     version=action.version,
                     at_s=now_s,
                     wall_s=self._clock.wall_s(),
                     updates=len(action.tasks),
-                    weight_sum=math.fsum(action.weights),
+                    weight_sum=math.fsum(weights),
                     sum_s=result.seconds,
                 )
             )

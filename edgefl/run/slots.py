@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
@@ -17,6 +18,7 @@ import numpy as np
 
 from edgefl import failpoints, kernels
 from edgefl.core.events import Sum
+from edgefl.core.strategy_calls import combined
 from edgefl.errors import RunError, SlotError
 from edgefl.experiment import Experiment
 from edgefl.kernels.arguments import SCALE_BLOCK, Doubles, Floats, Update
@@ -28,6 +30,7 @@ from edgefl.privacy.source import Source
 from edgefl.results.record import Aggregation
 from edgefl.strategies.base import Strategy, VectorSum
 from edgefl.strategies.base import Update as HeldUpdate
+from edgefl.strategies.rows import Rows
 
 ENTRIES_NOT_LENT = 5
 """Ring entries that are never lent: the latest, two at the evaluator, one being fetched, one to write."""
@@ -61,6 +64,8 @@ class SumResult(msgspec.Struct):
     salt: str = ""
     zero: tuple[int, ...] = ()
     """Tasks summed as zero in a private step; see `edgefl.core.events.Summed`."""
+    weights: tuple[float, ...] = ()
+    """The weights that `Strategy.combine` chose; empty: those of the step."""
 
 
 @dataclass
@@ -88,6 +93,8 @@ class Aggregator:
     """Names of the vectors that only the server has, stored after the optimiser's in a ring entry."""
     statistics: int = 0
     """Number of elements at the model's end that are averaged and skip the optimiser."""
+    combine: Callable[[Rows, Sequence[float]], list[float] | Floats] | None = None
+    """Combines the updates of a strategy that reads them: `edgefl.core.strategy_calls.combined`."""
 
     def __post_init__(self) -> None:
         self._backend = kernels.backend(self.backend)
@@ -101,6 +108,7 @@ class Aggregator:
         self._settled = -1  # ring entry of the last committed version
         self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
         self._clipped = Clipped([], 0)
+        self._chosen: tuple[float, ...] = ()  # weights of the step by `combine`
         self._zero: set[int] = set()  # tasks of a private step whose updates are summed as zero
         self._salt = ""
 
@@ -134,6 +142,7 @@ class Aggregator:
             exchanged=strategy.vectors,
             own=strategy.server_vectors,
             statistics=statistics,
+            combine=partial(combined, strategy) if strategy.reads == "updates" else None,
         )
 
     def restore_noise(self, salts: dict[int, str]) -> None:
@@ -342,7 +351,8 @@ class Aggregator:
             bad = tuple(task for task, norm in zip(tasks, whole, strict=True) if not math.isfinite(norm))
             return SumResult(bad=bad, checksums=seen)
         seconds = time.perf_counter() - started
-        sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(action.weights, whole, strict=True)]
+        weights = action.weights if self.combine is None else self._chosen or (1.0,) * len(slots)
+        sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(weights, whole, strict=True)]
         # This sum bounds the change of every element, so the check of all elements is hardly ever needed.
         if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
@@ -360,7 +370,7 @@ class Aggregator:
         if self.privacy is not None and action.clip_norm is not None:
             next_norm = self.privacy.next_norm(action.version, self._clipped, action.clip_norm, self._salt)
         zero = tuple(task for task in tasks if task in self._zero)
-        return SumResult((), altered, seen, seconds, norms, next_norm, self._salt, zero)
+        return SumResult((), altered, seen, seconds, norms, next_norm, self._salt, zero, self._chosen)
 
     def _make_model(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model and the optimiser's vectors.
@@ -390,7 +400,17 @@ class Aggregator:
                 self._salt = self.privacy.source.digest(exact, *pieces)
                 updates = [*updates, self.privacy.noise(action.version, model.size, self._salt)]
                 weights, scales = [*weights, deviation], [*scales, None]
-        sums = None if self.exchanged else np.empty(len(updates), dtype=np.uint64)
+        if self.combine is not None:
+            squares = [
+                kernels.sq_norm(update, self._backend, scale=scale)
+                for update, scale in zip(updates, scales, strict=True)
+            ]
+            seen = self._checksums(slots)
+            if not all(map(math.isfinite, squares)):
+                return squares, seen  # nothing is published
+            updates, weights, scales = self._combined(action, updates, scales)
+            scaled = scaled and scales != [None]
+        sums = None if self.exchanged or self.combine else np.empty(len(updates), dtype=np.uint64)
         old, new = (buffer.vectors(at)[: self.optimizer.vectors] for at in (old_entry, entry))
         norms = kernels.weighted_step(
             model,
@@ -406,15 +426,38 @@ class Aggregator:
             checksums=sums,
         )
         self._average(action, model, buffer.model(old_entry)[block], weights, updates, scales)
+        if self.combine is not None:
+            return squares, seen
         if sums is None:  # a checksum covers the whole update, including its vectors
-            seen = [kernels.checksum(buffer.slot(slot), self._backend) for slot in slots]
-        else:
-            seen = sums[: len(slots)].tolist()
+            return norms[: len(slots)].tolist(), self._checksums(slots)
+        found: list[int] = sums[: len(slots)].tolist()
         for place in self._zero_places(action):
-            seen[place] = kernels.checksum(buffer.slot(slots[place]), self._backend)
+            found[place] = kernels.checksum(buffer.slot(slots[place]), self._backend)
         if scaled:
-            seen = [with_scales(one, buffer.scales(slot)) for one, slot in zip(seen, slots, strict=True)]
-        return norms[: len(slots)].tolist(), tuple(seen)
+            found = [with_scales(one, buffer.scales(slot)) for one, slot in zip(found, slots, strict=True)]
+        return norms[: len(slots)].tolist(), tuple(found)
+
+    def _combined(
+        self, action: Sum, updates: list[Update], scales: list[Floats | None]
+    ) -> tuple[list[Update], list[float], list[Floats | None]]:
+        """Let the strategy combine the updates; return what is summed: the updates, or one vector."""
+        assert self.combine is not None
+        clients = [self.leases[task].client for task in action.tasks]
+        given = scales if self.buffer.shape.update_format.scaled else None
+        found = self.combine(Rows(updates, given, clients, self._backend), action.weights)
+        if isinstance(found, np.ndarray):
+            self._chosen = ()
+            return [found], [1.0], [None]
+        self._chosen = tuple(found)
+        return updates, found, scales
+
+    def _checksums(self, slots: Sequence[int]) -> tuple[int, ...]:
+        """Return the checksums of the whole updates in these slots, with their scales."""
+        buffer, scaled = self.buffer, self.buffer.shape.update_format.scaled
+        found = [kernels.checksum(buffer.slot(slot), self._backend) for slot in slots]
+        if scaled:
+            found = [with_scales(one, buffer.scales(slot)) for one, slot in zip(found, slots, strict=True)]
+        return tuple(found)
 
     def _zero_places(self, action: Sum) -> list[int]:
         return [place for place, task in enumerate(action.tasks) if task in self._zero]

@@ -1,6 +1,7 @@
 """Federated-learning algorithms, one file per paper. Each file here is a built-in strategy of the same name.
 
     base.py          the interface: View, Step, Strategy, ServerOptimizer
+    rows.py          the parameters of a step's updates             → median, trimmed-mean, krum, rfa
     asynchronous.py  starts clients without rounds                    → fedasync
     buffered.py      also makes a step when a buffer is full          → fedbuff, fedstaleweight, asysg, …
     polled.py        polls clients at intervals, in mid-training      → favano, quafl
@@ -23,12 +24,14 @@ from edgefl.loading import load_attribute
 from edgefl.strategies.base import Client, LocalTerms, Step, Strategy, TripInputs, Update, VectorSum, View
 from edgefl.strategies.buffered import Buffered
 from edgefl.strategies.rounds import Rounds
+from edgefl.strategies.rows import Rows
 
 __all__ = [
     "Buffered",
     "Client",
     "LocalTerms",
     "Rounds",
+    "Rows",
     "ServerOptimizer",
     "Step",
     "Strategy",
@@ -41,7 +44,7 @@ __all__ = [
     "resolve",
 ]
 
-_SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "polled", "rounds"}
+_SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "polled", "rounds", "rows"}
 
 
 def names() -> list[str]:

@@ -14,11 +14,12 @@ import numpy.typing as npt
 from edgefl.errors import ConfigError
 from edgefl.experiment import Positive
 from edgefl.kernels.steps import ServerOptimizer
+from edgefl.strategies.rows import Rows
 from edgefl.validation import faults
 
 
 class Update(NamedTuple):
-    """Metadata of an update that the server holds. Strategies do not see its parameters."""
+    """Metadata of an update that the server holds; `Strategy.combine` sees its parameters, too."""
 
     task: int
     client: int
@@ -228,6 +229,9 @@ class Strategy:
     """Measure `Update.norm` and `Update.distance` of arriving updates. The server then stores the base
     versions of running tasks: at most one more model per client."""
 
+    reads: ClassVar[Literal["metadata", "updates"]] = "metadata"
+    """``updates``: `combine` reads the parameters of a step's updates. ``[privacy]``, which protects them by
+    the noise of a sum, is then refused."""
     vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that are broadcast with the model; each update carries their changes."""
     server_vectors: ClassVar[tuple[str, ...]] = ()
@@ -351,6 +355,14 @@ class Strategy:
     def step(self, state: Any, view: View) -> Step | None:
         """The next step if it is due, else None. Called after every event."""
         raise NotImplementedError
+
+    def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float] | Vector:
+        """Combine a step's updates, if `reads` is ``updates``; ``weights`` are those of the `Step`.
+
+        Returns one weight per update, for the sum in place of ``weights``, or float32[D], which replaces the
+        weighted sum. It must depend on nothing else, since a step may be repeated. All updates are finite.
+        """
+        return weights
 
     def stepped(self, state: Any, step: Step, view: View) -> None:
         """Record that ``step`` was applied; ``view.version`` is the new version."""

@@ -1,0 +1,127 @@
+"""Kernels that read all updates element by element: trimmed means and inner products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.kernels import arguments
+from edgefl.kernels.arguments import TILE, Doubles, Floats, Update
+from edgefl.kernels.selection import select, threads
+
+MOST_UPDATES = 1024
+"""Maximum number of updates; equal to EF_MOST_ORDERED in kernels/edgefl_kernels.h."""
+GRAIN = 16 * TILE
+"""Elements per partial inner product; EF_GRAIN tiles."""
+Network = NDArray[np.int32]
+"""Pairs (i, j), one after the other: the smaller of elements i and j goes to i, the larger to j."""
+
+
+class RankArguments(NamedTuple):
+    """Arguments of `trimmed_mean` and, without ``out``, of `products`, unchecked before `checked`."""
+
+    updates: Sequence[Update]
+    scales: Sequence[Floats | None] | None
+    out: Floats | None = None
+    trim: int = 0
+
+    def checked(self) -> RankArguments:
+        """Returns the checked arguments, ``scales`` with one entry per update. Errors name the argument."""
+        vectors = arguments.items("updates", self.updates)
+        if not 1 <= len(vectors) <= MOST_UPDATES:
+            raise ValueError(f"updates must be 1 to {MOST_UPDATES} vectors (got {len(vectors)})")
+        scales = [None] * len(vectors) if self.scales is None else arguments.items("scales", self.scales)
+        if len(scales) != len(vectors):
+            raise ValueError(f"scales must have {len(vectors)} entries like updates (got {len(scales)})")
+        out = None if self.out is None else arguments.floats("out", self.out, writable=True)
+        size = None if out is None else out.size
+        pairs = []
+        for k, (vector, scale) in enumerate(zip(vectors, scales, strict=True)):
+            pairs.append(arguments.update(f"updates[{k}]", vector, size, scale))
+            size = pairs[0][0].size
+            if out is not None and np.may_share_memory(out, pairs[-1][0]):
+                raise ValueError(f"updates[{k}] must not overlap out")
+        if not 0 <= 2 * self.trim < len(vectors):
+            most = (len(vectors) - 1) // 2
+            raise ValueError(f"trim must be from 0 to {most} for {len(vectors)} updates (got {self.trim})")
+        return RankArguments([array for array, _ in pairs], [scale for _, scale in pairs], out, self.trim)
+
+
+def trimmed_mean(
+    out: Floats,
+    updates: Sequence[Update],
+    trim: int,
+    backend: str | None = None,
+    *,
+    scales: Sequence[Floats | None] | None = None,
+) -> None:
+    """Write each element's mean over the updates without its ``trim`` smallest and ``trim`` largest values.
+
+    The remaining values are added in ascending order in float64, and the mean is rounded to float32; zeros
+    are positive. For K updates, trim = (K − 1) // 2 gives the median. ``out`` is float32[D] and overlaps no
+    update; the updates and ``scales`` are those of `weighted_sum`, 1 to 1024 updates. All values must be
+    finite. All CPU back ends give the same bits; ``cuda`` uses the fastest of them.
+
+    Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
+
+    >>> out = np.empty(2, np.float32)
+    >>> trimmed_mean(out, [np.array(row, np.float32) for row in ([1, 9], [2, 7], [90, 8])], trim=1)
+    >>> out.tolist()
+    [2.0, 8.0]
+    """
+    select(backend).trimmed_mean(RankArguments(updates, scales, out, trim), threads())
+
+
+def products(
+    updates: Sequence[Update],
+    backend: str | None = None,
+    *,
+    scales: Sequence[Floats | None] | None = None,
+) -> Doubles:
+    """Return the inner products of all pairs of updates: float64[K, K], symmetric.
+
+    Products are exact in float64 and added in a fixed order, so that all CPU back ends give the same bits;
+    ``cuda`` uses the fastest of them. Arguments and errors are those of `trimmed_mean`.
+
+    >>> products([np.array([1, 2], np.float32), np.array([3, 0], np.float32)]).tolist()
+    [[5.0, 3.0], [3.0, 9.0]]
+    """
+    return select(backend).products(RankArguments(updates, scales), threads())
+
+
+@cache
+def network(count: int, trim: int) -> Network:
+    """Comparisons that sort the ranks trim to count − trim − 1 of ``count`` elements.
+
+    Batcher's odd-even merge sort (Knuth, The Art of Computer Programming 3, section 5.2.2, algorithm M),
+    without the comparisons on which these ranks do not depend.
+
+    >>> network(3, 0).reshape(-1, 2).tolist()
+    [[0, 2], [0, 1], [1, 2]]
+    """
+    pairs = list(_merge_exchange(count))
+    needed, kept = set(range(trim, count - trim)), []
+    for low, high in reversed(pairs):
+        if low in needed or high in needed:
+            needed |= {low, high}
+            kept.append((low, high))
+    return np.array(kept[::-1], np.int32).reshape(-1)
+
+
+def _merge_exchange(count: int) -> list[tuple[int, int]]:
+    pairs: list[tuple[int, int]] = []
+    top = 1 << max(0, (count - 1).bit_length() - 1)
+    p = top if count > 1 else 0
+    while p > 0:
+        q, r, d = top, 0, p
+        while True:
+            pairs += [(i, i + d) for i in range(count - d) if i & p == r]
+            if q == p:
+                break
+            d, q, r = q - p, q >> 1, p
+        p >>= 1
+    return pairs

@@ -1,0 +1,62 @@
+"""Krum and Multi-Krum (Blanchard et al. 2017, NeurIPS, arXiv:1703.02757)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Count
+from edgefl.strategies.base import Update, View
+from edgefl.strategies.buffered import Buffered
+from edgefl.strategies.rows import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Krum(Buffered):
+    """w ← w + η_g · (1/m) Σ Δ_i over the m updates of K with the lowest scores.
+
+    An update's score is the sum of its squared distances to its K − f − 2 nearest others (section 4), where f
+    is the number of attackers in a buffer that is tolerated. m = 1 is Krum, m > 1 Multi-Krum (section 5). Of
+    equal scores the earlier update's is lower. With ``restart = "new-version"`` and ``max_staleness = 0`` the
+    updates start from one version, as in the paper's rounds.
+    """
+
+    reads: ClassVar[Literal["metadata", "updates"]] = "updates"
+
+    attackers: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """f; default: the most that proposition 4.2 allows, ⌊(K − 3) / 2⌋, or 0 for a buffer of 1 or 2."""
+    selected: Count = 1
+    """m: updates that are averaged."""
+
+    def tolerated(self, size: int) -> int:
+        """f for a buffer of ``size`` updates."""
+        return max(0, (size - 3) // 2) if self.attackers is None else self.attackers
+
+    def check(self, clients: int) -> None:
+        super().check(clients)
+        size = self.size(clients)
+        if self.attackers is not None and size < 2 * self.attackers + 3:
+            raise ConfigError(
+                f"strategy.buffer_size must be at least 2 × strategy.attackers + 3 = "
+                f"{2 * self.attackers + 3} (Blanchard et al., proposition 4.2), got {size}"
+            )
+        if self.selected > size:
+            raise ConfigError(
+                f"strategy.selected must be at most the buffer's {size} updates, got {self.selected}"
+            )
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        return [1.0 / len(updates)] * len(updates)
+
+    def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float]:
+        count = len(rows)
+        nearest = max(1, count - self.tolerated(count) - 2)
+        # The first in each sorted row is the distance to the update itself, 0.
+        scores = np.sort(rows.sq_distances, axis=1)[:, 1 : 1 + nearest].sum(axis=1)
+        chosen = set(np.argsort(scores, kind="stable")[: self.selected].tolist())
+        return [1.0 / self.selected if row in chosen else 0.0 for row in range(count)]

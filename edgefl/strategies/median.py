@@ -1,0 +1,28 @@
+"""Coordinate-wise median (Yin et al. 2018, ICML, arXiv:1803.01498)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from edgefl.strategies.base import Update, Vector, View
+from edgefl.strategies.buffered import Buffered
+from edgefl.strategies.rows import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median(Buffered):
+    """w ← w + η_g · med(Δ_1, …, Δ_K): the median of each parameter (definition 1, algorithm 1, option I).
+
+    The updates come from a buffer of K. With ``restart = "new-version"`` and ``max_staleness = 0`` they start
+    from one version, as in the paper's rounds.
+    """
+
+    reads: ClassVar[Literal["metadata", "updates"]] = "updates"
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        return [1.0 / len(updates)] * len(updates)
+
+    def combine(self, rows: Rows, weights: Sequence[float]) -> Vector:
+        return rows.median()

@@ -1,0 +1,51 @@
+"""RFA: the geometric median (Pillutla, Kakade, Harchaoui 2022, IEEE TSP, arXiv:1912.13445)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from edgefl.experiment import Count
+from edgefl.strategies.base import Update, View
+from edgefl.strategies.buffered import Buffered
+from edgefl.strategies.rows import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rfa(Buffered):
+    """w ← w + η_g · v, where v minimises Σ α_k ‖v − Δ_k‖: the geometric median of a buffer's updates.
+
+    The smoothed Weiszfeld algorithm (algorithm 2) repeats β_k = α_k / max(ν, ‖v − Δ_k‖) and
+    v = Σ β_k Δ_k / Σ β_k from v = Σ α_k Δ_k, where the α_k sum to 1. It needs the updates' inner products
+    only.
+    With ``restart = "new-version"`` and ``max_staleness = 0`` the updates start
+    from one version, as in the paper's rounds.
+    """
+
+    reads: ClassVar[Literal["metadata", "updates"]] = "updates"
+
+    iterations: Count = 3
+    """Passes of the algorithm; the paper uses 3."""
+    smoothing: Annotated[float, msgspec.Meta(gt=0)] = 1e-6
+    """ν."""
+    weighting: Literal["examples", "uniform"] = "examples"
+    """α_k by the clients' numbers of examples, as in the paper, or equal."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        counts = [update.examples if self.weighting == "examples" else 1 for update in updates]
+        total = sum(counts)
+        return [count / total for count in counts] if total else [1.0 / len(updates)] * len(updates)
+
+    def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float]:
+        first = np.asarray(weights) / sum(weights)
+        products, squares, now = rows.products, rows.products.diagonal(), first
+        for _ in range(self.iterations):
+            # ‖Σ_j now_j Δ_j − Δ_k‖²
+            away = np.sqrt(np.maximum(now @ products @ now - 2 * products @ now + squares, 0.0))
+            now = first / np.maximum(away, self.smoothing)
+            now = now / now.sum()
+        return [float(weight) for weight in now]

@@ -1,0 +1,34 @@
+"""Coordinate-wise trimmed mean (Yin et al. 2018, ICML, arXiv:1803.01498)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+
+from edgefl.strategies.base import Update, Vector, View
+from edgefl.strategies.buffered import Buffered
+from edgefl.strategies.rows import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimmedMean(Buffered):
+    """w ← w + η_g · trmean_β(Δ_1, …, Δ_K) (definition 2, algorithm 1, option II).
+
+    For each parameter the β·K smallest and β·K largest of K values are left out, and the rest is averaged.
+    With ``restart = "new-version"`` and ``max_staleness = 0`` the updates start
+    from one version, as in the paper's rounds.
+    """
+
+    reads: ClassVar[Literal["metadata", "updates"]] = "updates"
+
+    beta: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2
+    """β: share of values left out at each end; β·K is rounded down."""
+
+    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
+        return [1.0 / len(updates)] * len(updates)
+
+    def combine(self, rows: Rows, weights: Sequence[float]) -> Vector:
+        return rows.trimmed_mean(int(self.beta * len(rows) + 1e-9))

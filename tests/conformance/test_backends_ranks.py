@@ -1,0 +1,110 @@
+"""Trimmed means and inner products: the same bits from every back end, and an independent oracle's values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_cases import DTYPES, random_case, same_bits
+
+from edgefl import kernels
+from edgefl.kernels.ranks import GRAIN, network
+
+TILE = kernels.TILE
+SIZES = (0, 1, 31, 33, 257, TILE + 1, GRAIN + 5)
+
+
+def results(backend: str, case: dict[str, Any], trim: int) -> tuple[np.ndarray, np.ndarray]:
+    updates, scales = case["updates"], case["scales"]
+    out = np.full(updates[0].size, np.nan, np.float32)
+    kernels.trimmed_mean(out, updates, trim, backend, scales=scales)
+    return out, kernels.products(updates, backend, scales=scales)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_types_sizes_counts_and_trims(fast: str, dtype: str, size: int) -> None:
+    few = ((1, 0), (3, 1), (6, 2))
+    for count, trim in (*few, (2, 0), (10, 4), (17, 8), (33, 3)) if size <= TILE else few:
+        case = random_case(dtype, size, count, offset=count)
+        same_bits(results("reference", case, trim), results(fast, case, trim))
+
+
+def test_many_updates_on_several_threads(fast: str) -> None:
+    case = random_case("float32", GRAIN + 3 * TILE + 7, 130)
+    kernels.set_threads(3)
+    try:
+        threaded = results(fast, case, 60)
+        kernels.set_threads(1)
+        same_bits(results(fast, case, 60), threaded)
+    finally:
+        kernels.set_threads(None)
+
+
+def test_a_window_of_grains_continues_the_sum(fast: str) -> None:
+    """More than 16 grains, int8 with its scales: each window begins where the last one ended."""
+    case = random_case("int8", 18 * GRAIN + 300, 2)
+    same_bits(results("reference", case, 0), results(fast, case, 0))
+
+
+def test_against_sorting_in_float64(backend: str) -> None:
+    rng = np.random.default_rng(7)
+    rows = rng.standard_normal((13, 5000)).astype(np.float32)
+    rows[3] = rows[4]  # equal values
+    out = np.empty(5000, np.float32)
+    for trim in range(7):
+        kernels.trimmed_mean(out, list(rows), trim, backend)
+        ranked = np.sort(rows.astype(np.float64), axis=0)[trim : 13 - trim]
+        np.testing.assert_allclose(out, ranked.mean(axis=0).astype(np.float32), rtol=1e-7, atol=1e-12)
+    np.testing.assert_array_equal(out, np.median(rows, axis=0))
+    exact = rows.astype(np.float64)
+    np.testing.assert_allclose(kernels.products(list(rows), backend), exact @ exact.T, rtol=1e-12, atol=1e-9)
+
+
+def test_zeros_are_positive(backend: str) -> None:
+    out = np.empty(2, np.float32)
+    kernels.trimmed_mean(out, [np.array([-0.0, 1], np.float32), np.array([-0.0, -1], np.float32)], 0, backend)
+    assert out.tobytes() == np.zeros(2, np.float32).tobytes()
+
+
+@pytest.mark.parametrize("count", [*range(1, 12), 16, 31, 64, 100])
+def test_a_network_sorts_by_the_zero_one_principle(count: int) -> None:
+    """A network sorts everything if it sorts zeros and ones: all ranks, or with a trim the middle."""
+    rng = np.random.default_rng(count)
+    columns = (rng.random((count, 4000)) < rng.random(4000)).astype(np.int8)
+    if count <= 11:
+        columns = (np.arange(1 << count)[None] >> np.arange(count)[:, None] & 1).astype(np.int8)
+    for trim in {0, (count - 1) // 2}:
+        ranks = columns.copy()
+        for low, high in network(count, trim).reshape(-1, 2):
+            pair = ranks[[low, high]]
+            ranks[low], ranks[high] = pair.min(axis=0), pair.max(axis=0)
+        middle = slice(trim, count - trim)
+        np.testing.assert_array_equal(ranks[middle], np.sort(columns, axis=0)[middle])
+
+
+@pytest.mark.parametrize(
+    ("updates", "options", "why"),
+    [
+        ([], {}, r"updates must be 1 to 1024 vectors \(got 0\)"),
+        ([np.zeros(3, np.float32)] * 2, {"trim": 1}, r"trim must be from 0 to 0 for 2 updates \(got 1\)"),
+        ([np.zeros(3, np.float32)] * 2, {"trim": -1}, r"trim must be from 0 to 0 for 2 updates \(got -1\)"),
+        ([np.zeros(3, np.float32), np.zeros(4, np.float32)], {}, r"updates\[1\] must have 3 elements"),
+        ([np.zeros(3, np.int8)], {}, r"scales must be given for an int8 update|scales\[0\] must be given"),
+        ([np.zeros(3)], {}, r"updates\[0\] must be float32"),
+    ],
+)
+def test_wrong_arguments_are_named(backend: str, updates: Any, options: dict[str, Any], why: str) -> None:
+    out = np.zeros(3, np.float32)
+    with pytest.raises((ValueError, TypeError), match=why):
+        kernels.trimmed_mean(out, updates, options.get("trim", 0), backend)
+    if "trim" not in options:
+        with pytest.raises((ValueError, TypeError), match=why):
+            kernels.products(updates, backend)
+
+
+def test_the_output_may_not_be_an_update(backend: str) -> None:
+    out = np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match=r"updates\[1\] must not overlap out"):
+        kernels.trimmed_mean(out, [np.ones(3, np.float32), out], 0, backend)

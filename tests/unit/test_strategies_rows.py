@@ -1,0 +1,208 @@
+"""Strategies that read updates: median, trimmed mean, Krum and RFA, by independent oracles and in runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import edgefl
+from edgefl.core.strategy_calls import combined
+from edgefl.errors import ConfigError, EdgeflError, RunError
+from edgefl.experiment import Privacy
+from edgefl.lab.verify import verify
+from edgefl.strategies import Buffered, Rows, Strategy, resolve
+
+DIGITS: dict[str, Any] = {
+    "data": edgefl.Data(name="digits"),
+    "model": edgefl.Model(name="mlp", args={"hidden": [8]}),
+    "fleet": edgefl.Fleet(devices={"pi-4": 5, "moto-g4": 3}, network="none"),
+    "clock": edgefl.Clock(kind="virtual"),
+    "stop": edgefl.Stop(versions=4),
+}
+
+
+def normal(count: int, size: int = 400, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, size)).astype(np.float32)
+
+
+def rows_of(values: np.ndarray) -> Rows:
+    return Rows(list(values), clients=range(len(values)))
+
+
+def equal(count: int) -> list[float]:
+    return [1.0 / count] * count
+
+
+def krum_of(values: np.ndarray, attackers: int, selected: int) -> set[int]:
+    """Section 4 of the paper, pair by pair."""
+    exact = values.astype(np.float64)
+    scores = []
+    for i in range(len(exact)):
+        others = sorted(float(((exact[i] - exact[j]) ** 2).sum()) for j in range(len(exact)) if j != i)
+        scores.append((sum(others[: len(exact) - attackers - 2]), i))
+    return {i for _, i in sorted(scores)[:selected]}
+
+
+def geometric_median(values: np.ndarray, alphas: np.ndarray, steps: int, smoothing: float) -> np.ndarray:
+    exact, at = values.astype(np.float64), alphas @ values.astype(np.float64)
+    for _ in range(steps):
+        betas = alphas / np.maximum(smoothing, np.linalg.norm(exact - at, axis=1))
+        at = betas @ exact / betas.sum()
+    return np.asarray(at)
+
+
+def test_median_and_trimmed_mean_are_numpy_s() -> None:
+    for count in (3, 8, 10):
+        values = normal(count)
+        found = combined(resolve({"name": "median"}), rows_of(values), equal(count))
+        np.testing.assert_allclose(found, np.median(values.astype(np.float64), axis=0), rtol=1e-7)
+    ranked = np.sort(normal(10).astype(np.float64), axis=0)
+    for beta, left_out in ((0.0, 0), (0.1, 1), (0.3, 3), (0.39, 3)):
+        strategy = resolve({"name": "trimmed-mean", "beta": beta})
+        found = combined(strategy, rows_of(normal(10)), equal(10))
+        np.testing.assert_allclose(found, ranked[left_out : 10 - left_out].mean(axis=0), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("attackers", "selected"), [(0, 1), (2, 1), (3, 4), (None, 10)])
+def test_krum_selects_the_paper_s_updates(attackers: int | None, selected: int) -> None:
+    strategy = resolve({"name": "krum", "buffer_size": 10, "attackers": attackers, "selected": selected})
+    for seed in range(20):
+        values = normal(10, seed=seed)
+        weights = combined(strategy, rows_of(values), equal(10))
+        chosen = krum_of(values, 3 if attackers is None else attackers, selected)
+        assert [i for i, weight in enumerate(weights) if weight] == sorted(chosen)
+        assert set(weights) <= {0.0, 1.0 / selected}
+
+
+def test_rfa_is_the_smoothed_weiszfeld_algorithm() -> None:
+    values, alphas = normal(7), np.arange(1, 8) / 28
+    for steps in (1, 3, 50):
+        weights = combined(resolve({"name": "rfa", "iterations": steps}), rows_of(values), alphas.tolist())
+        expected = geometric_median(values, alphas, steps, 1e-6)
+        np.testing.assert_allclose(
+            np.asarray(weights) @ values.astype(np.float64), expected, rtol=1e-12, atol=1e-12
+        )
+
+
+def test_rfa_survives_equal_updates() -> None:
+    weights = combined(resolve({"name": "rfa"}), rows_of(np.ones((4, 9), np.float32)), equal(4))
+    np.testing.assert_allclose(weights, equal(4))
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "rfa"])
+def test_one_huge_update_does_not_move_the_result(name: str) -> None:
+    """The average, which these replace, is off by a tenth of it; RFA needs three passes to get near."""
+    values = normal(10)
+    values[4] = 1e6
+    found = np.asarray(combined(resolve({"name": name}), rows_of(values), equal(10)))
+    step = found if found.size == values.shape[1] else found @ values.astype(np.float64)
+    assert np.abs(step).max() < 1000 < np.abs(values.mean(axis=0)).max()
+
+
+def test_rows() -> None:
+    values = normal(5)
+    rows, exact = rows_of(values), values.astype(np.float64)
+    assert rows.clients == (0, 1, 2, 3, 4)
+    np.testing.assert_array_equal(rows[3], values[3])
+    np.testing.assert_allclose(rows.norms, np.linalg.norm(exact, axis=1), rtol=1e-12)
+    apart = ((exact[:, None] - exact) ** 2).sum(axis=2)
+    np.testing.assert_allclose(rows.sq_distances, apart, rtol=1e-12, atol=1e-9)
+    lengths = np.linalg.norm(exact, axis=1)
+    np.testing.assert_allclose(rows.cosines, exact @ exact.T / np.outer(lengths, lengths), rtol=1e-12)
+    assert rows_of(np.zeros((2, 3), np.float32)).cosines.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        (
+            {"name": "krum", "buffer_size": 6, "attackers": 2},
+            r"at least 2 × strategy.attackers \+ 3 = 7 .* got 6",
+        ),
+        (
+            {"name": "krum", "buffer_size": 2, "attackers": 0},
+            r"at least 2 × strategy.attackers \+ 3 = 3 .* got 2",
+        ),
+        (
+            {"name": "krum", "buffer_size": 5, "selected": 6},
+            "selected must be at most the buffer's 5 updates, got 6",
+        ),
+        ({"name": "trimmed-mean", "beta": 0.5}, "strategy.beta"),
+    ],
+)
+def test_impossible_fields_are_refused(table: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        resolve(table).check(20)
+
+
+@pytest.mark.parametrize(("name", "update"), [("median", "int8"), ("krum", "float32"), ("rfa", "bfloat16")])
+def test_a_run_is_verified_and_says_which_updates_counted(tmp_path: Path, name: str, update: str) -> None:
+    experiment = edgefl.Experiment(
+        **DIGITS, strategy={"name": name, "buffer_size": 5}, server=edgefl.Server(update_format=update)
+    )
+    result = edgefl.run(experiment, out=tmp_path / "run")
+    assert result.summary()["versions"] == 4
+    weights = result.weights()
+    if name == "krum":
+        assert sorted(set(weights["weight"])) == [0.0, 1.0]
+    assert len(weights["weight"]) == 20
+    assert verify(tmp_path / "run").versions == 4
+
+
+def test_rounds_use_the_updates_of_one_version(tmp_path: Path) -> None:
+    rounds = {"name": "median", "buffer_size": 4, "restart": "new-version", "max_staleness": 0}
+    result = edgefl.run(edgefl.Experiment(**DIGITS, strategy=rounds), out=tmp_path / "run")
+    found = result.staleness()
+    applied = found["staleness"][found["fate"] == "applied"]
+    assert applied.tolist() == [0] * 16
+
+
+def test_privacy_is_refused() -> None:
+    privacy = Privacy(clip_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(EdgeflError, match="median"):
+        edgefl.run(edgefl.Experiment(**DIGITS, strategy={"name": "median"}, privacy=privacy))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Buffered):
+    """Weights by the norms: the smaller half counts."""
+
+    reads: ClassVar[Any] = "updates"
+    wrong: Any = None
+
+    def weights(self, state: Any, updates: Any, view: Any) -> list[float]:
+        return equal(len(updates))
+
+    def combine(self, rows: Rows, weights: Any) -> Any:
+        if self.wrong is not None:
+            return self.wrong
+        small = rows.norms <= np.median(rows.norms)
+        return small / small.sum()
+
+
+def test_a_strategy_of_one_s_own(tmp_path: Path) -> None:
+    result = edgefl.run(edgefl.Experiment(**DIGITS), strategy=Mine(buffer_size=5), out=tmp_path / "run")
+    assert set(np.round(result.weights()["weight"], 6)) == {0.0, 0.333333}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        ([0.5], "got 1 numbers"),
+        (np.zeros(3), "got 3 numbers of float64"),
+        ("abc", "got str"),
+        (7, "got int"),
+        ([float("nan")] * 5, "got .nan"),
+    ],
+)
+def test_wrong_results_are_one_line(wrong: Any, got: str) -> None:
+    strategy: Strategy = Mine(wrong=wrong)
+    with pytest.raises(
+        RunError, match=rf"Mine.combine must return 5 finite weights or a float32 vector.*{got}"
+    ) as e:
+        combined(strategy, rows_of(normal(5)), equal(5))
+    assert "\n" not in str(e.value)
