@@ -102,13 +102,23 @@ def as_written(kind: Kind, name_or_path: str | Path) -> Profile:
 
 def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
     """Return a validated profile, and its folder."""
-    name, path = str(name_or_path), Path(name_or_path)
-    if not isinstance(name_or_path, Path) and not is_path(name):
-        if name not in bundled_names(kind):
-            raise ProfileError(_no_profile(kind, name))
-        path = bundled_folder() / kind / f"{name}.toml"
+    if isinstance(name_or_path, Path) or is_path(name_or_path):
+        path = Path(name_or_path)
+        return _checked(of, kind, path, read_tables(path))
+    return _bundled(kind, name_or_path)
+
+
+@cache
+def _bundled(kind: Kind, name: str) -> tuple[Any, Path]:
+    """Return the bundled profile of that name, which is read once, and its folder."""
+    if name not in bundled_names(kind):
+        raise ProfileError(_no_profile(kind, name))
+    path = bundled_folder() / kind / f"{name}.toml"
     of_table = kind == "devices" and name in phone_names() and not path.exists()
-    table = phone_tables(name) if of_table else read_tables(path)
+    return _checked(TYPES[kind], kind, path, phone_tables(name) if of_table else read_tables(path))
+
+
+def _checked(of: type[P], kind: Kind, path: Path, table: dict[str, Any]) -> tuple[P, Path]:
     for fault in profile_faults(path.stem, table, kind):
         raise ProfileError(f"{path}: {fault}")
     return msgspec.convert(table, of), path.parent
