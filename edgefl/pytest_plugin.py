@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from edgefl.regression.checkout import Base
     from edgefl.regression.device import EdgeDevice, MarkOptions, Session
     from edgefl.regression.table import ResultRow
 
@@ -33,6 +34,7 @@ _MARK = (
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
 _ROWS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
+_BASE: pytest.StashKey[Base | None] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,6 +45,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--edgefl-compare", action="store_true", help=more)
     timed = "Save and compare CPU time and memory too, which only this host's baseline can judge."
     add("--edgefl-timed", action="store_true", help=timed)
+    against = (
+        "Fail if a function takes more time, memory or sent bytes than at REF (a branch, tag or commit): the "
+        "last common commit of HEAD and REF is checked out, and both are measured in turns."
+    )
+    add("--edgefl-against", metavar="REF", help=against)
+    build = "Shell command that prepares the checkout of --edgefl-against, run in its top folder."
+    add("--edgefl-build", metavar="COMMAND", help=build)
     grows = "Percent by which a median of --edgefl-timed may grow (default: 5)."
     add("--edgefl-tolerance", metavar="PCT", default="5", help=grows)
     never = "Outcome of a test that could not be judged (default: fail)."
@@ -63,6 +72,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_SessionReport(config), "edgefl-rows")
     for option in ("tolerance", "time_scale", "repetitions", "limit"):
         _number(config, option)
+    config.stash[_BASE] = _base(config)
+
+
+def _base(config: pytest.Config) -> Base | None:
+    """Return the commit to compare with; UsageError if there is none."""
+    if (ref := config.getoption("edgefl_against")) is None:
+        return None
+    from edgefl.errors import ConfigError
+    from edgefl.regression.checkout import find_base
+
+    try:
+        return find_base(ref, config.rootpath)
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
@@ -232,7 +255,15 @@ def _session(config: pytest.Config) -> Session:
         tolerance, repetitions = (_number(config, name) or 0 for name in ("tolerance", "repetitions"))
         scale, limit_s = _number(config, "time_scale"), _number(config, "limit")
         options = SessionOptions(
-            save, compare, timed, tolerance / 100, scale, int(repetitions) or None, limit_s
+            save,
+            compare,
+            timed,
+            tolerance / 100,
+            scale,
+            int(repetitions) or None,
+            limit_s,
+            against=config.stash[_BASE],
+            build=config.getoption("edgefl_build"),
         )
         config.stash[_SESSION] = Session(options, Progress(config))
     return config.stash[_SESSION]

@@ -23,11 +23,14 @@ from edgefl.errors import ConfigError, Invalid, NotMet, ProfileError
 from edgefl.experiment import NonNegative
 from edgefl.host.verdict import Outcome
 from edgefl.regression import baseline, verdict
+from edgefl.regression.against import AgainstBase, verdict_of
 from edgefl.regression.baseline import BaselineEntry, Samples
+from edgefl.regression.checkout import Base
 from edgefl.regression.counts import CountedEntry, CountedRun, compare, entry_of, summary
 from edgefl.regression.measure import TimeLimit, count, judged, measure
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
 from edgefl.regression.process import MeasuringProcess, PrepareRequest, RestClass, locate
+from edgefl.regression.sides import CallRequest
 from edgefl.regression.verdict import BUDGETS, TOLERANCE, Compared, Family, NeedMore, Verdict, figure
 from edgefl.validation import convert
 
@@ -102,6 +105,9 @@ class SessionOptions(NamedTuple):
     repetitions: int | None = None
     limit_s: float | None = None
     """Maximum wall seconds of the measurements of one test."""
+    against: Base | None = None
+    build: str | None = None
+    """The commit to compare with, and the shell command that prepares its checkout."""
 
 
 class DeviceResult:
@@ -234,16 +240,34 @@ class Session:
         self._file: Path | None = None
         self.compared: dict[str, tuple[Compared, ...]] = {}
         """First comparisons with a baseline, by group of tests."""
+        self._against = None if options.against is None else AgainstBase(options.against, options.build)
+        self.of_base: dict[str, Verdict] = {}
+        """Verdicts of comparisons with the base, by group of tests and function."""
 
     def process(self, file: Path) -> MeasuringProcess:
         """Return a test module's own measuring process, unaffected by other modules."""
         if self._process is None or self._file != file or self._process.popen.poll() is not None:
-            self.close()
+            self._end_process()
             self._process, self._file = MeasuringProcess(), file
         return self._process
 
+    def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:
+        """Compare a function with the base, once for all devices of a test: its time here is the same."""
+        __tracebackhide__ = True
+        assert self._against is not None
+        if group not in self.of_base:
+            tolerance = self.options.tolerance
+            found = self._against.compare(label, call, tolerance, self.options.limit_s, tell)
+            self.of_base[group] = verdict_of(found, tolerance)
+        return self.of_base[group]
+
     def close(self) -> None:
-        """End the measuring process."""
+        """End all processes, and remove the base's files."""
+        self._end_process()
+        if self._against is not None:
+            self._against.close()
+
+    def _end_process(self) -> None:
         if self._process is not None:
             self._process.close()
             self._process = None
@@ -329,11 +353,29 @@ class EdgeDevice:
         self.results.append(result)
         if counted.nothing:
             result.require(Verdict("FAIL", NOTHING_DONE))
-        if options.timed or mark.budgets or not (options.save or options.compare):
+        if options.against is not None:
+            result.require(self._of_base(label, request))
+        compared = options.save or options.compare or options.against is not None
+        if options.timed or mark.budgets or not compared:
             measured = result.measured
             if options.timed and (options.save or options.compare):
                 result.require(verdict.doubted(measured))
         return result
+
+    def _of_base(self, label: str, request: PrepareRequest) -> Verdict:
+        __tracebackhide__ = True
+        call = CallRequest(
+            function=request.function,
+            setup=request.setup,
+            args=request.args,
+            kwargs=request.kwargs,
+            device=request.device,
+            network=request.network,
+            layout=0,
+            limit_s=self._mark.limit_s,
+        )
+        group = f"{self._test.group} {label}"
+        return self.session.against_base(group, label, call, partial(self._tell, label))
 
     def _require_comparable(self, label: str, timed: BaselineEntry | str | None) -> None:
         """Raise `Invalid` before anything runs if the test has only comparisons, and cannot make one."""

@@ -135,7 +135,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
     """Why a function cannot be measured, or how its process ended without a measurement."""
 
-    kind: Literal["refused", "memory", "raised", "signal", "late"]
+    kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late"]
     why: str
 
 

@@ -9,17 +9,12 @@ comparable between loads.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
-import inspect
 import math
-import resource
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +33,7 @@ from edgefl.host.process import keep_freed_memory
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import WorkMeter
+from edgefl.regression.calls import bound
 from edgefl.regression.memory import Peak, TreeWatch
 from edgefl.regression.process import (
     MOST_AT_A_TIME,
@@ -48,6 +44,7 @@ from edgefl.regression.process import (
     ShotSizes,
     TrialRun,
 )
+from edgefl.regression.usage import ProcessUsage, cpu_ns
 from edgefl.seeds import stream
 
 REFERENCE_VERSION = 1
@@ -66,9 +63,6 @@ SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
 TIMED_S, WAITING_S = 0.12, 0.3
 """CPU and wall seconds for which each repetition times the function; a single call may exceed them."""
 MOST_PAIRS = 60
-HANDLE = "edge_device"
-"""Name of the function's parameter that receives the device."""
-_PROC = Path("/proc/self")
 
 
 class DeviceCall(NamedTuple):
@@ -85,22 +79,11 @@ class DeviceCall(NamedTuple):
 
     def bind(self, handle: DeviceHandle) -> Callable[[], Any]:
         """Run the setup, and return the function bound to its arguments."""
-        args, kwargs = list(self.args), dict(self.kwargs)
-        if self.setup is not None:
-            made = partial(self.setup, *args, **kwargs)
-            args.insert(0, _awaited(made) if inspect.iscoroutinefunction(self.setup) else made())
-        if HANDLE in inspect.signature(self.function).parameters:
-            kwargs[HANDLE] = handle
-        run = partial(self.function, *args, **kwargs)
-        return partial(_awaited, run) if inspect.iscoroutinefunction(self.function) else run
+        return bound(self.function, self.setup, self.args, self.kwargs, handle)
 
     def limit(self) -> MemoryLimit | None:
         """Limit this process to the memory that the device gives an app, from now on."""
         return MemoryLimit(self.device.app_limit_mib) if self.device.app_limit_mib else None
-
-
-def _awaited(run: Callable[[], Coroutine[Any, Any, object]]) -> object:
-    return asyncio.run(run())
 
 
 def warm_up() -> None:
@@ -262,36 +245,9 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
 
 
 def _cpu_s(run: Callable[[], Any]) -> float:
-    start_ns = _cpu_ns()
+    start_ns = cpu_ns()
     run()
-    return (_cpu_ns() - start_ns) / 1e9
-
-
-def _cpu_ns() -> int:
-    """Return the CPU time of this process and of the children that it has reaped, ns."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time_ns() + round((ended.ru_utime + ended.ru_stime) * 1e9)
-
-
-class ProcessUsage(NamedTuple):
-    """Time used by this process so far, or between two moments."""
-
-    wall_ns: int
-    cpu_ns: int
-    runnable_ns: int
-    """Time in which the process was runnable but had no core; 0 if the system does not report it."""
-    gave_up: int
-    """Number of times that the process gave up its core to wait."""
-
-    @classmethod
-    def now(cls) -> ProcessUsage:
-        runnable_ns, gave_up = 0, resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            runnable_ns = int((_PROC / "schedstat").read_bytes().split()[1])
-        return cls(time.monotonic_ns(), _cpu_ns(), runnable_ns, gave_up)
-
-    def since(self, before: ProcessUsage) -> ProcessUsage:
-        return ProcessUsage(*(now - then for now, then in zip(self, before, strict=True)))
+    return (cpu_ns() - start_ns) / 1e9
 
 
 class CallTimes(NamedTuple):
@@ -319,7 +275,7 @@ class DeviceClock:
 
     def now_s(self) -> float:
         """Return the device time of the call so far."""
-        return (_cpu_ns() - self._began.cpu_ns) / 1e9 * self._slowdown + self._radio_s
+        return (cpu_ns() - self._began.cpu_ns) / 1e9 * self._slowdown + self._radio_s
 
     def transfer(self, seconds: float) -> None:
         """Wait until the computation so far and then a transfer would be complete on the device."""

@@ -87,7 +87,7 @@ class RegressionWorker:
                     with contextlib.suppress(ImportError):
                         importlib.import_module(name)
                 self._measure = repetition.prepared(call, trial, self._watch)
-                _become_forkable(request.function.file)
+                become_forkable(request.function.file)
             return trial
         except EdgeflError as error:
             return process.Failure("refused", str(error))
@@ -105,7 +105,7 @@ class RegressionWorker:
         device = load_device(request.device)
         network = None if request.network is None else load_network(request.network)
         repetition.warm_up()
-        _become_forkable(request.function.file)
+        become_forkable(request.function.file)
         outlive_parent()
         self._limit_s = request.limit_s
         arguments = request.args, request.kwargs
@@ -180,13 +180,11 @@ def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
 def _result(measure: Callable[[], Any]) -> Any:
     try:
         return measure()
-    except ConfigError as error:
-        return process.Failure("refused", str(error))
     except BaseException as error:
         return process.failure_of(error)
 
 
-def _become_forkable(file: str) -> None:
+def become_forkable(file: str) -> None:
     """Make this process safe to fork. ConfigError if the user's module started processes or threads."""
     if has_children():
         raise ConfigError(

@@ -1,0 +1,319 @@
+"""Compares a function of the working tree (head) with the same function of an earlier commit (base).
+
+Both run at the same time, each in its own process, and take turns every few milliseconds: base, head, head,
+base. What disturbs one disturbs the other. Nothing is stored, and no other host is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from edgefl.errors import NotMet
+from edgefl.host.channel import Channel, Closed
+from edgefl.regression.checkout import Base, Checkout
+from edgefl.regression.paired import Estimate, ProcessPair, block_ratio, decide, estimate
+from edgefl.regression.process import Failure, alone
+from edgefl.regression.sides import (
+    BranchAnswer,
+    CallRequest,
+    Ended,
+    EndRequest,
+    Ready,
+    Shot,
+    ShotRequest,
+    SideFiles,
+    Stem,
+)
+from edgefl.regression.verdict import LEAST_MIB, Verdict, figure
+from edgefl.results.tables import short_time
+
+LIMIT_S = 40.0
+"""Wall seconds for the comparison of one function."""
+SHOT_S, PAIR_S = 0.005, 0.6
+"""Minimum seconds of a shot, and of all shots of a pair of processes."""
+LEAST_BLOCKS = 4
+SCHEDULE = ((5, 1), (5, 2), (5, 3), (5, 4), (7, 4), (9, 4), (10, 4))
+"""Layouts, and pairs of processes in each, after which the comparison may be decided."""
+EDITABLE = "install it with pip install -e, or put its folder on pytest's pythonpath"
+BROKEN_BASE = (
+    "if this change repairs it, run once with --edgefl-invalid=skip; if it needs generated files, make them "
+    "in the base's checkout with --edgefl-build='COMMAND'"
+)
+SIDES = ("base", "head")
+SENT_GROWTH = 0.01
+"""Share by which sent bytes may grow."""
+PADDING = 97
+"""Bytes by which the environment of a stem is longer than that of the one before."""
+
+Tell = Callable[[str], None]
+A = TypeVar("A", Ready, Shot, Ended)
+
+
+class Comparison(NamedTuple):
+    """What a comparison with the base found."""
+
+    base: str
+    pairs: Sequence[ProcessPair] = ()
+    missing: str = ""
+    """Why the base has no such function; empty if it has."""
+    unjudged: str = ""
+    """Why base and head could not be compared; empty if they were."""
+
+
+class AgainstBase:
+    """The comparisons of one session with one base; `close` it at the end."""
+
+    def __init__(self, base: Base, build: str | None = None) -> None:
+        self.base, self._build = base, build
+        self._checkout: Checkout | None = None
+        self._stems: list[Stem] = []
+        self._modules: list[str] | None = None
+        """Modules that stems preload; None: not known yet."""
+        self._file = ""
+        self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
+        """Branches of base and head by layout, for functions of `_file`."""
+
+    def compare(
+        self, label: str, call: CallRequest, tolerance: float, limit_s: float | None, tell: Tell
+    ) -> Comparison:
+        """Measure until the growth of the function's time is known, at most for ``limit_s`` wall seconds.
+
+        Raises `NotMet` if the head's function fails, ConfigError if the base cannot be checked out.
+        """
+        __tracebackhide__ = True
+        file, repository = call.function.file, self.base.repository
+        if not Path(file).is_relative_to(repository):
+            why = (
+                f"its code is {file}, outside the repository {repository}, so base and head are the same code"
+            )
+            return Comparison(self.base.name, unjudged=f"{why}; {EDITABLE}")
+        with alone():
+            if self._checkout is None:
+                tell(f"checking out {self.base.name}")
+                self._checkout = Checkout(self.base, self._build)
+            if file != self._file:
+                self._end_branches()
+                self._file = file
+            try:
+                return self._compared(label, call, tolerance, limit_s or LIMIT_S, tell)
+            except BaseException:
+                self._end_branches()  # their pending answers would be taken for those of the next request
+                raise
+
+    def _compared(
+        self, label: str, call: CallRequest, tolerance: float, limit_s: float, tell: Tell
+    ) -> Comparison:
+        __tracebackhide__ = True
+        until_s, slowest_s = time.monotonic() + limit_s, 0.0
+        pairs: list[ProcessPair] = []
+        for layouts, turns in SCHEDULE:
+            for layout, turn in due(pairs, layouts, turns):
+                began_s = time.monotonic()
+                if pairs and began_s + slowest_s > until_s:
+                    return Comparison(self.base.name, pairs)
+                tell(f"pair {len(pairs) + 1} of processes against {self.base.name}")
+                found = self._pair(call, layout, turn)
+                if isinstance(found, _Fault):
+                    self._end_branches()
+                    return _faulty(label, self.base.name, found)
+                pairs.append(found)
+                slowest_s = max(slowest_s, time.monotonic() - began_s)
+            if decide(estimate(pairs), tolerance) != "unknown":
+                break
+        return Comparison(self.base.name, pairs)
+
+    def _pair(self, call: CallRequest, layout: int, turn: int) -> ProcessPair | _Fault:
+        """Run one process of the base and one of the head, in turns."""
+        both = self._branches.get(layout) or self._new_branches(layout)
+        seeded = msgspec.structs.replace(call, layout=layout * 1000 + turn)
+        try:
+            running = _RunningPair(both, seeded)
+            found = running.measure(layout, reverse=bool((layout + turn) % 2))
+        except _Fault as fault:
+            return fault
+        if self._modules is None:
+            self._modules = running.modules
+        return found
+
+    def _new_branches(self, layout: int) -> tuple[Channel[BranchAnswer], Channel[BranchAnswer]]:
+        assert self._checkout is not None
+        while len(self._stems) <= layout:
+            self._stems.append(Stem(len(self._stems), PADDING * len(self._stems)))
+            if self._modules:
+                self._stems[-1].preload(self._modules)
+        head = str(self.base.repository)
+        base_files, head_files = (
+            SideFiles(
+                root=root, head=head, folder=os.getcwd(), path=[os.path.abspath(one) for one in sys.path]
+            )
+            for root in (str(self._checkout.root), head)
+        )
+        stem = self._stems[layout]
+        made = self._branches[layout] = (stem.branch(base_files), stem.branch(head_files))
+        return made
+
+    def _end_branches(self) -> None:
+        for channel in (one for both in self._branches.values() for one in both):
+            channel.close()
+        self._branches.clear()
+
+    def close(self) -> None:
+        """End all processes and remove the checkout."""
+        self._end_branches()
+        with contextlib.ExitStack() as stack:
+            if self._checkout is not None:
+                stack.callback(self._checkout.close)
+            for stem in self._stems:
+                stack.callback(stem.close)
+        self._stems, self._checkout = [], None
+
+
+def due(pairs: Sequence[ProcessPair], layouts: int, turns: int) -> Iterator[tuple[int, int]]:
+    """Yield layout and turn of the pairs still to be made, layout by layout within a turn.
+
+    >>> list(due([], 2, 2))
+    [(0, 0), (1, 0), (0, 1), (1, 1)]
+    """
+    made = {layout: sum(pair.layout == layout for pair in pairs) for layout in range(layouts)}
+    for turn in range(turns):
+        yield from ((layout, turn) for layout in range(layouts) if made[layout] <= turn)
+
+
+class _Fault(Exception):
+    """A side did not answer as expected."""
+
+    def __init__(self, side: int, failure: Failure) -> None:
+        self.side, self.failure = side, failure
+
+
+class _RunningPair:
+    """One process of the base and one of the head."""
+
+    def __init__(self, both: tuple[Channel[BranchAnswer], Channel[BranchAnswer]], call: CallRequest) -> None:
+        self._both, self._limit_s = both, call.limit_s
+        for channel in both:
+            channel.tell(call)
+        self._ready: list[Ready] = []
+        for side in (1, 0):  # a fault of the head counts more
+            self._ready.insert(0, self._receive(side, Ready))
+        self.modules = list(dict.fromkeys(name for one in self._ready for name in one.modules))
+
+    def measure(self, layout: int, *, reverse: bool) -> ProcessPair:
+        """Make shots in turns, then end the processes; raises `_Fault`."""
+        base, head = self._ready
+        calls = max(1, round(SHOT_S / max(base.call_s, head.call_s)))
+        blocks: list[tuple[float, float]] = []
+        shots: tuple[list[float], list[float]] = ([], [])
+        while len(blocks) < LEAST_BLOCKS or sum(map(sum, blocks)) < PAIR_S:
+            order = (0, 1, 1, 0) if (len(blocks) % 2) == reverse else (1, 0, 0, 1)
+            block = [0.0, 0.0]
+            for side in order:
+                self._both[side].tell(ShotRequest(calls))
+                took_s = self._receive(side, Shot).cost_ns / 1e9
+                block[side] += took_s
+                shots[side].append(took_s / calls)
+            blocks.append((max(block[0], 1e-9), max(block[1], 1e-9)))
+        for channel in self._both:
+            channel.tell(EndRequest())
+        for side in (0, 1):
+            self._receive(side, Ended)
+        base_s, head_s = map(statistics.median, shots)
+        return ProcessPair(
+            layout=layout,
+            log_ratio=block_ratio(blocks),
+            base_s=base_s,
+            head_s=head_s,
+            base_mib=base.peak_mib,
+            head_mib=head.peak_mib,
+            base_sent_mib=base.sent_mib,
+            head_sent_mib=head.sent_mib,
+        )
+
+    def _receive(self, side: int, kind: type[A]) -> A:
+        channel = self._both[side]
+        try:
+            if not channel.waiting and not select.select([channel], [], [], self._limit_s)[0]:
+                raise _Fault(side, Failure("late", f"{self._limit_s:g}"))
+            answer = channel.receive()
+        except Closed:
+            answer = Failure("signal", "the end of its parent")
+        if isinstance(answer, kind):
+            return answer
+        assert isinstance(answer, Failure)
+        raise _Fault(side, answer)
+
+
+def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
+    """Return what a side's fault means; raises `NotMet` if the head's function fails."""
+    __tracebackhide__ = True
+    kind, why = fault.failure.kind, fault.failure.why
+    if kind == "absent":
+        return Comparison(base, missing=why)
+    if kind == "foreign":
+        return Comparison(base, unjudged=f"{why}; {EDITABLE}")
+    failed = {
+        "late": f"did not finish after {why} s; set a larger limit_s= in the mark",
+        "memory": "ran out of memory",
+        "signal": f"was ended by {why}",
+        "refused": f"cannot be measured: {why}",
+    }.get(kind, f"failed:\n{why}")
+    if fault.side == 1:
+        raise NotMet(f"{label} {failed}")
+    return Comparison(base, unjudged=f"at {base} it {' '.join(failed.split())}; {BROKEN_BASE}")
+
+
+def verdict_of(found: Comparison, tolerance: float) -> Verdict:
+    """Judge sent bytes, memory and time of the head by the base's."""
+    if found.missing:
+        return Verdict(note=f"new: {found.missing} at {found.base}, so there is nothing to compare with yet")
+    if found.unjudged:
+        return Verdict("INVALID", found.unjudged)
+    grew = [*_more_sent(found), *_more_memory(found, tolerance)]
+    time = estimate(found.pairs)
+    decision = decide(time, tolerance)
+    if decision == "grew":
+        grew.append(("cpu_s", _time_text(found, time)))
+    if grew:
+        return Verdict("FAIL", "; ".join(text for _, text in grew), grew=tuple(name for name, _ in grew))
+    if decision == "unknown":
+        why = f"{_time_text(found, time)}, which is too uncertain to exclude {tolerance:.1%}"
+        return Verdict("INVALID", f"{why}; run again, on a quieter host or with a larger --edgefl-limit")
+    return Verdict(note=_time_text(found, time))
+
+
+def _time_text(found: Comparison, time: Estimate) -> str:
+    base_s, head_s = (statistics.median(getattr(pair, f"{side}_s") for pair in found.pairs) for side in SIDES)
+    layouts = len({pair.layout for pair in found.pairs})
+    bounds = ""
+    if layouts > 1:
+        bounds = f", {time.least:+.1%} to {time.most:+.1%}"
+    return (
+        f"time {time.growth:+.1%}{bounds} ({short_time(base_s)} → {short_time(head_s)} a call, "
+        f"{len(found.pairs)} pairs of processes, {found.base} and this tree in turns)"
+    )
+
+
+def _more_sent(found: Comparison) -> Iterator[tuple[str, str]]:
+    base, head = (
+        statistics.median(getattr(pair, f"{side}_sent_mib") for pair in found.pairs) for side in SIDES
+    )
+    if head > base * (1 + SENT_GROWTH):
+        yield "sent_mib", f"{figure(head - base)} MiB more sent a call: {figure(base)} → {figure(head)} MiB"
+
+
+def _more_memory(found: Comparison, tolerance: float) -> Iterator[tuple[str, str]]:
+    """Yield the growth of memory, if it was too large in every pair of processes."""
+    base, head = (statistics.median(getattr(pair, f"{side}_mib") for pair in found.pairs) for side in SIDES)
+    least = min(pair.head_mib - pair.base_mib for pair in found.pairs)
+    if least > max(LEAST_MIB, tolerance * base):
+        yield "peak_mib", f"peak memory +{figure(head - base)} MiB: {figure(base)} → {figure(head)} MiB"

@@ -1,0 +1,43 @@
+"""Binds a test's function to its arguments and to the result of its setup."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+HANDLE = "edge_device"
+"""Name of the function's parameter that receives the device."""
+
+
+def takes_device(function: Callable[..., Any]) -> bool:
+    """Return True if the function has a parameter for the device."""
+    return HANDLE in inspect.signature(function).parameters
+
+
+def bound(
+    function: Callable[..., Any],
+    setup: Callable[..., Any] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: object,
+) -> Callable[[], Any]:
+    """Run the setup, and return the function bound to its arguments; coroutines are awaited.
+
+    >>> bound(lambda made, one: (made, one), lambda one: one * 10, [3], {}, None)()
+    (30, 3)
+    """
+    args, kwargs = list(args), dict(kwargs)
+    if setup is not None:
+        made = partial(setup, *args, **kwargs)
+        args.insert(0, _awaited(made) if inspect.iscoroutinefunction(setup) else made())
+    if takes_device(function):
+        kwargs[HANDLE] = device
+    run = partial(function, *args, **kwargs)
+    return partial(_awaited, run) if inspect.iscoroutinefunction(function) else run
+
+
+def _awaited(run: Callable[[], Coroutine[Any, Any, object]]) -> object:
+    return asyncio.run(run())

@@ -1,0 +1,174 @@
+"""The base of a comparison: a commit of the repository, checked out in a temporary git worktree."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from edgefl.errors import ConfigError, near
+
+OPTION = "--edgefl-against"
+_PREFIX = "edgefl-base-"
+_GUARD = """
+trap '' INT TERM HUP
+cat > /dev/null
+git -C "$1" worktree remove --force "$2" > /dev/null 2>&1
+rm -rf "$3"
+git -C "$1" worktree prune > /dev/null 2>&1
+"""
+"""Shell script that removes a worktree ($2) of a repository ($1) and its folder ($3) once its input ends."""
+
+
+class Base(NamedTuple):
+    """A commit to compare with."""
+
+    ref: str
+    """The name that was asked for."""
+    commit: str
+    repository: Path
+    """Top folder of the repository."""
+
+    @property
+    def name(self) -> str:
+        short = self.commit[:9]
+        return short if self.commit.startswith(self.ref) else f"{self.ref} ({short})"
+
+
+def find_base(ref: str, folder: Path) -> Base:
+    """Return the last common commit of HEAD and ``ref``: a branch, tag or commit, or one of ``origin``.
+
+    ConfigError, with the way out, if git or the repository is missing, if this clone does not have the
+    commit, or if it is what is checked out here and no file differs.
+    """
+    if shutil.which("git") is None:
+        raise ConfigError(f"{OPTION}: git is not installed; install it, as it checks the base out")
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    if top.returncode:
+        raise ConfigError(f"{OPTION}: {_why(top)}")
+    repository = Path(os.path.realpath(top.stdout.strip()))
+    commit = _commit(ref, repository)
+    head = _git(repository, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").stdout.strip()
+    common = _git(repository, "merge-base", commit, "HEAD")
+    if common.returncode:
+        raise ConfigError(
+            f"{OPTION}: {ref!r} and HEAD have no common commit"
+            + (_SHALLOW.format("the history is needed") if _shallow(repository) else "; name an earlier one")
+        )
+    base = common.stdout.strip()
+    if base == head and not _git(repository, "status", "--porcelain").stdout:
+        what = f"{ref!r} is what is checked out here" if commit == head else f"{ref!r} contains HEAD"
+        raise ConfigError(
+            f"{OPTION}: {what}, and no file differs, so there is nothing to compare; name an earlier commit: "
+            f"{OPTION}=HEAD~1"
+        )
+    return Base(ref, base, repository)
+
+
+_SHALLOW = (
+    ": this clone is shallow, and {}; run 'git fetch --unshallow origin', or set 'fetch-depth: 0' for "
+    "actions/checkout"
+)
+
+
+def _commit(ref: str, repository: Path) -> str:
+    if not ref or ref.startswith("-"):
+        raise ConfigError(f"{OPTION}: name a branch, tag or commit (got {ref!r})")
+    for name in (ref, f"origin/{ref}"):
+        found = _git(repository, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+        if not found.returncode:
+            return found.stdout.strip()
+    why = f"{OPTION}: this clone has no branch, tag or commit {ref!r}"
+    if _shallow(repository):
+        raise ConfigError(why + _SHALLOW.format("does not have all branches"))
+    names = _git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
+    known = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    raise ConfigError(f"{why};{near(ref, names)} have: {known or 'none'}; is it fetched? git fetch origin")
+
+
+def _shallow(repository: Path) -> bool:
+    return _git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
+
+
+class Checkout:
+    """The files of a base in a temporary folder, removed by `close`, or when this process ends in any way."""
+
+    def __init__(self, base: Base, build: str | None = None) -> None:
+        self.base = base
+        self._folder = Path(os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX)))
+        self.root = self._folder / base.repository.name
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "edgefl-guard", base.repository, self.root, self._folder],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches the tests, not the guard
+            env=_environment(),
+        )
+        try:
+            made = _git(
+                base.repository, "worktree", "add", "--detach", "--force", str(self.root), base.commit
+            )
+            if made.returncode:
+                raise ConfigError(f"{OPTION}: {base.name} cannot be checked out: {_why(made)}")
+            if build is not None:
+                _build(build, self.root)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the files."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
+
+
+def _build(command: str, root: Path) -> None:
+    done = subprocess.run(
+        command, shell=True, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise ConfigError(
+            f"--edgefl-build: {shlex.quote(command)} failed in the base's checkout with exit code "
+            f"{done.returncode}: {_last_line(done)}"
+        )
+
+
+def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git without hooks, and without the variables of a git command that runs the tests."""
+    command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        env=_environment(),
+    )
+
+
+def _environment() -> Mapping[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GIT_DIR", "GIT_INDEX", "GIT_WORK"))
+    }
+    return {**kept, "LC_ALL": "C"}
+
+
+def _why(done: subprocess.CompletedProcess[str]) -> str:
+    """Return git's reason; for a repository of another user, also the way out, which git states later."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    reason = next((line for line in lines if line.startswith(("fatal:", "error:"))), _last_line(done))
+    way = next((line for line in lines if line.startswith("git config")), "")
+    return reason.partition(": ")[2] + (f"; run: {way}" if way else "")
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "no message"

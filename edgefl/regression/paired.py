@@ -1,0 +1,86 @@
+"""Judges base and head from pairs of processes. Pure; `against` measures.
+
+A pair of processes, one per side, has one memory layout, and gives one logarithm of head's time ÷ base's.
+Layouts are the units of the statistic: pairs of one layout may err in the same direction.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+SURE_OF_GROWTH, SURE_OF_NONE = 0.9985, 0.99
+"""Confidence, one-sided, that time has grown before a REGRESSION; that it grew by less than the tolerance
+before OK."""
+
+
+class ProcessPair(NamedTuple):
+    """Figures of one process of the base and one of the head with the same layout."""
+
+    layout: int
+    log_ratio: float
+    """Logarithm of head's time ÷ base's."""
+    base_s: float
+    head_s: float
+    """CPU and waiting time of a call, medians."""
+    base_mib: float
+    head_mib: float
+    """Peak growth of memory in the first call."""
+    base_sent_mib: float
+    head_sent_mib: float
+
+
+class Estimate(NamedTuple):
+    """A relative growth and its one-sided bounds."""
+
+    growth: float
+    least: float
+    """Lower bound, with confidence `SURE_OF_GROWTH`."""
+    most: float
+    """Upper bound, with confidence `SURE_OF_NONE`."""
+
+
+def block_ratio(blocks: Iterable[tuple[float, float]]) -> float:
+    """Return the interquartile mean of the logarithms of head's ÷ base's time over blocks (base, head).
+
+    A quarter of the blocks at either end does not count: a core may be taken away in the middle of one.
+
+    >>> round(math.exp(block_ratio([(1.0, 1.1), (1.0, 1.1), (1.0, 1.1), (1.0, 9.0), (9.0, 1.0)])), 4)
+    1.1
+    """
+    logs = sorted(math.log(head / base) for base, head in blocks)
+    cut = len(logs) // 4
+    return statistics.fmean(logs[cut : len(logs) - cut])
+
+
+def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
+    """Return the growth over all pairs, with Student's bounds over the means of layouts."""
+    from scipy.special import stdtrit  # takes a while to import
+
+    by_layout: dict[int, list[float]] = {}
+    for pair in pairs:
+        by_layout.setdefault(pair.layout, []).append(pair.log_ratio)
+    means = [statistics.fmean(logs) for logs in by_layout.values()]
+    middle = statistics.fmean(means)
+    if len(means) < 2:
+        return Estimate(math.expm1(middle), -math.inf, math.inf)
+    error = statistics.stdev(means) / math.sqrt(len(means))
+    least, most = (float(stdtrit(len(means) - 1, sure)) * error for sure in (SURE_OF_GROWTH, SURE_OF_NONE))
+    return Estimate(*map(math.expm1, (middle, middle - least, min(700.0, middle + most))))
+
+
+def decide(found: Estimate, tolerance: float) -> Literal["grew", "same", "unknown"]:
+    """Return whether time grew by about the tolerance or more, or by less; or that it is not known yet.
+
+    Growth counts from half the tolerance on, if there surely is any.
+
+    >>> decide(Estimate(0.06, 0.04, 0.08), 0.05), decide(Estimate(0.01, -0.01, 0.03), 0.05)
+    ('grew', 'same')
+    >>> decide(Estimate(0.06, -0.04, 0.16), 0.05)
+    'unknown'
+    """
+    if found.growth >= tolerance / 2:
+        return "grew" if found.least > 0 else "unknown"
+    return "same" if found.most < tolerance else "unknown"

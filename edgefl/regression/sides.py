@@ -1,0 +1,135 @@
+"""Base and head as processes: the messages between the test's process and those that run a function.
+
+    stem ── Branch ──► branch of the base ── CallRequest ──► one process that runs the base's function
+     └───── Branch ──► branch of the head ── CallRequest ──► one process that runs the head's function
+
+A stem imports what both sides import from elsewhere, such as torch, and forks a branch per side. A branch
+imports the user's module from its side's files, and forks a process per call request. That process prepares
+the function, answers `Ready`, and then makes a shot per `ShotRequest`, until it receives an `EndRequest`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import msgspec
+
+from edgefl.host.channel import Channel, pair
+from edgefl.host.children import end_child
+from edgefl.host.process import start_process
+from edgefl.regression.process import Failure, FunctionLocation
+
+_ENDING_S = 1.0
+"""Time for a stem to end by itself once its channel is closed."""
+
+
+class SideFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one side: the base's checkout, or the head's working tree."""
+
+    root: str
+    """Top folder of this side's files."""
+    head: str
+    """Top folder of the repository; the base must not import anything from it."""
+    folder: str
+    """Working directory of the processes, as in the head."""
+    path: list[str]
+    """``sys.path`` of the processes, as in the head."""
+
+
+class Preload(msgspec.Struct, frozen=True, tag="preload"):
+    """Import these modules, so that the branches need not."""
+
+    modules: list[str]
+
+
+class Branch(msgspec.Struct, frozen=True, tag="branch"):
+    """Fork a branch; the descriptor of its channel comes with the message."""
+
+    files: SideFiles
+
+
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
+    """Import and prepare a function in a process of its own."""
+
+    function: FunctionLocation
+    setup: FunctionLocation | None
+    args: list[Any]
+    kwargs: dict[str, Any]
+    device: str
+    network: str | None
+    layout: int
+    """Seed of the process's memory layout: the same on both sides."""
+    limit_s: float
+
+
+class ShotRequest(msgspec.Struct, frozen=True, tag="shot"):
+    """Call the function so many times."""
+
+    calls: int
+
+
+class EndRequest(msgspec.Struct, frozen=True, tag="end"):
+    """End the process of the function; the branch answers `Ended`."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The function is prepared; figures of its first calls in this process."""
+
+    call_s: float
+    """CPU and waiting seconds of a call, roughly."""
+    peak_mib: float
+    sent_mib: float
+    modules: list[str]
+    """Modules that the user's code imported from elsewhere, in order; none if they cannot be preloaded."""
+    repeatable: bool = True
+
+
+class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
+    """Times of the calls of one shot, ns."""
+
+    cpu_ns: int
+    """CPU time of the process and of the children that it has reaped."""
+    blocked_ns: int
+    """Time in which the process neither computed nor waited for a core."""
+    waited_ns: int
+    """Time in which the process was runnable but had no core."""
+
+    @property
+    def cost_ns(self) -> int:
+        return self.cpu_ns + self.blocked_ns
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The process of the function has ended."""
+
+
+StemRequest = Preload | Branch
+BranchRequest = CallRequest | ShotRequest | EndRequest
+BranchAnswer = Ready | Shot | Ended | Failure
+
+
+class Stem:
+    """A process with its own hash seed and layout of memory; `close` it at the end."""
+
+    def __init__(self, hash_seed: int, padding: int) -> None:
+        environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "EDGEFL_PADDING": "x" * padding}
+        self._channel: Channel[None]
+        self.popen: subprocess.Popen[bytes]
+        self.popen, self._channel = start_process("edgefl.regression.stem", type(None), environment)
+
+    def preload(self, modules: list[str]) -> None:
+        self._channel.tell(Preload(modules))
+
+    def branch(self, files: SideFiles) -> Channel[BranchAnswer]:
+        """Fork a branch; return the channel to it."""
+        ours, theirs = pair()
+        with theirs:
+            self._channel.tell(Branch(files), theirs.fileno())
+        return Channel(ours, BranchAnswer)
+
+    def close(self) -> None:
+        """End the process and all that it has started."""
+        self._channel.close()
+        end_child(self.popen, _ENDING_S)

@@ -1,0 +1,311 @@
+"""The processes of base and head: a stem forks a branch per side, and a branch a process per function.
+
+Hash seed and size of the environment differ between stems, and addresses are random; they are the same for
+the two branches of a stem. All have one thread, so that a fork is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import site
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from edgefl.errors import ConfigError
+from edgefl.host.channel import Channel, Closed
+from edgefl.host.children import collect, end_children, fork
+from edgefl.host.process import adopt_orphans, become_child, keep_freed_memory, outlive_parent
+from edgefl.regression import sides
+from edgefl.regression.calls import bound, takes_device
+from edgefl.regression.memory import Peak, TreeWatch
+from edgefl.regression.process import Failure, FunctionLocation, failure_of, find
+from edgefl.regression.usage import ProcessUsage
+from edgefl.regression.worker import become_forkable
+
+if TYPE_CHECKING:
+    from edgefl.regression.repetition import DeviceHandle
+
+WARM_S = 0.05
+"""Seconds of calls, at least two, before the first shot."""
+MOST_PADDING = 1 << 16
+"""Maximum bytes of each of the blocks that shift the heap of a function's process."""
+BLOCKS = 8
+
+
+def serve_stem(channel: Channel[sides.StemRequest]) -> None:
+    """Answer requests until the channel ends."""
+    with contextlib.suppress(Closed):
+        while True:
+            request = channel.receive()
+            if isinstance(request, sides.Preload):
+                for name in request.modules:
+                    with contextlib.suppress(Exception):
+                        importlib.import_module(name)
+                continue
+            mine = channel.descriptor()
+            fork("edgefl-branch", partial(_branch, channel, mine, request.files))
+            os.close(mine)
+
+
+def _branch(stem: Channel[sides.StemRequest], descriptor: int, files: sides.SideFiles) -> None:
+    stem.close()
+    adopt_orphans()
+    outlive_parent()
+    channel = Channel[sides.BranchRequest].inherit(descriptor, sides.BranchRequest)
+    try:
+        SideBranch(channel, files).serve()
+    finally:
+        end_children()
+
+
+class SideBranch:
+    """A branch: imports the functions of one side, and forks a process for each call request."""
+
+    def __init__(self, channel: Channel[sides.BranchRequest], files: sides.SideFiles) -> None:
+        self._channel, self._files = channel, files
+        self._modules = set(sys.modules)
+        sys.path[:] = [place for folder in files.path for place in moved(folder, files)]
+        sys.path_importer_cache.clear()
+        os.chdir(moved(files.folder, files)[0])
+        _move_editable_installs(files)
+        self._watch = TreeWatch()
+
+    def serve(self) -> None:
+        with contextlib.suppress(Closed):
+            while True:
+                request = self._channel.receive()
+                assert isinstance(request, sides.CallRequest)
+                self._channel.send(self._answered(request))
+
+    def _answered(self, request: sides.CallRequest) -> sides.BranchAnswer:
+        """Let a forked process answer the requests; return its end."""
+        before = dict(os.environ)
+        try:
+            function = self._find(request.function)
+            setup = None if request.setup is None else self._find(request.setup)
+            become_forkable(request.function.file)
+        except ConfigError as error:
+            return Failure("refused", str(error))
+        except _Absent as error:
+            return Failure("absent", str(error))
+        if (foreign := self._foreign()) is not None:
+            return Failure("foreign", foreign)
+        modules = [] if dict(os.environ) != before else self._imported()
+        self._watch.reset()
+
+        def main() -> None:
+            _Function(self._channel, request, self._watch, modules).serve(function, setup)
+
+        pid = fork("edgefl-device", main)
+        child = os.pidfd_open(pid)
+        try:
+            self._wait(child)
+            end = collect(pid)
+        finally:
+            os.close(child)
+            end_children()
+        return sides.Ended() if not end.code else Failure("signal", str(end))
+
+    def _wait(self, child: int) -> None:
+        """Wait for the end of the function's process; raise `Closed` if the test's process is gone."""
+        poller = select.poll()
+        poller.register(child, select.POLLIN)
+        poller.register(self._channel.fileno(), select.POLLRDHUP)
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll(min(1e6, self._watch.look() * 1e3))}
+            if child in ready:
+                return
+            if ready:
+                raise Closed
+
+    def _find(self, where: FunctionLocation) -> Callable[..., Any]:
+        here = msgspec.structs.replace(where, file=moved(where.file, self._files)[0])
+        if not Path(here.file).exists():
+            raise _Absent(f"{self._relative(here.file)} does not exist")
+        return find(here)
+
+    def _relative(self, file: str) -> str:
+        return os.path.relpath(file, self._files.root)
+
+    def _foreign(self) -> str | None:
+        """Return why the user's code is not this side's: a module of another place; None if there is none."""
+        root, head = self._files.root, self._files.head
+        copies = _copies_of(head)
+        for name, file in self._files_of(list(sys.modules)):
+            if root != head and _within(file, head) and not _within(file, root):
+                return f"the base would import {name} from the head's file {file}"
+            top = name.partition(".")[0]
+            if file.startswith(INSTALLED) and (top in copies or _has(head, top)):
+                return f"{top} is imported from its installed copy {file}, so base and head are the same code"
+        return None
+
+    def _imported(self) -> list[str]:
+        """Return the modules that the user's code imported from outside both sides, in order."""
+        roots = (self._files.root, self._files.head)
+        new = [name for name in sys.modules if name not in self._modules]
+        return [name for name, file in self._files_of(new) if not any(_within(file, one) for one in roots)]
+
+    def _files_of(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        for name in names:
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if isinstance(file, str):
+                yield name, os.path.realpath(file)
+
+
+class _Absent(Exception):
+    """The function does not exist on this side."""
+
+
+def _within(file: str, root: str) -> bool:
+    """Return True if a file belongs to a side: in its folder, but not in an environment inside it."""
+    return file.startswith(root + os.sep) and not file.startswith(INSTALLED)
+
+
+INSTALLED = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in {
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+"""Folders of installed packages and of the standard library, which may lie within the repository."""
+
+
+def _has(root: str, package: str) -> bool:
+    """Return True if a repository has the source of a package, at its top or in ``src``."""
+    folders = (Path(root), Path(root, "src"))
+    return any(
+        (one / package / "__init__.py").exists() or (one / f"{package}.py").exists() for one in folders
+    )
+
+
+def _copies_of(repository: str) -> set[str]:
+    """Return the packages that were installed from a repository, but not as editable (PEP 610)."""
+    found: set[str] = set()
+    for file in (
+        one for folder in map(Path, INSTALLED) for one in folder.glob("*.dist-info/direct_url.json")
+    ):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            origin = json.loads(file.read_text())
+            folder = os.path.realpath(unquote(urlsplit(origin["url"]).path))
+            ours = folder == repository or folder.startswith(repository + os.sep)
+            if ours and not origin.get("dir_info", {}).get("editable"):
+                names = (file.parent / "RECORD").read_text().splitlines()
+                found |= {name.partition("/")[0].removesuffix(".py") for name in names}
+    return found
+
+
+def _move_editable_installs(files: sides.SideFiles) -> None:
+    """Redirect the import hooks of editable installs from the head's folders to this side's."""
+    for finder in sys.meta_path:
+        kind = finder if isinstance(finder, type) else type(finder)
+        mapping = getattr(sys.modules.get(kind.__module__), "MAPPING", None)
+        if isinstance(mapping, dict):
+            for name, folder in mapping.items():
+                mapping[name] = moved(folder, files)[0]
+
+
+def moved(path: str, files: sides.SideFiles) -> list[str]:
+    """Return where a path of the head is on this side; the folder that holds the repository comes second."""
+    real = os.path.realpath(path)
+    if files.root == files.head:
+        return [path]
+    if real == os.path.dirname(files.head):  # the repository's top folder is itself a package
+        return [os.path.dirname(files.root), path]
+    if real == files.head or _within(real, files.head):
+        return [os.path.join(files.root, os.path.relpath(real, files.head))]
+    return [path]
+
+
+class _Function:
+    """The process of a function: answers `Ready`, and a `Shot` per request."""
+
+    def __init__(
+        self,
+        channel: Channel[sides.BranchRequest],
+        request: sides.CallRequest,
+        watch: TreeWatch,
+        modules: list[str],
+    ) -> None:
+        self._channel, self._request, self._watch, self._modules = channel, request, watch, modules
+
+    def serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
+        own = os.getpid()
+        try:
+            self._serve(function, setup)
+        except Closed:
+            pass
+        except BaseException as error:
+            if os.getpid() == own:
+                self._channel.tell(failure_of(error))
+
+    def _serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
+        rng = random.Random(self._request.layout)
+        held = [bytes(rng.randrange(1, MOST_PADDING)) for _ in range(BLOCKS)]
+        handle: DeviceHandle | None = None
+        if takes_device(function):
+            from edgefl.devices import load_device, load_network
+            from edgefl.regression.repetition import DeviceHandle
+
+            network = None if self._request.network is None else load_network(self._request.network)
+            handle = DeviceHandle(load_device(self._request.device), network, 0)
+        run = bound(function, setup, self._request.args, self._request.kwargs, handle)
+        peak = Peak(self._watch)
+        run()
+        peak_mib, sent_bytes = peak.mib(), handle.sent_bytes if handle is not None else 0
+        keep_freed_memory()
+        gc.collect()
+        call_s = self._warm(run)
+        self._channel.send(
+            sides.Ready(
+                call_s=call_s, peak_mib=peak_mib, sent_mib=sent_bytes / (1 << 20), modules=self._modules
+            )
+        )
+        while isinstance(request := self._channel.receive(), sides.ShotRequest):
+            self._channel.send(shot(run, request.calls))
+        del held
+
+    def _warm(self, run: Callable[[], Any]) -> float:
+        """Call the function for a while; return the least time of a call, s."""
+        until_s, least_ns, calls = time.monotonic() + WARM_S, 1 << 62, 0
+        while calls < 2 or time.monotonic() < until_s:
+            least_ns, calls = min(least_ns, shot(run, 1).cost_ns), calls + 1
+        return max(least_ns, 1) / 1e9
+
+
+def shot(run: Callable[[], Any], calls: int) -> sides.Shot:
+    """Call the function so many times; return the times."""
+    before = ProcessUsage.now()
+    for _ in range(calls):
+        run()
+    used = ProcessUsage.now().since(before)
+    blocked = max(0, used.wall_ns - used.cpu_ns - used.runnable_ns) if used.gave_up else 0
+    return sides.Shot(cpu_ns=used.cpu_ns, blocked_ns=blocked, waited_ns=used.runnable_ns)
+
+
+if __name__ == "__main__":
+    become_child(int(sys.argv[2]), "edgefl-stem")
+    adopt_orphans()
+    outlive_parent()
+    try:
+        serve_stem(Channel.inherit(int(sys.argv[1]), sides.StemRequest))
+    finally:
+        end_children()

@@ -1,0 +1,38 @@
+"""Time that this process has used: on the wall, on a core, and waiting for a core."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+_PROC = Path("/proc/self")
+
+
+def cpu_ns() -> int:
+    """Return the CPU time of this process and of the children that it has reaped, ns."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time_ns() + round((ended.ru_utime + ended.ru_stime) * 1e9)
+
+
+class ProcessUsage(NamedTuple):
+    """Time used by this process so far, or between two moments."""
+
+    wall_ns: int
+    cpu_ns: int
+    runnable_ns: int
+    """Time in which the process was runnable but had no core; 0 if the system does not report it."""
+    gave_up: int
+    """Number of times that the process gave up its core to wait."""
+
+    @classmethod
+    def now(cls) -> ProcessUsage:
+        runnable_ns, gave_up = 0, resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            runnable_ns = int((_PROC / "schedstat").read_bytes().split()[1])
+        return cls(time.monotonic_ns(), cpu_ns(), runnable_ns, gave_up)
+
+    def since(self, before: ProcessUsage) -> ProcessUsage:
+        return ProcessUsage(*(now - then for now, then in zip(self, before, strict=True)))
