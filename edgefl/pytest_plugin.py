@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="Minimum number of repetitions, overrides the marks; 9 or more.",
     )
+    add("--edgefl-json", metavar="FILE", help="Write the results to FILE, for `edgefl gate`.")
+    shown = "Write an HTML page of the results, with the history of the baselines in git."
+    add("--edgefl-report", metavar="FILE", help=shown)
     cap = "Wall seconds for timing in each test; it cannot be judged if fewer than 9 repetitions fit."
     add("--edgefl-limit", metavar="S", help=cap)
 
@@ -210,31 +213,61 @@ class _SessionReport:
     """Collects the rows of all tests, also of pytest-xdist's workers; shows and saves them at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
+        self._config = config
         self._worker = hasattr(config, "workerinput")
         self._plain: list[dict[str, Any]] = []
+        self._places: list[tuple[str, int | None]] = []
+        """File, from the root folder, and line of each row's test."""
         self._notes: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._plain += getattr(report, "edgefl", ())
+        rows = getattr(report, "edgefl", ())
+        self._plain += rows
+        self._places += [report.location[:2]] * len(rows)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if (measuring := session.config.stash.get(_SESSION, None)) is not None:
             measuring.close()
-        if self._worker or not any(row["counted"] or row["entry"] for row in self._plain):
+        if self._worker:
             return
-        from edgefl.regression.table import save_all
+        if any(row["counted"] or row["entry"] for row in self._plain):
+            from edgefl.regression.table import save_all
 
-        self._notes = save_all(self._rows())
+            self._notes = save_all(self._rows())
+        wanted = ("edgefl_against", "edgefl_json", "edgefl_report")
+        if self._plain or any(map(self._config.getoption, wanted)):
+            self._notes += self._published()
+        if not self._plain and self._config.getoption("edgefl_against") and not session.exitstatus:
+            self._notes.append("edgefl: no test with the mark edge_device ran: nothing was compared")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _published(self) -> Iterable[str]:
+        """Write the results wherever they are wanted; return lines for the terminal."""
+        from edgefl.regression.publish import Outlets, PlacedRow, gate_results, publish
+
+        option, base = self._config.getoption, self._config.stash[_BASE]
+        files = (self._config.rootpath / file for file, _ in self._places)
+        placed = list(map(PlacedRow, self._rows(), files, (line for _, line in self._places)))
+        results = gate_results(
+            placed,
+            base.name if base is not None else "",
+            self._config.rootpath,
+            skip=option("edgefl_invalid") == "skip",
+        )
+        outlets = Outlets(
+            *(Path(file) if file else None for file in map(option, ("edgefl_json", "edgefl_report")))
+        )
+        return publish(results, {one.file for one in placed}, outlets)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self._plain:
+        if not (self._plain or self._notes):
             return
         from edgefl.regression.table import lines
         from edgefl.terminal import printable
 
         terminalreporter.section("edgefl", sep="=")
-        for line in (*lines(self._rows()), *self._notes):
+        for line in (*(lines(self._rows()) if self._plain else ()), *self._notes):
             terminalreporter.write_line(printable(line))
 
     def _rows(self) -> list[ResultRow]:

@@ -13,6 +13,7 @@
     keys         keys, keygen
     lab          reproduce; bench aggregate, fidelity, ingest, memory, spawn, truth
     chaos        chaos
+    gate         gate comment, gate badge
     paths        options of several commands, with checks of files and folders
 
 Exit codes: 0 success; 1 a run failed or its model learned nothing; 2 invalid command, file or setting; 3 a
@@ -38,6 +39,7 @@ from edgefl.cli import (
     chaos,
     doctor,
     flower,
+    gate,
     keys,
     lab,
     measure,
@@ -68,6 +70,7 @@ for command in (
 app.command("exec", context_settings={"allow_interspersed_args": False})(programs.execute)
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(lab.bench, name="bench")
+app.add_typer(gate.app, name="gate")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """The error that typer raises for a wrong command line; typer may bundle its own click."""

@@ -141,7 +141,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
 
-class _BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     edgefl_baselines: Literal[1, 2]
     """Version 1 has no counts."""
     counted: tuple[CountedEntry, ...] = ()
@@ -241,17 +241,24 @@ def load_counted(path: Path) -> dict[tuple[str, str], CountedEntry]:
     return {one.key: one for one in _load(path).counted}
 
 
-def _load(path: Path) -> _BaselineFile:
+def _load(path: Path) -> BaselineFile:
     try:
-        plain = msgspec.json.decode(read_file(path, MOST_BYTES))
+        text = read_file(path, MOST_BYTES)
     except FileNotFoundError:
-        return _BaselineFile(edgefl_baselines=2, entries=())
+        return BaselineFile(edgefl_baselines=2, entries=())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return parse(text, path)
+
+
+def parse(text: bytes, path: Path) -> BaselineFile:
+    """Return the baselines in a file's text; ConfigError if it is invalid."""
+    try:
+        plain = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a file of baselines: {error}") from None
     try:
-        file = convert(plain, _BaselineFile)
+        file = convert(plain, BaselineFile)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     for place, one in enumerate(file.entries):

@@ -48,20 +48,20 @@ def find_base(ref: str, folder: Path) -> Base:
     """
     if shutil.which("git") is None:
         raise ConfigError(f"{OPTION}: git is not installed; install it, as it checks the base out")
-    top = _git(folder, "rev-parse", "--show-toplevel")
+    top = git(folder, "rev-parse", "--show-toplevel")
     if top.returncode:
         raise ConfigError(f"{OPTION}: {_why(top)}")
     repository = Path(os.path.realpath(top.stdout.strip()))
     commit = _commit(ref, repository)
-    head = _git(repository, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").stdout.strip()
-    common = _git(repository, "merge-base", commit, "HEAD")
+    head = git(repository, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").stdout.strip()
+    common = git(repository, "merge-base", commit, "HEAD")
     if common.returncode:
         raise ConfigError(
             f"{OPTION}: {ref!r} and HEAD have no common commit"
             + (_SHALLOW.format("the history is needed") if _shallow(repository) else "; name an earlier one")
         )
     base = common.stdout.strip()
-    if base == head and not _git(repository, "status", "--porcelain").stdout:
+    if base == head and not git(repository, "status", "--porcelain").stdout:
         what = f"{ref!r} is what is checked out here" if commit == head else f"{ref!r} contains HEAD"
         raise ConfigError(
             f"{OPTION}: {what}, and no file differs, so there is nothing to compare; name an earlier commit: "
@@ -80,19 +80,19 @@ def _commit(ref: str, repository: Path) -> str:
     if not ref or ref.startswith("-"):
         raise ConfigError(f"{OPTION}: name a branch, tag or commit (got {ref!r})")
     for name in (ref, f"origin/{ref}"):
-        found = _git(repository, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+        found = git(repository, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
         if not found.returncode:
             return found.stdout.strip()
     why = f"{OPTION}: this clone has no branch, tag or commit {ref!r}"
     if _shallow(repository):
         raise ConfigError(why + _SHALLOW.format("does not have all branches"))
-    names = _git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
+    names = git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
     known = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     raise ConfigError(f"{why};{near(ref, names)} have: {known or 'none'}; is it fetched? git fetch origin")
 
 
 def _shallow(repository: Path) -> bool:
-    return _git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
+    return git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
 
 
 class Checkout:
@@ -109,9 +109,7 @@ class Checkout:
             env=_environment(),
         )
         try:
-            made = _git(
-                base.repository, "worktree", "add", "--detach", "--force", str(self.root), base.commit
-            )
+            made = git(base.repository, "worktree", "add", "--detach", "--force", str(self.root), base.commit)
             if made.returncode:
                 raise ConfigError(f"{OPTION}: {base.name} cannot be checked out: {_why(made)}")
             if build is not None:
@@ -138,7 +136,7 @@ def _build(command: str, root: Path) -> None:
         )
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run git without hooks, and without the variables of a git command that runs the tests."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     return subprocess.run(

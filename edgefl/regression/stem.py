@@ -136,7 +136,13 @@ class SideBranch:
         here = msgspec.structs.replace(where, file=moved(where.file, self._files)[0])
         if not Path(here.file).exists():
             raise _Absent(f"{self._relative(here.file)} does not exist")
-        return find(here)
+        try:
+            return find(here)
+        except ConfigError as error:
+            missing = error.__cause__
+            if isinstance(missing, AttributeError) and missing.name in here.qualname.split("."):
+                raise _Absent(f"{self._relative(here.file)} has no {here.qualname}") from None
+            raise
 
     def _relative(self, file: str) -> str:
         return os.path.relpath(file, self._files.root)

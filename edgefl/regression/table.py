@@ -14,12 +14,13 @@ from edgefl.host.verdict import Outcome
 from edgefl.regression.baseline import BaselineEntry, save
 from edgefl.regression.counts import FIGURES, CountedEntry, summary
 from edgefl.regression.device import EdgeDevice
+from edgefl.regression.gate import Word
 from edgefl.results.tables import number, short_time
 
 WIDTH = 80
 _COLUMNS = (("device", 10), ("host CPU", 10), ("MiB", 7), ("sent MiB", 10), ("J", 9), ("n", 4))
 _VERDICT = 12
-WORDS: Mapping[Outcome, str] = {"PASS": "OK", "FAIL": "FAIL", "INVALID": "NOT JUDGED"}
+WORDS: Mapping[Outcome, Word] = {"PASS": "OK", "FAIL": "FAIL", "INVALID": "NOT JUDGED"}
 """Outcomes as words, apart from REGRESSION."""
 NOT_JUDGED = "COULD NOT BE JUDGED"
 _METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
@@ -53,7 +54,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """The baseline entries to be saved, if any, and the path of their file."""
 
     @property
-    def word(self) -> str:
+    def word(self) -> Word:
         """The outcome in a word."""
         return "REGRESSION" if self.grew else WORDS[self.outcome]
 

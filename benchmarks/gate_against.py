@@ -1,0 +1,221 @@
+"""Measure how often `pytest --edgefl-against` finds planted regressions, and how often it gives false alarms.
+
+A temporary repository has two commits. Of three functions (a training step in torch, arrays in numpy, pure
+Python), the second commit has an unchanged copy and one that does 5% more work: 21 units instead of 20.
+Each round compares all six by new processes, beside busy loops in Python that keep cores busy:
+
+    found     REGRESSION, of a function that does 5% more
+    false     REGRESSION, of an unchanged function
+    unjudged  COULD NOT BE JUDGED
+
+    python benchmarks/gate_against.py [--rounds 100] [--busy 1] [--only same|more] [--rows FILE]
+    python benchmarks/gate_against.py --sum FILE…        the table of the rounds in files
+
+Each comparison is a line of FILE as soon as it is made. A run that is stopped is continued by the same
+command: FILE then has the rows of all runs, and the table counts all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgefl.errors import ConfigError
+from edgefl.host.capacity import host
+from edgefl.regression.against import AgainstBase, verdict_of
+from edgefl.regression.checkout import find_base
+from edgefl.regression.paired import estimate
+from edgefl.regression.process import FunctionLocation
+from edgefl.regression.sides import CallRequest
+
+TOLERANCE = 0.05
+STEPS = '''
+"""Version {version}."""
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+
+def prepare():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 10))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    array = np.random.default_rng(0).standard_normal((64, 64))
+    words = [f"word{{i % 97}}" for i in range(400)]
+    return net, optimizer, torch.randn(32, 64), torch.arange(32) % 10, array, words
+
+
+def torch_units(parts, units):
+    net, optimizer, inputs, labels, _, _ = parts
+    for _ in range(units):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def numpy_units(parts, units):
+    array = parts[4]
+    for _ in range(units):
+        np.sort(array @ array + np.exp(-array * array), axis=1).sum(0)
+
+
+def python_units(parts, units):
+    for _ in range(units):
+        counts = {{}}
+        for word in parts[5]:
+            counts[word] = counts.get(word, 0) + len(word)
+        sorted(counts)
+
+
+def torch_same(parts):
+    torch_units(parts, 20)
+
+
+def numpy_same(parts):
+    numpy_units(parts, 20)
+
+
+def python_same(parts):
+    python_units(parts, 20)
+
+
+def torch_more(parts):
+    torch_units(parts, {units})
+
+
+def numpy_more(parts):
+    numpy_units(parts, {units})
+
+
+def python_more(parts):
+    python_units(parts, {units})
+'''
+KINDS = ("torch", "numpy", "python")
+
+
+def repository(folder: Path) -> Path:
+    """Make the repository, and return it."""
+    top = folder / "project"
+    top.mkdir()
+    git = ("git", "-C", str(top), "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost")
+    subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
+    for version, units in enumerate((20, 21)):
+        (top / "steps.py").write_text(STEPS.format(version=version, units=units))
+        subprocess.run([*git, "add", "steps.py"], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", f"version {version}"], check=True)
+    return top
+
+
+@contextmanager
+def busy(loops: int) -> Iterator[None]:
+    """Keep so many processes computing."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def one_round(top: Path, wanted: Iterable[str], rows: Path, note: dict[str, Any]) -> None:
+    """Compare each function once, and append a row for each."""
+    against = AgainstBase(find_base("HEAD~1", top))
+    sys.path.insert(0, str(top))
+    try:
+        for name in wanted:
+            where = FunctionLocation("steps", str(top / "steps.py"), name)
+            setup = FunctionLocation("steps", str(top / "steps.py"), "prepare")
+            call = CallRequest(
+                function=where, setup=setup, args=[], kwargs={}, device="moto-g4", network=None, layout=0,
+                limit_s=120,
+            )  # fmt: skip
+            began_s = time.monotonic()
+            found = against.compare(name, call, TOLERANCE, None, lambda _: None)
+            row = {
+                **note, "function": name, "outcome": verdict_of(found, TOLERANCE).outcome,
+                "growth": estimate(found.pairs).growth, "wall_s": time.monotonic() - began_s,
+                "load": os.getloadavg()[0], "pairs": [[one.layout, one.log_ratio] for one in found.pairs],
+            }  # fmt: skip
+            with rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    finally:
+        sys.path.remove(str(top))
+        against.close()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the counts in Markdown."""
+    lines = [
+        "| busy loops | function | change | runs | REGRESSION | OK | could not be judged | "
+        "measured growth, 5% to 95% | wall, median |",
+        "|---:|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for busy_loops in sorted({row["busy"] for row in rows}):
+        for change in ("same", "more"):
+            for kind in KINDS:
+                mine = [
+                    row for row in rows if row["busy"] == busy_loops and row["function"] == f"{kind}_{change}"
+                ]
+                if mine:
+                    lines.append(_line(busy_loops, kind, change, mine))
+    return "\n".join(lines)
+
+
+def _line(busy_loops: int, kind: str, change: str, mine: list[dict[str, Any]]) -> str:
+    counts = [sum(row["outcome"] == outcome for row in mine) for outcome in ("FAIL", "PASS", "INVALID")]
+    growths = sorted(row["growth"] for row in mine)
+    low, high = growths[int(0.05 * len(growths))], growths[int(0.95 * (len(growths) - 1))]
+    wall_s = statistics.median(row["wall_s"] for row in mine)
+    planted = "none" if change == "same" else "+5%"
+    cells = (busy_loops, kind, planted, len(mine), *counts, f"{low:+.1%} to {high:+.1%}", f"{wall_s:.0f} s")
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    assert __doc__ is not None
+    summary, _, details = __doc__.partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--busy", type=int, default=1, help="busy loops beside the comparisons")
+    parser.add_argument("--only", choices=("same", "more"))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after this time")
+    parser.add_argument("--rows", type=Path, default=Path("gate_against.jsonl"))
+    parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE")
+    given = parser.parse_args()
+    files = given.sum or [given.rows]
+    if not given.sum:
+        wanted = [f"{kind}_{change}" for change in ("same", "more") for kind in KINDS]
+        wanted = [name for name in wanted if given.only is None or name.endswith(given.only)]
+        note = {"busy": given.busy, "cpu": host().cpu, "python": platform.python_version()}
+        began_s = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder, busy(given.busy):
+            top = repository(Path(os.path.realpath(folder)))
+            for number in range(given.rounds):
+                if time.monotonic() - began_s > given.seconds:
+                    break
+                one_round(top, wanted, given.rows, note)
+                print(f"round {number + 1} of {given.rounds}", file=sys.stderr)
+    try:
+        rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    except OSError as error:
+        raise ConfigError(str(error)) from None
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The results of a session as a file: what `edgefl gate` and pages read.
+
+pytest --edgefl-json results.json
+edgefl gate comment results.json
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edgefl.errors import ConfigError
+from edgefl.files import read
+from edgefl.validation import convert
+
+MOST_BYTES = 64 << 20
+Word = Literal["REGRESSION", "FAIL", "NOT JUDGED", "OK"]
+WORDS: tuple[Word, ...] = ("REGRESSION", "FAIL", "NOT JUDGED", "OK")
+"""Outcomes of a function on a device, the worst first."""
+LONG = {"NOT JUDGED": "COULD NOT BE JUDGED"}
+
+
+class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One function on one device."""
+
+    test: str
+    function: str
+    device: str
+    outcome: Word
+    why: str = ""
+    skipped: bool = False
+    """True if it could not be judged, and that does not fail the session."""
+    file: str = ""
+    line: int = 0
+    """The test's place: path from the repository's top folder, and line from 1; 0 if it is not known."""
+    seconds: float | None = None
+    peak_mib: float | None = None
+    sent_mib: float | None = None
+    joules: float | None = None
+
+    @property
+    def red(self) -> bool:
+        """True if it fails the session."""
+        return self.outcome != "OK" and not self.skipped
+
+    @property
+    def name(self) -> str:
+        """The test without its device, and the function if its name is another."""
+        test = self.test.partition("[")[0]
+        return test if self.function in ("", test.rpartition("::")[2]) else f"{test}: {self.function}"
+
+
+class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The results of one session."""
+
+    edgefl_gate: Literal[1] = 1
+    base: str = ""
+    """The commit that was compared with; empty if there was none."""
+    rows: tuple[GateRow, ...] = ()
+
+    @property
+    def worst_first(self) -> list[GateRow]:
+        return sorted(self.rows, key=lambda row: (row.skipped, WORDS.index(row.outcome)))
+
+    @property
+    def headline(self) -> str:
+        """The number of rows of each outcome.
+
+        >>> row = GateRow(test="a.py::test_a", function="a", device="pi-4", outcome="NOT JUDGED")
+        >>> GateResults(rows=(row, row)).headline, GateResults().headline
+        ('2 COULD NOT BE JUDGED', 'nothing was measured')
+        """
+        counts = Counter(row.outcome for row in self.rows)
+        found = [f"{counts[word]} {LONG.get(word, word)}" for word in WORDS if counts[word]]
+        return ", ".join(found) or "nothing was measured"
+
+    @property
+    def red(self) -> bool:
+        """True if the gate is red: something failed, or nothing was measured."""
+        return not self.rows or any(row.red for row in self.rows)
+
+
+def load_results(path: Path) -> GateResults:
+    """Read a file of results; ConfigError if it is not one."""
+    try:
+        return convert(msgspec.json.decode(read(path, MOST_BYTES)), GateResults)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not a file of results (pytest --edgefl-json): {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: not a file of results (pytest --edgefl-json): {error}") from None
+
+
+def place_of(file: Path, top: Path) -> str:
+    """Return a file's path from the repository's top folder: GitHub's workspace, else ``top``."""
+    workspace = os.environ.get("GITHUB_WORKSPACE")
+    for folder in (*([Path(workspace)] if workspace else []), top):
+        try:
+            return file.resolve().relative_to(folder.resolve()).as_posix()
+        except ValueError:
+            continue
+    return file.as_posix()

@@ -1,0 +1,91 @@
+"""The page of a session: its outcomes, and the figures of its functions over commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from edgefl.regression.gate import LONG, GateResults, GateRow
+from edgefl.regression.history import Series
+from edgefl.results.page import Picture, card, figure, html_table, page, stat
+from edgefl.results.pictures import Canvas, colour, house_style
+from edgefl.results.tables import number, short_time
+
+MOST_PICTURES = 60
+
+
+def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
+    """Return the HTML page of a session's results and of the history of its baselines, made at ``when``."""
+    red = [row for row in results.worst_first if row.red]
+    headline = [
+        stat("gate", "RED" if results.red else "GREEN", results.headline, "bad" if results.red else "good"),
+        stat("measured", str(len(results.rows)), "functions on devices"),
+    ]
+    changed = [one for one in series if one.steps]
+    if series:
+        headline.append(
+            stat("changes of level", str(sum(len(one.steps) for one in series)), "in the history")
+        )
+    ordered = [*changed, *(one for one in series if not one.steps)]
+    sections = {
+        "Why it is red": [card("", "", _table(red))] if red else [],
+        "All functions": [card("", "", _table(results.worst_first))] if results.rows else [],
+        "History": [_figure(one) for one in ordered[:MOST_PICTURES]],
+    }
+    base = f"Compared with {results.base}" if results.base else "Device tests"
+    footer = (
+        "Each point is a commit that changed a baseline. A dashed line is a change of level by 2% or more."
+    )
+    return page("edgefl · device tests", results.headline, f"{base}, {when}", headline, sections, footer)
+
+
+def _table(rows: Iterable[GateRow]) -> str:
+    return html_table(
+        ("outcome", "test", "device", ">device time", ">MiB", ">sent MiB", "why"),
+        [
+            (
+                LONG.get(row.outcome, row.outcome),
+                row.name,
+                row.device,
+                "–" if row.seconds is None else short_time(row.seconds),
+                "–" if row.peak_mib is None else number(row.peak_mib),
+                "–" if row.sent_mib is None else number(row.sent_mib),
+                row.why,
+            )
+            for row in rows
+        ],
+        wrap=(1, 6),
+    )
+
+
+def _figure(series: Series) -> str:
+    last = [series.points[place] for place in series.steps[-1:]]
+    about = "".join(f"Level changed last at {point.commit}: {point.subject}" for point in last)
+    name = series.test if series.function in series.test else f"{series.test}: {series.function}"
+    return figure(f"{name}: {series.figure}", about or "No change of level.", _picture(series))
+
+
+@house_style()
+def _picture(series: Series) -> Picture:
+    values = np.array([point.value for point in series.points])
+    places = range(len(values))
+    canvas = Canvas(left=52.0)
+    for start, end in zip([0, *series.steps], [*series.steps, len(values)], strict=True):
+        level = float(values[start:end].mean())
+        canvas.axes.plot([start, end - 1], [level, level], color=colour("muted"), linewidth=1.2)
+    for place in series.steps:
+        canvas.axes.axvline(place - 0.5, color=colour("bad"), linewidth=1.2, linestyle="--")
+    for place, point in zip(places, series.points, strict=True):
+        (dot,) = canvas.axes.plot([place], [point.value], "o", color=colour("c1"), markersize=5)
+        canvas.tip(dot, f"{point.commit} {point.subject}: {number(point.value)} {series.unit}")
+    canvas.axes.set_ylim(0, float(values.max()) * 1.15 or 1.0)
+    canvas.axes.set_xlim(-0.6, max(1.0, len(values) - 0.4))
+    wanted = places[:: max(1, len(places) // 6)]
+    canvas.axes.set_xticks(wanted, [series.points[place].commit for place in wanted])
+    canvas.axes.set_ylabel(series.unit)
+    data = [
+        ("commit", "subject", series.unit),
+        *((one.commit, one.subject, one.value) for one in series.points),
+    ]
+    return Picture(canvas.svg(f"{series.test} {series.function} {series.figure}"), data=data)

@@ -1,0 +1,105 @@
+"""Figures over commits, from the baselines in git, and the commits at which a figure changed its level."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edgefl.errors import ConfigError
+from edgefl.regression import baseline
+from edgefl.regression.checkout import git
+
+MOST_COMMITS = 200
+LEAST_STEP = 0.02
+"""Smallest change of level that counts, as a share."""
+SURE = 4.0
+"""Smallest change of level that counts, in standard errors."""
+
+
+class Point(NamedTuple):
+    """A figure at a commit."""
+
+    commit: str
+    subject: str
+    value: float
+
+
+class Series(NamedTuple):
+    """One figure of a function over commits, the oldest first."""
+
+    test: str
+    function: str
+    figure: str
+    unit: str
+    points: Sequence[Point]
+
+    @property
+    def steps(self) -> list[int]:
+        """Places of the points at which the level changes."""
+        return steps([point.value for point in self.points])
+
+
+def steps(values: Sequence[float]) -> list[int]:
+    """Return the places from which on the level is another, by binary segmentation.
+
+    The noise is that of successive differences. A series without noise changes at every step of 2% or more.
+
+    >>> steps([10.0, 10.1, 9.9, 10.0, 12.0, 12.1, 11.9, 12.0]), steps([10.0, 10.1, 9.9, 10.0, 10.1])
+    ([4], [])
+    """
+    logs = [math.log(max(value, 1e-12)) for value in values]
+    jumps = sorted(abs(after - before) for before, after in itertools.pairwise(logs))
+    noise = statistics.median(jumps) / 0.954 if jumps else 0.0  # median of |N(0, 2σ²)| = 0.954 σ
+
+    def search(start: int, end: int) -> Iterator[int]:
+        best, where = 0.0, 0
+        for split in range(start + 1, end):
+            change = abs(statistics.fmean(logs[split:end]) - statistics.fmean(logs[start:split]))
+            error = noise * math.sqrt(1 / (split - start) + 1 / (end - split))
+            if change > LEAST_STEP and change >= SURE * error:
+                strength = change / math.sqrt(1 / (split - start) + 1 / (end - split))
+                if strength > best:
+                    best, where = strength, split
+        if where:
+            yield from search(start, where)
+            yield where
+            yield from search(where, end)
+
+    return list(search(0, len(logs)))
+
+
+def history(file: Path) -> list[Series]:
+    """Return the figures of a file of baselines at each commit that changed it; none outside a repository.
+
+    Commits whose file is not valid are left out.
+    """
+    folder = file.parent
+    if not folder.is_dir():
+        return []
+    log = git(folder, "log", f"-{MOST_COMMITS}", "--reverse", "--format=%H%x09%h%x09%s", "--", file.name)
+    found: dict[tuple[str, str, str, str], list[Point]] = {}
+    for line in log.stdout.splitlines() if not log.returncode else ():
+        commit, short, subject = line.split("\t", 2)
+        text = git(folder, "show", f"{commit}:./{file.name}").stdout
+        for key, value in _figures(text, file):
+            found.setdefault(key, []).append(Point(short, subject, value))
+    return [Series(*key, points) for key, points in found.items()]
+
+
+def _figures(text: str, file: Path) -> Iterator[tuple[tuple[str, str, str, str], float]]:
+    """Yield the figures of a file's text: test, function, name and unit, and the value."""
+    try:
+        entries = baseline.parse(text.encode(), file).entries
+    except ConfigError:
+        return
+    for entry in entries:
+        host = f"{entry.host.cpu}, {entry.host.cores} cores"
+        yield (
+            (entry.test, entry.function, f"CPU time on {host}", "ms"),
+            1e3 * statistics.median(entry.host_cpu_s),
+        )
+        yield (entry.test, entry.function, f"memory on {host}", "MiB"), statistics.median(entry.peak_mib)

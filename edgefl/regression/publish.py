@@ -1,0 +1,85 @@
+"""Publishes a session's results: a file, a page, and GitHub's annotations and summary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.errors import RunError
+from edgefl.files import write_json, write_text
+from edgefl.regression.baseline import path_of
+from edgefl.regression.gate import GateResults, GateRow, place_of
+from edgefl.regression.markdown import markdown, workflow_commands
+from edgefl.regression.table import ResultRow
+
+
+class PlacedRow(NamedTuple):
+    """A row and the place of its test: file, and line from 0 if it is known."""
+
+    row: ResultRow
+    file: Path
+    line: int | None
+
+
+class Outlets(NamedTuple):
+    """Where results are written; None: not there."""
+
+    json: Path | None = None
+    page: Path | None = None
+
+
+def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: bool) -> GateResults:
+    """Return the results of rows. With ``skip``, what could not be judged does not fail."""
+    return GateResults(
+        base=base,
+        rows=tuple(
+            GateRow(
+                test=one.row.test,
+                function=one.row.function,
+                device=one.row.device,
+                outcome=one.row.word,
+                why=one.row.why,
+                skipped=skip and one.row.outcome == "INVALID",
+                file=place_of(one.file, top),
+                line=0 if one.line is None else one.line + 1,
+                seconds=one.row.seconds,
+                peak_mib=one.row.peak_mib,
+                sent_mib=one.row.sent_mib,
+                joules=one.row.joules,
+            )
+            for one in placed
+        ),
+    )
+
+
+def publish(
+    results: GateResults, tests: Iterable[Path], outlets: Outlets, environment: Mapping[str, str] = os.environ
+) -> Iterator[str]:
+    """Write the files, and GitHub's step summary; yield lines for the terminal."""
+    if environment.get("GITHUB_ACTIONS") == "true":
+        yield from workflow_commands(results)
+    try:
+        if outlets.json is not None:
+            write_json(outlets.json, msgspec.to_builtins(results))
+            yield f"wrote {outlets.json}"
+        if outlets.page is not None:
+            write_text(outlets.page, _page(results, tests))
+            yield f"wrote {outlets.page}"
+        if summary := environment.get("GITHUB_STEP_SUMMARY"):
+            with open(summary, "a", encoding="utf-8") as file:
+                file.write(markdown(results))
+    except (OSError, RunError) as error:
+        yield f"NOT written: {error}"
+
+
+def _page(results: GateResults, tests: Iterable[Path]) -> str:
+    from edgefl.regression.gate_page import gate_page  # takes a while to import
+    from edgefl.regression.history import history
+
+    series = [one for file in sorted(set(tests)) for one in history(path_of(file))]
+    return gate_page(results, series, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))

@@ -1,0 +1,277 @@
+"""Base against head: the base's code is the base's in every layout of a project; nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from setuptools.command.editable_wheel import _finder_template
+
+from edgefl.errors import NotMet
+from edgefl.regression.against import AgainstBase, Comparison, verdict_of
+from edgefl.regression.checkout import find_base
+from edgefl.regression.process import FunctionLocation
+from edgefl.regression.sides import CallRequest
+from tests.patience import Patience
+
+STEPS = """
+MIB = {mib}
+
+def step():
+    held = b"x" * (MIB << 20)
+    return len(held)
+
+def stale():
+    return 1
+"""
+PASSES_ON = """
+from {module} import step as inner
+
+def step():
+    return inner()
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    top = tmp_path / "project"
+    top.mkdir()
+    git(top, "init", "-q", "-b", "main")
+    return top
+
+
+def git(top: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    done = subprocess.run(
+        ["git", "-C", str(top), *who, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def write(top: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(text)
+
+
+def commit(top: Path, files: dict[str, str]) -> None:
+    write(top, files)
+    git(top, "add", "--all")
+    git(top, "commit", "-q", "-m", "a commit")
+
+
+def call(module: str, file: Path, name: str = "step") -> CallRequest:
+    return CallRequest(
+        function=FunctionLocation(module, str(file), name), setup=None, args=[], kwargs={}, device="pixel-3a",
+        network=None, layout=0, limit_s=120.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def compare(repository: Path) -> Iterator[Callable[..., Comparison]]:
+    """Compares with HEAD for as long as one pair of processes takes."""
+    with contextlib.ExitStack() as stack:
+
+        def compare(request: CallRequest, build: str | None = None) -> Comparison:
+            made = AgainstBase(find_base("HEAD", repository), build)
+            stack.callback(made.close)
+            return made.compare(request.function.qualname, request, 0.05, 1e-9, lambda _: None)
+
+        yield compare
+
+
+def mib_of(found: Comparison) -> tuple[int, int]:
+    """The MiB that the base's and the head's function took, in tens."""
+    assert not found.unjudged
+    (pair,) = found.pairs
+    return round(pair.base_mib, -1), round(pair.head_mib, -1)
+
+
+LAYOUTS = {
+    "package in the top folder": ("pkg/steps.py", "pkg.steps", "."),
+    "src": ("src/pkg/steps.py", "pkg.steps", "src"),
+    "module beside the test": ("tests/steps.py", "steps", "tests"),
+    "folder that is a package": ("steps.py", "project.steps", ".."),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_bases_code_is_the_bases(
+    layout: str, repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, module, path = LAYOUTS[layout]
+    package = {f"{Path(name).parent}/__init__.py": ""} if "." in module else {}
+    commit(repository, {name: STEPS.format(mib=20), **package})
+    write(repository, {name: STEPS.format(mib=60)})
+    monkeypatch.syspath_prepend(repository / path)
+    assert mib_of(compare(call(module, repository / name))) == (20, 60)
+
+
+def test_so_it_is_where_a_test_imports_it(
+    repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = PASSES_ON.format(module="pkg.steps")
+    files = {"src/pkg/__init__.py": "", "tests/test_steps.py": test}
+    commit(repository, {"src/pkg/steps.py": STEPS.format(mib=20), **files})
+    write(repository, {"src/pkg/steps.py": STEPS.format(mib=60)})
+    monkeypatch.syspath_prepend(repository / "src")
+    assert mib_of(compare(call("test_steps", repository / "tests/test_steps.py"))) == (20, 60)
+
+
+def test_so_it_is_with_an_editable_install(
+    repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the import hook of setuptools, which maps a package to its folder."""
+    commit(repository, {"code/steps.py": STEPS.format(mib=20), "code/__init__.py": ""})
+    write(repository, {"code/steps.py": STEPS.format(mib=60)})
+    hook = _finder_template("pkg", {"pkg": str(repository / "code")}, {})
+    starts = "import __editable___pkg_finder\n__editable___pkg_finder.install()\n"
+    write(tmp_path / "hook", {"__editable___pkg_finder.py": hook, "sitecustomize.py": starts})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hook"))
+    monkeypatch.syspath_prepend(tmp_path / "hook")
+    test = PASSES_ON.format(module="pkg.steps")
+    commit(repository, {"test_steps.py": test, "code/steps.py": STEPS.format(mib=20)})
+    write(repository, {"code/steps.py": STEPS.format(mib=60)})
+    assert mib_of(compare(call("test_steps", repository / "test_steps.py"))) == (20, 60)
+
+
+def test_code_that_both_would_import_from_one_place_is_not_judged(
+    repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    copy = tmp_path / "elsewhere"
+    write(copy, {"steps.py": STEPS.format(mib=1), "link.py": "import sys"})
+    commit(repository, {"own/steps.py": STEPS.format(mib=20), "test_a.py": PASSES_ON.format(module="steps")})
+    write(repository, {"own/steps.py": STEPS.format(mib=60)})
+    monkeypatch.syspath_prepend(copy)
+    found = compare(call("steps", copy / "steps.py"))
+    assert "outside the repository" in found.unjudged
+    assert verdict_of(found, 0.05).outcome == "INVALID"
+    # A hook outside the repository that always loads the head's file.
+    loads = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("steps", {str(repository / "own/steps.py")!r})
+sys.modules["steps"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+"""
+    write(copy, {"sitecustomize.py": loads})
+    monkeypatch.setenv("PYTHONPATH", str(copy))
+    found = compare(call("test_a", repository / "test_a.py"))
+    assert "the base would import steps from the head's file" in found.unjudged
+
+
+def test_a_function_that_is_new_passes(repository: Path, compare: Callable[..., Comparison]) -> None:
+    commit(repository, {"steps.py": STEPS.format(mib=1)})
+    write(
+        repository,
+        {"steps.py": STEPS.format(mib=1).replace("stale", "fresh"), "more.py": STEPS.format(mib=1)},
+    )
+    for module, name in (("steps", "fresh"), ("more", "step")):
+        found = compare(call(module, repository / f"{module}.py", name))
+        assert found.missing == ("steps.py has no fresh" if name == "fresh" else "more.py does not exist")
+        assert verdict_of(found, 0.05).outcome == "PASS"
+        assert "new" in verdict_of(found, 0.05).note
+
+
+@pytest.mark.parametrize(
+    ("base", "why"),
+    [
+        ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
+        ("def step():\n    raise ValueError('broken at base')", "ValueError: broken at base"),
+        ("def step():\n    import os\n    os._exit(3)", "exit code 3"),
+        ("def step():\n    import os\n    os.kill(os.getpid(), 9)", "signal 9"),
+        ("def step(:\n", "SyntaxError"),
+    ],
+)
+def test_a_base_that_does_not_work_is_not_judged(
+    base: str, why: str, repository: Path, compare: Callable[..., Comparison]
+) -> None:
+    commit(repository, {"steps.py": base})
+    write(repository, {"steps.py": STEPS.format(mib=1)})
+    found = compare(call("steps", repository / "steps.py"))
+    assert why in found.unjudged
+    assert "--edgefl-build" in found.unjudged
+    assert verdict_of(found, 0.05).outcome == "INVALID"
+
+
+def test_a_head_that_does_not_work_fails(repository: Path, compare: Callable[..., Comparison]) -> None:
+    commit(repository, {"steps.py": STEPS.format(mib=1)})
+    write(repository, {"steps.py": "def step():\n    raise ValueError('broken at head')"})
+    with pytest.raises(NotMet, match="ValueError: broken at head"):
+        compare(call("steps", repository / "steps.py"))
+
+
+def test_what_a_build_makes_is_there(repository: Path, compare: Callable[..., Comparison]) -> None:
+    uses = STEPS.format(mib=1).replace("MIB = 1", "import made\nMIB = made.MIB")
+    commit(repository, {"steps.py": uses, ".gitignore": "made.py\n"})
+    write(repository, {"made.py": "MIB = 60\n", "other.py": ""})
+    sys.path.insert(0, str(repository))
+    try:
+        assert "No module named 'made'" in compare(call("steps", repository / "steps.py")).unjudged
+        found = compare(call("steps", repository / "steps.py"), "echo MIB = 20 > made.py")
+    finally:
+        sys.path.remove(str(repository))
+    assert mib_of(found) == (20, 60)
+
+
+def test_more_memory_is_a_regression_and_the_verdict_leads_with_it(
+    repository: Path, compare: Callable[..., Comparison]
+) -> None:
+    commit(repository, {"steps.py": STEPS.format(mib=20)})
+    write(repository, {"steps.py": STEPS.format(mib=60)})
+    found = verdict_of(compare(call("steps", repository / "steps.py")), 0.05)
+    assert found.outcome == "FAIL"
+    assert found.grew[0] == "peak_mib"
+    assert re.match(r"peak memory \+(39|40)[.\d]* MiB: [12]\d[.\d]* → [56]\d[.\d]* MiB", found.why)
+
+
+def test_the_sleep_of_a_function_counts(repository: Path) -> None:
+    """Ten times as long asleep, at no CPU time: the time of a call is what both take together."""
+    text = "import time\n\ndef step():\n    time.sleep({})\n"
+    commit(repository, {"steps.py": text.format(0.002)})
+    write(repository, {"steps.py": text.format(0.02)})
+    with contextlib.closing(AgainstBase(find_base("HEAD", repository))) as made:
+        found = made.compare("step", call("steps", repository / "steps.py"), 0.05, 1e-9, lambda _: None)
+    (pair,) = found.pairs
+    assert pair.base_s > 0.002
+    assert pair.head_s > 0.02
+    assert pair.log_ratio > 0
+
+
+KILLED = """
+import sys
+import time
+from pathlib import Path
+from edgefl.regression.checkout import Checkout, find_base
+
+made = Checkout(find_base("HEAD", Path(sys.argv[1])))
+print(made.root, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_checkout_is_removed_however_the_tests_end(number: signal.Signals, repository: Path) -> None:
+    commit(repository, {"steps.py": STEPS.format(mib=1)})
+    write(repository, {"steps.py": ""})
+    started = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(repository)], stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert started.stdout is not None
+    with started.stdout:
+        root = Path(started.stdout.readline().strip())
+        assert (root / "steps.py").read_text() == STEPS.format(mib=1)
+        os.killpg(started.pid, number)  # as Ctrl-C reaches all processes of a terminal
+        started.wait()
+    patience = Patience(60.0)
+    while root.parent.exists() or str(root) in git(repository, "worktree", "list"):
+        assert not patience.over()
+        time.sleep(0.05)

@@ -1,0 +1,110 @@
+"""Finding the base of a comparison: each way in which there is none has one line with the way out."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgefl.errors import ConfigError
+from edgefl.regression.checkout import Checkout, find_base
+
+
+def git(top: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "protocol.file.allow=always")
+    command = ["git", "-C", str(top), *who, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """A repository with two commits on main and one on a branch of the first."""
+    made = tmp_path / "project"
+    made.mkdir()
+    git(made, "init", "-q", "-b", "main")
+    for name in ("one", "two"):
+        commit(made, name)
+    git(made, "checkout", "-q", "-b", "feature", "HEAD~1")
+    commit(made, "three")
+    return made
+
+
+def commit(top: Path, text: str) -> None:
+    (top / "a.txt").write_text(text)
+    git(top, "add", "a.txt")
+    git(top, "commit", "-q", "-m", text)
+
+
+def why(ref: str, folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        find_base(ref, folder)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("--edgefl-against: ")
+    return str(caught.value)
+
+
+def test_the_base_is_the_last_common_commit(top: Path) -> None:
+    """What main has gained since is not the head's doing."""
+    base = find_base("main", top)
+    assert base.commit == git(top, "rev-parse", "main~1")
+    assert base.name == f"main ({base.commit[:9]})"
+    assert find_base(base.commit[:12], top).name == base.commit[:9]
+
+
+def test_a_branch_of_the_origin_is_found_by_its_name(top: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", "--branch", "feature", f"file://{top}", "clone")
+    assert find_base("main", tmp_path / "clone").commit == git(top, "rev-parse", "main~1")
+
+
+def test_a_shallow_clone_says_how_to_fetch(top: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", "--depth=1", "--branch", "feature", f"file://{top}", "clone")
+    shallow = why("main", tmp_path / "clone")
+    assert "this clone is shallow" in shallow
+    assert "fetch-depth: 0" in shallow
+    git(tmp_path / "clone", "fetch", "-q", "--depth=1", "origin", "main")
+    assert "no common commit: this clone is shallow" in why("FETCH_HEAD", tmp_path / "clone")
+
+
+def test_a_typing_mistake_names_the_branches(top: Path) -> None:
+    assert "no branch, tag or commit 'mian'; did you mean 'main'? have: feature, main" in why("mian", top)
+    assert "(got '--all')" in why("--all", top)
+    assert "(got '')" in why("", top)
+
+
+def test_nothing_to_compare_is_refused(top: Path) -> None:
+    assert "there is nothing to compare" in why("feature", top)
+    git(top, "checkout", "-q", "main~1")
+    assert "'main' contains HEAD" in why("main", top)
+    (top / "a.txt").write_text("changed")
+    assert find_base("main", top).commit == git(top, "rev-parse", "HEAD")
+
+
+def test_without_a_repository_or_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert "not a git repository" in why("main", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "git is not installed" in why("main", tmp_path)
+
+
+def test_histories_without_a_common_commit(top: Path) -> None:
+    git(top, "checkout", "-q", "--orphan", "other")
+    commit(top, "unrelated")
+    assert "'main' and HEAD have no common commit; name an earlier one" in why("main", top)
+
+
+def test_the_checkout_has_the_commits_files_and_is_removed(top: Path) -> None:
+    checkout = Checkout(find_base("main", top))
+    assert (checkout.root / "a.txt").read_text() == "one"
+    assert str(checkout.root) in git(top, "worktree", "list")
+    checkout.close()
+    assert not checkout.root.parent.exists()
+    assert str(checkout.root) not in git(top, "worktree", "list")
+
+
+def test_a_build_that_fails_is_named_with_its_last_line(top: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--edgefl-build: 'echo no compiler; exit 3'.*exit code 3: no compiler"
+    ):
+        Checkout(find_base("main", top), "echo no compiler; exit 3")
+    assert git(top, "worktree", "list").count("\n") == 0

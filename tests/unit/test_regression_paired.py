@@ -1,0 +1,126 @@
+"""The judge of base against head: its error rates for noise of every kind, and the schedule of pairs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from edgefl.regression import against, paired
+from edgefl.regression.against import Comparison, due, verdict_of
+from edgefl.regression.paired import ProcessPair, decide, estimate
+
+TOLERANCE = 0.05
+
+
+def pair(layout: int, log_ratio: float, **figures: float) -> ProcessPair:
+    given = {
+        "base_s": 0.1, "head_s": 0.1 * math.exp(log_ratio), "base_mib": 10.0, "head_mib": 10.0,
+        "base_sent_mib": 0.0, "head_sent_mib": 0.0,
+    }  # fmt: skip
+    return ProcessPair(layout=layout, log_ratio=log_ratio, **{**given, **figures})
+
+
+def outcome(
+    rng: np.random.Generator, growth: float, layout_sd: float, pair_sd: float, draw: Callable[..., float]
+) -> str:
+    """Judge pairs as `AgainstBase` does, with noise of these standard deviations per layout and per pair."""
+    pairs: list[ProcessPair] = []
+    of_layout = rng.normal(0, layout_sd, 10)
+    for layouts, turns in against.SCHEDULE:
+        for layout, _ in due(pairs, layouts, turns):
+            pairs.append(pair(layout, math.log1p(growth) + of_layout[layout] + pair_sd * draw()))
+        if (found := decide(estimate(pairs), TOLERANCE)) != "unknown":
+            return found
+    return "unknown"
+
+
+def outcomes(growth: float, layout_sd: float, pair_sd: float, heavy: bool, runs: int = 600) -> Counter[str]:
+    rng = np.random.default_rng(0)
+    draw = (lambda: rng.standard_t(3) / math.sqrt(3)) if heavy else rng.standard_normal
+    return Counter(outcome(rng, growth, layout_sd, pair_sd, draw) for _ in range(runs))
+
+
+NOISE = [(0.0, 0.005), (0.005, 0.01), (0.01, 0.01), (0.005, 0.02), (0.015, 0.01)]
+
+
+@pytest.mark.parametrize(("layout_sd", "pair_sd"), NOISE)
+@pytest.mark.parametrize("heavy", [False, True])
+def test_one_alarm_of_300_is_false_and_95_of_100_regressions_are_found(
+    layout_sd: float, pair_sd: float, heavy: bool
+) -> None:
+    same = outcomes(0.0, layout_sd, pair_sd, heavy)
+    assert same["grew"] <= 600 / 300
+    assert same["same"] >= 0.95 * 600
+    assert outcomes(TOLERANCE, layout_sd, pair_sd, heavy)["grew"] >= 0.95 * 600
+
+
+def test_noise_that_hides_the_tolerance_is_not_judged() -> None:
+    found = outcomes(0.0, 0.05, 0.05, heavy=False)
+    assert found["unknown"] > 200
+    assert found["grew"] <= 600 / 100
+
+
+def test_pairs_of_one_layout_are_not_independent() -> None:
+    """Many pairs of few layouts must not make a layout's own shift look certain."""
+    shifted = [
+        pair(layout, shift) for layout, shift in enumerate((0.09, 0.0, 0.08, -0.01, 0.07)) for _ in range(40)
+    ]
+    assert decide(estimate(shifted), TOLERANCE) == "unknown"
+    assert estimate([pair(0, 0.5)] * 50).least == -math.inf
+
+
+def test_every_due_pair_is_made_once() -> None:
+    pairs: list[ProcessPair] = []
+    for layouts, turns in against.SCHEDULE:
+        for layout, turn in due(pairs, layouts, turns):
+            assert sum(one.layout == layout for one in pairs) == turn
+            pairs.append(pair(layout, 0.0))
+    assert Counter(one.layout for one in pairs) == dict.fromkeys(range(10), 4)
+
+
+def test_a_block_in_which_the_core_was_taken_away_does_not_decide() -> None:
+    steady = [(1.0, 1.05)] * 12
+    assert paired.block_ratio([*steady, (1.0, 9.0), (7.0, 1.0), (1.0, 5.0)]) == pytest.approx(math.log(1.05))
+
+
+def found(pairs: Sequence[ProcessPair]) -> Comparison:
+    return Comparison("main (0123abcde)", pairs)
+
+
+def layouts(log_ratio: float, **figures: float) -> list[ProcessPair]:
+    return [pair(layout, log_ratio + 0.001 * (layout - 2), **figures) for layout in range(5)]
+
+
+def test_the_verdict_names_what_grew_by_how_much_and_why_it_is_sure() -> None:
+    slower = verdict_of(found(layouts(math.log(1.31))), TOLERANCE)
+    assert (slower.outcome, slower.grew) == ("FAIL", ("cpu_s",))
+    assert slower.why.startswith("time +31.0%, +30.")
+    assert "5 pairs of processes" in slower.why
+    assert "main (0123abcde)" in slower.why
+    assert verdict_of(found(layouts(0.0)), TOLERANCE).outcome == "PASS"
+    assert verdict_of(found(layouts(-0.5)), TOLERANCE).outcome == "PASS"
+
+
+def test_sent_bytes_and_memory_lead_the_line_where_they_grew() -> None:
+    more = layouts(0.2, base_sent_mib=0.0, head_sent_mib=5.0, head_mib=40.0)
+    judged = verdict_of(found(more), TOLERANCE)
+    assert judged.grew == ("sent_mib", "peak_mib", "cpu_s")
+    assert judged.why.startswith("5 MiB more sent a call: 0 → 5 MiB; peak memory +30 MiB: 10 → 40 MiB; time")
+
+
+def test_memory_that_grew_in_some_pairs_only_is_noise() -> None:
+    some = [*layouts(0.0, head_mib=40.0)[:4], *layouts(0.0)[4:]]
+    assert verdict_of(found(some), TOLERANCE).outcome == "PASS"
+
+
+def test_what_is_not_known_is_not_judged() -> None:
+    noisy = [pair(layout, shift) for layout, shift in enumerate((0.2, -0.2, 0.1, -0.1, 0.15))]
+    judged = verdict_of(found(noisy), TOLERANCE)
+    assert judged.outcome == "INVALID"
+    assert "too uncertain to exclude 5.0%" in judged.why
+    assert verdict_of(Comparison("main", unjudged="no files"), TOLERANCE).why == "no files"
+    assert verdict_of(Comparison("main", missing="steps.py has no f"), TOLERANCE).outcome == "PASS"
