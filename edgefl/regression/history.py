@@ -36,24 +36,28 @@ class Series(NamedTuple):
     figure: str
     unit: str
     points: Sequence[Point]
+    exact: bool = False
+    """True if the figure has no noise."""
 
     @property
     def steps(self) -> list[int]:
         """Places of the points at which the level changes."""
-        return steps([point.value for point in self.points])
+        return steps([point.value for point in self.points], exact=self.exact)
 
 
-def steps(values: Sequence[float]) -> list[int]:
+def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
     """Return the places from which on the level is another, by binary segmentation.
 
-    The noise is that of successive differences. A series without noise changes at every step of 2% or more.
+    The noise is that of successive differences, or none if the values are ``exact``, such as counts.
 
     >>> steps([10.0, 10.1, 9.9, 10.0, 12.0, 12.1, 11.9, 12.0]), steps([10.0, 10.1, 9.9, 10.0, 10.1])
     ([4], [])
+    >>> steps([10, 12], exact=True)
+    [1]
     """
     logs = [math.log(max(value, 1e-12)) for value in values]
     jumps = sorted(abs(after - before) for before, after in itertools.pairwise(logs))
-    noise = statistics.median(jumps) / 0.954 if jumps else 0.0  # median of |N(0, 2σ²)| = 0.954 σ
+    noise = statistics.median_low(jumps) / 0.954 if jumps and not exact else 0.0  # median |N(0, 2σ²)|
 
     def search(start: int, end: int) -> Iterator[int]:
         best, where = 0.0, 0

@@ -1,0 +1,177 @@
+"""Results of device tests where people look: annotations, Markdown, page, history, badge, and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from regression_samples import entry, repetition
+
+from edgefl.cli import main
+from edgefl.errors import ConfigError
+from edgefl.regression import badge, baseline
+from edgefl.regression.gate import GateResults, GateRow, load_results, place_of
+from edgefl.regression.gate_page import gate_page
+from edgefl.regression.history import Point, Series, history, steps
+from edgefl.regression.markdown import MARKER, comment, markdown, workflow_commands
+from edgefl.regression.publish import Outlets, publish
+
+
+def row(**given: Any) -> GateRow:
+    known = {"test": "tests/test_a.py::test_a[pi-4]", "function": "train", "device": "pi-4", "outcome": "OK"}
+    return GateRow(**{**known, **given})
+
+
+SLOWER = row(outcome="REGRESSION", why="time +31% (1 → 2 ms)", file="tests/test_a.py", line=7, seconds=0.25)
+UNJUDGED = row(outcome="NOT JUDGED", why="the base cannot be imported", device="moto-g4")
+RESULTS = GateResults(base="main (0123abcde)", rows=(row(), UNJUDGED, SLOWER))
+
+
+def test_a_red_row_is_annotated_where_its_test_is() -> None:
+    """GitHub reads one line per command; a line break or a percent sign in a reason must not end it."""
+    first, second = workflow_commands(
+        GateResults(rows=(row(), UNJUDGED, msgspec.structs.replace(SLOWER, why="+31%,\nsure: yes")))
+    )
+    assert first == (
+        "::error file=tests/test_a.py,line=7,title=edgefl%3A REGRESSION::train on pi-4: +31%25,%0Asure: yes"
+    )
+    assert second.startswith("::error title=edgefl%3A COULD NOT BE JUDGED::train on moto-g4")
+    skipped = GateResults(rows=(msgspec.structs.replace(UNJUDGED, skipped=True),))
+    assert next(workflow_commands(skipped)).startswith("::warning ")
+    assert not skipped.red
+
+
+def test_markdown_has_the_worst_first_and_keeps_its_columns() -> None:
+    hostile = row(outcome="FAIL", why="a | b\n<img src=x> *c* `d`", test="t.py::test_x[a|`b`]", device="d|e")
+    text = markdown(GateResults(base="main", rows=(row(), hostile, SLOWER)))
+    heading, *_, worst, failed, good = text.splitlines()
+    assert heading == "### edgefl: 1 REGRESSION, 1 FAIL, 1 OK"
+    assert worst.startswith("| **REGRESSION** | `tests/test_a.py::test_a: train` | pi-4 | 250 ms |")
+    assert good.startswith("| OK |")
+    for line in (worst, failed, good):
+        assert len(re.findall(r"(?<!\\)\|", line)) == 6
+    assert "\\<img" in failed
+
+
+def test_a_comment_can_be_found_again_and_is_not_too_long_for_github() -> None:
+    rows = tuple(row(outcome="FAIL", why="w" * 1000) for _ in range(200))
+    text = comment(GateResults(rows=rows))
+    assert text.startswith(MARKER)
+    assert len(text) < 65_536
+    assert re.search(r"\n\d+ more are left out\.\n$", text)
+
+
+def test_nothing_measured_is_red() -> None:
+    assert GateResults().red
+    assert json.loads(badge.endpoint(GateResults()))["color"] == "red"
+    assert "nothing was measured" in markdown(GateResults())
+
+
+def test_the_badge_is_a_picture_or_shields_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.json"
+    file.write_bytes(msgspec.json.encode(GateResults(rows=(row(), row()))))
+    assert main(["gate", "badge", str(file)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {"schemaVersion": 1, "label": "edgefl", "message": "2 OK", "color": "brightgreen"}
+    assert main(["gate", "badge", str(file), "--out", str(tmp_path / "a.svg")]) == 0
+    texts = [one.text for one in ET.parse(tmp_path / "a.svg").iter() if one.tag.endswith("text")]
+    assert texts == ["edgefl", "2 OK"]
+    assert main(["gate", "badge", str(file), "--out", str(tmp_path / "a.png")]) == 2
+
+
+def test_the_command_comments_and_refuses_other_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "results.json"
+    file.write_bytes(msgspec.json.encode(RESULTS))
+    assert main(["gate", "comment", str(file)]) == 0
+    assert capsys.readouterr().out == comment(RESULTS)
+    for text in ("{", "[]", '{"rows": [{"test": 1}]}'):
+        file.write_text(text)
+        assert main(["gate", "comment", str(file)]) == 2
+        assert "not a file of results" in capsys.readouterr().err
+    assert main(["gate", "comment", str(tmp_path / "none.json")]) == 2
+
+
+def test_publishing_appends_to_githubs_summary(tmp_path: Path) -> None:
+    summary, file, html = tmp_path / "summary.md", tmp_path / "r.json", tmp_path / "r.html"
+    summary.write_text("before\n")
+    environment = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    lines = list(publish(RESULTS, [tmp_path / "test_a.py"], Outlets(file, html), environment))
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "::error", "wrote", "wrote"]
+    assert summary.read_text() == f"before\n{markdown(RESULTS)}"
+    assert load_results(file) == RESULTS
+    assert "REGRESSION" in html.read_text()
+    assert list(publish(RESULTS, [], Outlets(), {})) == []
+    (lost,) = publish(RESULTS, [], Outlets(summary / "r.json"), {})
+    assert lost.startswith("NOT written: ")
+
+
+def test_a_place_is_relative_to_githubs_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "project" / "tests" / "test_a.py"
+    assert place_of(file, tmp_path / "project") == "tests/test_a.py"
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    assert place_of(file, tmp_path / "project") == "project/tests/test_a.py"
+    assert place_of(Path("/elsewhere/test_a.py"), tmp_path) == "/elsewhere/test_a.py"
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([5.0] * 6, []),
+        ([5.0, 5.0, 5.0, 6.0, 6.0, 6.0], [3]),
+        ([5.0, 5.0, 6.0, 6.0, 4.0, 4.0], [2, 4]),
+        ([100, 101, 99, 100, 99, 101, 100, 120, 121, 119, 120, 121], [7]),
+        ([100, 103, 98, 101, 97, 102, 99, 103, 98, 100], []),
+        ([7.0], []),
+        ([0.0, 0.0, 5.0], [2]),
+        ([], []),
+    ],
+)
+def test_changes_of_level_are_found_and_noise_is_not(values: list[float], found: list[int]) -> None:
+    assert steps(values) == found
+
+
+def git(top: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+    subprocess.run(["git", "-C", str(top), *who, *arguments], check=True, capture_output=True)
+
+
+def test_history_is_that_of_the_baselines_in_git(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    file = baseline.path_of(tmp_path / "test_a.py")
+    assert history(file) == []
+    for cpu_s, mib in ((0.1, 8.0), (0.2, 8.0), (0.1, 16.0)):
+        baseline.save(file, [entry([repetition(cpu_s, peak_mib=mib)] * 9, "test_a[pi-4]", "train")])
+        git(tmp_path, "add", "--all")
+        git(tmp_path, "commit", "-q", "--allow-empty", "-m", f"peak of {mib:g} MiB")
+    file.write_text("broken")
+    git(tmp_path, "commit", "-q", "-a", "-m", "broken")
+    memory = next(one for one in history(file) if one.unit == "MiB")
+    assert (memory.test, memory.function) == ("test_a[pi-4]", "train")
+    assert [point.value for point in memory.points][-1] == 16.0
+    assert [memory.points[place].subject for place in memory.steps] == ["peak of 16 MiB"]
+
+
+def test_the_page_has_outcomes_history_and_no_scripts() -> None:
+    points = [(f"c{place}", f"commit <{place}>", value) for place, value in enumerate((8.0, 8.0, 16.0, 16.0))]
+    series = Series("test_a[pi-4]", "train", "peak memory", "MiB", [Point(*one) for one in points])
+    page = gate_page(RESULTS, [series], "2026-11-26")
+    assert "<script" not in page
+    assert not re.search(r"(?:src|href)=\"https?:", page)
+    assert "COULD NOT BE JUDGED" in page
+    assert "Level changed last at c2: commit &lt;2&gt;" in page
+    assert page.count("<svg") == 1
+    assert "RED" in page
+    assert "GREEN" in gate_page(GateResults(rows=(row(),)), [], "2026-11-26")
+
+
+def test_a_file_of_results_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json: cannot be read"):
+        load_results(tmp_path / "none.json")
