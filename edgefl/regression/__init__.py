@@ -16,4 +16,23 @@
     worker      the measuring process itself: it forks a process for each repetition
     memory      peak memory of such a process and of all processes that it started
     repetition  the work of such a process: the device's clock, link and memory, and the reference
+    calls       binds a function to its arguments and its setup
+    usage       time that a process has used
+
+Base against head (`pytest --edgefl-against`):
+
+    against     compares a function of the head with the base's, and its verdict
+    paired      the judge of pairs of processes, pure
+    checkout    the base's commit, checked out in a temporary git worktree
+    sides       the processes of both sides as the test sees them: requests and answers
+    stem        these processes themselves
+
+Results where people look:
+
+    publish     writes everything below at the end of the session
+    gate        the results as a file
+    markdown    GitHub's annotations, and Markdown for summaries and comments
+    badge       a badge
+    gate_page   the HTML page
+    history     the figures of baselines over commits, and their changes of level
 """

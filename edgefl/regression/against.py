@@ -275,7 +275,8 @@ def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
 def verdict_of(found: Comparison, tolerance: float) -> Verdict:
     """Judge sent bytes, memory and time of the head by the base's."""
     if found.missing:
-        return Verdict(note=f"new: {found.missing} at {found.base}, so there is nothing to compare with yet")
+        why = f"new: {found.missing} at {found.base}, so there is nothing to compare with yet"
+        return Verdict("PASS", why)
     if found.unjudged:
         return Verdict("INVALID", found.unjudged)
     grew = [*_more_sent(found), *_more_memory(found, tolerance)]
@@ -288,7 +289,7 @@ def verdict_of(found: Comparison, tolerance: float) -> Verdict:
     if decision == "unknown":
         why = f"{_time_text(found, time)}, which is too uncertain to exclude {tolerance:.1%}"
         return Verdict("INVALID", f"{why}; run again, on a quieter host or with a larger --edgefl-limit")
-    return Verdict(note=_time_text(found, time))
+    return Verdict("PASS", _time_text(found, time))
 
 
 def _time_text(found: Comparison, time: Estimate) -> str:

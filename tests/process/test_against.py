@@ -177,7 +177,7 @@ def test_a_function_that_is_new_passes(repository: Path, compare: Callable[..., 
         found = compare(call(module, repository / f"{module}.py", name))
         assert found.missing == ("steps.py has no fresh" if name == "fresh" else "more.py does not exist")
         assert verdict_of(found, 0.05).outcome == "PASS"
-        assert "new" in verdict_of(found, 0.05).note
+        assert "nothing to compare with yet" in verdict_of(found, 0.05).why
 
 
 @pytest.mark.parametrize(
