@@ -7,6 +7,7 @@ base. What disturbs one disturbs the other. Nothing is stored, and no other host
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import statistics
@@ -78,7 +79,8 @@ class AgainstBase:
         self._checkout: Checkout | None = None
         self._stems: list[Stem] = []
         self._modules: list[str] | None = None
-        """Modules that stems preload; None: not known yet."""
+        """Modules that stems preload; None: not known yet, none if the import of a test's module changes the
+        environment, which those modules must then see."""
         self._file = ""
         self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
         """Branches of base and head by layout, for functions of `_file`."""
@@ -138,12 +140,15 @@ class AgainstBase:
         seeded = msgspec.structs.replace(call, layout=layout * 1000 + turn)
         try:
             running = _RunningPair(both, seeded)
-            found = running.measure(layout, reverse=bool((layout + turn) % 2))
+            if running.modules is None and self._modules:
+                self._end_stems()
+                self._modules = []
+                return self._pair(call, layout, turn)
+            if self._modules is None:
+                self._modules = running.modules or []
+            return running.measure(layout, reverse=bool((layout + turn) % 2))
         except _Fault as fault:
             return fault
-        if self._modules is None:
-            self._modules = running.modules
-        return found
 
     def _new_branches(self, layout: int) -> tuple[Channel[BranchAnswer], Channel[BranchAnswer]]:
         assert self._checkout is not None
@@ -169,13 +174,18 @@ class AgainstBase:
 
     def close(self) -> None:
         """End all processes and remove the checkout."""
-        self._end_branches()
         with contextlib.ExitStack() as stack:
             if self._checkout is not None:
                 stack.callback(self._checkout.close)
+            stack.callback(self._end_stems)
+        self._checkout = None
+
+    def _end_stems(self) -> None:
+        self._end_branches()
+        with contextlib.ExitStack() as stack:
             for stem in self._stems:
                 stack.callback(stem.close)
-        self._stems, self._checkout = [], None
+        self._stems = []
 
 
 def due(pairs: Sequence[ProcessPair], layouts: int, turns: int) -> Iterator[tuple[int, int]]:
@@ -206,7 +216,9 @@ class _RunningPair:
         self._ready: list[Ready] = []
         for side in (1, 0):  # a fault of the head counts more
             self._ready.insert(0, self._receive(side, Ready))
-        self.modules = list(dict.fromkeys(name for one in self._ready for name in one.modules))
+        base, head = (one.modules for one in self._ready)
+        self.modules = None if base is None or head is None else list(dict.fromkeys((*base, *head)))
+        """Modules that a stem may preload; None if it may not."""
 
     def measure(self, layout: int, *, reverse: bool) -> ProcessPair:
         """Make shots in turns, then end the processes; raises `_Fault`."""
@@ -287,21 +299,27 @@ def verdict_of(found: Comparison, tolerance: float) -> Verdict:
     if grew:
         return Verdict("FAIL", "; ".join(text for _, text in grew), grew=tuple(name for name, _ in grew))
     if decision == "unknown":
-        why = f"{_time_text(found, time)}, which is too uncertain to exclude {tolerance:.1%}"
+        why = f"{_time_text(found, time)}, too uncertain to exclude {tolerance:.1%}"
         return Verdict("INVALID", f"{why}; run again, on a quieter host or with a larger --edgefl-limit")
     return Verdict("PASS", _time_text(found, time))
 
 
 def _time_text(found: Comparison, time: Estimate) -> str:
     base_s, head_s = (statistics.median(getattr(pair, f"{side}_s") for pair in found.pairs) for side in SIDES)
-    layouts = len({pair.layout for pair in found.pairs})
-    bounds = ""
-    if layouts > 1:
-        bounds = f", {time.least:+.1%} to {time.most:+.1%}"
+    sure = f" ({_share(time.least)} to {_share(time.most)})" if math.isfinite(time.most) else ""
     return (
-        f"time {time.growth:+.1%}{bounds} ({short_time(base_s)} → {short_time(head_s)} a call, "
-        f"{len(found.pairs)} pairs of processes, {found.base} and this tree in turns)"
+        f"time {_share(time.growth)}{sure} since {found.base}: {short_time(base_s)} → {short_time(head_s)} a "
+        f"call, in turns, {len(found.pairs)} pairs of processes"
     )
+
+
+def _share(growth: float) -> str:
+    """Return a growth in per cent, or as a factor from ten on.
+
+    >>> _share(0.0512), _share(-0.5), _share(20.0)
+    ('+5.1%', '-50.0%', '×21')
+    """
+    return f"{growth:+.1%}" if growth < 9 else f"×{1 + growth:.3g}"
 
 
 def _more_sent(found: Comparison) -> Iterator[tuple[str, str]]:

@@ -81,9 +81,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """CPU and waiting seconds of a call, roughly."""
     peak_mib: float
     sent_mib: float
-    modules: list[str]
-    """Modules that the user's code imported from elsewhere, in order; none if they cannot be preloaded."""
-    repeatable: bool = True
+    modules: list[str] | None
+    """Modules that the user's code imported from elsewhere, in order; None if its import changed the
+    environment, which must come before such modules."""
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
@@ -92,7 +92,7 @@ class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
     cpu_ns: int
     """CPU time of the process and of the children that it has reaped."""
     blocked_ns: int
-    """Time in which the process neither computed nor waited for a core."""
+    """Time in which the process neither computed nor waited for a core; 0 if it reaped children."""
     waited_ns: int
     """Time in which the process was runnable but had no core."""
 

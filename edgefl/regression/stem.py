@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import random
+import resource
 import select
 import site
 import sys
@@ -82,6 +83,7 @@ class SideBranch:
         sys.path_importer_cache.clear()
         os.chdir(moved(files.folder, files)[0])
         _move_editable_installs(files)
+        self._environment = dict(os.environ)
         self._watch = TreeWatch()
 
     def serve(self) -> None:
@@ -93,7 +95,6 @@ class SideBranch:
 
     def _answered(self, request: sides.CallRequest) -> sides.BranchAnswer:
         """Let a forked process answer the requests; return its end."""
-        before = dict(os.environ)
         try:
             function = self._find(request.function)
             setup = None if request.setup is None else self._find(request.setup)
@@ -104,7 +105,7 @@ class SideBranch:
             return Failure("absent", str(error))
         if (foreign := self._foreign()) is not None:
             return Failure("foreign", foreign)
-        modules = [] if dict(os.environ) != before else self._imported()
+        modules = self._imported() if dict(os.environ) == self._environment else None
         self._watch.reset()
 
         def main() -> None:
@@ -246,7 +247,7 @@ class _Function:
         channel: Channel[sides.BranchRequest],
         request: sides.CallRequest,
         watch: TreeWatch,
-        modules: list[str],
+        modules: list[str] | None,
     ) -> None:
         self._channel, self._request, self._watch, self._modules = channel, request, watch, modules
 
@@ -299,12 +300,20 @@ class _Function:
 
 def shot(run: Callable[[], Any], calls: int) -> sides.Shot:
     """Call the function so many times; return the times."""
-    before = ProcessUsage.now()
+    children, before = _children_ns(), ProcessUsage.now()
     for _ in range(calls):
         run()
     used = ProcessUsage.now().since(before)
-    blocked = max(0, used.wall_ns - used.cpu_ns - used.runnable_ns) if used.gave_up else 0
-    return sides.Shot(cpu_ns=used.cpu_ns, blocked_ns=blocked, waited_ns=used.runnable_ns)
+    # Whether a child slept or had no core cannot be known after its end.
+    waits = used.gave_up and _children_ns() == children
+    blocked_ns = max(0, used.wall_ns - used.cpu_ns - used.runnable_ns) if waits else 0
+    return sides.Shot(cpu_ns=used.cpu_ns, blocked_ns=blocked_ns, waited_ns=used.runnable_ns)
+
+
+def _children_ns() -> int:
+    """Return the CPU time of the children that this process has reaped, ns."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round((ended.ru_utime + ended.ru_stime) * 1e9)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def layouts(log_ratio: float, **figures: float) -> list[ProcessPair]:
 def test_the_verdict_names_what_grew_by_how_much_and_why_it_is_sure() -> None:
     slower = verdict_of(found(layouts(math.log(1.31))), TOLERANCE)
     assert (slower.outcome, slower.grew) == ("FAIL", ("cpu_s",))
-    assert slower.why.startswith("time +31.0%, +30.")
+    assert slower.why.startswith("time +31.0% (+30.")
     assert "5 pairs of processes" in slower.why
     assert "main (0123abcde)" in slower.why
     assert verdict_of(found(layouts(0.0)), TOLERANCE).outcome == "PASS"
