@@ -53,6 +53,7 @@ BROKEN_BASE = (
 SIDES = ("base", "head")
 SENT_GROWTH = 0.01
 """Share by which sent bytes may grow."""
+LEAST_LAYOUTS = SCHEDULE[0][0]
 PADDING = 97
 """Bytes by which the environment of a stem is longer than that of the one before."""
 
@@ -116,12 +117,12 @@ class AgainstBase:
         self, label: str, call: CallRequest, tolerance: float, limit_s: float, tell: Tell
     ) -> Comparison:
         __tracebackhide__ = True
-        until_s, slowest_s = time.monotonic() + limit_s, 0.0
+        until_s, last_s = time.monotonic() + limit_s, 0.0
         pairs: list[ProcessPair] = []
         for layouts, turns in SCHEDULE:
             for layout, turn in due(pairs, layouts, turns):
                 began_s = time.monotonic()
-                if pairs and began_s + slowest_s > until_s:
+                if pairs and began_s + last_s > until_s:
                     return Comparison(self.base.name, pairs)
                 tell(f"pair {len(pairs) + 1} of processes against {self.base.name}")
                 found = self._pair(call, layout, turn)
@@ -129,7 +130,7 @@ class AgainstBase:
                     self._end_branches()
                     return _faulty(label, self.base.name, found)
                 pairs.append(found)
-                slowest_s = max(slowest_s, time.monotonic() - began_s)
+                last_s = time.monotonic() - began_s
             if decide(estimate(pairs), tolerance) != "unknown":
                 break
         return Comparison(self.base.name, pairs)
@@ -137,7 +138,7 @@ class AgainstBase:
     def _pair(self, call: CallRequest, layout: int, turn: int) -> ProcessPair | _Fault:
         """Run one process of the base and one of the head, in turns."""
         both = self._branches.get(layout) or self._new_branches(layout)
-        seeded = msgspec.structs.replace(call, layout=layout * 1000 + turn)
+        seeded = msgspec.structs.replace(call, layout=layout * 1000 + turn, modules=self._modules or [])
         try:
             running = _RunningPair(both, seeded)
             if running.modules is None and self._modules:
@@ -152,10 +153,8 @@ class AgainstBase:
 
     def _new_branches(self, layout: int) -> tuple[Channel[BranchAnswer], Channel[BranchAnswer]]:
         assert self._checkout is not None
-        while len(self._stems) <= layout:
-            self._stems.append(Stem(len(self._stems), PADDING * len(self._stems)))
-            if self._modules:
-                self._stems[-1].preload(self._modules)
+        if layout >= len(self._stems):
+            self._start_stems(layout + 1 if self._modules is None else max(layout + 1, LEAST_LAYOUTS))
         head = str(self.base.repository)
         base_files, head_files = (
             SideFiles(
@@ -166,6 +165,16 @@ class AgainstBase:
         stem = self._stems[layout]
         made = self._branches[layout] = (stem.branch(base_files), stem.branch(head_files))
         return made
+
+    def _start_stems(self, number: int) -> None:
+        """Start stems up to this number; they import modules at the same time, before anything is timed."""
+        began = len(self._stems)
+        self._stems += [Stem(layout, PADDING * layout) for layout in range(began, number)]
+        if self._modules:
+            for stem in self._stems[began:]:
+                stem.preload(self._modules)
+            for stem in self._stems[began:]:
+                stem.wait()
 
     def _end_branches(self) -> None:
         for channel in (one for both in self._branches.values() for one in both):

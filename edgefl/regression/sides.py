@@ -10,13 +10,14 @@ the function, answers `Ready`, and then makes a shot per `ShotRequest`, until it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from typing import Any
 
 import msgspec
 
-from edgefl.host.channel import Channel, pair
+from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import end_child
 from edgefl.host.process import start_process
 from edgefl.regression.process import Failure, FunctionLocation
@@ -44,6 +45,10 @@ class Preload(msgspec.Struct, frozen=True, tag="preload"):
     modules: list[str]
 
 
+class Preloaded(msgspec.Struct, frozen=True, tag="preloaded"):
+    """The modules are imported."""
+
+
 class Branch(msgspec.Struct, frozen=True, tag="branch"):
     """Fork a branch; the descriptor of its channel comes with the message."""
 
@@ -62,6 +67,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     layout: int
     """Seed of the process's memory layout: the same on both sides."""
     limit_s: float
+    modules: list[str] = []
+    """Modules to import before the process is forked, after the function's own."""
 
 
 class ShotRequest(msgspec.Struct, frozen=True, tag="shot"):
@@ -82,8 +89,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     peak_mib: float
     sent_mib: float
     modules: list[str] | None
-    """Modules that the user's code imported from elsewhere, in order; None if its import changed the
-    environment, which must come before such modules."""
+    """Modules that the user's code imported from elsewhere, at its first call too, in order; None if its
+    import changed the environment, which must come before such modules."""
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
@@ -115,12 +122,18 @@ class Stem:
 
     def __init__(self, hash_seed: int, padding: int) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "EDGEFL_PADDING": "x" * padding}
-        self._channel: Channel[None]
+        self._channel: Channel[Preloaded]
         self.popen: subprocess.Popen[bytes]
-        self.popen, self._channel = start_process("edgefl.regression.stem", type(None), environment)
+        self.popen, self._channel = start_process("edgefl.regression.stem", Preloaded, environment)
 
     def preload(self, modules: list[str]) -> None:
+        """Begin to import modules."""
         self._channel.tell(Preload(modules))
+
+    def wait(self) -> None:
+        """Wait until the modules are imported, or the process has ended."""
+        with contextlib.suppress(Closed):
+            self._channel.receive()
 
     def branch(self, files: SideFiles) -> Channel[BranchAnswer]:
         """Fork a branch; return the channel to it."""

@@ -45,6 +45,8 @@ WARM_S = 0.05
 MOST_PADDING = 1 << 16
 """Maximum bytes of each of the blocks that shift the heap of a function's process."""
 BLOCKS = 8
+DEVICE_MODULE = "edgefl.regression.repetition"
+"""Module of the device that a function receives."""
 
 
 def serve_stem(channel: Channel[sides.StemRequest]) -> None:
@@ -53,13 +55,18 @@ def serve_stem(channel: Channel[sides.StemRequest]) -> None:
         while True:
             request = channel.receive()
             if isinstance(request, sides.Preload):
-                for name in request.modules:
-                    with contextlib.suppress(Exception):
-                        importlib.import_module(name)
+                _import(request.modules)
+                channel.send(sides.Preloaded())
                 continue
             mine = channel.descriptor()
             fork("edgefl-branch", partial(_branch, channel, mine, request.files))
             os.close(mine)
+
+
+def _import(modules: Iterable[str]) -> None:
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def _branch(stem: Channel[sides.StemRequest], descriptor: int, files: sides.SideFiles) -> None:
@@ -81,7 +88,8 @@ class SideBranch:
         self._modules = set(sys.modules)
         sys.path[:] = [place for folder in files.path for place in moved(folder, files)]
         sys.path_importer_cache.clear()
-        os.chdir(moved(files.folder, files)[0])
+        folder = moved(files.folder, files)[0]
+        os.chdir(folder if os.path.isdir(folder) else files.root)
         _move_editable_installs(files)
         self._environment = dict(os.environ)
         self._watch = TreeWatch()
@@ -98,6 +106,7 @@ class SideBranch:
         try:
             function = self._find(request.function)
             setup = None if request.setup is None else self._find(request.setup)
+            _import([*request.modules, *([DEVICE_MODULE] if takes_device(function) else ())])
             become_forkable(request.function.file)
         except ConfigError as error:
             return Failure("refused", str(error))
@@ -105,11 +114,12 @@ class SideBranch:
             return Failure("absent", str(error))
         if (foreign := self._foreign()) is not None:
             return Failure("foreign", foreign)
-        modules = self._imported() if dict(os.environ) == self._environment else None
+        early = dict(os.environ) != self._environment
         self._watch.reset()
 
         def main() -> None:
-            _Function(self._channel, request, self._watch, modules).serve(function, setup)
+            imported = None if early else self._imported
+            _Function(self._channel, request, self._watch, imported).serve(function, setup)
 
         pid = fork("edgefl-device", main)
         child = os.pidfd_open(pid)
@@ -156,7 +166,7 @@ class SideBranch:
             if root != head and _within(file, head) and not _within(file, root):
                 return f"the base would import {name} from the head's file {file}"
             top = name.partition(".")[0]
-            if file.startswith(INSTALLED) and (top in copies or _has(head, top)):
+            if file.startswith(PACKAGES) and (top in copies or _has(head, top)):
                 return f"{top} is imported from its installed copy {file}, so base and head are the same code"
         return None
 
@@ -182,15 +192,16 @@ def _within(file: str, root: str) -> bool:
     return file.startswith(root + os.sep) and not file.startswith(INSTALLED)
 
 
-INSTALLED = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in {
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-    }
+def _folders(*names: str) -> tuple[str, ...]:
+    return tuple(os.path.realpath(folder) + os.sep for folder in map(sysconfig.get_path, names))
+
+
+PACKAGES = (
+    *_folders("purelib", "platlib"),
+    *(os.path.realpath(one) + os.sep for one in (*site.getsitepackages(), site.getusersitepackages())),
 )
-"""Folders of installed packages and of the standard library, which may lie within the repository."""
+"""Folders of installed packages, which may lie within the repository."""
+INSTALLED = (*PACKAGES, *_folders("stdlib", "platstdlib"))
 
 
 def _has(root: str, package: str) -> bool:
@@ -247,9 +258,9 @@ class _Function:
         channel: Channel[sides.BranchRequest],
         request: sides.CallRequest,
         watch: TreeWatch,
-        modules: list[str] | None,
+        imported: Callable[[], list[str]] | None,
     ) -> None:
-        self._channel, self._request, self._watch, self._modules = channel, request, watch, modules
+        self._channel, self._request, self._watch, self._imported = channel, request, watch, imported
 
     def serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -281,11 +292,9 @@ class _Function:
         keep_freed_memory()
         gc.collect()
         call_s = self._warm(run)
-        self._channel.send(
-            sides.Ready(
-                call_s=call_s, peak_mib=peak_mib, sent_mib=sent_bytes / (1 << 20), modules=self._modules
-            )
-        )
+        modules = None if self._imported is None else self._imported()
+        sent_mib = sent_bytes / (1 << 20)
+        self._channel.send(sides.Ready(call_s=call_s, peak_mib=peak_mib, sent_mib=sent_mib, modules=modules))
         while isinstance(request := self._channel.receive(), sides.ShotRequest):
             self._channel.send(shot(run, request.calls))
         del held

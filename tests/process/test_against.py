@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -165,6 +166,33 @@ spec.loader.exec_module(module)
     monkeypatch.setenv("PYTHONPATH", str(copy))
     found = compare(call("test_a", repository / "test_a.py"))
     assert "the base would import steps from the head's file" in found.unjudged
+
+
+@pytest.mark.parametrize("source", ["src", "python"])
+def test_an_installed_copy_of_the_repository_is_not_judged(
+    source: str,
+    repository: Path,
+    compare: Callable[..., Comparison],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Found by the source's folder, or by the record that pip keeps of where it installed from."""
+    monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
+    installed = tmp_path / "user/lib/python{}.{}/site-packages".format(*sys.version_info)
+    package = {"pkg/__init__.py": "", "pkg/steps.py": STEPS.format(mib=1)}
+    record = {
+        "pkg-1.dist-info/direct_url.json": json.dumps({"url": repository.as_uri(), "dir_info": {}}),
+        "pkg-1.dist-info/RECORD": "pkg/__init__.py,,\npkg/steps.py,,\n",
+    }
+    write(installed, {**package, **(record if source == "python" else {})})
+    commit(repository, {f"{source}/{name}": text for name, text in package.items()})
+    write(repository, {"test_a.py": PASSES_ON.format(module="pkg.steps")})
+    commit(repository, {f"{source}/pkg/steps.py": STEPS.format(mib=2)})
+    write(repository, {f"{source}/pkg/steps.py": STEPS.format(mib=60)})
+    monkeypatch.syspath_prepend(installed)
+    found = compare(call("test_a", repository / "test_a.py"))
+    assert "pkg is imported from its installed copy" in found.unjudged
+    assert "pip install -e" in found.unjudged
 
 
 def test_modules_that_must_see_a_changed_environment_are_not_preloaded(repository: Path) -> None:
