@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from edgefl.errors import ConfigError
 from edgefl.regression import baseline
 from edgefl.regression.checkout import git
+from edgefl.regression.counts import FIGURES, INSTRUCTIONS, Figure
 
 MOST_COMMITS = 200
 LEAST_STEP = 0.02
@@ -28,6 +30,17 @@ class Point(NamedTuple):
     value: float
 
 
+class _Key(NamedTuple):
+    """A figure of a function."""
+
+    test: str
+    function: str
+    figure: str
+    unit: str
+    exact: bool = False
+    """True if the figure has no noise."""
+
+
 class Series(NamedTuple):
     """One figure of a function over commits, the oldest first."""
 
@@ -35,9 +48,9 @@ class Series(NamedTuple):
     function: str
     figure: str
     unit: str
-    points: Sequence[Point]
-    exact: bool = False
+    exact: bool
     """True if the figure has no noise."""
+    points: Sequence[Point]
 
     @property
     def steps(self) -> list[int]:
@@ -85,7 +98,7 @@ def history(file: Path) -> list[Series]:
     if not folder.is_dir():
         return []
     log = git(folder, "log", f"-{MOST_COMMITS}", "--reverse", "--format=%H%x09%h%x09%s", "--", file.name)
-    found: dict[tuple[str, str, str, str], list[Point]] = {}
+    found: dict[_Key, list[Point]] = {}
     for line in log.stdout.splitlines() if not log.returncode else ():
         commit, short, subject = line.split("\t", 2)
         text = git(folder, "show", f"{commit}:./{file.name}").stdout
@@ -94,16 +107,28 @@ def history(file: Path) -> list[Series]:
     return [Series(*key, points) for key, points in found.items()]
 
 
-def _figures(text: str, file: Path) -> Iterator[tuple[tuple[str, str, str, str], float]]:
-    """Yield the figures of a file's text: test, function, name and unit, and the value."""
+def _figures(text: str, file: Path) -> Iterator[tuple[_Key, float]]:
+    """Yield the figures of a file's text: counts, and medians of times and memory on each host."""
     try:
-        entries = baseline.parse(text.encode(), file).entries
+        found = baseline.parse(text.encode(), file)
     except ConfigError:
         return
-    for entry in entries:
-        host = f"{entry.host.cpu}, {entry.host.cores} cores"
-        yield (
-            (entry.test, entry.function, f"CPU time on {host}", "ms"),
-            1e3 * statistics.median(entry.host_cpu_s),
-        )
-        yield (entry.test, entry.function, f"memory on {host}", "MiB"), statistics.median(entry.peak_mib)
+    for entry in found.counted:
+        one = partial(_Key, entry.test, entry.function, exact=True)
+        for name, count in entry.figures.items():
+            yield _counted(one, name, count)
+        for version, python in entry.python.items():
+            executed = {INSTRUCTIONS: sum(python.instructions.values())} if python.instructions else {}
+            for name, count in (python.figures | executed).items():
+                yield _counted(one, name, count, f", Python {version}")
+    for timed in found.entries:
+        host = f"{timed.host.cpu}, {timed.host.cores} cores"
+        one = partial(_Key, timed.test, timed.function, exact=False)
+        yield one(f"CPU time on {host}", "ms"), 1e3 * statistics.median(timed.host_cpu_s)
+        yield one(f"memory on {host}", "MiB"), statistics.median(timed.peak_mib)
+
+
+def _counted(key: Callable[..., _Key], name: str, count: int, version: str = "") -> tuple[_Key, float]:
+    figure = FIGURES.get(name, Figure(name))
+    scale, unit = (1 << 20, "MiB") if figure.unit == "B" else (1, "")
+    return key(f"{figure.text}{version}", unit), count / scale

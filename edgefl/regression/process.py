@@ -145,6 +145,8 @@ Answer = TrialRun | CountedRun | Repetition | Failure
 
 def failure_of(error: BaseException) -> Failure:
     """Return why a function failed: its memory, or its exception with the frames of the user's code."""
+    if isinstance(error, ConfigError):
+        return Failure("refused", str(error))
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's message
         return Failure("memory", "")
     frames = traceback.extract_tb(error.__traceback__)

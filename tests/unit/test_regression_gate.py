@@ -16,6 +16,7 @@ from regression_samples import entry, repetition
 from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.regression import badge, baseline
+from edgefl.regression.counts import CountedEntry, PythonEntry
 from edgefl.regression.gate import GateResults, GateRow, load_results, place_of
 from edgefl.regression.gate_page import gate_page
 from edgefl.regression.history import Point, Series, history, steps
@@ -153,6 +154,21 @@ def test_history_is_that_of_the_baselines_in_git(tmp_path: Path) -> None:
         git(tmp_path, "commit", "-q", "--allow-empty", "-m", f"peak of {mib:g} MiB")
     file.write_text("broken")
     git(tmp_path, "commit", "-q", "-a", "-m", "broken")
+    for calls in (7, 9):
+        counted = CountedEntry(
+            test="test_a[pi-4]",
+            function="train",
+            torch="2",
+            figures={"calls": calls},
+            python={"3.11": PythonEntry(figures={}, instructions={"steps.train": 40, "steps.inner": 2})},
+        )
+        baseline.save(file.with_name("test_b.json"), [], [counted])
+        git(tmp_path, "add", "--all")
+        git(tmp_path, "commit", "-q", "-m", f"{calls} calls")
+    exact = {one.figure: one for one in history(file.with_name("test_b.json"))}
+    assert [point.value for point in exact["torch operations"].points] == [7, 9]
+    assert exact["torch operations"].steps == [1]
+    assert exact["Python bytecode instructions, Python 3.11"].points[0].value == 42
     memory = next(one for one in history(file) if one.unit == "MiB")
     assert (memory.test, memory.function) == ("test_a[pi-4]", "train")
     assert [point.value for point in memory.points][-1] == 16.0
@@ -161,7 +177,7 @@ def test_history_is_that_of_the_baselines_in_git(tmp_path: Path) -> None:
 
 def test_the_page_has_outcomes_history_and_no_scripts() -> None:
     points = [(f"c{place}", f"commit <{place}>", value) for place, value in enumerate((8.0, 8.0, 16.0, 16.0))]
-    series = Series("test_a[pi-4]", "train", "peak memory", "MiB", [Point(*one) for one in points])
+    series = Series("test_a[pi-4]", "train", "peak memory", "MiB", True, [Point(*one) for one in points])
     page = gate_page(RESULTS, [series], "2026-11-26")
     assert "<script" not in page
     assert not re.search(r"(?:src|href)=\"https?:", page)
