@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,6 +122,7 @@ def repository(folder: Path) -> Path:
 @contextmanager
 def busy(loops: int) -> Iterator[None]:
     """Keep so many processes computing."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
     try:
         yield

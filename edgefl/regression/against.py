@@ -39,7 +39,9 @@ from edgefl.regression.verdict import LEAST_MIB, Verdict, figure
 from edgefl.results.tables import short_time
 
 LIMIT_S = 40.0
-"""Wall seconds for the comparison of one function."""
+"""Wall seconds for the comparison of one function, without the start of interpreters."""
+MOST_WAITS = 2.0
+"""Limit on the time without a core that is added to a comparison's time limit ÷ that limit."""
 SHOT_S, PAIR_S = 0.005, 0.6
 """Minimum seconds of a shot, and of all shots of a pair of processes."""
 LEAST_BLOCKS = 4
@@ -85,6 +87,10 @@ class AgainstBase:
         self._file = ""
         self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
         """Branches of base and head by layout, for functions of `_file`."""
+        self._starting_s = 0.0
+        """Wall seconds for which processes started and imported during the present comparison."""
+        self._waited_s = 0.0
+        """Seconds for which the present comparison's processes had no core."""
 
     def compare(
         self, label: str, call: CallRequest, tolerance: float, limit_s: float | None, tell: Tell
@@ -117,12 +123,13 @@ class AgainstBase:
         self, label: str, call: CallRequest, tolerance: float, limit_s: float, tell: Tell
     ) -> Comparison:
         __tracebackhide__ = True
-        until_s, last_s = time.monotonic() + limit_s, 0.0
+        until_s, last_s, self._starting_s, self._waited_s = time.monotonic() + limit_s, 0.0, 0.0, 0.0
         pairs: list[ProcessPair] = []
         for layouts, turns in SCHEDULE:
             for layout, turn in due(pairs, layouts, turns):
-                began_s = time.monotonic()
-                if pairs and began_s + last_s > until_s:
+                began_s, starting_s = time.monotonic(), self._starting_s
+                more_s = self._starting_s + min(self._waited_s, MOST_WAITS * limit_s)
+                if pairs and began_s + last_s > until_s + more_s:
                     return Comparison(self.base.name, pairs)
                 tell(f"pair {len(pairs) + 1} of processes against {self.base.name}")
                 found = self._pair(call, layout, turn)
@@ -130,15 +137,22 @@ class AgainstBase:
                     self._end_branches()
                     return _faulty(label, self.base.name, found)
                 pairs.append(found)
-                last_s = time.monotonic() - began_s
+                last_s = time.monotonic() - began_s - (self._starting_s - starting_s)
             if decide(estimate(pairs), tolerance) != "unknown":
                 break
         return Comparison(self.base.name, pairs)
 
     def _pair(self, call: CallRequest, layout: int, turn: int) -> ProcessPair | _Fault:
         """Run one process of the base and one of the head, in turns."""
+        began_s, new = time.monotonic(), layout not in self._branches
         both = self._branches.get(layout) or self._new_branches(layout)
-        seeded = msgspec.structs.replace(call, layout=layout * 1000 + turn, modules=self._modules or [])
+        cores = sorted(os.sched_getaffinity(0))
+        seeded = msgspec.structs.replace(
+            call,
+            layout=layout * 1000 + turn,
+            core=cores[(layout + turn) % len(cores)],
+            modules=self._modules or [],
+        )
         try:
             running = _RunningPair(both, seeded)
             if running.modules is None and self._modules:
@@ -147,7 +161,11 @@ class AgainstBase:
                 return self._pair(call, layout, turn)
             if self._modules is None:
                 self._modules = running.modules or []
-            return running.measure(layout, reverse=bool((layout + turn) % 2))
+            if new:
+                self._starting_s += time.monotonic() - began_s
+            found = running.measure(layout, reverse=bool((layout + turn) % 2))
+            self._waited_s += running.waited_s
+            return found
         except _Fault as fault:
             return fault
 
@@ -220,6 +238,8 @@ class _RunningPair:
 
     def __init__(self, both: tuple[Channel[BranchAnswer], Channel[BranchAnswer]], call: CallRequest) -> None:
         self._both, self._limit_s = both, call.limit_s
+        self.waited_s = 0.0
+        """Seconds for which a process that should have computed had no core."""
         for channel in both:
             channel.tell(call)
         self._ready: list[Ready] = []
@@ -240,7 +260,9 @@ class _RunningPair:
             block = [0.0, 0.0]
             for side in order:
                 self._both[side].tell(ShotRequest(calls))
-                took_s = self._receive(side, Shot).cost_ns / 1e9
+                shot = self._receive(side, Shot)
+                self.waited_s += shot.waited_ns / 1e9
+                took_s = shot.cost_ns / 1e9
                 block[side] += took_s
                 shots[side].append(took_s / calls)
             blocks.append((max(block[0], 1e-9), max(block[1], 1e-9)))

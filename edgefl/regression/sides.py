@@ -67,6 +67,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     layout: int
     """Seed of the process's memory layout: the same on both sides."""
     limit_s: float
+    core: int | None = None
+    """The core that the process is limited to: the same on both sides, as cores differ in speed and load."""
     modules: list[str] = []
     """Modules to import before the process is forked, after the function's own."""
 

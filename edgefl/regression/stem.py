@@ -18,7 +18,7 @@ import site
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +93,10 @@ class SideBranch:
         _move_editable_installs(files)
         self._environment = dict(os.environ)
         self._watch = TreeWatch()
+        self._found: dict[str, str] = {}
+        """Files of the modules that were checked, without links, by module."""
+        self._forkable = 0
+        """Number of modules when this process was last made forkable."""
 
     def serve(self) -> None:
         with contextlib.suppress(Closed):
@@ -107,19 +111,20 @@ class SideBranch:
             function = self._find(request.function)
             setup = None if request.setup is None else self._find(request.setup)
             _import([*request.modules, *([DEVICE_MODULE] if takes_device(function) else ())])
-            become_forkable(request.function.file)
+            if len(sys.modules) != self._forkable:
+                become_forkable(request.function.file)
+                self._forkable = len(sys.modules)
         except ConfigError as error:
             return Failure("refused", str(error))
         except _Absent as error:
             return Failure("absent", str(error))
-        if (foreign := self._foreign()) is not None:
-            return Failure("foreign", foreign)
+        if (why := self.foreign()) is not None:
+            return Failure("foreign", why)
         early = dict(os.environ) != self._environment
         self._watch.reset()
 
         def main() -> None:
-            imported = None if early else self._imported
-            _Function(self._channel, request, self._watch, imported).serve(function, setup)
+            _Function(self, self._channel, request, self._watch, early=early).serve(function, setup)
 
         pid = fork("edgefl-device", main)
         child = os.pidfd_open(pid)
@@ -158,11 +163,12 @@ class SideBranch:
     def _relative(self, file: str) -> str:
         return os.path.relpath(file, self._files.root)
 
-    def _foreign(self) -> str | None:
+    def foreign(self) -> str | None:
         """Return why the user's code is not this side's: a module of another place; None if there is none."""
         root, head = self._files.root, self._files.head
-        copies = _copies_of(head)
-        for name, file in self._files_of(list(sys.modules)):
+        new = self._new_files()
+        copies = _copies_of(head) if new else set()
+        for name, file in new.items():
             if root != head and _within(file, head) and not _within(file, root):
                 return f"the base would import {name} from the head's file {file}"
             top = name.partition(".")[0]
@@ -170,17 +176,22 @@ class SideBranch:
                 return f"{top} is imported from its installed copy {file}, so base and head are the same code"
         return None
 
-    def _imported(self) -> list[str]:
+    def imported(self) -> list[str]:
         """Return the modules that the user's code imported from outside both sides, in order."""
+        self._new_files()
         roots = (self._files.root, self._files.head)
-        new = [name for name in sys.modules if name not in self._modules]
-        return [name for name, file in self._files_of(new) if not any(_within(file, one) for one in roots)]
+        new = {name: file for name, file in self._found.items() if name not in self._modules}
+        return [name for name, file in new.items() if not any(_within(file, one) for one in roots)]
 
-    def _files_of(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-        for name in names:
-            file = getattr(sys.modules.get(name), "__file__", None)
+    def _new_files(self) -> dict[str, str]:
+        """Return the files of the modules imported since the last call, without links."""
+        new = {}
+        for name in [name for name in sys.modules if name not in self._found]:
+            file = getattr(sys.modules[name], "__file__", None)
             if isinstance(file, str):
-                yield name, os.path.realpath(file)
+                new[name] = os.path.realpath(file)
+        self._found |= new
+        return new
 
 
 class _Absent(Exception):
@@ -255,12 +266,16 @@ class _Function:
 
     def __init__(
         self,
+        branch: SideBranch,
         channel: Channel[sides.BranchRequest],
         request: sides.CallRequest,
         watch: TreeWatch,
-        imported: Callable[[], list[str]] | None,
+        *,
+        early: bool,
     ) -> None:
-        self._channel, self._request, self._watch, self._imported = channel, request, watch, imported
+        self._branch, self._channel, self._request, self._watch = branch, channel, request, watch
+        self._early = early
+        """True if the import of the function changed the environment."""
 
     def serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -276,6 +291,8 @@ class _Function:
                 self._channel.tell(failure_of(error))
 
     def _serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
+        if self._request.core is not None:
+            os.sched_setaffinity(0, {self._request.core})
         rng = random.Random(self._request.layout)
         held = [bytes(rng.randrange(1, MOST_PADDING)) for _ in range(BLOCKS)]
         handle: DeviceHandle | None = None
@@ -289,10 +306,13 @@ class _Function:
         peak = Peak(self._watch)
         run()
         peak_mib, sent_bytes = peak.mib(), handle.sent_bytes if handle is not None else 0
+        if (why := self._branch.foreign()) is not None:
+            self._channel.send(Failure("foreign", why))
+            return
         keep_freed_memory()
         gc.collect()
         call_s = self._warm(run)
-        modules = None if self._imported is None else self._imported()
+        modules = None if self._early else self._branch.imported()
         sent_mib = sent_bytes / (1 << 20)
         self._channel.send(sides.Ready(call_s=call_s, peak_mib=peak_mib, sent_mib=sent_mib, modules=modules))
         while isinstance(request := self._channel.receive(), sides.ShotRequest):
