@@ -26,7 +26,7 @@ def comment(file: Results, out: Out = None) -> None:
 
 @app.command()
 def badge(file: Results, out: Out = None) -> None:
-    """Print JSON for shields.io's endpoint badge; with --out NAME.svg, write a picture."""
+    """Print a badge for shields.io, or write an SVG file."""
     from edgefl.regression.badge import endpoint, svg
     from edgefl.regression.gate import load_results
 
