@@ -47,7 +47,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not process and not slow"
-	$(BIN)/python -m pytest -q -n 3 --dist loadgroup -m "process and not slow" tests/process tests/fault
+	$(BIN)/python -m pytest -q -n 3 --dist loadscope -m "process and not slow" tests/process tests/fault
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -53,6 +53,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.process)
 
 
+SHARING = {
+    "tests/process/test_nodes.py": "alone",
+    "tests/process/test_regression_worker.py": "process",
+    "tests/process/test_results.py": "runs",
+    "tests/process/test_sweep.py": "swept",
+    "tests/fault/test_bit_flips.py": "recorded",
+    "tests/fault/test_power_cuts.py": "recorded",
+}
+"""Modules whose tests share a fixture that takes seconds, and its name."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have ``--dist loadscope`` hand out tests one by one, except those that share such a fixture.
+
+    ``--dist loadgroup`` does not group with pytest 9.2, whose node ids pytest-xdist 3.8 cannot mark.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return SHARING.get(nodeid.partition("::")[0], nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
 def pytest_collection_finish() -> None:
     """Keep what is there for good out of each later garbage collection, which would take a quarter second."""
     gc.collect()
@@ -155,7 +181,6 @@ def _orphans_come_here() -> None:
 @pytest.fixture(autouse=True)
 def _process_tests_leave_nothing(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("process"):
-        request.getfixturevalue("fork_server")
         request.getfixturevalue("nothing_left")
 
 

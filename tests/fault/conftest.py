@@ -8,10 +8,16 @@ from typing import NamedTuple
 import pytest
 
 from edgefl import Checkpoint, Experiment, Stop
+from edgefl.host.fork_server import ForkServer
 from tests.fault import shim
 from tests.fault.power_cut import Judge, record
 from tests.fault.shim import Change
 from tests.process.runs import virtual
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm(fork_server: ForkServer) -> None:
+    """Have the fork server before all else, so that fixtures' runs are forked too."""
 
 
 def small_run(versions: int = 40) -> Experiment:

@@ -14,7 +14,7 @@ from tests.fault import disk
 from tests.fault.bit_flips import GOOD, NOTICED, Flip, Reader, commanded, flips, killed
 from tests.fault.conftest import Recorded
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("recorded")]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(params=["finished", "killed"])

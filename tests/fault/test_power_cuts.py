@@ -12,7 +12,7 @@ from tests.fault.conftest import Recorded
 from tests.fault.power_cut import Cut, cuts, renamed_too_early, without_flushes
 from tests.fault.shim import Change, Kind
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("recorded")]
+pytestmark = pytest.mark.timeout(600)
 
 
 def sampled(changes: list[Change], count: int) -> list[Cut]:

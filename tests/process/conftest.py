@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 import edgefl
+from edgefl.host.fork_server import ForkServer
 
 from .runs import virtual
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm(fork_server: ForkServer) -> None:
+    """Have the fork server before all else, so that fixtures' runs are forked too."""
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from .disturbed import left, made_in, plan
 from .runs import MINUTE_S, Command, experiment, incidents, summary, virtual
 from .spaces import spaces
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("nodes")]
+pytestmark = pytest.mark.timeout(300)
 ANY = "tcp://127.0.0.1:*"
 DELAY_MS = 50
 

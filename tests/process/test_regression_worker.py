@@ -27,8 +27,6 @@ from edgefl.regression.measurement import MeasurementPlan
 from edgefl.regression.process import MeasuringProcess, PrepareRequest, RepeatRequest, Repetition, TrialRun
 from tests.process import measured_steps as steps
 
-pytestmark = pytest.mark.xdist_group("measuring process")
-
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[MeasuringProcess]:

@@ -30,7 +30,6 @@ from tests.reports import Page, read_json, read_trace
 
 from .runs import DEVICES, experiment, virtual
 
-pytestmark = pytest.mark.xdist_group("results")
 CONTRACT: dict[str, type] = {
     "strategy": str, "clock": str, "seed": int, "clients": int, "processes": int, "versions": int,
     "client_trips": int, "accuracy": float, "loss": float, "emulated_s": float, "wall_s": float,

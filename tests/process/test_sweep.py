@@ -30,7 +30,6 @@ from tests.reports import Page
 
 from .runs import Command, experiment, summary, virtual, wait_for_versions
 
-pytestmark = pytest.mark.xdist_group("swept")
 GRID = {"strategy.server_lr": ["0.5", "1.0"]}
 SHORT = virtual(stop=Stop(versions=4), evaluation=edgefl.Evaluation(every_versions=2))
 
