@@ -43,6 +43,19 @@ class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Probability that a client's process is killed during a trip, at a uniformly drawn instant."""
 
 
+class Attackers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Clients that send harmful updates, to test strategies (docs/strategies.md)."""
+
+    share: Annotated[float, Meta(gt=0, lt=1)]
+    """Share of the clients that attack, rounded to a number of clients, which the seed draws."""
+    kind: str = "sign-flip"
+    """``sign-flip`` sends −scale·Δ in place of the update Δ; ``gaussian`` sends noise with the norm
+    scale·‖Δ‖; ``label-flip`` trains with class C − 1 − y in place of y; ``"my_module:attack"`` calls
+    ``attack(delta, client, trip, rng)``, which changes Δ in place."""
+    scale: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    """Factor on the size of ``sign-flip`` and ``gaussian``."""
+
+
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The clients' devices, their networks, and what happens when a client leaves or dies."""
 
@@ -88,6 +101,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A JSON file of the times when devices are available (docs/dynamics.md); it replaces the profiles'
     times."""
     churn: Churn = Churn()
+    attackers: Attackers | None = None
     on_leave: Literal["lose", "finish"] = "lose"
     """Behaviour of a client that must go offline during a trip: ``lose`` the task, or ``finish`` it first."""
     memory: Literal["auto", "cgroup", "rlimit", "off"] = "auto"

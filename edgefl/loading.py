@@ -27,6 +27,7 @@ KEYS = (
     "training.function",
     "training.loss",
     "evaluation.function",
+    "fleet.attackers.kind",
 )
 """Keys of an experiment whose values may name code."""
 

@@ -13,6 +13,7 @@
     rule.py        the steps and batch sizes of a trip, as data
     losses.py      losses by name, and the user's own
     train.py       a client's local SGD; custom.py: the user's training function instead
+    attacks.py     clients that send harmful updates
     flower_client.py  a Flower app's client instead
     evaluate.py    evaluation of a model
     arithmetic.py  device, precision, memory layout, torch's random stream

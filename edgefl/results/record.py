@@ -238,6 +238,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     clock: str = ""
     seed: int = 0
     clients: int = 0
+    attackers: list[int] = []
+    """Clients that send harmful updates."""
     processes: int = 0
     """Training processes: one per client under the wall clock, workers under the virtual clock."""
     transport: str = ""

@@ -46,6 +46,7 @@ from edgefl.host.confinement import memory_mechanism
 from edgefl.host.pacing import set_time_slice
 from edgefl.host.process import allow_open_files, become_child, die_soon_after_parent
 from edgefl.lazy import LazySequence
+from edgefl.learning.attacks import attacking_clients
 from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
 from edgefl.parameters.buffer import ParameterBuffer
@@ -227,6 +228,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         clock=experiment.clock.kind,
         seed=experiment.seed,
         clients=len(trips.examples),
+        attackers=list(attacking_clients(experiment.fleet.attackers, len(trips.examples), experiment.seed)),
         processes=plan.workers,
         transport=experiment.server.transport,
         time_scale=plan.time_scale,

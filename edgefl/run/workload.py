@@ -22,6 +22,7 @@ from edgefl.devices.plan import End, TripPlan
 from edgefl.errors import ConfigError, EdgeflError, TrainingError
 from edgefl.experiment import Experiment, Training
 from edgefl.learning.arithmetic import Arithmetic
+from edgefl.learning.attacks import Attack
 from edgefl.learning.custom import CustomTrainer, TrainFunction, check_function
 from edgefl.learning.data import load_data
 from edgefl.learning.evaluate import EvalResult
@@ -130,6 +131,7 @@ class Workload:
         data, profiles = self.data, [info.profile for info in clients]
         parts = partition(experiment.data, data.train_y, profiles, data.classes, seed, data.owners, [base])
         self._rows, held_out = hold_out(parts, experiment.data.client_test_fraction, seed)
+        self.attack = Attack(experiment.fleet.attackers, len(clients), seed, data, [base])
         self._loss = make_loss(experiment.training.loss, data, [base])
         module = make_model(experiment.model, data.input_shape, data.outputs, seed, [base])
         self.rule = LocalRule.of(experiment.training, strategy.local_rule())
@@ -275,7 +277,8 @@ class Workload:
         rng = stream(self.experiment.seed, "batches", client, trip)
         step_s, data, rows = self._trips.step_s, self.data, self._rows[client]
         step = None if done is None else lambda examples: done(step_s(client, examples))
-        x, y, rule = data.train_x, data.train_y, self._own_rule(client)
+        x, y = data.train_x, self.attack.targets(client, data.train_y)
+        rule = self._own_rule(client)
         if given is None and self.needs_inputs:
             given = self._blank()
         if given is None:

@@ -1,0 +1,93 @@
+"""Attackers: clients that send harmful updates, to test strategies that should resist them.
+
+sign-flip    −scale·Δ in place of the update Δ (Li et al. 2019, RSA, arXiv:1811.03761)
+gaussian     normal noise with the norm scale·‖Δ‖, in expectation, in place of Δ (Blanchard et al. 2017)
+label-flip   an honest update, trained with class C − 1 − y in place of y (Fang et al. 2020, arXiv:1911.11815)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.errors import ConfigError, TrainingError, unknown
+from edgefl.experiment import Attackers
+from edgefl.loading import load_attribute
+from edgefl.seeds import stream
+
+if TYPE_CHECKING:
+    from edgefl.learning.dataset import Dataset
+
+KINDS = ("sign-flip", "gaussian", "label-flip")
+Floats = NDArray[np.float32]
+AttackFunction = Callable[[Floats, int, int, np.random.Generator], None]
+"""``attack(delta, client, trip, rng)`` changes the client's update Δ in place."""
+
+
+def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple[int, ...]:
+    """Return the clients that attack, ascending: the share of all, rounded, drawn by the seed.
+
+    >>> attacking_clients(Attackers(share=0.2), 10, seed=1)
+    (4, 9)
+    """
+    if rules is None:
+        return ()
+    drawn = stream(seed, "attackers").choice(clients, round(rules.share * clients), replace=False)
+    return tuple(sorted(drawn.tolist()))
+
+
+class Attack:
+    """What the attacking clients of a run do to their data and updates."""
+
+    def __init__(
+        self, rules: Attackers | None, clients: int, seed: int, data: Dataset, base: Sequence[str | Path]
+    ) -> None:
+        self._rules, self._seed = rules, seed
+        self._clients = frozenset(attacking_clients(rules, clients, seed))
+        self._function: AttackFunction | None = None
+        self._flipped: Any = None
+        if rules is None:
+            return
+        if ":" in rules.kind:
+            self._function = load_attribute(rules.kind, "fleet.attackers.kind", base)
+            if not callable(self._function):
+                got = type(self._function).__name__
+                raise ConfigError(f"fleet.attackers.kind: {rules.kind!r} must be a function (got {got})")
+        elif rules.kind == "label-flip":
+            if data.labels is None:
+                raise ConfigError("fleet.attackers.kind: 'label-flip' needs data with one class per example")
+            self._flipped = data.outputs - 1 - data.labels
+        elif rules.kind not in KINDS:
+            have = [*KINDS, "my_module:attack"]
+            raise ConfigError(f"fleet.attackers.kind: {unknown('attack', rules.kind, have)}")
+
+    def targets(self, client: int, honest: Any) -> Any:
+        """Return the training targets that this client uses."""
+        return self._flipped if self._flipped is not None and client in self._clients else honest
+
+    def change(self, trained: Floats, base: Floats, client: int, trip: int) -> None:
+        """Change a trained model, in place, if the client attacks; ``base`` is the model that it downloaded.
+
+        Raises `TrainingError` if the user's function fails.
+        """
+        rules = self._rules
+        if rules is None or client not in self._clients or rules.kind == "label-flip":
+            return
+        delta = trained - base
+        rng = stream(self._seed, "attack", client, trip)
+        if self._function is not None:
+            try:
+                self._function(delta, client, trip, rng)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise TrainingError(f"fleet.attackers.kind: {rules.kind!r} raised {why}") from error
+        elif rules.kind == "sign-flip":
+            delta *= np.float32(-rules.scale)
+        else:
+            deviation = rules.scale * float(np.linalg.norm(delta.astype(np.float64))) / np.sqrt(delta.size)
+            delta[:] = rng.standard_normal(delta.size, dtype=np.float32) * np.float32(deviation)
+        np.add(base, delta, out=trained)
