@@ -2,13 +2,13 @@
 
 A temporary repository has two commits. Of three functions (a training step in torch, arrays in numpy, pure
 Python), the second commit has an unchanged copy and one that does 5% more work: 21 units instead of 20.
-Each round compares all six by new processes, beside busy loops in Python that keep cores busy:
+Each round compares all six, by new processes for each kind, beside busy loops that keep cores busy:
 
     found     REGRESSION, of a function that does 5% more
     false     REGRESSION, of an unchanged function
     unjudged  COULD NOT BE JUDGED
 
-    python benchmarks/gate_against.py [--rounds 100] [--busy 1] [--only same|more] [--rows FILE]
+    python benchmarks/gate_against.py [--rounds N] [--busy N] [--only CHANGE] [--kinds KIND…] [--rows FILE]
     python benchmarks/gate_against.py --sum FILE…        the table of the rounds in files
 
 Each comparison is a line of FILE as soon as it is made. A run that is stopped is continued by the same
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import signal
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,8 @@ from edgefl.regression.process import FunctionLocation
 from edgefl.regression.sides import CallRequest
 
 TOLERANCE = 0.05
-STEPS = '''
-"""Version {version}."""
-
-import numpy as np
+STEPS = {
+    "torch": """
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -52,58 +51,53 @@ from torch.nn.functional import cross_entropy
 def prepare():
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 10))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    array = np.random.default_rng(0).standard_normal((64, 64))
-    words = [f"word{{i % 97}}" for i in range(400)]
-    return net, optimizer, torch.randn(32, 64), torch.arange(32) % 10, array, words
+    return net, torch.optim.SGD(net.parameters(), lr=0.01), torch.randn(32, 64), torch.arange(32) % 10
 
 
-def torch_units(parts, units):
-    net, optimizer, inputs, labels, _, _ = parts
+def work(parts, units):
+    net, optimizer, inputs, labels = parts
     for _ in range(units):
         optimizer.zero_grad()
         cross_entropy(net(inputs), labels).backward()
         optimizer.step()
+""",
+    "numpy": """
+import numpy as np
 
 
-def numpy_units(parts, units):
-    array = parts[4]
+def prepare():
+    return np.random.default_rng(0).standard_normal((64, 64))
+
+
+def work(array, units):
     for _ in range(units):
         np.sort(array @ array + np.exp(-array * array), axis=1).sum(0)
+""",
+    "python": """
+def prepare():
+    return [f"word{i % 97}" for i in range(400)]
 
 
-def python_units(parts, units):
+def work(words, units):
     for _ in range(units):
-        counts = {{}}
-        for word in parts[5]:
+        counts = {}
+        for word in words:
             counts[word] = counts.get(word, 0) + len(word)
         sorted(counts)
+""",
+}
+ENDS = """
+
+def same(parts):
+    work(parts, 20)
 
 
-def torch_same(parts):
-    torch_units(parts, 20)
+def more(parts):
+    work(parts, {units})
 
 
-def numpy_same(parts):
-    numpy_units(parts, 20)
-
-
-def python_same(parts):
-    python_units(parts, 20)
-
-
-def torch_more(parts):
-    torch_units(parts, {units})
-
-
-def numpy_more(parts):
-    numpy_units(parts, {units})
-
-
-def python_more(parts):
-    python_units(parts, {units})
-'''
-KINDS = ("torch", "numpy", "python")
+VERSION = {version}
+"""
 
 
 def repository(folder: Path) -> Path:
@@ -113,8 +107,9 @@ def repository(folder: Path) -> Path:
     git = ("git", "-C", str(top), "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost")
     subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
     for version, units in enumerate((20, 21)):
-        (top / "steps.py").write_text(STEPS.format(version=version, units=units))
-        subprocess.run([*git, "add", "steps.py"], check=True)
+        for kind, text in STEPS.items():
+            (top / f"{kind}_steps.py").write_text(text + ENDS.format(version=version, units=units))
+        subprocess.run([*git, "add", "--all"], check=True)
         subprocess.run([*git, "commit", "-q", "-m", f"version {version}"], check=True)
     return top
 
@@ -132,29 +127,27 @@ def busy(loops: int) -> Iterator[None]:
             one.wait()
 
 
-def one_round(top: Path, wanted: Iterable[str], rows: Path, note: dict[str, Any]) -> None:
-    """Compare each function once, and append a row for each."""
+def one_round(top: Path, kind: str, changes: Sequence[str], rows: Path, note: dict[str, Any]) -> None:
+    """Compare the functions of a kind once, and append a row for each."""
+    file = str(top / f"{kind}_steps.py")
     against = AgainstBase(find_base("HEAD~1", top))
-    sys.path.insert(0, str(top))
     try:
-        for name in wanted:
-            where = FunctionLocation("steps", str(top / "steps.py"), name)
-            setup = FunctionLocation("steps", str(top / "steps.py"), "prepare")
+        for change in changes:
+            where, setup = (FunctionLocation(f"{kind}_steps", file, name) for name in (change, "prepare"))
             call = CallRequest(
                 function=where, setup=setup, args=[], kwargs={}, device="moto-g4", network=None, layout=0,
                 limit_s=120,
             )  # fmt: skip
             began_s = time.monotonic()
-            found = against.compare(name, call, TOLERANCE, None, lambda _: None)
+            found = against.compare(change, call, TOLERANCE, None, lambda _: None)
             row = {
-                **note, "function": name, "outcome": verdict_of(found, TOLERANCE).outcome,
+                **note, "function": f"{kind}_{change}", "outcome": verdict_of(found, TOLERANCE).outcome,
                 "growth": estimate(found.pairs).growth, "wall_s": time.monotonic() - began_s,
                 "load": os.getloadavg()[0], "pairs": [[one.layout, one.log_ratio] for one in found.pairs],
             }  # fmt: skip
-            with rows.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            with rows.open("a") as file_of_rows:
+                file_of_rows.write(json.dumps(row) + "\n")
     finally:
-        sys.path.remove(str(top))
         against.close()
 
 
@@ -167,7 +160,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for busy_loops in sorted({row["busy"] for row in rows}):
         for change in ("same", "more"):
-            for kind in KINDS:
+            for kind in STEPS:
                 mine = [
                     row for row in rows if row["busy"] == busy_loops and row["function"] == f"{kind}_{change}"
                 ]
@@ -195,22 +188,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--busy", type=int, default=1, help="busy loops beside the comparisons")
     parser.add_argument("--only", choices=("same", "more"))
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after this time")
+    parser.add_argument("--kinds", nargs="+", choices=[*STEPS], default=[*STEPS])
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no comparison after this time")
     parser.add_argument("--rows", type=Path, default=Path("gate_against.jsonl"))
     parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE")
     given = parser.parse_args()
     files = given.sum or [given.rows]
     if not given.sum:
-        wanted = [f"{kind}_{change}" for change in ("same", "more") for kind in KINDS]
-        wanted = [name for name in wanted if given.only is None or name.endswith(given.only)]
+        changes = [given.only] if given.only else ["same", "more"]
         note = {"busy": given.busy, "cpu": host().cpu, "python": platform.python_version()}
         began_s = time.monotonic()
         with tempfile.TemporaryDirectory() as folder, busy(given.busy):
             top = repository(Path(os.path.realpath(folder)))
             for number in range(given.rounds):
-                if time.monotonic() - began_s > given.seconds:
-                    break
-                one_round(top, wanted, given.rows, note)
+                for kind in given.kinds:
+                    if time.monotonic() - began_s < given.seconds:
+                        one_round(top, kind, changes, given.rows, note)
                 print(f"round {number + 1} of {given.rounds}", file=sys.stderr)
     try:
         rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
