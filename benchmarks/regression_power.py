@@ -39,8 +39,9 @@ from torch import nn
 from edgefl.errors import Invalid, NotMet
 from edgefl.processes import usable_cores
 from edgefl.regression import baseline, verdict
-from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions, Session, SessionOptions
+from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions
 from edgefl.regression.measurement import Measurement
+from edgefl.regression.session import Session, SessionOptions
 
 BATCHES = 10
 DEVICE = "pixel-3a"

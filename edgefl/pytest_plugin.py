@@ -20,7 +20,8 @@ import pytest
 
 if TYPE_CHECKING:
     from edgefl.regression.checkout import Base
-    from edgefl.regression.device import EdgeDevice, MarkOptions, Session
+    from edgefl.regression.device import EdgeDevice, MarkOptions
+    from edgefl.regression.session import Session
     from edgefl.regression.table import ResultRow
 
 FIXTURE = "edge_device"
@@ -281,8 +282,8 @@ class _SessionReport:
 def _session(config: pytest.Config) -> Session:
     """Return the session; created with the first device."""
     if _SESSION not in config.stash:
-        from edgefl.regression.device import Session, SessionOptions
         from edgefl.regression.progress import Progress
+        from edgefl.regression.session import Session, SessionOptions
 
         save, compare, timed = (config.getoption(f"edgefl_{name}") for name in ("save", "compare", "timed"))
         tolerance, repetitions = (_number(config, name) or 0 for name in ("tolerance", "repetitions"))

@@ -2,7 +2,8 @@
 
 `edgefl.pytest_plugin` is the pytest plugin; the modules here, from the outside in:
 
-    device      the fixture: runs a function, judges its result by budgets and baselines; mark and session
+    device      the fixture: runs a function, judges its result by budgets and baselines; the mark
+    session     what the tests of one pytest process share
     progress    the progress line
     table       the table at the end of the session, JUnit properties, saved baselines
     measure     the loops: repetitions until the time is known, measurements until they can be judged

@@ -23,15 +23,14 @@ from edgefl.errors import ConfigError, Invalid, NotMet, ProfileError
 from edgefl.experiment import NonNegative
 from edgefl.host.verdict import Outcome
 from edgefl.regression import baseline, verdict
-from edgefl.regression.against import AgainstBase, verdict_of
 from edgefl.regression.baseline import BaselineEntry, Samples
-from edgefl.regression.checkout import Base
 from edgefl.regression.counts import CountedEntry, CountedRun, compare, entry_of, summary
 from edgefl.regression.measure import TimeLimit, count, judged, measure
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
-from edgefl.regression.process import MeasuringProcess, PrepareRequest, RestClass, locate
+from edgefl.regression.process import PrepareRequest, RestClass, locate
+from edgefl.regression.session import Session
 from edgefl.regression.sides import CallRequest
-from edgefl.regression.verdict import BUDGETS, TOLERANCE, Compared, Family, NeedMore, Verdict, figure
+from edgefl.regression.verdict import BUDGETS, Family, NeedMore, Verdict, figure
 from edgefl.validation import convert
 
 DEFAULT_REPETITIONS = 15
@@ -91,23 +90,6 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
     if found.network is not None:
         load_network(found.network)
     return [MarkOptions(profile, **msgspec.structs.asdict(found)) for profile in profiles]
-
-
-class SessionOptions(NamedTuple):
-    """The options of pytest's command line."""
-
-    save: bool = False
-    compare: bool = False
-    timed: bool = False
-    """Save and compare this host's times and memory, too."""
-    tolerance: float = TOLERANCE
-    time_scale: float | None = None
-    repetitions: int | None = None
-    limit_s: float | None = None
-    """Maximum wall seconds of the measurements of one test."""
-    against: Base | None = None
-    build: str | None = None
-    """The commit to compare with, and the shell command that prepares its checkout."""
 
 
 class DeviceResult:
@@ -231,48 +213,6 @@ class DeviceResult:
         return f"<{self.function} on {self.device}: {figures}>"
 
 
-class Session:
-    """Options, measuring process and comparisons of one pytest process; `close` it at the end."""
-
-    def __init__(self, options: SessionOptions, tell: Callable[[str], None] = lambda _: None) -> None:
-        self.options, self.tell = options, tell
-        self._process: MeasuringProcess | None = None
-        self._file: Path | None = None
-        self.compared: dict[str, tuple[Compared, ...]] = {}
-        """First comparisons with a baseline, by group of tests."""
-        self._against = None if options.against is None else AgainstBase(options.against, options.build)
-        self.of_base: dict[str, Verdict] = {}
-        """Verdicts of comparisons with the base, by group of tests and function."""
-
-    def process(self, file: Path) -> MeasuringProcess:
-        """Return a test module's own measuring process, unaffected by other modules."""
-        if self._process is None or self._file != file or self._process.popen.poll() is not None:
-            self._end_process()
-            self._process, self._file = MeasuringProcess(), file
-        return self._process
-
-    def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:
-        """Compare a function with the base, once for all devices of a test: its time here is the same."""
-        __tracebackhide__ = True
-        assert self._against is not None
-        if group not in self.of_base:
-            tolerance = self.options.tolerance
-            found = self._against.compare(label, call, tolerance, self.options.limit_s, tell)
-            self.of_base[group] = verdict_of(found, tolerance)
-        return self.of_base[group]
-
-    def close(self) -> None:
-        """End all processes, and remove the base's files."""
-        self._end_process()
-        if self._against is not None:
-            self._against.close()
-
-    def _end_process(self) -> None:
-        if self._process is not None:
-            self._process.close()
-            self._process = None
-
-
 @dataclass
 class Reasons:
     """Why a test failed or is INVALID; both empty for a test that passed."""
@@ -365,15 +305,9 @@ class EdgeDevice:
     def _of_base(self, label: str, request: PrepareRequest) -> Verdict:
         __tracebackhide__ = True
         call = CallRequest(
-            function=request.function,
-            setup=request.setup,
-            args=request.args,
-            kwargs=request.kwargs,
-            device=request.device,
-            network=request.network,
-            layout=0,
-            limit_s=self._mark.limit_s,
-        )
+            function=request.function, setup=request.setup, args=request.args, kwargs=request.kwargs,
+            device=request.device, network=request.network, layout=0, limit_s=self._mark.limit_s,
+        )  # fmt: skip
         group = f"{self._test.group} {label}"
         return self.session.against_base(group, label, call, partial(self._tell, label))
 

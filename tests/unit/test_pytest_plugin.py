@@ -20,9 +20,9 @@ from regression_samples import TRIAL, counted, repetition
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
 from edgefl.regression import device, measurement, progress, table  # noqa: F401
 from edgefl.regression.counts import CountedRun
-from edgefl.regression.device import Session
 from edgefl.regression.measure import Tell
 from edgefl.regression.measurement import Measurement, MeasurementPlan
+from edgefl.regression.session import Session
 
 pytest_plugins = ["pytester"]
 

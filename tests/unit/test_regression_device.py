@@ -15,10 +15,11 @@ from edgefl.errors import ConfigError, Invalid, NotMet
 from edgefl.regression import baseline
 from edgefl.regression import device as marked
 from edgefl.regression.counts import entry_of
-from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions, Session, mark_options
+from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions, mark_options
 from edgefl.regression.measure import judged
 from edgefl.regression.measurement import Measurement, MeasurementPlan
 from edgefl.regression.process import ShotSizes
+from edgefl.regression.session import Session, SessionOptions
 from edgefl.regression.verdict import NeedMore, Verdict
 
 TEST = DeviceTest("test_a", Path("test_a.py"), "test_a", 1)
@@ -66,7 +67,7 @@ def test_what_is_not_allowed_is_one_line(profiles: list[Any], keys: dict[str, An
 
 
 def edge_device(mark: MarkOptions | None = None, test: DeviceTest = TEST, **options: object) -> EdgeDevice:
-    return EdgeDevice(mark or MarkOptions("pixel-3a"), test, Session(marked.SessionOptions(**options)))  # type: ignore[arg-type]
+    return EdgeDevice(mark or MarkOptions("pixel-3a"), test, Session(SessionOptions(**options)))  # type: ignore[arg-type]
 
 
 def test_a_device_without_a_processor_times_nothing() -> None:

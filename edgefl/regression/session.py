@@ -1,0 +1,72 @@
+"""What the tests of one pytest process share: options, the measuring process, and comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from edgefl.regression.against import AgainstBase, verdict_of
+from edgefl.regression.checkout import Base
+from edgefl.regression.process import MeasuringProcess
+from edgefl.regression.sides import CallRequest
+from edgefl.regression.verdict import TOLERANCE, Compared, Verdict
+
+
+class SessionOptions(NamedTuple):
+    """The options of pytest's command line."""
+
+    save: bool = False
+    compare: bool = False
+    timed: bool = False
+    """Save and compare this host's times and memory, too."""
+    tolerance: float = TOLERANCE
+    time_scale: float | None = None
+    repetitions: int | None = None
+    limit_s: float | None = None
+    """Maximum wall seconds of the measurements of one test."""
+    against: Base | None = None
+    build: str | None = None
+    """The commit to compare with, and the shell command that prepares its checkout."""
+
+
+class Session:
+    """Options, measuring process and comparisons of one pytest process; `close` it at the end."""
+
+    def __init__(self, options: SessionOptions, tell: Callable[[str], None] = lambda _: None) -> None:
+        self.options, self.tell = options, tell
+        self._process: MeasuringProcess | None = None
+        self._file: Path | None = None
+        self.compared: dict[str, tuple[Compared, ...]] = {}
+        """First comparisons with a baseline, by group of tests."""
+        self._against = None if options.against is None else AgainstBase(options.against, options.build)
+        self.of_base: dict[str, Verdict] = {}
+        """Verdicts of comparisons with the base, by group of tests and function."""
+
+    def process(self, file: Path) -> MeasuringProcess:
+        """Return a test module's own measuring process, unaffected by other modules."""
+        if self._process is None or self._file != file or self._process.popen.poll() is not None:
+            self._end_process()
+            self._process, self._file = MeasuringProcess(), file
+        return self._process
+
+    def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:
+        """Compare a function with the base, once for all devices of a test: its time here is the same."""
+        __tracebackhide__ = True
+        assert self._against is not None
+        if group not in self.of_base:
+            tolerance = self.options.tolerance
+            found = self._against.compare(label, call, tolerance, self.options.limit_s, tell)
+            self.of_base[group] = verdict_of(found, tolerance)
+        return self.of_base[group]
+
+    def close(self) -> None:
+        """End all processes, and remove the base's files."""
+        self._end_process()
+        if self._against is not None:
+            self._against.close()
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
