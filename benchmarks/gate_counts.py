@@ -143,7 +143,7 @@ def counted(process: MeasuringProcess, name: str, **changed: int) -> CountedRun:
     function, setup, kwargs = FUNCTIONS[name]
     request = PrepareRequest(
         function=locate(function), setup=None if setup is None else locate(setup), args=[],
-        kwargs=kwargs | changed, path=list(sys.path), device=DEVICE, network=NETWORK, shots=None, limit_s=99.0,
+        kwargs=kwargs | changed, path=sys.path[:], device=DEVICE, network=NETWORK, shots=None, limit_s=99.0,
     )  # fmt: skip
     return count(process, MeasurementPlan(load_device(DEVICE), load_network(NETWORK), request, 9, 0.0))
 

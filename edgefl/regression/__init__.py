@@ -12,6 +12,8 @@
     counts      counted work and its comparison with a baseline, pure
     counted     counting a call: a fork for each counter
     bytecode    executed instructions by function
+    callgrind   native instructions by function, counted in Valgrind
+    valgrind    requests to Valgrind from a program that runs in it
     measurement a function's figures on a device
     process     the measuring process as the test sees it: functions by location, requests and answers
     worker      the measuring process itself: it forks a process for each repetition

@@ -22,6 +22,7 @@ from edgefl.files import make_folder, replace
 from edgefl.files import read as read_file
 from edgefl.host.calibration import fingerprint, library
 from edgefl.host.capacity import host
+from edgefl.regression import callgrind
 from edgefl.regression.counts import CountedEntry, Versions
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, profile_sha256
 from edgefl.regression.process import ShotSizes
@@ -223,7 +224,7 @@ def versions() -> Versions:
     """Return the versions on which counts depend."""
     optimized = " -O" if os.environ.get("PYTHONOPTIMIZE") else ""
     python = ".".join(platform.python_version_tuple()[:2]) + optimized
-    return Versions(python, metadata.version("torch").partition("+")[0])
+    return Versions(python, metadata.version("torch").partition("+")[0], callgrind.environment())
 
 
 def path_of(test_file: Path) -> Path:

@@ -14,7 +14,7 @@ import msgspec
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 
-INSTRUCTIONS = "instructions"
+INSTRUCTIONS, NATIVE = "instructions", "native_instructions"
 NOTHING = 3
 """Instructions that an empty function executes at most; a call takes five."""
 KIB, MIB = 1 << 10, 1 << 20
@@ -29,6 +29,8 @@ class Figure(NamedTuple):
     least: int = 0
     weight: int = 10
     """Amount from which on a growth is worth a first place in a message."""
+    share: float = 0.0
+    """Growth, as a share, that never counts."""
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -64,9 +66,10 @@ FIGURES: Mapping[str, Figure] = {
     "tensor_kept_bytes": Figure("memory of tensors after the call", "B", weight=MIB),
     "python_peak_bytes": Figure("peak memory of Python objects", "B", 16 * KIB, MIB),
     "python_kept_bytes": Figure("memory of Python objects after the call", "B", 16 * KIB, MIB),
-    "native_instructions": Figure("native instructions", weight=10**6),
+    NATIVE: Figure("native instructions", weight=10**6, share=0.005),
 }
-"""Figures by name, in the order of a table. Python's allocations vary by some hundred bytes."""
+"""Figures by name, in the order of a table. Python's allocations vary by some hundred bytes, and native
+instructions with the lengths of paths and of the environment."""
 BY_TORCH = frozenset(
     name for name in FIGURES if name.endswith(("_flop", "_planes")) or name in ("calls", "parameters")
 ) | {f"{kind}_bytes" for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy")}
@@ -83,6 +86,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     instructions: dict[str, int] | None
     """Executed instructions by function of the user, and by package with its version (``torch 2.13.0``); None
     if they are too many to be counted."""
+    native: dict[str, int] | None = None
+    """Native instructions by function; None if they are not counted."""
 
     def all(self) -> dict[str, int]:
         """Return all figures that are not 0."""
@@ -91,9 +96,17 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def value(self, name: str) -> int | None:
         """Return a figure; None if it is not counted."""
-        if name != INSTRUCTIONS:
-            return self.figures.get(name, 0)
-        return None if self.instructions is None else sum(self.instructions.values())
+        if name in (INSTRUCTIONS, NATIVE):
+            return _sum(self.parts(name))
+        return self.figures.get(name, 0)
+
+    def parts(self, name: str) -> dict[str, int] | None:
+        """Return the parts of a number of instructions, by function."""
+        return self.native if name == NATIVE else self.instructions
+
+
+def _sum(parts: Mapping[str, int] | None) -> int | None:
+    return None if parts is None else sum(parts.values())
 
 
 class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
@@ -113,6 +126,12 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     @property
     def seconds(self) -> float:
         return self.model_s + self.python_s
+
+    def with_native(self, native: dict[str, int]) -> CountedRun:
+        """Return this run with native instructions by function, which are counted once."""
+        replace = msgspec.structs.replace
+        first, second = (replace(one, native=native) for one in (self.first, self.second))
+        return replace(self, first=first, second=second)
 
     @property
     def nothing(self) -> bool:
@@ -148,6 +167,8 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     figures: dict[Name, Count]
     python: dict[Name, PythonEntry]
     """By Python's minor version, such as ``3.11``."""
+    native: dict[Name, dict[Name, Count]] = {}
+    """Native instructions by function, by what they depend on: machine, C library and Python."""
     varying: tuple[Name, ...] = ()
     """Figures that differed between two counts of the same call, so that they are not compared."""
 
@@ -158,8 +179,27 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def merged(self, before: CountedEntry | None) -> CountedEntry:
         """Return this entry with the figures that ``before`` has for other versions of Python."""
-        python = self.python if before is None else {**before.python, **self.python}
-        return msgspec.structs.replace(self, python=dict(sorted(python.items())))
+        if before is None:
+            return self
+        python = dict(sorted({**before.python, **self.python}.items()))
+        native = dict(sorted({**before.native, **self.native}.items()))
+        return msgspec.structs.replace(self, python=python, native=native)
+
+    def value(self, name: str, versions: Versions) -> int | None:
+        """Return a figure; None if it is not known for these versions."""
+        if name in (INSTRUCTIONS, NATIVE):
+            return _sum(self.parts(name, versions))
+        if name not in BY_PYTHON:
+            return self.figures.get(name, 0)
+        python = self.python.get(versions.python)
+        return None if python is None else python.figures.get(name, 0)
+
+    def parts(self, name: str, versions: Versions) -> dict[str, int] | None:
+        """Return the parts of a number of instructions, by function."""
+        if name == NATIVE:
+            return self.native.get(versions.native)
+        python = self.python.get(versions.python)
+        return None if python is None else python.instructions
 
 
 class Versions(NamedTuple):
@@ -168,6 +208,8 @@ class Versions(NamedTuple):
     python: str
     """Minor version, such as ``3.11``."""
     torch: str
+    native: str = ""
+    """Machine, C library and Python."""
 
 
 def entry_of(test: str, function: str, run: CountedRun, versions: Versions) -> CountedEntry:
@@ -186,6 +228,7 @@ def entry_of(test: str, function: str, run: CountedRun, versions: Versions) -> C
         torch=versions.torch,
         figures={name: value for name, value in steady.items() if name not in BY_PYTHON},
         python={versions.python: python},
+        native={} if run.first.native is None else {versions.native: dict(sorted(run.first.native.items()))},
         varying=tuple(sorted(varying)),
     )
 
@@ -201,7 +244,7 @@ class Growth(NamedTuple):
 
     def __str__(self) -> str:
         figure = FIGURES[self.name]
-        share = share_text(self.before, self.now, figure.weight)
+        share = share_text(self.before, self.now, figure.weight / 100)
         inside = "; ".join(filter(None, (share, self.where)))
         return f"{figure.text} {amounts(self.before, self.now, figure.unit)}" + (
             f" ({inside})" if inside else ""
@@ -229,58 +272,77 @@ def compare(
     Python or a package may have changed cannot be judged if it grew.
     """
     grew: list[Growth] = []
-    unjudged: list[str] = []
-    python, varying = before.python.get(versions.python), now.varying()
-    if python is None:
-        have = ", ".join(sorted(before.python)) or "none"
-        unjudged.append(
-            f"Python's instructions and memory: the baseline has those of Python {have}, not of "
-            f"{versions.python}; save it once with this version, too"
-        )
+    unjudged = list(_absent(before, now, versions))
     for name in FIGURES:
-        if name in before.varying or (name in BY_PYTHON and python is None):
-            continue
-        old = _before(before, python, name)
+        old = None if name in before.varying else before.value(name, versions)
         new = now.first.value(name), now.second.value(name)
-        if old is None:
+        if old is None or (name == NATIVE and now.first.native is None):
             continue
-        if new[0] is None or new[1] is None:
-            unjudged.append(f"{FIGURES[name].text}: too many to be counted; make the test's inputs smaller")
-            continue
-        allowed = old + max(FIGURES[name].least, tolerance * old)
-        above = [count > allowed for count in (new[0], new[1])]
-        if not any(above):
-            continue
-        if not all(above):
-            between = " and ".join(amount(count, FIGURES[name].unit) for count in varying[name])
-            unjudged.append(
-                f"{FIGURES[name].text}: two counts of one call differ ({between}), around the baseline's "
-                f"{amount(old, FIGURES[name].unit)}; does it depend on time, threads or random numbers? seed "
-                "those, or allow more with tolerance= in the mark"
-            )
-            continue
-        growth = Growth(name, old, min(new[0], new[1]))
-        if name == INSTRUCTIONS:
-            assert python is not None
-            growth, why = _instructions(
-                python.instructions or {}, now.first.instructions or {}, growth, allowed
-            )
-        else:
-            other = name in BY_TORCH and before.torch != versions.torch
-            why = f"torch is {versions.torch}, the baseline's is {before.torch}" if other else ""
-        if why:
-            unjudged.append(f"{growth}: {why}, which may be the reason; save it again with this version")
-        else:
-            grew.append(growth)
+        match _judged(name, old, new, tolerance):
+            case str(why):
+                unjudged.append(why)
+            case Growth() as growth:
+                found, why = _explained(growth, before, now, versions, tolerance)
+                if why:
+                    unjudged.append(
+                        f"{found}: {why}, which may be the reason; save it again with this version"
+                    )
+                else:
+                    grew.append(found)
     return CountedVerdict(tuple(sorted(grew, key=lambda one: -one.rank)), tuple(unjudged))
 
 
-def _before(entry: CountedEntry, python: PythonEntry | None, name: str) -> int | None:
-    if name not in BY_PYTHON:
-        return entry.figures.get(name, 0)
-    if python is None or (name == INSTRUCTIONS and python.instructions is None):
+def _absent(before: CountedEntry, now: CountedRun, versions: Versions) -> Iterator[str]:
+    """Yield the counts that the baseline does not have for these versions."""
+    if versions.python not in before.python:
+        yield (
+            "Python's instructions and memory: the baseline has those of Python "
+            f"{_names(before.python)}, not of {versions.python}; save it once with this version, too"
+        )
+    if now.first.native is not None and versions.native not in before.native:
+        yield (
+            f"native instructions: the baseline has those of {_names(before.native)}, not of "
+            f"{versions.native}; save it once there, too"
+        )
+
+
+def _names(known: Mapping[str, object]) -> str:
+    return "; ".join(sorted(known)) or "none"
+
+
+def _allowed(name: str, old: int, tolerance: float) -> float:
+    figure = FIGURES[name]
+    return old + max(figure.least, max(tolerance, figure.share) * old)
+
+
+def _judged(name: str, old: int, new: tuple[int | None, int | None], tolerance: float) -> Growth | str | None:
+    """Return the growth of a figure, why it cannot be judged, or None if it did not grow."""
+    figure = FIGURES[name]
+    first, second = new
+    if first is None or second is None:
+        return f"{figure.text}: too many to be counted; make the test's inputs smaller"
+    most = _allowed(name, old, tolerance)
+    if max(first, second) <= most:
         return None
-    return sum((python.instructions or {}).values()) if name == INSTRUCTIONS else python.figures.get(name, 0)
+    if min(first, second) > most:
+        return Growth(name, old, min(first, second))
+    return (
+        f"{figure.text}: two counts of one call differ ({amount(first, figure.unit)} and "
+        f"{amount(second, figure.unit)}), around the baseline's {amount(old, figure.unit)}; does it depend "
+        "on time, threads or random numbers? seed those, or allow more with tolerance= in the mark"
+    )
+
+
+def _explained(
+    growth: Growth, before: CountedEntry, now: CountedRun, versions: Versions, tolerance: float
+) -> tuple[Growth, str]:
+    """Return the growth with its place, and the versions that may be its reason."""
+    name = growth.name
+    if name in (INSTRUCTIONS, NATIVE):
+        old, new = before.parts(name, versions) or {}, now.first.parts(name) or {}
+        return _instructions(old, new, growth, _allowed(name, growth.before, tolerance))
+    other = name in BY_TORCH and before.torch != versions.torch
+    return growth, f"torch is {versions.torch}, the baseline's is {before.torch}" if other else ""
 
 
 def _instructions(
@@ -352,9 +414,7 @@ def summary(run: CountedRun) -> str:
     )
     parts = [
         "bytecode too much to count" if executed is None else f"{executed:,} bytecode",
-        f"{counts.figures['native_instructions']:,} native"
-        if "native_instructions" in counts.figures
-        else "",
+        "" if counts.native is None else f"{sum(counts.native.values()):,} native",
         f"{counts.figures.get('calls', 0):,} torch operations, {flop / 1e6:.4g} MFLOP" if flop else "",
         *(
             f"{amount(counts.figures[name], 'B')} {text}"
@@ -365,6 +425,6 @@ def summary(run: CountedRun) -> str:
             )
             if counts.figures.get(name)
         ),
-        "its processes are not counted" if run.processes else "",
+        "its processes are not counted" if run.processes and counts.native is None else "",
     ]
     return "counted: " + ", ".join(filter(None, parts))

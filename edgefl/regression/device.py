@@ -24,6 +24,7 @@ from edgefl.experiment import NonNegative
 from edgefl.host.verdict import Outcome
 from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry, Samples
+from edgefl.regression.callgrind import count_native
 from edgefl.regression.counts import CountedEntry, CountedRun, compare, entry_of, summary
 from edgefl.regression.measure import TimeLimit, count, judged, measure
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
@@ -61,6 +62,8 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     end: Literal["middle", "slow"] = "middle"
     """Which real devices must keep the budget of seconds: those in the middle of the time model's interval,
     or those at its slow end."""
+    counted: Literal["python", "native"] = "python"
+    """``native``: count native instructions too, in Valgrind, also of the programs that it starts."""
     tolerance: NonNegative = 0.0
     """Percent by which each counted figure may grow."""
 
@@ -289,6 +292,9 @@ class EdgeDevice:
         scale = next((one for one in (options.time_scale, mark.time_scale) if one is not None), 1.0)
         plan = MeasurementPlan(self.profile, self.network, request, repetitions, scale)
         counted = count(self.session.process(self._test.file), plan, partial(self._tell, label))
+        if mark.counted == "native":
+            self._tell(label, "counting native instructions")
+            counted = counted.with_native(count_native(request))
         result = DeviceResult(label, self.name, lambda: self._measured(label, plan), counted)
         self.results.append(result)
         if counted.nothing:

@@ -12,11 +12,13 @@ import pytest
 from edgefl.devices import load_device, load_network
 from edgefl.errors import NotMet
 from edgefl.regression import baseline
+from edgefl.regression.callgrind import count_native, why_not
 from edgefl.regression.counts import INSTRUCTIONS, CountedRun, CountedVerdict, compare, entry_of
 from edgefl.regression.measure import count
 from edgefl.regression.measurement import MeasurementPlan
-from edgefl.regression.process import MeasuringProcess, PrepareRequest, locate
+from edgefl.regression.process import FunctionLocation, MeasuringProcess, PrepareRequest, locate
 from tests.process import counted_steps as steps
+from tests.process import native_steps as natives
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +31,17 @@ def counted(process: MeasuringProcess, function: Callable[..., Any], **kwargs: A
     setup = locate(prepare) if function is steps.train else None
     if setup is not None:
         kwargs = {"batches": 2, **kwargs}
-    request = PrepareRequest(
-        function=locate(function), setup=setup, args=[], kwargs=kwargs, path=list(sys.path), device="moto-g4",
-        network="lte", shots=None, limit_s=60.0,
-    )  # fmt: skip
+    request = asked(function, setup, **kwargs)
     return count(process, MeasurementPlan(load_device("moto-g4"), load_network("lte"), request, 9, 0.0))
+
+
+def asked(
+    function: Callable[..., Any], setup: FunctionLocation | None = None, **kwargs: Any
+) -> PrepareRequest:
+    return PrepareRequest(
+        function=locate(function), setup=setup, args=[], kwargs=kwargs, path=list(sys.path), device="moto-g4",
+        network="lte", shots=None, limit_s=120.0,
+    )  # fmt: skip
 
 
 def prepare(batches: int, **_: Any) -> Any:
@@ -129,3 +137,22 @@ def test_an_exception_of_a_later_call_is_the_functions(process: MeasuringProcess
         NotMet, match=r"fails_when_it_is_called_again failed on moto-g4:(.|\n)*ValueError: called again"
     ):
         counted(process, steps.fails_when_it_is_called_again)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_native_instructions_are_exact_and_those_of_programs_count() -> None:
+    for function, size, place in (
+        (natives.compresses, 5000, "deflate"),
+        (natives.sorts_in_a_program, 2000, ""),
+    ):
+        runs = [count_native(asked(function, count=number)) for number in (size, size, size + size // 20)]
+        first, again, more = (sum(run.values()) for run in runs)
+        assert abs(first - again) < 0.005 * first
+        assert more > 1.01 * first
+        assert any(place in name for name in runs[0])
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_function_that_fails_in_valgrind_is_one_failure() -> None:
+    with pytest.raises(NotMet, match=r"fails_when_it_is_called_again failed in Valgrind:(.|\n)*called again"):
+        count_native(asked(natives.fails_when_it_is_called_again))

@@ -53,6 +53,8 @@ def against(
 def test_each_figure_fails_alone_and_only_if_it_grew(name: str) -> None:
     few, many = 10**7, 10**7 + 10**5
     runs = [counted(count) if name == "instructions" else counted(**{name: count}) for count in (few, many)]
+    if name == "native_instructions":
+        runs = [counted().with_native({"spin": count}) for count in (few, many)]
     grew = against(*runs)
     assert [(one.name, one.before, one.now) for one in grew.grew] == [(name, few, many)]
     assert grew.unjudged == ()

@@ -1,0 +1,152 @@
+"""Count native instructions of a function and of all programs that it starts, by Valgrind's Callgrind.
+
+A program of its own runs the function once unmeasured and once measured in Callgrind, with a fixed hash
+seed and Valgrind's layout of memory, which never changes. Its emulated processor has the same instruction
+sets on every x86-64 host with AVX2. That program imports torch only if the function's module does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from edgefl.errors import ConfigError, NotMet
+from edgefl.host.process import child_environment
+from edgefl.regression import valgrind
+from edgefl.regression.calls import HANDLE, bound
+from edgefl.regression.process import PrepareRequest, failure_of, find
+
+FEW = 0.01
+"""Share of the instructions below which a function is not listed by name."""
+_COST = re.compile(r"[+*\-\d]\S* (\d+)$")
+_FUNCTION = re.compile(r"fn=\((\d+)\)(?: (.*))?$")
+_CALLEE = re.compile(r"cfn=\((\d+)\) (.*)$")
+_NAMELESS = "code without symbols"
+
+
+def why_not() -> str:
+    """Return why native instructions cannot be counted here; empty if they can."""
+    if shutil.which("valgrind") is None:
+        return 'counted="native" needs Valgrind; install it (apt-get install valgrind)'
+    if platform.machine() != "x86_64":
+        return f'counted="native" needs an x86-64 processor (got {platform.machine()})'
+    return ""
+
+
+def environment() -> str:
+    """Return what native counts depend on: machine, C library and version of Python."""
+    return f"{platform.machine()}, {' '.join(platform.libc_ver())}, Python {platform.python_version()}"
+
+
+def count_native(request: PrepareRequest) -> dict[str, int]:
+    """Return executed instructions by function, in the function's process and in all that it starts.
+
+    Raises `ConfigError` if they cannot be counted here, and `NotMet` if the function fails.
+    """
+    if why := why_not():
+        raise ConfigError(why)
+    name = request.function.qualname
+    with tempfile.TemporaryDirectory(prefix="edgefl-callgrind-") as folder:
+        command = [
+            "valgrind", "--tool=callgrind", "--quiet", "--trace-children=yes",
+            f"--callgrind-out-file={folder}/out.%p", sys.executable, valgrind.__file__, folder,
+        ]  # fmt: skip
+        nowhere = subprocess.DEVNULL
+        process = subprocess.Popen(
+            command, env=child_environment(os.environ) | {"PYTHONHASHSEED": "0"}, stdin=subprocess.PIPE,
+            stdout=nowhere, stderr=nowhere, start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.communicate(msgspec.msgpack.encode(request), timeout=request.limit_s)
+        except subprocess.TimeoutExpired:
+            raise NotMet(f"{name}: not counted after {request.limit_s:g} s in Valgrind") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        failed = Path(folder, "failed")
+        if failed.exists() or process.returncode:
+            why = failed.read_text() if failed.exists() else f"exit code {process.returncode}"
+            raise NotMet(f"{name} failed in Valgrind:\n{why}")
+        found: Counter[str] = Counter()
+        for path in Path(folder).glob("out.*"):
+            if path.name != f"out.{process.pid}":  # what it did after the measured call
+                found.update(dict(_costs(path.read_text(errors="replace"))))
+    return _named(found)
+
+
+def _costs(text: str) -> dict[str, int]:
+    """Return the instructions of each function itself, from a file of Callgrind."""
+    names: dict[str, str] = {}
+    costs: Counter[str] = Counter()
+    function, callee = _NAMELESS, False
+    for line in text.splitlines():
+        if (found := _FUNCTION.match(line)) is not None:
+            name = names.setdefault(found[1], found[2] or "0x")
+            function = _NAMELESS if name.startswith("0x") else name
+        elif (found := _CALLEE.match(line)) is not None:
+            names[found[1]] = found[2]
+        elif line.startswith("calls="):
+            callee = True  # the next cost is that of the called function
+        elif (found := _COST.match(line)) is not None:
+            costs[function] += 0 if callee else int(found[1])
+            callee = False
+    return dict(costs)
+
+
+def _named(costs: Counter[str]) -> dict[str, int]:
+    """Return the costs of functions with at least 1% of all instructions; those of all others are one sum."""
+    total = costs.total()
+    named = {name: count for name, count in costs.items() if count >= FEW * total}
+    rest = total - sum(named.values())
+    return named | ({"other functions": rest} if rest else {})
+
+
+def main(folder: str) -> None:
+    """Run the function that a request on standard input names, in Callgrind, with its files in ``folder``."""
+    try:
+        request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PrepareRequest)
+        sys.path[:] = request.path
+        function, setup = find(request.function), None if request.setup is None else find(request.setup)
+        handle = _handle(request) if HANDLE in inspect.signature(function).parameters else None
+        bound(function, setup, request.args, request.kwargs, handle)()
+        run = bound(function, setup, request.args, request.kwargs, handle)
+        for path in _children(folder):
+            path.unlink()
+        valgrind.request(valgrind.START)
+        valgrind.request(valgrind.ZERO)
+        run()
+        valgrind.request(valgrind.STOP)
+        valgrind.request(valgrind.DUMP)
+    except BaseException as error:
+        Path(folder, "failed").write_text(failure_of(error).why)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _children(folder: str) -> Iterator[Path]:
+    """Yield the files of programs that ended before."""
+    return (path for path in Path(folder).glob("out.*") if path.name != f"out.{os.getpid()}")
+
+
+def _handle(request: PrepareRequest) -> object:
+    from edgefl.devices import load_device, load_network
+    from edgefl.regression.repetition import DeviceHandle
+
+    network = None if request.network is None else load_network(request.network)
+    handle = DeviceHandle(load_device(request.device), network, 0)
+    handle.begin(None)
+    return handle

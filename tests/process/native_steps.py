@@ -1,0 +1,23 @@
+"""Functions whose native instructions the process tests count; without torch, which is slow there."""
+
+from __future__ import annotations
+
+import subprocess
+import zlib
+
+CALLS: list[int] = []
+
+
+def compresses(count: int) -> int:
+    return len(zlib.compress(bytes(number * 7919 % 251 for number in range(count))))
+
+
+def sorts_in_a_program(count: int) -> None:
+    text = "".join(f"{number * 7919 % 10007}\n" for number in range(count))
+    subprocess.run(["sort", "-n"], input=text, text=True, check=True, stdout=subprocess.DEVNULL)
+
+
+def fails_when_it_is_called_again() -> None:
+    CALLS.append(0)
+    if len(CALLS) > 1:
+        raise ValueError("called again")
