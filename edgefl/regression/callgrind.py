@@ -8,7 +8,6 @@ sets on every x86-64 host with AVX2. That program imports torch only if the func
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import platform
 import re
@@ -26,7 +25,7 @@ import msgspec
 from edgefl.errors import ConfigError, NotMet
 from edgefl.host.process import child_environment
 from edgefl.regression import valgrind
-from edgefl.regression.calls import HANDLE, bound
+from edgefl.regression.calls import bound, takes_device
 from edgefl.regression.process import PrepareRequest, failure_of, find
 
 FEW = 0.01
@@ -121,7 +120,7 @@ def main(folder: str) -> None:
         request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PrepareRequest)
         sys.path[:] = request.path
         function, setup = find(request.function), None if request.setup is None else find(request.setup)
-        handle = _handle(request) if HANDLE in inspect.signature(function).parameters else None
+        handle = _handle(request) if takes_device(function) else None
         bound(function, setup, request.args, request.kwargs, handle)()
         run = bound(function, setup, request.args, request.kwargs, handle)
         for path in _children(folder):

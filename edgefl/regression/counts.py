@@ -374,12 +374,15 @@ def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[
 def share_text(before: float, now: float, least: float = 0.0) -> str:
     """Return a change in percent; empty if there was too little for one.
 
-    >>> share_text(200, 230), share_text(0, 5), share_text(1, 5000, 10)
-    ('+15.0%', '', '')
+    >>> share_text(200, 230), share_text(10, 500), share_text(0, 5), share_text(1, 5000, 10)
+    ('+15.0%', '×50', '', '')
     """
-    if before <= 0 or before < least or now > 10 * before:
+    if before <= 0 or before < least:
         return ""
-    return f"{now / before - 1:+.{2 if abs(now / before - 1) < 0.001 else 1}%}"
+    if now > 10 * before:
+        return f"×{now / before:.3g}"
+    share = now / before - 1
+    return f"{share:+.{2 if 0 < abs(share) < 0.001 else 1}%}"
 
 
 def amounts(before: int, now: int, unit: str) -> str:

@@ -288,7 +288,7 @@ class EdgeDevice:
             limit_s=min(mark.limit_s, self._limit.seconds),
         )
         repetitions = options.repetitions or mark.repetitions or DEFAULT_REPETITIONS
-        repetitions *= BASELINE_TIMES if options.save else 1
+        repetitions *= BASELINE_TIMES if options.save and options.timed else 1
         scale = next((one for one in (options.time_scale, mark.time_scale) if one is not None), 1.0)
         plan = MeasurementPlan(self.profile, self.network, request, repetitions, scale)
         counted = count(self.session.process(self._test.file), plan, partial(self._tell, label))

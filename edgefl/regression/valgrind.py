@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from importlib import import_module
 
 _TOOL = ord("C") << 24 | ord("T") << 16
 ZERO, START, STOP, DUMP = _TOOL + 1, _TOOL + 4, _TOOL + 5, _TOOL
@@ -33,6 +34,4 @@ if __name__ == "__main__":
     request(STOP)
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: end with the process that waits for the counts
     sys.path.pop(0)  # this file's folder
-    from edgefl.regression.callgrind import main
-
-    main(sys.argv[1])
+    import_module("edgefl.regression.callgrind").main(sys.argv[1])
