@@ -23,7 +23,7 @@ from typing import Any
 from edgefl import experiment
 from edgefl.core import arrivals, events
 from edgefl.core import strategy_calls as calls
-from edgefl.core.deaths import Deaths
+from edgefl.core.deaths import Deaths, consequence
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
 from edgefl.core.ledger import Ledger
 from edgefl.core.patience import Patience, Standstill
@@ -136,7 +136,7 @@ class Core(Ledger):
         """True if a wake of the strategy is pending before the end of the run."""
         return any(at_s < self._end_s for at_s in self._wakes)
 
-    def is_zero(self, task: int) -> bool:
+    def is_zero(self, task: int | None) -> bool:
         """True if the held update of ``task`` counts as zero because its trip failed."""
         return task in self._zero
 
@@ -173,9 +173,14 @@ class Core(Ledger):
         return True
 
     def _died(self, event: events.Died, actions: list[Action]) -> bool:
-        if self.stopped is None and 0 <= event.client < len(self.present):
+        if not 0 <= event.client < len(self.present):
+            return False
+        follows = consequence(event, private=self.privacy is not None)
+        if isinstance(follows, Failed):
+            return self._failed(follows, actions)
+        if self.stopped is None:
             actions.append(self.deaths.died(event))
-        return False
+        return follows is not None and self._left(follows, actions)
 
     def _arrived(self, event: Arrived, actions: list[Action]) -> bool:
         client, task = event.client, event.task

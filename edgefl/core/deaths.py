@@ -1,11 +1,25 @@
-"""Decides what happens after a client's death: it joins again later, or it is dropped."""
+"""Decides what a client's death means: for its task, for its return, and when a task is blamed for deaths."""
 
 from __future__ import annotations
 
 import math
 from typing import Final, Literal
 
-from edgefl.core.events import Died, Drop, Rejoin
+from edgefl.core.events import Died, Drop, Failed, Left, Rejoin
+
+
+def consequence(event: Died, *, private: bool) -> Left | Failed | None:
+    """Return what a death means for the client and its task: the client leaves, or only the task fails.
+
+    In a private run participation must not depend on client data, so only a declared death lets a client
+    leave. None: the client stays, and a `Failed` follows when its update would have arrived.
+
+    >>> consequence(Died(client=0, at_s=4.0, reason="signal 9", task=7), private=True)
+    Failed(client=0, task=7, at_s=4.0, reason='signal 9')
+    """
+    if event.declared or not private:
+        return Left(event.client, event.at_s, event.reason)
+    return None if event.task is None else Failed(event.client, event.task, event.at_s, event.reason)
 
 
 class Deaths:
@@ -45,3 +59,24 @@ class Deaths:
     def returns_s(self, client: int) -> float:
         """Return the earliest time at which the client may join: −∞ if it never died, ∞ if it was dropped."""
         return self._returns_s.get(client, -math.inf)
+
+
+class Blame:
+    """Decides whether workers died of a task that they were computing.
+
+    The counts are not in the journal: they depend on this machine's processes, and results must not.
+    """
+
+    MOST_DEATHS: Final = 3
+
+    def __init__(self) -> None:
+        self._deaths: dict[int, int] = {}
+
+    def worker_died(self, task: int) -> bool:
+        """Count the death of a worker that was computing the task; return True if the task is to blame."""
+        self._deaths[task] = self._deaths.get(task, 0) + 1
+        return self._deaths[task] >= self.MOST_DEATHS
+
+    def forget(self, task: int) -> None:
+        """Drop the count of a task that is over."""
+        self._deaths.pop(task, None)

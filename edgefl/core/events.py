@@ -18,7 +18,7 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Left(msgspec.Struct, frozen=True, tag="left"):
-    """A client disconnected: its process ended, it went offline, it was dropped, or the run was interrupted.
+    """A client disconnected: it went offline, or the run was interrupted.
 
     A private run emits this event only for causes independent of client data: a departure that the experiment
     declares, or an interruption of the run.
@@ -34,14 +34,17 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
 class Died(msgspec.Struct, frozen=True, tag="died"):
     """A client's process ended by itself or was killed, or its training ended a worker's process.
 
-    The core answers with `Rejoin` or `Drop`. `Left` or `Failed` follows for the client's task: in a private
-    run only a ``declared`` death, one that the experiment draws from its seed, lets the client leave.
+    The core answers with `Rejoin` or `Drop`, and decides what becomes of the client's task
+    (`edgefl.core.deaths.consequence`).
     """
 
     client: int
     at_s: float
     reason: str
     declared: bool = False
+    """The experiment draws this death from its seed."""
+    task: int | None = None
+    """The task whose training ended workers' processes (virtual clock)."""
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, repr_omit_defaults=True):

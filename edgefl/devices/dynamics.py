@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
+from edgefl.core.deaths import consequence
 from edgefl.core.events import Action, Arrived, Died, Event, Failed, Joined, Left, Rejoin, Train
 from edgefl.devices.condition import Condition, ConditionModel
 from edgefl.devices.fleet import ClientInfo, Trips, changes, condition_model, presence_of
@@ -156,12 +157,16 @@ class Dynamics:
 
     def observe(self, event: Event, actions: Sequence[Action], now_s: float) -> None:
         """Update the state for ``event`` and the core's ``actions``; ``now_s`` is the core's time."""
-        if isinstance(event, Died) and event.declared and event.client in self._states:
-            back_s = (action.at_s for action in actions if isinstance(action, Rejoin))
-            self._states[event.client].not_before_s = next(back_s, math.inf)
-        if isinstance(event, Joined | Left | Arrived | Failed) and event.client in self._states:
-            self._happened(event, self._states[event.client])
-            self._moved[event.client] = None
+        change = event
+        if isinstance(event, Died) and (state := self._states.get(event.client)) is not None:
+            if event.declared:
+                back_s = (action.at_s for action in actions if isinstance(action, Rejoin))
+                state.not_before_s = next(back_s, math.inf)
+            follows = consequence(event, private=self._experiment.privacy is not None)
+            change = follows if follows is not None and state.here else event
+        if isinstance(change, Joined | Left | Arrived | Failed) and change.client in self._states:
+            self._happened(change, self._states[change.client])
+            self._moved[change.client] = None
         for action in actions:
             if isinstance(action, Train) and action.client in self._states:
                 self._begin(action, self._states[action.client], now_s)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from edgefl import config
-from edgefl.core.events import Arrived, Failed, Release, Sum, Summed, Train
+from edgefl.core.events import Arrived, Died, Failed, Release, Sum, Summed, Train
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
@@ -139,7 +139,7 @@ class _Replay:
             actions = self._core.handle(event)
             if isinstance(event, Arrived) and is_kept(event.task, actions):
                 self.buffer.accepted(event.client, event.task)
-            if isinstance(event, Failed) and self._core.is_zero(event.task):
+            if isinstance(event, Failed | Died) and self._core.is_zero(event.task):
                 self._aggregator.write_zero(event.task)
             for action in actions:
                 match action:

@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.core.events import Event, Joined, Left, event_decoder
+from edgefl.core.deaths import consequence
+from edgefl.core.events import Died, Event, Joined, Left, event_decoder
 from edgefl.devices.energy import PowerDraw
 from edgefl.errors import ConfigError
 from edgefl.experiment import Privacy
@@ -589,11 +590,19 @@ class Record:
 
     def moves(self) -> Iterator[Joined | Left]:
         """The clients' arrivals and departures, in order, without decoding the other events."""
-        statement = "SELECT event FROM journal WHERE instr(event, ?) OR instr(event, ?) ORDER BY seq"
+        tags = (b"\xa6joined", b"\xa4left", b"\xa4died")
+        statement = f"SELECT event FROM journal WHERE {' OR '.join(['instr(event, ?)'] * 3)} ORDER BY seq"
+        here: set[int] = set()
         with self._errors():
-            for (encoded,) in self._db.execute(statement, (b"\xa6joined", b"\xa4left")):
+            for (encoded,) in self._db.execute(statement, tags):
                 event = event_decoder.decode(encoded)
-                if isinstance(event, Joined | Left):
+                if isinstance(event, Died):
+                    event = consequence(event, private=self.meta.privacy is not None) or event
+                if isinstance(event, Joined):
+                    here.add(event.client)
+                    yield event
+                elif isinstance(event, Left) and event.client in here:
+                    here.remove(event.client)
                     yield event
 
     def close(self) -> None:

@@ -8,14 +8,13 @@ from itertools import islice
 
 import msgspec
 
+from edgefl.core.deaths import Blame
 from edgefl.run import messages
 
 PREFETCH_S = 0.004
 """Work sent to a worker in advance so that it never idles, seconds; estimated from earlier tasks."""
 MIN_TASKS, MAX_TASKS = 2, 64
 """Bounds for a worker's number of tasks: one being computed and one more; as many as fit in a message."""
-MOST_LOSSES = 3
-"""Number of worker deaths after which a task is blamed."""
 
 Send = Callable[[int, Sequence[messages.Task]], bool]
 """Sends tasks to a worker; returns False if the worker is gone."""
@@ -51,7 +50,7 @@ class Dispatch:
         self._by_due: list[_Entry] = []
         """Heap by due time; entries of tasks that do not wait any more are skipped."""
         self._at_work: dict[int, tuple[int, _Entry]] = {}
-        self._losses: dict[int, int] = {}
+        self._blame = Blame()
         self._task_s = PREFETCH_S / MIN_TASKS
 
     def add(self, task: messages.Task, due_s: float) -> None:
@@ -65,7 +64,7 @@ class Dispatch:
 
     def withdraw(self, task: int) -> bool:
         """Remove a waiting task; return False if a worker has it or has finished it."""
-        self._losses.pop(task, None)
+        self._blame.forget(task)
         return self._waiting.pop(task, None) is not None
 
     @property
@@ -82,7 +81,7 @@ class Dispatch:
     def finished(self, result: messages.TaskResult | messages.Gone) -> messages.Task:
         """Store the result of a task; return the task."""
         _, entry = self._at_work.pop(result.task)
-        self._losses.pop(result.task, None)
+        self._blame.forget(result.task)
         self.results[result.task] = result
         if isinstance(result, messages.TaskResult):
             self._task_s += 0.1 * (result.cpu_s - self._task_s)
@@ -93,21 +92,19 @@ class Dispatch:
         return [entry[3] for holder, entry in self._at_work.values() if holder == worker]
 
     def worker_died(self, worker: int, computing: int | None, reason: str) -> None:
-        """Requeue the tasks of a dead worker, except a task that too many workers have died of.
+        """Requeue the tasks of a dead worker, except the one that is to blame for its death.
 
-        ``computing`` is the task that the worker had begun last, if any. A blamed task gets a `FatalTask`
-        result in `results`.
+        ``computing`` is the task that the worker had begun last, if any. A blamed task (`Blame`) gets a
+        `FatalTask` result in `results`.
         """
         orphans = [entry for holder, entry in self._at_work.values() if holder == worker]
         for entry in orphans:
             del self._at_work[entry[2]]
-        if computing is not None:
-            losses = self._losses[computing] = self._losses.get(computing, 0) + 1
-            if losses >= MOST_LOSSES:
-                (guilty,) = (entry for entry in orphans if entry[2] == computing)
-                orphans.remove(guilty)
-                del self._losses[computing]
-                self.results[computing] = FatalTask(guilty[1], computing, reason)
+        if computing is not None and self._blame.worker_died(computing):
+            (guilty,) = (entry for entry in orphans if entry[2] == computing)
+            orphans.remove(guilty)
+            self._blame.forget(computing)
+            self.results[computing] = FatalTask(guilty[1], computing, reason)
         self._requeue(orphans)
 
     def fill(self, workers: Collection[int]) -> None:

@@ -145,7 +145,7 @@ class Engine:
         """Write an event to the journal, pass it to the core, and carry out the core's actions."""
         if type(timeline_event) is not Delivery:
             actions = self._decide(timeline_event)  # type: ignore[arg-type]
-            if type(timeline_event) is events.Failed and self.core.is_zero(timeline_event.task):
+            if isinstance(timeline_event, events.Failed | events.Died) and timeline_event.task is not None:
                 self._zero(timeline_event.task)
             self.carry_out(actions)
             return
@@ -253,9 +253,9 @@ class Engine:
         return actions
 
     def _zero(self, task: int) -> None:
-        """Write an update of zero for a failed trip of a private run."""
+        """Write an update of zero if the core holds this task's failed trip as one (private runs)."""
         trip = self._open.get(task)
-        if trip is None or trip.zero:
+        if not self.core.is_zero(task) or trip is None or trip.zero:
             return  # the slot holds it already
         trip.zero = True
         self.aggregator.write_zero(task)

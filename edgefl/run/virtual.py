@@ -49,8 +49,8 @@ class Trip(msgspec.Struct):
     plan: TripPlan
     sent_s: float
     cancelled: bool = False
-    left: Left | None = None
-    """The event that cancelled the trip, if its client left unexpectedly."""
+    left: Left | Died | None = None
+    """The event that cancelled the trip, if its client left or died as declared."""
     doomed: bool = False
     """The client is known to leave before it could deliver, so the task is not computed."""
     broken: str = ""
@@ -257,7 +257,8 @@ class VirtualTimeline(Timeline):
                 elif isinstance(result, messages.TaskResult):
                     yield self.delivery(client, result, trip.times(), at_s)
                 elif isinstance(result, FatalTask):
-                    yield from self._training_death(client, task, at_s, result.reason)
+                    self.store.incident(at_s, client, "death", result.reason)
+                    yield Died(client, at_s, f"{TRAINING_DEATH}: {result.reason}", task=task)
                 else:
                     assert result is not None
                     self.store.incident(at_s, client, "failed", result.reason)
@@ -271,19 +272,6 @@ class VirtualTimeline(Timeline):
             self._schedule_changes()
             failpoints.pass_by("event")
         self._has_more = True
-
-    def _training_death(self, client: int, task: int, at_s: float, reason: str) -> Iterator[TimelineEvent]:
-        """Yield the death of a client whose training kills its process.
-
-        In a private run it stays: participation must not depend on what clients compute.
-        """
-        self.store.incident(at_s, client, "death", reason)
-        what = f"{TRAINING_DEATH}: {reason}"
-        if self.core.privacy is not None:
-            yield Failed(client, task, at_s, what)
-        else:
-            yield Died(client, at_s, what)
-            yield Left(client, at_s, what)
 
     def rejoin(self, client: int, at_s: float) -> None:
         if self.dynamics is None or client not in self.dynamics:
@@ -384,9 +372,9 @@ class VirtualTimeline(Timeline):
             self.store.incident(self.clock.now_s(), client, "death" if why == "died" else why, "as declared")
         task = self.core.task_of(client)
         finishes = task is not None and self.dynamics.finishes(client)
-        left = Left(client, due.at_s, why, finishes=finishes)
+        left: Left | Died = Left(client, due.at_s, why, finishes=finishes)
         if why == "died":
-            yield Died(client, due.at_s, why, declared=True)
+            left = Died(client, due.at_s, why, declared=True)
         if task is not None and not finishes:
             trip = self._running_trips[task]
             if not trip.doomed:

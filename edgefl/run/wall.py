@@ -170,8 +170,6 @@ class WallTimeline(Timeline):
         yield Died(client, now_s, end.reason, declared)
         if not self._private or declared:
             self._failed.pop(client, None)
-            if self.core.connected(client):
-                yield Left(client, now_s, end.reason)
         elif why is not None:
             yield Left(client, now_s, why)
         elif (task := self.core.task_of(client)) in self.core.cancelled:
@@ -183,11 +181,11 @@ class WallTimeline(Timeline):
     def _declares_death(self, client: int) -> bool:
         return self.dynamics is not None and self.dynamics.declares_death(client, self.clock.now_s())
 
-    def _left(self, client: int, why: str) -> Iterator[Died | Left]:
-        """Yield a client's departure, after its death if the experiment declares that for now."""
+    def _left(self, client: int, why: str) -> Died | Left:
+        """Return a client's departure: its death, if the experiment declares that for now."""
         if self._declares_death(client):
-            yield Died(client, self.clock.now_s(), why, declared=True)
-        yield Left(client, self.clock.now_s(), why)
+            return Died(client, self.clock.now_s(), why, declared=True)
+        return Left(client, self.clock.now_s(), why)
 
     def rejoin(self, client: int, at_s: float) -> None:
         """Start another process for the client, if its last one has ended."""
@@ -219,7 +217,7 @@ class WallTimeline(Timeline):
                 if due.client in self._failed and self._failed[due.client][0] == due.task:
                     _, reason = self._failed.pop(due.client)
                     if (why := self._leaving.pop(due.client, None)) is not None:
-                        yield from self._left(due.client, why)
+                        yield self._left(due.client, why)
                     else:
                         yield Failed(due.client, due.task, self.clock.now_s(), reason)
             else:
@@ -280,4 +278,4 @@ class WallTimeline(Timeline):
         for client in range(len(core.devices)):
             self._returns_s[client] = now_s + self.trips.returns_after_s(client, resumption)
         for client in (*sorted(core.idle), *sorted(core.ineligible), *sorted(core.running)):
-            yield from self._left(client, "interrupted")
+            yield self._left(client, "interrupted")

@@ -9,7 +9,7 @@ import pytest
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core.deaths import Deaths
-from edgefl.core.events import Arrived, Died, Drop, Halted, Joined, Left, Rejoin, Release
+from edgefl.core.events import Arrived, Died, Drop, Halted, Joined, Left, Rejoin, Release, Train
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.testing import fleet
 
@@ -20,8 +20,9 @@ def dies(at_s: float, client: int = 0, *, declared: bool = False) -> Died:
     return Died(client, at_s, "signal 9", declared)
 
 
-def core(deaths: Deaths | None = None) -> Core:
-    made = Core(FedBuff(buffer_size=9), fleet(2), 1, experiment.Stop(versions=9), deaths=deaths)
+def core(deaths: Deaths | None = None, privacy: experiment.Privacy | None = None) -> Core:
+    stop = experiment.Stop(versions=9)
+    made = Core(FedBuff(buffer_size=9), fleet(2), 1, stop, privacy=privacy, deaths=deaths)
     for client in range(2):
         made.handle(Joined(client, 0.0))
     return made
@@ -40,9 +41,11 @@ def test_the_fifth_death_in_a_row_is_the_last() -> None:
 def test_an_update_in_between_starts_the_count_again() -> None:
     made = core(Deaths())
     for at in range(1, MOST):
-        assert made.handle(dies(float(at))) == [Rejoin(0, float(at))]
-    made.handle(Arrived(0, 0, 0, 60, 5, 1.0, 5.0))
-    assert made.handle(dies(6.0)) == [Rejoin(0, 6.0)]
+        assert made.handle(dies(float(at)))[0] == Rejoin(0, float(at))
+    (train,) = made.handle(Joined(0, 5.0))
+    assert isinstance(train, Train)
+    made.handle(Arrived(0, train.task, 0, 60, 5, 1.0, 5.0))
+    assert made.handle(dies(6.0))[0] == Rejoin(0, 6.0)
 
 
 def test_a_declared_death_does_not_count_and_one_of_a_client_that_is_dropped_is_final() -> None:
@@ -53,14 +56,24 @@ def test_a_declared_death_does_not_count_and_one_of_a_client_that_is_dropped_is_
         assert Deaths("drop").died(dies(1.0, declared=declared)) == Drop(0, "")
 
 
-def test_a_death_alone_changes_no_task_and_is_not_decided_on_after_the_end() -> None:
+def test_a_death_ends_the_clients_task_and_is_not_decided_on_after_the_end() -> None:
     made = core()
-    assert made.handle(dies(1.0)) == [Rejoin(0, 1.0)]
-    assert (made.connected(0), made.task_of(0), made.lost) == (True, 0, 0)  # `Left` or `Failed` follows
-    assert made.handle(Left(0, 1.0, "signal 9"))[:1] == [Release(0, "lost", "signal 9")]
+    assert made.handle(dies(1.0))[:2] == [Rejoin(0, 1.0), Release(0, "lost", "signal 9")]
+    assert (made.connected(0), made.task_of(0), made.lost) == (False, None, 1)
+    assert made.handle(Left(0, 1.0, "signal 9")) == []
     assert [made.handle(dies(2.0, client)) for client in (-1, 2)] == [[], []]  # nobody's
     made.handle(Halted(3.0, "halted"))
-    assert made.handle(dies(4.0)) == []
+    assert not [action for action in made.handle(dies(4.0, 1)) if isinstance(action, Rejoin | Drop)]
+
+
+def test_in_a_private_run_only_a_declared_death_lets_the_client_leave() -> None:
+    made = core(privacy=experiment.Privacy(clip_norm=1.0))
+    assert made.handle(dies(1.0)) == [Rejoin(0, 1.0)]  # its task fails when its update would have arrived
+    assert (made.connected(0), made.task_of(0)) == (True, 0)
+    assert made.handle(Died(0, 2.0, "its training", task=0)) == [Train(0, 2, 0, 1)]  # no Rejoin, no Drop
+    assert (made.connected(0), made.is_zero(0)) == (True, True)
+    made.handle(dies(3.0, 1, declared=True))
+    assert (made.connected(1), made.lost) == (False, 1)
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 4])

@@ -89,7 +89,7 @@ class World:
             elif self.book.move(client).at_s != at_s:
                 continue
             elif self.book.declares_death(client, at_s):
-                self._tell(Died(client, at_s, "died", declared=True))
+                event = Died(client, at_s, "died", declared=True)
             self._tell(event)
 
     def _enter(self, event: Arrived | Joined | Left) -> None:

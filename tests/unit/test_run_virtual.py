@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from run_parts import Parts, experiment, take
 
-from edgefl.core.events import Failed, Joined, Left, Sum, Ticked
+from edgefl.core.deaths import Blame
+from edgefl.core.events import Died, Failed, Joined, Left, Sum, Ticked
 from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import RunError
@@ -20,7 +21,7 @@ from edgefl.results.record import Record
 from edgefl.run import control, messages
 from edgefl.run.clock import VirtualClock
 from edgefl.run.control import ABSENT, IDLE, WORKER
-from edgefl.run.dispatch import MAX_TASKS, MOST_LOSSES, PREFETCH_S, Dispatch, FatalTask
+from edgefl.run.dispatch import MAX_TASKS, PREFETCH_S, Dispatch, FatalTask
 from edgefl.run.engine import Engine
 from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW
@@ -187,7 +188,7 @@ def kill(world: Virtual, begun: messages.Task | None) -> None:
 def die(world: Virtual, client: int) -> list[TimelineEvent]:
     """Each worker dies of this client's task, and computes the others; returns what happened then."""
     happened: list[TimelineEvent] = []
-    for _ in range(MOST_LOSSES):
+    for _ in range(Blame.MOST_DEATHS):
         tasks: list[messages.Task] = []
         while not any(task.client == client for task in tasks):
             happened += world.due()
@@ -205,7 +206,7 @@ def test_a_training_that_ends_its_process_is_its_clients_death_and_at_last_its_e
     gone = []
     for _ in range(MOST_DEATHS_IN_A_ROW):
         happened = die(world, 1)
-        ((left, at),) = ((one, at) for at, one in enumerate(happened) if isinstance(one, Left))
+        ((left, at),) = ((one, at) for at, one in enumerate(happened) if isinstance(one, Died))
         assert (left.client, left.reason) == (1, f"{TRAINING_DEATH}: exit 7")
         gone.append(left.at_s)
         back = [one.at_s for one in happened[at:] if isinstance(one, Joined)]
@@ -226,7 +227,8 @@ def test_in_a_private_run_such_a_training_is_an_update_of_zero_and_its_client_st
     for at_s in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
         happened = die(world, 1)
         assert not [one for one in happened if isinstance(one, Left | Joined)]
-        (failed,) = (one for one in happened if isinstance(one, Failed))
+        (failed,) = (one for one in happened if isinstance(one, Died))
+        assert world.core.connected(1)
         assert (failed.client, failed.at_s, failed.reason) == (1, at_s, f"{TRAINING_DEATH}: exit 7")
     assert (world.core.lost, world.core.failed, world.core.dropped) == (0, 0, 0)
     world.store.commit()
@@ -439,7 +441,7 @@ def test_who_takes_nothing_leaves_it_to_others(workers: Workers) -> None:
 
 def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(workers: Workers) -> None:
     workers.add(1.0, 2.0, first=3)
-    for loss in range(MOST_LOSSES):
+    for loss in range(Blame.MOST_DEATHS):
         assert workers.dispatch.results == {}
         workers.dispatch.fill([0])
         assert workers.given == {0: [3, 4] * (loss + 1)}
@@ -452,7 +454,7 @@ def test_a_task_that_kills_its_workers_is_not_given_again_and_its_neighbour_is(w
 
 def test_workers_that_die_between_tasks_cost_no_task(workers: Workers) -> None:
     workers.add(1.0)
-    for _ in range(2 * MOST_LOSSES):
+    for _ in range(2 * Blame.MOST_DEATHS):
         workers.dispatch.fill([0])
         workers.dispatch.worker_died(0, None, "signal 9")
     assert workers.dispatch.results == {}

@@ -299,7 +299,8 @@ def test_a_dead_client_has_another_process_when_the_core_says_so(world: Wall, on
     now_s, peer = world.clock.now_s(), world.the(CLIENT, 1)
     world.peers.remove(CLIENT, 1, 0)
     happened = take(world.engine, world.timeline.departed(peer, ended(1)))
-    assert happened == [Died(1, now_s, "signal 9"), Left(1, now_s, "signal 9")]
+    assert happened == [Died(1, now_s, "signal 9")]
+    assert not world.core.connected(1)
     for wall_s, sent in ((59.0, []), (1.0, [control.Replace(CLIENT, 1, 1)])):
         world.hand.at += wall_s
         world.alarms.run_due()
@@ -321,8 +322,8 @@ def test_a_client_whose_declared_death_an_interruption_hid_dies_then(world: Wall
     world.engine.handle(Joined(1, 0.0))
     world.hand.at += 4.0
     left = list(world.timeline.restore(SimpleNamespace(), world.engine.order))  # type: ignore[arg-type]
-    death = [Died(1, 4.0, "interrupted", declared=True)] if at_s < 4.0 else []
-    assert [one for one in left if one.client == 1] == [*death, Left(1, 4.0, "interrupted")]
+    died, gone = Died(1, 4.0, "interrupted", declared=True), Left(1, 4.0, "interrupted")
+    assert [one for one in left if one.client == 1] == [died if at_s < 4.0 else gone]
 
 
 @pytest.mark.parametrize("answer", ["gives up", "had finished", "dies", "finishes first"])
@@ -349,7 +350,7 @@ def test_a_client_that_goes_offline_is_told_and_has_left_when_it_says_so(world: 
         expected = [Left(1, 4.0, "offline", finishes=True), Delivery(1, said, TIMES, 60, 4.0)]
         got = take(world.engine, world.timeline.task_ended(said))
     else:
-        expected = [Died(1, 4.0, "signal 9"), Left(1, 4.0, "signal 9")]
+        expected = [Died(1, 4.0, "signal 9")]
         got = take(world.engine, world.timeline.departed(peer, ended(peer.number)))
     assert got == expected
     assert not world.core.connected(1)
@@ -462,8 +463,8 @@ def test_a_failed_trip_of_a_private_run_ends_before_where_another_would(private:
         return
     if why == "offline":
         private.book.set(1, 3.0, why)
-    death = [Died(1, 3.0, why, declared=True)] if why == "died" else []
-    assert private.due() == [*death, Left(1, 3.0, why)]
+    gone = Died(1, 3.0, why, declared=True) if why == "died" else Left(1, 3.0, why)
+    assert private.due() == [gone]
     assert (private.core.held, private.core.connected(1)) == ([], False)
 
 
