@@ -122,7 +122,8 @@ class Rules:
                 self.delivered.add(event.task)
         if isinstance(event, Joined) and 0 <= event.client < CLIENTS and not was_over:
             self.connected.add(event.client)
-        if isinstance(event, Left):
+        dies = isinstance(event, Died) and (event.declared or not self.limited)
+        if isinstance(event, Left) or dies:
             self.connected.discard(event.client)
             self.running.pop(event.client, None)
         if isinstance(event, Summed):

@@ -137,11 +137,11 @@ def test_every_task_has_one_fate_and_no_offline_phone_is_given_one(profile: str,
     assert len(tasks) == len(set(tasks))
     fates = {fate for _, fate in world.released}
     assert {"applied", "lost"} <= fates
-    reasons = {event.reason for event in world.journal if isinstance(event, Left)}
+    reasons = {event.reason for event in world.journal if isinstance(event, Left | Died)}
     assert reasons == {"offline", "battery", "died"}
     leavers = [event for event in world.journal if isinstance(event, Left)]
     assert any(event.finishes for event in leavers) == (on_leave == "finish")
-    assert all(not event.finishes for event in leavers if event.reason == "died")
+    assert not any(event.reason == "died" for event in leavers)
 
 
 def test_the_journal_alone_gives_the_same_book(profile: str) -> None:
@@ -163,7 +163,7 @@ def test_the_client_plans_the_trip_that_the_server_planned(profile: str) -> None
     world.run()
     book = world.book
     made = sum(isinstance(event, Arrived) and event.client == 1 for event in world.journal)
-    lost = sum(isinstance(event, Left) and event.client == 1 for event in world.journal)
+    lost = sum(isinstance(event, Left | Died) and event.client == 1 for event in world.journal)
     condition = book.condition(1)
     assert condition.temp_c > 30
     mine = trips(wanted, [ClientInfo(client, profile, "lte") for client in range(4)])
@@ -194,7 +194,7 @@ def test_a_device_that_dies_and_is_dropped_never_comes_back(profile: str) -> Non
     churn = Churn(die_per_trip=0.5)
     world = World(experiment(profile, churn=churn, on_death="drop", battery=False))
     world.run()
-    gone = [event.client for event in world.journal if isinstance(event, Left)]
+    gone = [event.client for event in world.journal if isinstance(event, Died)]
     assert sorted(gone) == [0, 1, 2, 3]
     assert all(world.book.move(client).at_s == math.inf for client in range(4))
 
@@ -202,7 +202,7 @@ def test_a_device_that_dies_and_is_dropped_never_comes_back(profile: str) -> Non
 def test_a_dead_device_is_back_after_rejoin_s(profile: str) -> None:
     world = World(experiment(profile, churn=Churn(die_per_trip=0.2), rejoin_s=7.5, battery=False))
     world.run()
-    left = [event for event in world.journal if isinstance(event, Left)]
+    left = [event for event in world.journal if isinstance(event, Died)]
     assert len(left) >= 5
     for event in left[:5]:
         later = world.journal[world.journal.index(event) :]
