@@ -136,7 +136,7 @@ class Core(Ledger):
         """True if a wake of the strategy is pending before the end of the run."""
         return any(at_s < self._end_s for at_s in self._wakes)
 
-    def is_zero(self, task: int | None) -> bool:
+    def is_zero(self, task: int) -> bool:
         """True if the held update of ``task`` counts as zero because its trip failed."""
         return task in self._zero
 
