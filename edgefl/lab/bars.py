@@ -113,10 +113,10 @@ def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
 
     ``found`` and ``met`` are None if there are too few steps.
     """
-    return [*_errors(steps), *_intervals(steps)]
+    return [*_by_error(steps), *_by_interval(steps)]
 
 
-def _errors(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
+def _by_error(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
     for bar in BARS:
         chosen = [step.best for step in steps if bar.chooses(step)]
         errors = summary(chosen) if len(chosen) >= bar.least else None
@@ -134,7 +134,7 @@ def _errors(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _intervals(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
+def _by_interval(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
     """Judge, for each device with enough steps, the share of steps within their intervals."""
     devices: dict[str, list[HeldOutPrediction]] = {}
     for step in steps:
@@ -148,7 +148,7 @@ def _intervals(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def line(bar: dict[str, Any]) -> list[Any]:
+def _limit_line(bar: dict[str, Any]) -> list[Any]:
     """Return a row of the table: name, steps, figure, found, limit, met."""
     words = {"p90": "90%", "worst_factor": "worst", "held": "held"}
     met = {None: "not judged", True: "met", False: "NOT MET"}[bar["met"]]

@@ -139,9 +139,9 @@ class _Replay:
             actions = self._core.handle(event)
             if isinstance(event, Arrived) and is_kept(event.task, actions):
                 self.buffer.accepted(event.client, event.task)
-            if isinstance(event, Failed | Died) and (failed := event.task) is not None:
-                if self._core.is_zero(failed):
-                    self._aggregator.write_zero(failed)
+            failed = event.task if isinstance(event, Failed | Died) else None
+            if failed is not None and self._core.is_zero(failed):
+                self._aggregator.write_zero(failed)
             for action in actions:
                 match action:
                     case Train(task=task, client=client, version=version):
