@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from edgefl.lab.frontier import Short, measure
 from edgefl.lab.influence import FAST_ONES, simulate
+from edgefl.lab.theory import Short, measure
 from edgefl.results.statistics import estimate
 from edgefl.strategies.fedstaleweight import FedStaleWeight
 

@@ -30,7 +30,7 @@ its third. The variable is read once, at the start of a process; without it fail
 | `renamed` | after the rename, before the folder is flushed                          |
 | `named`   | before it removes older checkpoints                                     |
 
-`edgefl.run.witness` records which updates were acknowledged, to compare with the run's record.
+`edgefl.run.client` records which updates were acknowledged, to compare with the run's record.
 """
 
 from __future__ import annotations

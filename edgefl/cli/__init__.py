@@ -11,8 +11,7 @@
     measure      measure
     doctor       doctor
     keys         keys, keygen
-    lab          reproduce; bench aggregate, fidelity, ingest, memory, spawn, truth
-    chaos        chaos
+    lab          reproduce; chaos; bench aggregate, fidelity, ingest, memory, spawn, truth
     gate         gate comment, gate badge
     paths        options of several commands, with checks of files and folders
 
@@ -36,7 +35,6 @@ from typing import Any
 import typer
 
 from edgefl.cli import (
-    chaos,
     doctor,
     flower,
     gate,
@@ -64,7 +62,7 @@ app = typer.Typer(
 for command in (
     run.run, run.resume, run.compare, run.report, run.trace, run.verify, nodes.serve, nodes.join,
     sweep.sweep, sweep.export, keys.keys, keys.keygen, predict.predict, flower.flower, lab.reproduce,
-    chaos.chaos, profiles.calibrate, measure.measure, doctor.doctor,
+    lab.chaos, profiles.calibrate, measure.measure, doctor.doctor,
 ):  # fmt: skip
     app.command()(command)
 app.command("exec", context_settings={"allow_interspersed_args": False})(programs.execute)

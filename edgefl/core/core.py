@@ -24,10 +24,9 @@ from edgefl import experiment
 from edgefl.core import arrivals, events
 from edgefl.core import strategy_calls as calls
 from edgefl.core.deaths import Deaths, consequence
+from edgefl.core.evaluations import Patience, Periods, Standstill
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
 from edgefl.core.ledger import Ledger
-from edgefl.core.patience import Patience, Standstill
-from edgefl.core.periods import Periods
 from edgefl.errors import RunError
 from edgefl.experiment import NO_PROGRESS
 from edgefl.seeds import stream

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.ascending import Ascending
 from edgefl.core.events import Arrived
 from edgefl.core.participation import Participation
 from edgefl.experiment import Privacy
 from edgefl.seeds import stream
+from edgefl.sequences import Ascending
 from edgefl.strategies.base import Client, Update
 
 

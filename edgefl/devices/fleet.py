@@ -22,10 +22,10 @@ from edgefl.devices.schema import Availability, Network
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.devices.time_model import TimeModel
 from edgefl.experiment import Experiment
-from edgefl.lazy import LazySequence
 from edgefl.learning.operations import BatchWork
 from edgefl.learning.rule import LocalRule
 from edgefl.seeds import stream
+from edgefl.sequences import LazySequence
 from edgefl.strategies.base import Client, Strategy
 
 K = TypeVar("K")

@@ -170,7 +170,7 @@ def _timm_work(network: str, kind: str, batch: int) -> StepWork:
     import torch
     from torch import nn
 
-    from edgefl.learning.timm_networks import timm_network
+    from edgefl.learning.models import timm_network
     from edgefl.learning.work import step_work
 
     if kind not in ("train", "finetune", "inference"):

@@ -9,7 +9,7 @@ ingest       updates per second that the server takes in; bare: its limits in Ze
 spawn        start of clients, and their memory
 fidelity     the emulation's errors: runs, limits and verdicts
 memory       predicted beside measured memory of training steps on this host
-truth        predicted beside measured step times of all devices; bars: their limits; host_truth: this host
+truth        predicted beside measured step times of all devices and this host, and their limits
 board_truth  predicted beside measured rates of boards, for code that is not torch
 phone_truth  predicted beside measured inference times on phones
 workloads    what clients compute in a bench instead of training
@@ -22,7 +22,7 @@ studies      loads a study from experiments/papers/studies; fedbuff, fedstalewei
 claims       comparisons of two algorithms, judged by a paper's claim (statistics: edgefl.results)
 mutants      wrong implementations that a claim must reject; verdicts: the power of a study's verdicts
 theory       theorems of the papers, measured: influence has the arrivals, convergence the descents on the
-             problem in quadratic; frontier: fair weights under a bounded step
+             problem in quadratic
 """
 
 PAPERS = (

@@ -31,7 +31,7 @@ from edgefl.lab import outcome
 from edgefl.lab.chaos_findings import KINDS, PLACES, DisturbedRun, Findings, Kill
 from edgefl.results.record import FILE_NAME, Record
 from edgefl.results.run_folder import EXPERIMENT_FILE
-from edgefl.run import witness
+from edgefl.run.client import WITNESS
 from edgefl.seeds import stream
 
 PEERS = {"client", "worker", "evaluator", "die"}
@@ -400,7 +400,7 @@ class _Round:
             seed = ["--seed", str(self._round.seed)]
             to = ["--out", str(folder)]
             arguments = [what, str(self._plan.file), *changes, *clock, *seed, *to, *arguments[2:]]
-        environment = {witness.VARIABLE: str(self._witness), "TMPDIR": str(self._temporary), **disturbance}
+        environment = {WITNESS: str(self._witness), "TMPDIR": str(self._temporary), **disturbance}
         return Command(arguments, environment, self._folder / "output.txt")
 
     def _command_ends_run(self) -> bool:

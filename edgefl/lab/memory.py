@@ -24,10 +24,10 @@ import torch
 from edgefl.devices.measurements import IMAGE
 from edgefl.errors import RunError
 from edgefl.lab.bench import Say, silent
-from edgefl.lab.host_truth import NETWORKS
+from edgefl.lab.truth import NETWORKS
 from edgefl.learning.flat import FlatModel
+from edgefl.learning.models import timm_network
 from edgefl.learning.rule import LocalRule
-from edgefl.learning.timm_networks import timm_network
 from edgefl.learning.train import Trainer
 from edgefl.learning.work import batch_work
 from edgefl.results import tables

@@ -1,7 +1,7 @@
 """Compares a disturbed run with an undisturbed one, or with its clients' own log.
 
 Under the virtual clock all figures must equal the undisturbed run's. Under the wall clock clients log which
-updates were acknowledged (`edgefl.run.witness`); each must be in the record once, and the model must follow
+updates were acknowledged (`edgefl.run.client`); each must be in the record once, and the model must follow
 from the journal (`edgefl.lab.verify`).
 """
 
@@ -113,7 +113,7 @@ def _first_difference(key: int, here: Mapping[str, str] | None, there: Mapping[s
 def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
     """Yield violations of a wall-clock run: lost, altered or repeated acknowledged updates; another model.
 
-    ``account`` is the clients' log (`edgefl.run.witness`), ``code`` the folder of the user's modules.
+    ``account`` is the clients' log (`edgefl.run.client`), ``code`` the folder of the user's modules.
     """
     problems = log_problems(account, folder)
     with Record(folder) as record:

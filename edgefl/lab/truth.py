@@ -8,22 +8,25 @@ without any step of that network. Devices with scaled costs were not fitted to t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from edgefl.devices import measurements
 from edgefl.devices.fit import HeldOutPrediction, Row, predicted, summary
 from edgefl.devices.fitted import Recipe
-from edgefl.devices.measurements import MeasuredStep
+from edgefl.devices.kit_result import KitResult, fit_kit
+from edgefl.devices.measurements import IMAGE, MeasuredStep
 from edgefl.devices.prediction import time_model
 from edgefl.devices.profiles import bundled_folder, load_device
 from edgefl.errors import ConfigError
-from edgefl.lab import bars, board_truth
-from edgefl.lab.bars import ComparedStep
+from edgefl.lab import board_truth
 from edgefl.lab.bench import Say, machine, silent
+from edgefl.learning.models import timm_network
+from edgefl.learning.work import step_work
+from edgefl.measure import kit
 from edgefl.results import tables
 from edgefl.results.tables import many, percent
 
@@ -57,7 +60,7 @@ def run(
     result: dict[str, Any] = {
         "machine": machine(),
         "groups": groups(steps),
-        "limits": bars.judged(steps),
+        "limits": judged(steps),
         "steps": [step.plain() for step in steps],
     }
     if not (quick or files):
@@ -104,7 +107,7 @@ def this_host(say: Say) -> list[ComparedStep]:
     """Measure networks here, on one thread and on all, and predict them by a fit to the measuring kit."""
     import torch
 
-    from edgefl.lab.host_truth import measure
+    from edgefl.lab.truth import measure
     from edgefl.measure import kit
 
     steps = []
@@ -187,7 +190,7 @@ def show(result: dict[str, Any]) -> None:
         "held: share within their intervals; unseen: by fits without that network"
     )
     heads = ["", ">steps", "", ">found", ">limit", ""]
-    tables.show(tables.table(heads, map(bars.line, result["limits"]), "Limits"))
+    tables.show(tables.table(heads, map(_limit_line, result["limits"]), "Limits"))
     if "rates" in result:
         board_truth.show(result["rates"])
 
@@ -268,3 +271,198 @@ def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[
     axes.grid(visible=True, linewidth=0.4, color="#e6e6e1")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="upper left")
+
+
+# ---- limits: each step is judged by its most independent prediction -------------------------------
+
+ENOUGH: Final = 20
+"""Minimum number of a device's steps, or of this host's networks, for which intervals are judged."""
+HELD: Final = (0.85, 0.97)
+
+
+class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured step with its predictions by the device's profile and by a fit without its network."""
+
+    profile: str
+    runtime: str
+    kind: str
+    """Class of its network."""
+    by_profile: HeldOutPrediction
+    """Prediction by the profile."""
+    fitted: bool
+    """True if the profile was fitted to this and other steps."""
+    unseen: HeldOutPrediction | None
+    """Prediction from a fit that held out this step's network architecture; None if there is no such fit."""
+    source: str
+
+    @property
+    def title(self) -> str:
+        """Device and runtime."""
+        return f"{self.profile}, {self.runtime}"
+
+    @property
+    def best(self) -> HeldOutPrediction:
+        """Prediction by the fit without this network, if there is one, else by the profile."""
+        return self.unseen or self.by_profile
+
+    def plain(self) -> dict[str, Any]:
+        """Return the step as plain values, without its work."""
+        row = self.by_profile.row
+        return {
+            "profile": self.profile,
+            "runtime": self.runtime,
+            "kind": self.kind,
+            "network": row.network,
+            "measured_s": row.seconds,
+            "predicted_s": self.by_profile.predicted_s,
+            "error_factor": self.by_profile.error_factor,
+            "fitted": self.fitted,
+            "unseen_s": self.unseen and self.unseen.predicted_s,
+            "unseen_error_factor": self.unseen and self.unseen.error_factor,
+            "source": self.source,
+        }
+
+
+class Bar(NamedTuple):
+    """Steps that are judged together, and upper limits on their errors."""
+
+    name: str
+    chooses: Callable[[ComparedStep], bool]
+    median: float | None = None
+    p90: float | None = None
+    worst_factor: float | None = None
+    least: int = 1
+    """Minimum number of steps for a judgement."""
+
+
+def _of(title: str, kind: str = "") -> Callable[[ComparedStep], bool]:
+    return lambda step: step.title == title and step.kind.startswith(kind)
+
+
+def _layers(profile: str, layer: str, median: float) -> Bar:
+    return Bar(f"{profile}, unseen {layer} layers", _of(f"{profile}, dl4j", f"layers: {layer}"), median)
+
+
+def _on_all_threads(step: ComparedStep) -> bool:
+    return step.profile == "this host" and step.runtime != "torch on 1 thread"
+
+
+PHONES: Final = ("nexus-6", "redmi-note-8", "galaxy-note-10")
+BARS: Final = (
+    Bar("pi-4, unseen networks", _of("pi-4, torch"), 0.12, 0.30, 1.7),
+    Bar("pi-5, by three networks", _of("pi-5, torch"), 0.15, 0.35),
+    *(_layers(name, "lstm", 0.20 if name == "galaxy-note-10" else 0.10) for name in PHONES),
+    *(_layers(name, "softmax output", 0.10) for name in PHONES),
+    Bar(
+        "these phones, unseen whole models",
+        lambda step: step.title.endswith(", dl4j") and not step.kind.startswith("layers"),
+        worst_factor=1.5,
+    ),
+    Bar(
+        "another phone of pixel-4's SoC",
+        lambda step: step.title == "pixel-4, mnn" and not step.fitted,
+        median=0.20,
+        worst_factor=2.0,
+    ),
+    Bar("this host, one thread", _of("this host, torch on 1 thread"), 0.15, 0.35, least=ENOUGH),
+    Bar("this host, all threads", _on_all_threads, 0.15, 0.35, least=ENOUGH),
+)
+
+
+def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
+    """Judge each figure with a limit: name, number of steps, ``found``, ``limit``, and whether it is ``met``.
+
+    ``found`` and ``met`` are None if there are too few steps.
+    """
+    return [*_by_error(steps), *_by_interval(steps)]
+
+
+def _by_error(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
+    for bar in BARS:
+        chosen = [step.best for step in steps if bar.chooses(step)]
+        errors = summary(chosen) if len(chosen) >= bar.least else None
+        for figure in ("median", "p90", "worst_factor"):
+            limit = getattr(bar, figure)
+            if limit is not None:
+                found = None if errors is None else getattr(errors, figure)
+                yield {
+                    "of": bar.name,
+                    "figure": figure,
+                    "steps": len(chosen),
+                    "found": found,
+                    "limit": limit,
+                    "met": None if found is None else found <= limit,
+                }
+
+
+def _by_interval(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
+    """Judge, for each device with enough steps, the share of steps within their intervals."""
+    devices: dict[str, list[HeldOutPrediction]] = {}
+    for step in steps:
+        devices.setdefault(step.title, []).append(step.best)
+    for title, chosen in devices.items():
+        if len(chosen) >= ENOUGH:
+            held = summary(chosen).held
+            met = HELD[0] <= held <= HELD[1]
+            yield {
+                "of": title, "figure": "held", "steps": len(chosen), "found": held, "limit": HELD, "met": met,
+            }  # fmt: skip
+
+
+def _limit_line(bar: dict[str, Any]) -> list[Any]:
+    """Return a row of the table: name, steps, figure, found, limit, met."""
+    words = {"p90": "90%", "worst_factor": "worst", "held": "held"}
+    met = {None: "not judged", True: "met", False: "NOT MET"}[bar["met"]]
+    found = "" if bar["found"] is None else _formatted(bar["figure"], bar["found"])
+    if bar["figure"] == "held":
+        limit = "–".join(percent(share, 0) for share in bar["limit"])
+    else:
+        limit = f"≤ {_formatted(bar['figure'], bar['limit'])}"
+    return [bar["of"], bar["steps"], words.get(bar["figure"], bar["figure"]), found, limit, met]
+
+
+def _formatted(figure: str, value: float) -> str:
+    return f"{value:.2f}" if figure == "worst_factor" else percent(value)
+
+
+# ---- this host: timm's networks, predicted by a fit to the measuring kit's parts --------------------
+
+BATCH: Final = 4
+NETWORK_S: Final = 8.0
+"""Maximum seconds of a network's repeated steps."""
+NETWORKS: Final = (
+    "resnet18", "resnet50", "resnext50_32x4d", "vgg11", "densenet121", "inception_v3", "dla34", "repvgg_a0",
+    "mobilenetv2_100", "mobilenetv3_large_100", "efficientnet_b0", "tf_efficientnetv2_b0", "mnasnet_100",
+    "ghostnet_100", "ghostnetv2_100", "regnetx_008", "regnety_016", "lcnet_100", "convnext_atto",
+    "convnext_tiny", "inception_next_tiny", "vit_tiny_patch16_224", "vit_small_patch16_224",
+    "swin_tiny_patch4_window7_224", "mixer_s16_224", "resmlp_12_224", "poolformer_s12", "mobilevit_s",
+    "mobilevitv2_100", "fastvit_t8", "edgenext_small", "levit_128", "pvt_v2_b0",
+)  # fmt: skip
+
+
+def measure(
+    threads: int = 1,
+    networks: Sequence[str] = NETWORKS,
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[HeldOutPrediction]:
+    """Measure the kit and the networks here on ``threads`` threads of torch; one thread: by CPU time.
+
+    Returns each network with its prediction by a fit to the kit's parts.
+    """
+    result = kit.measure(kit.MINUTES, threads, tell)
+    found = fit_kit(msgspec.convert(result, KitResult).rows())
+    unseen = []
+    for network in networks:
+        row = network_row(network, threads)
+        unseen.append(predicted(found.model, row))
+        tell(f"{network}: {row.seconds:.3f} s, predicted ÷ measured {unseen[-1].factor:.2f}")
+    return unseen
+
+
+def network_row(network: str, threads: int) -> Row:
+    """Return the work of a timm network's training step, and its seconds here."""
+    module = timm_network(network, IMAGE, 1000)
+    part = kit.Part(lambda: module, IMAGE, BATCH)
+    took = kit.timed(kit.stepper(part), NETWORK_S)
+    work = step_work(module, IMAGE, BATCH, loss=kit.loss)
+    return Row(network=network, work=work, seconds=took["cpu_s" if threads == 1 else "wall_s"])

@@ -1,8 +1,8 @@
 """Models as flat vectors, data sets and their partition among clients, local training, evaluation.
 
     flat.py        a module's parameters as views of one flat float32 vector
-    models.py      built-in models by name, and the user's own; networks.py: models from papers
-    benchmark_networks.py  networks with training times measured on phones; timm_networks.py: timm's by name
+    models.py      built-in models by name, timm's, and the user's own; networks.py: models from papers
+    benchmark_networks.py  networks with training times measured on phones
     data.py        data sets by name, and the user's own
     image_sets.py  digits, MNIST, FashionMNIST, CIFAR-10
     number_sets.py scikit-learn's diabetes: a regression data set

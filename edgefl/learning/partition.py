@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
-from edgefl.lazy import LazySequence
 from edgefl.learning.dataset import Targets
 from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
+from edgefl.sequences import LazySequence
 
 Rows = NDArray[np.int64]
 

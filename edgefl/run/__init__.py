@@ -15,8 +15,6 @@ clock           clocks, alarms and the agenda (progress: numbers for the live vi
 client, worker  processes that train, at the device's speed or the host's; worker also runs the evaluator
                 (assessor: evaluation of a model)
 update          trains, amplifies, writes and checksums an update, for clients and workers
-durability      secures the record before a client learns that its update was accepted (witness: the clients'
-                own log of that, for tests)
 connection      ZeroMQ between server and peers (messages: their format; transport: models and updates)
 hosting         hosts of the peers: this machine, or nodes (`edgefl.hosts`)
 demands         whether an experiment can run, its memory, and the time scale that the hosts can carry

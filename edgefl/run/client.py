@@ -28,7 +28,6 @@ from edgefl.run import control, messages
 from edgefl.run.connection import Connection
 from edgefl.run.transport import CLIENT_ENDS
 from edgefl.run.update import UpdateMaker
-from edgefl.run.witness import Witness
 from edgefl.zeromq.sockets import Frame
 
 if TYPE_CHECKING:
@@ -208,3 +207,39 @@ def _die_at(instant_ns: float) -> None:
     """Schedule SIGKILL for this process at a time of the monotonic clock, or now if that has passed."""
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     signal.setitimer(signal.ITIMER_REAL, max(1e-6, (instant_ns - time.monotonic_ns()) / 1e9))
+
+
+WITNESS = "EDGEFL_WITNESS"
+"""Environment variable that names the file of the `Witness`."""
+
+
+class Witness:
+    """A client's log of acknowledged updates, used to test the record; disabled without `WITNESS`.
+
+    Before it sends `Trained`, and when it receives its next task, the client appends a line to the file:
+
+        done CLIENT TASK CHECKSUM
+        acknowledged CLIENT TASK
+
+    The checksum is that of the update in its slot, an unsigned number of 64 bits. Each line is one write to a
+    file opened for appending, so a kill cannot tear it.
+    """
+
+    def __init__(self, client: int) -> None:
+        self._client = client
+        self._open: int | None = None
+        path = os.environ.get(WITNESS)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o600) if path else None
+
+    def done(self, task: int, checksum: int) -> None:
+        """Log that the client is about to send `Trained`."""
+        if self._fd is not None:
+            self._open = task
+            os.write(self._fd, f"done {self._client} {task} {checksum}\n".encode())
+
+    def next_task(self) -> None:
+        """Log that the client received its next task."""
+        if self._fd is not None and self._open is not None:
+            os.write(self._fd, f"acknowledged {self._client} {self._open}\n".encode())
+            self._open = None

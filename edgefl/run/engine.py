@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from edgefl import failpoints
 from edgefl.core import Core, events
 from edgefl.core.events import Action, Arrived, Evaluate, Event, Release, Revoke, Sum, Summed, Train, Wake
 from edgefl.devices.dynamics import Dynamics
@@ -21,7 +22,6 @@ from edgefl.devices.plan import End
 from edgefl.results.record import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
-from edgefl.run.durability import WriteAhead
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator, Lease
@@ -343,3 +343,25 @@ class Engine:
         self._assessing[version] = requested
         for dropped in self._evaluation.request(version, entry):
             self._assessing.pop(dropped, None)
+
+
+@dataclass(eq=False)
+class WriteAhead:
+    """Secures all events since the last call together."""
+
+    store: Store
+    aggregator: Aggregator
+    watch: Stopwatch
+
+    def __post_init__(self) -> None:
+        self.aggregator.recoverable = True
+        self.aggregator.settle()
+
+    def secure(self) -> None:
+        """Make all events so far survive this process; after that, clients may be sent messages."""
+        before = self.watch.to("record")
+        failpoints.pass_by("commit")
+        self.store.secure()
+        failpoints.pass_by("committed")
+        self.aggregator.settle()
+        self.watch.to(before)

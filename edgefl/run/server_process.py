@@ -45,7 +45,6 @@ from edgefl.host.channel import Channel, Closed, Refused
 from edgefl.host.confinement import memory_mechanism
 from edgefl.host.pacing import set_time_slice
 from edgefl.host.process import allow_open_files, become_child, die_soon_after_parent
-from edgefl.lazy import LazySequence
 from edgefl.learning.attacks import attacking_clients
 from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
@@ -58,8 +57,7 @@ from edgefl.results.tail import Tail
 from edgefl.run import control, messages, resume
 from edgefl.run.clock import Alarms, VirtualClock, WallClock
 from edgefl.run.connection import ServerSocket
-from edgefl.run.durability import WriteAhead
-from edgefl.run.engine import Engine
+from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate
 from edgefl.run.peers import PeerLifecycle, Peers
@@ -70,6 +68,7 @@ from edgefl.run.timeline import Restored, Timeline
 from edgefl.run.transport import PART_BYTES, SERVER_ENDS
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
+from edgefl.sequences import LazySequence
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Client, Strategy
 from edgefl.terminal import printable

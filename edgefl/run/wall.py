@@ -19,7 +19,7 @@ from edgefl.devices.fleet import joins_at_s
 from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages
 from edgefl.run.clock import ARRIVAL, JOIN, LEAVE, TICK, Due
-from edgefl.run.durability import WriteAhead
+from edgefl.run.engine import WriteAhead
 from edgefl.run.gate import TaskReturned
 from edgefl.run.peers import Peer
 from edgefl.run.timeline import Order, Restored, Timeline, TimelineEvent

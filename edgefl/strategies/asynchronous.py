@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from edgefl.ascending import PatchedSequence, sample
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count
+from edgefl.sequences import PatchedSequence, sample
 from edgefl.strategies.base import Arrivals, Strategy, Update, View
 
 

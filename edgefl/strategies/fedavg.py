@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from edgefl.ascending import PatchedSequence
 from edgefl.errors import ConfigError
+from edgefl.sequences import PatchedSequence
 from edgefl.strategies.base import Sampling, Update, View
 from edgefl.strategies.rounds import Round, Rounds
 

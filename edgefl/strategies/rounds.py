@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from edgefl.ascending import PatchedSequence, sample
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count, NonNegative
+from edgefl.sequences import PatchedSequence, sample
 from edgefl.strategies.base import Client, Step, Strategy, Update, View
 
 

@@ -11,7 +11,7 @@ from edgefl import Checkpoint, Experiment, Server, Stop
 from edgefl.lab.outcome import log_problems, read_log
 from edgefl.lab.verify import verify
 from edgefl.results.record import Record
-from edgefl.run import witness
+from edgefl.run.client import WITNESS
 from tests.process.disturbed import killed
 from tests.process.runs import PATIENCE_S, Command, experiment, incidents
 
@@ -39,7 +39,7 @@ def test_a_server_killed_at_each_place_loses_nothing_and_repeats_nothing(
     server: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, account = tmp_path / "run", tmp_path / "account"
-    monkeypatch.setenv(witness.VARIABLE, str(account))
+    monkeypatch.setenv(WITNESS, str(account))
     # A commit has six updates at most, one of each client. Two places of four commits and three of three sums
     # are 25 sums at most.
     points = [f"{name}:0:{3 if name in ('commit', 'committed') else 2}" for name in PLACES]

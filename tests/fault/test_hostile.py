@@ -9,7 +9,8 @@ import pytest
 from edgefl import Server, Stop
 from edgefl.lab.outcome import log_problems
 from edgefl.results.record import Record
-from edgefl.run import supervisor, witness
+from edgefl.run import supervisor
+from edgefl.run.client import WITNESS
 from tests.process.runs import PATIENCE_S, experiment, summary, virtual
 from tests.process.test_virtual_resume import outcome
 
@@ -40,7 +41,7 @@ def test_over_faulty_sockets_every_update_counts_once(
     transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account, folder = tmp_path / "account", tmp_path / "run"
-    monkeypatch.setenv(witness.VARIABLE, str(account))
+    monkeypatch.setenv(WITNESS, str(account))
     server = Server(transport=transport, heartbeat_s=HEARTBEAT_S)  # type: ignore[arg-type]
     wanted = experiment(stop=Stop(versions=40), server=server)
     supervisor.run(wanted, folder, quiet=True, workload="tests.fault.faulty_clients:Workload")

@@ -16,7 +16,7 @@ import pytest
 from edgefl import Checkpoint, Experiment, Fleet, Server, Stop
 from edgefl.lab.outcome import log_problems, read_log
 from edgefl.results.record import Record
-from edgefl.run import witness
+from edgefl.run.client import WITNESS
 from tests.process.runs import (
     DEVICES,
     PATIENCE_S,
@@ -43,7 +43,7 @@ def running(folder: Path, wanted: Experiment | None = None) -> Command:
 
     One run is disturbed again and again: what each disturbance leaves is what the next start resumes.
     """
-    more, seen = versions_of(folder) + 4, {witness.VARIABLE: str(account_of(folder))}
+    more, seen = versions_of(folder) + 4, {WITNESS: str(account_of(folder))}
     if wanted is None:
         command = Command("resume", str(folder), environment=seen)
     else:

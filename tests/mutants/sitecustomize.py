@@ -17,7 +17,7 @@ COMMIT_S = 0.05
 
 def acknowledges_first() -> None:
     """Tasks are sent before the record is committed, which is done now and then."""
-    from edgefl.run.durability import WriteAhead
+    from edgefl.run.engine import WriteAhead
 
     secure, last = WriteAhead.secure, [0.0]
 

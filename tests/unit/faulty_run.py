@@ -30,8 +30,7 @@ from edgefl.experiment import Experiment, Server, Stop
 from edgefl.parameters.buffer import SlotState
 from edgefl.run import connection, control, messages
 from edgefl.run.connection import Cancelled, Connection
-from edgefl.run.durability import WriteAhead
-from edgefl.run.engine import Engine
+from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.gate import Refusal, ResendRequest
 from edgefl.run.slots import Lease
 from edgefl.run.timeline import Delivery, Timeline, TimelineEvent

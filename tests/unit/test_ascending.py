@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.ascending import BLOCK, MAX_SHUFFLED, Ascending, PatchedSequence, sample
+from edgefl.sequences import BLOCK, MAX_SHUFFLED, Ascending, PatchedSequence, sample
 
 BOUND = 3 * BLOCK
 numbers = st.one_of(

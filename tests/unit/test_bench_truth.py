@@ -15,7 +15,7 @@ from edgefl.devices import load_device, measurements
 from edgefl.devices.fit import HeldOutPrediction, Row
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError
-from edgefl.lab import bars, truth
+from edgefl.lab import truth
 from edgefl.learning.operations import StepWork
 
 MORE = [
@@ -99,7 +99,7 @@ def test_each_figure_stands_beside_its_limit() -> None:
         *compared("pixel-4", "mnn", "dense convolutions", 9.9, fitted=True),
         *compared("this host", "torch on 1 thread", "dense convolutions", *[1.0] * 19),
     ]
-    told = {(bar["of"], bar["figure"]): (bar["steps"], bar["met"]) for bar in bars.judged(steps)}
+    told = {(bar["of"], bar["figure"]): (bar["steps"], bar["met"]) for bar in truth.judged(steps)}
     assert told["pi-4, unseen networks", "median"] == (20, True)
     assert told["pi-4, unseen networks", "p90"] == (20, True)
     assert told["pi-4, unseen networks", "worst_factor"] == (20, False)

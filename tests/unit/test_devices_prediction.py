@@ -15,7 +15,7 @@ from edgefl.devices import load_device, predict
 from edgefl.devices.energy import draw_of
 from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
-from edgefl.learning import timm_networks
+from edgefl.learning import models
 from edgefl.learning.models import INPUTS, MODELS, model_to_trace
 from edgefl.learning.work import step_work
 
@@ -155,14 +155,14 @@ def test_a_module_of_ones_own_is_predicted(
 
 def test_without_timm_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    timm_networks._timm.cache_clear()
+    models._timm.cache_clear()
     with pytest.raises(ConfigError, match=r"pip install 'edgefl\[timm\]'"):
         model_to_trace("timm:resnet18")
 
 
 def test_networks_of_timm_are_built_without_memory() -> None:
     try:
-        timm_networks.timm_input("resnet18")
+        models.timm_input("resnet18")
     except ConfigError as error:
         pytest.skip(str(error))
     module, shape = model_to_trace("timm:resnet18")

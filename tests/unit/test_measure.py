@@ -20,7 +20,7 @@ from edgefl.devices.fit import Row, summary
 from edgefl.devices.kit_result import KitResult, Timed, fit_kit
 from edgefl.devices.time_model import COSTS
 from edgefl.errors import ConfigError
-from edgefl.lab import host_truth
+from edgefl.lab import truth
 from edgefl.learning.operations import StepWork
 from edgefl.measure import kit, remote
 
@@ -184,7 +184,7 @@ def test_this_hosts_networks_are_held_against_the_kit(result: Path, monkeypatch:
     expected = fit_kit(msgspec.convert(said, KitResult).rows()).model.seconds(work)
     rows = {"right": Row(network="right", work=work, seconds=expected)}
     rows["slow"] = Row(network="slow", work=work, seconds=2 * expected)
-    monkeypatch.setattr(host_truth, "network_row", lambda name, threads: rows[name])
-    found = host_truth.measure(networks=("right", "slow"))
+    monkeypatch.setattr(truth, "network_row", lambda name, threads: rows[name])
+    found = truth.measure(networks=("right", "slow"))
     assert [unseen.factor for unseen in found] == pytest.approx([1.0, 0.5])
     assert summary(found).held == 0.5

@@ -22,8 +22,7 @@ from edgefl.parameters.buffer import TripPhase
 from edgefl.run import control, messages, wall
 from edgefl.run.clock import Alarms
 from edgefl.run.control import ABSENT, CLIENT, EVALUATOR, IDLE, Departed, Role
-from edgefl.run.durability import WriteAhead
-from edgefl.run.engine import Engine
+from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.gate import Refusal, TaskReturned
 from edgefl.run.peers import MOST_DEATHS_IN_A_ROW, PeerLifecycle
 from edgefl.run.server import ServerLoop

@@ -10,7 +10,7 @@ from edgefl.core.events import Arrived
 from edgefl.lab.outcome import Acknowledged, log_problems, read_log
 from edgefl.results.record import TripRow
 from edgefl.results.store import Store
-from edgefl.run.witness import VARIABLE, Witness
+from edgefl.run.client import VARIABLE, Witness
 
 
 def account(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

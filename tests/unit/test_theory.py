@@ -18,7 +18,7 @@ from edgefl import RunError, experiment
 from edgefl.core import Core
 from edgefl.core.events import Arrived, Sum
 from edgefl.devices.schema import Delay
-from edgefl.lab import convergence, frontier, theory
+from edgefl.lab import convergence, theory
 from edgefl.lab.convergence import Ratio, composition, weight_bounds
 from edgefl.lab.influence import Outcome, simulate, staleness_by_buffer
 from edgefl.lab.quadratic import Expected, Quadratic, descend
@@ -201,7 +201,7 @@ def test_the_make_up_of_buffers_is_that_of_independent_draws(size: int) -> None:
 
 def test_no_form_gives_slow_clients_more_than_the_cap_allows() -> None:
     for slow_by in (1.0, 4.0):
-        seen = frontier.measure(2.0, slow_by, 300, (1,), churn=slow_by == 4.0)
+        seen = theory.measure(2.0, slow_by, 300, (1,), churn=slow_by == 4.0)
         (most,), (plain,), (paid,) = seen.most, seen.running, seen.credit
         assert plain < paid <= most * (1 + 1e-9)
         assert seen.owed[0] > 0
