@@ -1,4 +1,4 @@
-"""``edgefl bench``: measurements beside their limits; ``reproduce``: papers' claims; ``chaos``: killed runs."""
+"""``edgefl bench``: measurements and their limits; ``reproduce``: papers' claims; ``chaos``: killed runs."""
 
 from __future__ import annotations
 
