@@ -16,6 +16,7 @@ import numpy.typing as npt
 from edgefl import experiment
 from edgefl.core import Core
 from edgefl.core import events as said
+from edgefl.core.deaths import consequence
 from edgefl.errors import RunError
 from edgefl.kernels import steps as optimizer
 from edgefl.privacy.mechanism import Mechanism
@@ -162,8 +163,10 @@ class _Executor:
         heapq.heappush(self.queue, (event.at_s, getattr(event, "client", -1), self.queued, event))
 
     def tell(self, event: said.Event) -> None:
-        if isinstance(event, said.Left):
-            self.in_flight.pop(event.client, None)
+        private = self.core.privacy is not None
+        if isinstance(event, said.Left | said.Died):
+            if isinstance(event, said.Left) or isinstance(consequence(event, private=private), said.Left):
+                self.in_flight.pop(event.client, None)
         elif isinstance(event, said.Arrived | said.Failed):
             begun = self.in_flight.get(event.client)
             if begun is None or begun.task != event.task:
