@@ -252,7 +252,7 @@ def _drop_foreign(tables: dict[str, Any], name: Any, base: Path, prefix: str, so
         del given[key]
     if dropped:
         left_out = ", ".join(f"strategy.{key}" for key in dropped)
-        say(f"edgefl: {prefix}dropped {left_out} of {source}: {name} lacks it", err=True)
+        say(f"edgefl: {prefix}dropped {left_out} of {source}: {name} has no such field", err=True)
 
 
 def _within(key: str, setting: str) -> bool:

@@ -229,7 +229,7 @@ def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArr
 
 
 def contenders(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """Yield names and calls; each sum is checked against numpy's first."""
+    """Yield names and calls. Each call's sum is compared with numpy's before it is yielded."""
     stacked, scales, base, out, weights, _ = arrays
     rows, reference = list(stacked), np.empty_like(out)
     usable = [name for name, status in kernels.backends().items() if status == "ok" and name != "reference"]

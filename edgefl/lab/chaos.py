@@ -1,7 +1,7 @@
-"""Runs an experiment, kills its processes at drawn instants, resumes it until it is done, and judges it.
+"""Runs an experiment, kills its processes at random times, resumes it until it is done, and checks the result.
 
-A round is one run with its own seed, killed and resumed until it is over, then compared with what it must be
-(`edgefl.lab.outcome`). Rounds follow each other until all kills are made.
+A round is one run with its own seed, killed and resumed until it is done, then checked by
+`edgefl.lab.outcome`. Rounds are repeated until all kills are made.
 """
 
 from __future__ import annotations

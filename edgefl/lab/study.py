@@ -201,7 +201,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Choice of each arm's steps: those with the largest area under the curve."""
+    """Search for each arm's step sizes: those with the largest area under the learning curve win."""
 
     grid: Mapping[str, tuple[float, ...]]
     """Values to try by key of the experiment; all combinations are run."""
@@ -212,7 +212,7 @@ class Tuning:
     seeds: tuple[int, ...] = (101, 102)
     """Seeds, different from those of the races."""
     seeds_at: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Seeds by settings whose runs are too long for all seeds."""
+    """Fewer seeds, by settings: for settings whose runs take long."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ _VERDICTS = {True: {"value": "VALID", "tone": "good"}, False: {"value": "INVALID
 
 
 def headline(summary: Mapping[str, Any]) -> list[Stat]:
-    """The figures of a run's `summarize` that people look at first."""
+    """The most important figures of a run's `summarize`."""
     trips, staleness, slow = summary["trips"], summary["staleness"], summary["slow_phones"]
     lost = [f"{trips[fate]:,} {fate}" for fate in ("discarded", "dropped", "lost", "open") if trips[fate]]
     weight, theirs = slow["applied_weight"], slow["accuracy"]

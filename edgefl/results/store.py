@@ -347,7 +347,7 @@ class Store:
         """
         if not 0 <= after_seq <= self.seq:
             raise ValueError(f"after_seq must be from 0 to {self.seq} (got {after_seq})")
-        self.commit()  # keeps waiting incidents and meta too
+        self.commit()  # the waiting incidents and meta are kept too
         with self._transaction():
             for statement in REWIND.strip().split(";"):
                 self._db.execute(statement, {"seq": after_seq} if ":seq" in statement else ())

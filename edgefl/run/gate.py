@@ -86,7 +86,7 @@ class Gate:
             try:
                 message = messages.decode_from_client(frames[0] if frames else b"")
                 if not peer.ready and type(message) is not messages.Ready:
-                    raise WireError(f"{type(message).__name__} before it said that it is ready")
+                    raise WireError(f"{type(message).__name__} arrived before Ready")
                 for checked in checks[type(message)](peer, message, frames[1:]):
                     yield peer, checked
             except (WireError, SlotError) as error:
@@ -100,13 +100,13 @@ class Gate:
         while self._stuck:
             peer = self._stuck.pop()
             if self._peers.get(peer.role, peer.number) is peer:  # not dead or replaced in the meantime
-                yield peer, Refusal("hang", "does not take its messages")
+                yield peer, Refusal("hang", "does not read its messages")
 
     def _ready(self, peer: Peer, message: messages.Ready, _: Sequence[Frame]) -> Sequence[Checked]:
         if (message.role, message.peer, message.epoch) != (peer.role, peer.number, peer.epoch):
-            raise WireError(f"{message.role} {message.peer} says it is ready on another's connection")
+            raise WireError(f"{message.role} {message.peer} sent Ready on another process's connection")
         if not hmac.compare_digest(message.password, control.password(self.socket.secret, peer.identity)):
-            raise WireError(f"not the password of {peer.role} {peer.number}")
+            raise WireError(f"wrong password for {peer.role} {peer.number}")
         was, peer.ready = peer.ready, True
         return self._repeated(peer) if was else (message,)
 

@@ -181,7 +181,7 @@ class PeerLifecycle:
         for peer, silent_s in self._peers.check_silence(seconds, self.check_every_s):
             if peer.role not in CLIENTS and peer.ready and silent_s < BUSY_S:
                 continue
-            self.expel(peer, "hang", f"not heard for {silent_s:.1f} s")
+            self.expel(peer, "hang", f"silent for {silent_s:.1f} s")
 
     def expel(self, peer: Peer, kind: str, detail: str) -> None:
         """Request the end of a peer's process, once."""

@@ -356,7 +356,7 @@ class Aggregator:
         # This sum bounds the change of every element, so the check of all elements is hardly ever needed.
         if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
-            if not all(np.isfinite(vector).all() for vector in made):  # blame the largest update
+            if not all(np.isfinite(vector).all() for vector in made):  # drop the largest update
                 if self.privacy is not None:  # dropping the update would reveal its size
                     raise RunError(f"version {action.version} would not be finite: the model is too large")
                 return SumResult(bad=(tasks[sizes.index(max(sizes))],), checksums=seen)
@@ -471,8 +471,10 @@ class Aggregator:
         updates: list[Update],
         scales: list[Floats | None],
     ) -> None:
-        """Write the next running statistics: an average with the step's weights, scaled to a sum of at most
-        1."""
+        """Write the next running statistics: the average of the updates' by the step's weights.
+
+        If these add up to more than 1, they are divided by their sum.
+        """
         if not self.statistics:
             return
         first = (model.size - self.statistics) // SCALE_BLOCK * SCALE_BLOCK

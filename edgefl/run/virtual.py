@@ -360,7 +360,7 @@ class VirtualTimeline(Timeline):
         self._idle_changes += 1
         if self._idle_changes > STALL_LIMIT * len(self.trips.examples) and not self.core.training:
             raise RunError(
-                f"no client is training and none will: phones came and went {self._idle_changes} times "
+                f"no client is training and none will: phones joined and left {self._idle_changes} times "
                 f"meanwhile, {len(self.core.held)} updates wait in the buffer"
             )
         return True

@@ -98,7 +98,7 @@ class WallTimeline(Timeline):
             self._send(peer, task)
         elif transport.carries_updates:  # with shm, a fetched model proves that the task arrived
             self.gate.end_task(peer, task.task)
-            reason = "its client has not heard of it"
+            reason = "its client did not receive it"
             yield from self.task_ended(TaskReturned(client, task.task, "failed", reason))
 
     def phase(self, task: int) -> int:

@@ -56,10 +56,10 @@ def test_a_peer_is_ready_once_and_as_itself_only(parts: Parts) -> None:
 def test_nobody_answers_for_a_peer_whose_password_it_does_not_know(parts: Parts) -> None:
     peer, other = parts.peer(CLIENT, 1, ready=False), parts.peer(EVALUATOR, 0)
     parts.say(peer, ready(peer, password=ready(other).password))
-    assert refused(parts) == "not the password of client 1"
+    assert refused(parts) == "wrong password for client 1"
     task, lease = parts.lease(1, holder=1)
     parts.say(peer, done(task, lease, parts.written(task, lease)))
-    assert refused(parts) == "Trained before it said that it is ready"
+    assert refused(parts) == "Trained arrived before Ready"
     assert not peer.ready
 
 
@@ -202,7 +202,7 @@ def test_a_peer_that_takes_nothing_is_refused_and_one_that_is_gone_is_not(parts:
     assert parts.socket.told(well) == [messages.Bye()]
     parts.gate.wait(1000)
     assert parts.socket.waited_ms == [0]  # there is something to say at once
-    assert parts.received() == [(stuck, Refusal("hang", "does not take its messages"))]
+    assert parts.received() == [(stuck, Refusal("hang", "does not read its messages"))]
     parts.gate.wait(1000)
     assert parts.socket.waited_ms == [0, 1000]
 

@@ -207,7 +207,7 @@ def test_who_was_given_a_task_and_still_says_its_last_word_is_given_it_again(
         assert list(world.timeline.resend(peer)) == []
         assert world.socket.told(peer) == [order]  # of the same number: who has it ignores this one
     world.buffer.retire(lease.entry)
-    back = Failed(1, 1, 0.0, "its client has not heard of it")
+    back = Failed(1, 1, 0.0, "its client did not receive it")
     assert list(world.timeline.resend(peer)) == ([back] if over == "wire" else [])
     assert world.socket.told(peer) == []
     world.say(peer, done(1, lease, 5))  # it had heard, and is late
