@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.results.record import ClientRow, EvaluationRow, TripRow, VersionRow
+from edgefl.results.rows import ClientRow, EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 
 EVIL = '<script>alert("x")</script>&amp;"\'$\\frac{1}{2}$ </title></style>'

@@ -26,7 +26,7 @@ from edgefl.host.capacity import machine
 from edgefl.host.channel import Refused
 from edgefl.hosts import messages
 from edgefl.parameters.buffer import Shape
-from edgefl.results.record import NodeRow
+from edgefl.results.rows import NodeRow
 from edgefl.results.tables import many
 from edgefl.run import control
 from edgefl.run.demands import shape_of

@@ -1,4 +1,4 @@
-"""Runs an experiment, kills its processes at random times, resumes it until it is done, and checks the result.
+"""Runs an experiment, kills its processes at random times, resumes it until it is done, and checks it.
 
 A round is one run with its own seed, killed and resumed until it is done, then checked by
 `edgefl.lab.outcome`. Rounds are repeated until all kills are made.
@@ -29,7 +29,8 @@ from edgefl.host.children import kill_all
 from edgefl.host.process import adopt_orphans
 from edgefl.lab import outcome
 from edgefl.lab.chaos_findings import KINDS, PLACES, DisturbedRun, Findings, Kill
-from edgefl.results.record import FILE_NAME, Record
+from edgefl.results.record import Record
+from edgefl.results.rows import FILE_NAME
 from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.run.client import WITNESS
 from edgefl.seeds import stream

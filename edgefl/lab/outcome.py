@@ -17,8 +17,9 @@ from edgefl.core.events import Arrived
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
-from edgefl.results.record import FATES, Record
+from edgefl.results.record import Record
 from edgefl.results.result import Result
+from edgefl.results.rows import FATES
 from edgefl.results.run_folder import CHECKPOINTS, RESULTS, missing_results
 
 TRIP = (

@@ -26,10 +26,11 @@ from edgefl.loading import own_code
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import source_of
 from edgefl.results import run_folder
-from edgefl.results.record import EvaluationRow, Record
+from edgefl.results.record import Record
 from edgefl.results.report import FILE_NAME as REPORT_FILE
 from edgefl.results.report import is_whole
 from edgefl.results.result import Result
+from edgefl.results.rows import EvaluationRow
 from edgefl.results.summary import summary_text
 from edgefl.results.trace import FILE_NAME as TRACE_FILE
 from edgefl.results.trace import trace_text

@@ -2,7 +2,7 @@
 
 run_folder   the folder of a run: creation, lock, removal
 result       `Result`, which reads a finished run's folder
-record       the tables as typed rows, and `Record`, which reads them, also during the run
+rows         the record's tables as typed rows; record: `Record`, which reads them, also during the run
 store        `Store`, which writes the record; tail: its calls since the last commit; seal: page checksums
 summary      summary.json: a run in numbers
 headline     the headline figures of a run, in words

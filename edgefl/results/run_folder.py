@@ -13,7 +13,8 @@ from pathlib import Path
 from edgefl.errors import ConfigError, FolderTaken
 from edgefl.files import PARTIAL, flush_folder, make_folder, write_text
 from edgefl.privacy.source import KEY_FILE
-from edgefl.results.record import FILE_NAME, Record
+from edgefl.results.record import Record
+from edgefl.results.rows import FILE_NAME
 from edgefl.results.store import Store
 
 CHECKPOINTS = "checkpoints"

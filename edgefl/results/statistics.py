@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from edgefl.experiment import Evaluation
-from edgefl.results.record import EvaluationRow
+from edgefl.results.rows import EvaluationRow
 
 WINDOW = 5
 """Evaluations per point of a smoothed curve, which is their mean."""

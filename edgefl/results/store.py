@@ -23,7 +23,8 @@ from msgspec.structs import astuple
 from edgefl.core.events import Event, event_encoder
 from edgefl.errors import ConfigError, FolderError
 from edgefl.results import seal
-from edgefl.results.record import (
+from edgefl.results.record import check_file, read_events
+from edgefl.results.rows import (
     APPLICATION_ID,
     CHECKSUMS,
     FATES,
@@ -35,8 +36,6 @@ from edgefl.results.record import (
     Meta,
     TripRow,
     VersionRow,
-    check_file,
-    read_events,
     schema,
     to_signed,
 )

@@ -19,7 +19,8 @@ from edgefl.host.fidelity import Seconds, assess
 from edgefl.host.verdict import Conditions
 from edgefl.results.energy import energy_of
 from edgefl.results.phase import phase_of
-from edgefl.results.record import FATES, EvaluationRow, Record
+from edgefl.results.record import Record
+from edgefl.results.rows import FATES, EvaluationRow
 from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.spending import Spending, spending, summary_of
 

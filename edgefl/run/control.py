@@ -320,7 +320,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     reason: str
     interrupted: bool
     no_progress: str = ""
-    """`edgefl.results.record.Meta.no_progress`."""
+    """`edgefl.results.rows.Meta.no_progress`."""
 
 
 ToWeb = Shown | Activity | Described | Progress | Ended

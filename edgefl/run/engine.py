@@ -19,7 +19,7 @@ from edgefl.core import Core, events
 from edgefl.core.events import Action, Arrived, Evaluate, Event, Release, Revoke, Sum, Summed, Train, Wake
 from edgefl.devices.dynamics import Dynamics
 from edgefl.devices.plan import End
-from edgefl.results.record import EvaluationRow, TripRow, VersionRow
+from edgefl.results.rows import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
 from edgefl.run.evaluation import EvaluationQueue

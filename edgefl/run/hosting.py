@@ -14,7 +14,7 @@ from edgefl.experiment import Experiment
 from edgefl.host.channel import Channel
 from edgefl.parameters.buffer import Shape
 from edgefl.processes import usable_cores
-from edgefl.results.record import NodeRow
+from edgefl.results.rows import NodeRow
 from edgefl.run import control
 
 

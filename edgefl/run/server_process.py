@@ -50,7 +50,7 @@ from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Source, source_of
-from edgefl.results.record import ClientRow
+from edgefl.results.rows import ClientRow
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail

@@ -27,7 +27,7 @@ from edgefl.parameters.buffer import ParameterBuffer, SlotState, blocks
 from edgefl.parameters.update_format import Raw, with_scales
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import Source
-from edgefl.results.record import Aggregation
+from edgefl.results.rows import Aggregation
 from edgefl.strategies.base import Strategy, VectorSum
 from edgefl.strategies.base import Update as HeldUpdate
 from edgefl.strategies.rows import Rows

@@ -47,8 +47,8 @@ from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.processes import stopped_by
 from edgefl.results import run_folder
-from edgefl.results.record import MemoryUse
 from edgefl.results.result import Result
+from edgefl.results.rows import MemoryUse
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.run import control

@@ -34,7 +34,8 @@ from edgefl.host.process import become_child
 from edgefl.results import page
 from edgefl.results.headline import Stat, emulated_time, learned
 from edgefl.results.page import html_table
-from edgefl.results.record import ClientRow, IncidentRow, Record, TripRow
+from edgefl.results.record import Record
+from edgefl.results.rows import ClientRow, IncidentRow, TripRow
 from edgefl.results.tables import many, number, seconds
 from edgefl.run import control
 from edgefl.run.view import PACE_S, RunView

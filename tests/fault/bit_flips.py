@@ -15,8 +15,9 @@ from edgefl.errors import EdgeflError
 from edgefl.lab import verify
 from edgefl.parameters import checkpoint
 from edgefl.results import run_folder
-from edgefl.results.record import TABLES, Record
+from edgefl.results.record import Record
 from edgefl.results.result import Result
+from edgefl.results.rows import TABLES
 from edgefl.results.run_folder import CHECKPOINTS, EXPERIMENT_FILE
 from tests.fault import disk
 from tests.fault.power_cut import plain

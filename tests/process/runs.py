@@ -16,7 +16,8 @@ import pytest
 
 from edgefl import Clock, Data, Evaluation, Experiment, Fleet, Model, Server, Stop, Training, config, errors
 from edgefl.host.groups import Groups, NoGroup
-from edgefl.results.record import IncidentRow, Record
+from edgefl.results.record import Record
+from edgefl.results.rows import IncidentRow
 from tests.process import warm
 
 MINUTE_S = 60.0

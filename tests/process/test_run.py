@@ -33,8 +33,9 @@ from edgefl import (
 )
 from edgefl.host.process import start_process
 from edgefl.results import run_folder
-from edgefl.results.record import Record, TripRow
+from edgefl.results.record import Record
 from edgefl.results.result import Result
+from edgefl.results.rows import TripRow
 from edgefl.results.store import Store
 from edgefl.run import control, supervisor
 from edgefl.strategies import resolve

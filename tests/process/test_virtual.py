@@ -17,7 +17,8 @@ from edgefl.lab.verify import verify
 from edgefl.learning.models import make_model
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.work import step_work
-from edgefl.results.record import ClientRow, Record
+from edgefl.results.record import Record
+from edgefl.results.rows import ClientRow
 from edgefl.run import supervisor
 
 from .disturbed import left, made_in, plan

@@ -19,7 +19,8 @@ from edgefl.experiment import Churn
 from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
 from edgefl.results import run_folder
-from edgefl.results.record import IncidentRow, Record
+from edgefl.results.record import Record
+from edgefl.results.rows import IncidentRow
 from edgefl.run import supervisor
 
 from .disturbed import check_every_kill_was_certain, killed, left, made_in, plan

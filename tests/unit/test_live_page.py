@@ -19,7 +19,7 @@ from test_view import progress
 
 from edgefl.experiment import Clock, Experiment, Fleet, Stop
 from edgefl.host.capacity import TimeScale
-from edgefl.results.record import ClientRow, EvaluationRow, TripRow
+from edgefl.results.rows import ClientRow, EvaluationRow, TripRow
 from edgefl.results.store import Store
 from edgefl.run import control, web_process
 from edgefl.run.view import RunView

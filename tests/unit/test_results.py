@@ -31,9 +31,10 @@ from edgefl.parameters.checkpoint import SavedState
 from edgefl.privacy.accounting import PrivacyAccount, composed
 from edgefl.results import run_folder, summary
 from edgefl.results.compare import compare
-from edgefl.results.record import Aggregation, CostRow, Meta, Record
+from edgefl.results.record import Record
 from edgefl.results.report import profile_roles, summary_table, write_report
 from edgefl.results.result import Result
+from edgefl.results.rows import Aggregation, CostRow, Meta
 from edgefl.results.store import Store
 from edgefl.results.summary import profiles_by_speed, rounded, slow_group, summarize, write_summary
 from edgefl.results.tables import table

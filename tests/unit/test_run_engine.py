@@ -20,7 +20,8 @@ from edgefl.core.events import Halted, Left, Sum
 from edgefl.errors import ConfigError
 from edgefl.parameters import checkpoint
 from edgefl.parameters.checkpoint import SavedState
-from edgefl.results.record import FATES, Record, TripRow
+from edgefl.results.record import Record
+from edgefl.results.rows import FATES, TripRow
 from edgefl.results.run_folder import CHECKPOINTS
 from edgefl.results.store import Store
 from edgefl.run import engine, messages, resume

@@ -8,7 +8,7 @@ import pytest
 
 from edgefl.core.events import Arrived
 from edgefl.lab.outcome import Acknowledged, log_problems, read_log
-from edgefl.results.record import TripRow
+from edgefl.results.rows import TripRow
 from edgefl.results.store import Store
 from edgefl.run.client import VARIABLE, Witness
 

@@ -16,7 +16,8 @@ import pytest
 
 from edgefl.core.events import Arrived, Evaluated, Event, Failed, Joined, Left, Summed, Ticked
 from edgefl.errors import ConfigError, FolderError, RunError
-from edgefl.results.record import Aggregation, CostRow, MemoryUse, Record, TripRow
+from edgefl.results.record import Record
+from edgefl.results.rows import Aggregation, CostRow, MemoryUse, TripRow
 from edgefl.results.store import Store
 from tests.reports import client, evaluation, trip, version
 

@@ -17,7 +17,7 @@ from edgefl.lab.mutants import MUTANTS, STALENESS
 from edgefl.lab.studies import load
 from edgefl.lab.study import Arm, Curves, Finding, Study, verdict
 from edgefl.lab.verdicts import corrected, correction, examined, mutated
-from edgefl.results.record import EvaluationRow
+from edgefl.results.rows import EvaluationRow
 from edgefl.results.statistics import difference, higher, p_of_ratio, p_value, ratio
 from edgefl.strategies import resolve
 from edgefl.testing import check_strategy

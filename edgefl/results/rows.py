@@ -1,0 +1,332 @@
+"""The run record's tables as typed rows.
+
+Each row type is one table of ``record.sqlite``: a field is a column, the first one the primary key. Rows take
+keywords only, since nothing would notice two swapped columns. Times in ``_s`` are emulated seconds since the
+start of the run, those in ``wall_s`` seconds of this machine.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any
+
+import msgspec
+
+from edgefl.devices.energy import PowerDraw
+from edgefl.experiment import Privacy
+
+APPLICATION_ID = 0x45464C52
+"""``EFLR`` in the SQLite header: tells a run record from any other database."""
+SCHEMA_VERSION = 5
+FILE_NAME = "record.sqlite"
+FATES = ("applied", "discarded", "dropped", "lost")
+"""Outcomes of a trip: its update was used, was valid but not used, was bad, or its client was gone."""
+
+
+class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One emulated device."""
+
+    client: int
+    profile: str
+    network: str
+    examples: int
+    """Examples for training."""
+    test_examples: int = 0
+    """Held-out examples."""
+    labels: tuple[int, ...] = ()
+    """Classes with at least one example on this client, ascending."""
+    step_s: float | None = None
+    """Declared seconds of a training step on a whole batch; None if a delay replaces the trip's time."""
+    memory_mib: float | None = None
+    down_mbps: float | None = None
+    up_mbps: float | None = None
+
+
+class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One client trip: download, local training and upload, as far as they happened.
+
+    ``*_declared_s`` is a part's duration by the profile, the field without ``declared`` its actual duration.
+    """
+
+    task: int
+    client: int
+    base_version: int
+    trip: int
+    """Number of the client's tasks before this one."""
+    sent_s: float
+    received_s: float | None = None
+    arrived_s: float | None = None
+    """Time at which the update was complete in its slot; None for a trip that did not end."""
+    staleness: int | None = None
+    applied_version: int | None = None
+    """The first version that used the update."""
+    weight: float | None = None
+    fate: str | None = None
+    """One of `FATES`; None while the trip runs or its update waits in the buffer."""
+    reason: str = ""
+    examples: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    trained_version: int | None = None
+    """The version from which the client trained by its own report; must be ``base_version``."""
+    down_bytes: int | None = None
+    up_bytes: int | None = None
+    down_s: float | None = None
+    compute_s: float | None = None
+    up_s: float | None = None
+    down_declared_s: float | None = None
+    compute_declared_s: float | None = None
+    up_declared_s: float | None = None
+    delay_declared_s: float | None = None
+    """Sum of the one-way delays of the download and the upload."""
+    delay_s: float | None = None
+    trip_declared_s: float | None = None
+    trip_achieved_s: float | None = None
+    work_s: float | None = None
+    """Training time at the device's full speed, by its time model."""
+    lateness_s: float | None = None
+    """Emulated seconds by which the trip ended too late."""
+    cpu_s: float | None = None
+    """CPU seconds of the training on this machine."""
+    peak_mib: float | None = None
+    """Peak memory of the training, predicted from the trace of its step."""
+    process_grew_mib: float | None = None
+    """Growth of the client's process on this machine so far; None under the virtual clock."""
+    checksum_sent: int | None = None
+    checksum_seen: int | None = None
+    """64-bit checksum of the update, computed by the client and, from the slot, by the server."""
+    metrics: dict[str, float] = {}
+    """Metrics logged by the user's own training function. See `Record.metrics`."""
+
+
+class VersionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One published version of the global model."""
+
+    version: int
+    at_s: float
+    wall_s: float
+    updates: int
+    weight_sum: float
+    sum_s: float
+    """Wall seconds of the weighted sum."""
+
+
+class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Measurement of a version on the server's test examples and on the clients' own."""
+
+    version: int
+    at_s: float
+    wall_s: float
+    trips: int
+    """Client trips that had ended before the version was published."""
+    accuracy: float
+    """NaN for a task without classes, unless the user's function returns an accuracy."""
+    loss: float
+    correct: tuple[int, ...] = ()
+    total: tuple[int, ...] = ()
+    """Correct predictions and test examples in each class."""
+    metrics: dict[str, float] = {}
+    """Finite metrics returned by the user's own function."""
+    clients: tuple[int, ...] = ()
+    """Clients on whose held-out examples the version was measured."""
+    client_loss: tuple[float, ...] = ()
+    client_accuracy: tuple[float, ...] = ()
+    personal_loss: tuple[float, ...] = ()
+    personal_accuracy: tuple[float, ...] = ()
+    """For each of ``clients``: of the global model, and of that model after training on the client's data."""
+
+
+class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A fault that the run handled, such as death, hang, oom, checksum or rejoin."""
+
+    id: int | None
+    at_s: float
+    client: int | None
+    kind: str
+    detail: str = ""
+
+
+class CostRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Wall seconds and calls of one stage of the server's work."""
+
+    stage: str
+    seconds: float
+    calls: int
+
+
+class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals of all weighted sums; each moves (K + 2)·D·4 ``bytes``."""
+
+    backend: str = ""
+    threads: int = 1
+    """Maximum number of threads of one sum."""
+    updates: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Proportional set sizes in MiB (a shared page counts once over all who map it)."""
+
+    server_mib: float | None = None
+    supervisor_mib: float | None = None
+    zygote_mib: float | None = None
+    evaluator_mib: float | None = None
+    shared_mib: float | None = None
+    """The parameter buffer."""
+    clients_mib: dict[int, float] = {}
+    """Size by client (wall clock) or by worker (virtual clock)."""
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that hosted peers of the run."""
+
+    name: str
+    cpu: str
+    cores: float
+    """Cores for this node alone: nodes on one machine share its cores."""
+    system: str
+    machine: str
+    host_step_s: float
+    peers: list[int]
+    """Clients, or workers under the virtual clock, that the node has hosted."""
+    as_is: bool = False
+    """The node is a real device and trains at its own speed."""
+    lost: str = ""
+    """Reason for which the run lost the node; empty if it did not."""
+    usage: dict[str, float | None] = {}
+    """``used``, ``others``, ``steal`` and ``throttled`` as in `Meta`."""
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the whole run; table ``meta`` has one row of JSON for each field. See `Store.set_meta`."""
+
+    name: str = ""
+    edgefl: str = ""
+    """Version of edgefl that made the record."""
+    created_unix_s: float | None = None
+    base: str = ""
+    """Folder from which the user's own modules are imported."""
+    status: str = "created"
+    """created, running, done, interrupted or failed."""
+    stop_reason: str = ""
+    no_progress: str = ""
+    """Reason for which the model learned nothing, so that the run has no result; empty if it did learn."""
+    strategy: str = ""
+    strategy_fields: dict[str, Any] = {}
+    remark: str = ""
+    """`Strategy.remark`: a warning about hyperparameters that do not fit together."""
+    in_phase: str = ""
+    """Reason for which clients act together by design; empty if they should be independent."""
+    privacy: Privacy | None = None
+    """The experiment's ``[privacy]``."""
+    sampling: tuple[float, bool] | None = None
+    """`Strategy.sampling`: probability with which a client is drawn, and whether draws are independent."""
+    clock: str = ""
+    seed: int = 0
+    clients: int = 0
+    attackers: list[int] = []
+    """Clients that send harmful updates."""
+    processes: int = 0
+    """Training processes: one per client under the wall clock, workers under the virtual clock."""
+    transport: str = ""
+    time_scale: float = 1.0
+    wall_s: float = 0.0
+    emulated_s: float = 0.0
+    data: str = ""
+    partition: str = ""
+    test_examples: int = 0
+    model: str = ""
+    parameters: int = 0
+    first_model_sha256: str = ""
+    """SHA-256 of version 0."""
+    model_sha256: str = ""
+    aggregation: Aggregation = Aggregation()
+    server_trip_us: float | None = None
+    """Median wall time of the server per trip without the sum, µs."""
+    memory: MemoryUse = MemoryUse()
+    throttle: str = ""
+    memory_mechanism: str = ""
+    """Mechanisms that slowed training (paced, sigstop, cgroup) and limited memory (rlimit, cgroup, off)."""
+    model_error_factor: dict[str, float] = {}
+    """Factor between a real device's step times and its profile's, for 90% of steps, by profile."""
+    power: dict[str, dict[str, PowerDraw]] = {}
+    """Power of the fleet's devices, by profile and network; without those whose profile states none."""
+    host_step_s: float | None = None
+    """CPU seconds of one training step on this host, measured before the run."""
+    load: float | None = None
+    used: float | None = None
+    others: float | None = None
+    """Shares of the host's cores: predicted for the fleet, used by it, and used by other processes."""
+    steal: float | None = None
+    """Share of CPU time that the hypervisor gave to other guests during the run."""
+    throttled: float | None = None
+    """Share of the run during which a CPU quota stopped a core."""
+    nodes: list[NodeRow] = []
+    """Nodes that hosted the clients or workers; the shares above are then those of the worst node."""
+    network: dict[str, int] = {}
+    """Message bytes received from nodes (``in``) and sent to them (``out``), and ``versions`` made, since the
+    last start of the server."""
+    host: dict[str, Any] = {}
+    software: dict[str, str] = {}
+    toml: str = ""
+    """The resolved experiment file."""
+
+
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "clients": ClientRow,
+    "trips": TripRow,
+    "versions": VersionRow,
+    "evaluations": EvaluationRow,
+    "incidents": IncidentRow,
+    "costs": CostRow,
+}
+
+
+def column_types(row: type[msgspec.Struct]) -> dict[str, tuple[type, bool]]:
+    """Each column's Python type (int, float, str; tuple or dict for JSON) and whether it may be missing.
+
+    >>> column_types(CostRow)["seconds"], column_types(TripRow)["loss"]
+    ((<class 'float'>, False), (<class 'float'>, True))
+    """
+    out: dict[str, tuple[type, bool]] = {}
+    for name, hint in typing.get_type_hints(row).items():
+        kind, *none = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        out[name] = (typing.get_origin(kind) or kind, bool(none))
+    return out
+
+
+_SQL = {int: "INTEGER", float: "REAL", str: "TEXT", tuple: "TEXT", dict: "TEXT"}
+
+
+def schema() -> str:
+    """The SQL that makes an empty record."""
+    extra = {
+        # `seq` is the last journal entry before the row, or a version's own entry; a rewind compares it
+        "trips": ", uses INTEGER NOT NULL DEFAULT 0, seq INTEGER NOT NULL DEFAULT 0, fate_seq INTEGER",
+        "versions": ", seq INTEGER NOT NULL DEFAULT 0",
+    }
+    lines = [
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
+        "CREATE TABLE journal (seq INTEGER PRIMARY KEY, event BLOB NOT NULL);",
+        # which updates made which version (int64 tasks, float64 weights, little-endian, in summing order)
+        "CREATE TABLE sums (version INTEGER PRIMARY KEY, tasks BLOB NOT NULL, weights BLOB NOT NULL);",
+    ]
+    for table, row in TABLES.items():
+        # SQLite keeps NaN as NULL, so a number that may be NaN may be missing too
+        columns = [
+            f"{name} {_SQL[kind]}"
+            + (" PRIMARY KEY" if i == 0 else "" if optional or kind is float else " NOT NULL")
+            for i, (name, (kind, optional)) in enumerate(column_types(row).items())
+        ]
+        lines.append(f"CREATE TABLE {table} ({', '.join(columns)}{extra.get(table, '')});")
+    return "\n".join(lines)
+
+
+def to_signed(value: int) -> int:
+    """An unsigned 64-bit number as SQLite's signed one."""
+    return value - ((value >> 63) << 64)
+
+
+CHECKSUMS = ("checksum_sent", "checksum_seen")
