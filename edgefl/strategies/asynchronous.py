@@ -11,7 +11,7 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count
 from edgefl.sequences import PatchedSequence, sample
-from edgefl.strategies.base import Arrivals, Strategy, Update, View
+from edgefl.strategies.base import Arrivals, Strategy, Update, View, check_fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,7 @@ class Asynchronous(Strategy):
     """Maximum staleness of an update. Tasks are cancelled once they exceed it, late updates discarded."""
 
     def check(self, clients: int) -> None:
-        if self.concurrency is not None and self.concurrency > clients:
-            raise ConfigError(
-                f"strategy.concurrency must be at most the fleet's {clients} clients, got {self.concurrency}"
-            )
+        check_fits("concurrency", self.concurrency, clients)
         as_needed = self.arrival_process == "as-needed"
         if as_needed != (self.arrival_rate_per_s is None):
             raise ConfigError(

@@ -372,6 +372,12 @@ class Strategy:
         return None
 
 
+def check_fits(field: str, number: int | None, clients: int) -> None:
+    """Raise `ConfigError` if ``strategy.FIELD`` asks for more clients than the fleet has."""
+    if number is not None and number > clients:
+        raise ConfigError(f"strategy.{field} must be at most the fleet's {clients} clients, got {number}")
+
+
 def _check_vectors(kind: type[Strategy]) -> None:
     for field in ("vectors", "server_vectors", "client_vectors"):
         names = getattr(kind, field)

@@ -9,7 +9,7 @@ from typing import Any
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count
 from edgefl.strategies.asynchronous import Asynchronous
-from edgefl.strategies.base import Step, Update, View
+from edgefl.strategies.base import Step, Update, View, check_fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,7 @@ class Buffered(Asynchronous):
     def check(self, clients: int) -> None:
         super().check(clients)
         size = self.size(clients)
-        if size > clients:
-            raise ConfigError(
-                f"strategy.buffer_size must be at most the fleet's {clients} clients, got {size}"
-            )
+        check_fits("buffer_size", size, clients)
         if self.restart == "new-version" and self.concurrency is not None and size > self.concurrency:
             raise ConfigError(
                 f"strategy.buffer_size must be at most strategy.concurrency ({self.concurrency}) with "

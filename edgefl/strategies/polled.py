@@ -7,9 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from edgefl.errors import ConfigError
 from edgefl.experiment import Count, Positive
-from edgefl.strategies.base import Client, Step, Strategy, Until, Update, View
+from edgefl.strategies.base import Client, Step, Strategy, Until, Update, View, check_fits
 
 
 @dataclass
@@ -46,11 +45,7 @@ class Polled(Strategy):
         return self.participants or min(10, clients)
 
     def check(self, clients: int) -> None:
-        if self.size(clients) > clients:
-            raise ConfigError(
-                f"strategy.participants must be at most the fleet's {clients} clients, "
-                f"got {self.participants}"
-            )
+        check_fits("participants", self.participants, clients)
 
     def slots(self, clients: int) -> int:
         """One per client: a client does not train while its update is held."""

@@ -12,7 +12,7 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count, NonNegative
 from edgefl.sequences import PatchedSequence, sample
-from edgefl.strategies.base import Client, Step, Strategy, Update, View
+from edgefl.strategies.base import Client, Step, Strategy, Update, View, check_fits
 
 
 @dataclass
@@ -67,10 +67,7 @@ class Rounds(Strategy):
         return math.ceil(round(self.over_selection * self.size(clients), 9))
 
     def check(self, clients: int) -> None:
-        if self.cohort is not None and self.cohort > clients:
-            raise ConfigError(
-                f"strategy.cohort must be at most the fleet's {clients} clients, got {self.cohort}"
-            )
+        check_fits("cohort", self.cohort, clients)
         if self.members(clients) > clients:
             raise ConfigError(
                 f"strategy.over_selection × strategy.cohort must be at most the fleet's {clients} clients, "

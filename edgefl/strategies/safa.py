@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from edgefl.errors import ConfigError
 from edgefl.experiment import Count, Positive
-from edgefl.strategies.base import Client, Step, Strategy, Update, View
+from edgefl.strategies.base import Client, Step, Strategy, Update, View, check_fits
 
 
 @dataclass
@@ -63,11 +62,7 @@ class SAFA(Strategy):
         return self.participants or min(10, clients)
 
     def check(self, clients: int) -> None:
-        if self.size(clients) > clients:
-            raise ConfigError(
-                f"strategy.participants must be at most the fleet's {clients} clients, "
-                f"got {self.participants}"
-            )
+        check_fits("participants", self.participants, clients)
 
     @property
     def lockstep(self) -> bool:
