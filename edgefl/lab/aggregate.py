@@ -48,7 +48,7 @@ _CALM_S = 0.04
 """Pause after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
 """A larger row takes minutes, and exceeds the caches no less."""
-BELIEVED = {
+HOST_LIMITS = {
     "others": ("cores used by other programs", 0.10),
     "steal": (STOLEN, STEAL_MAX),
     "throttled": (THROTTLED, THROTTLED_MAX),
@@ -126,7 +126,7 @@ def doubts(usage: dict[str, float | None], figures: dict[str, dict[str, Any]]) -
     ['cores used by other programs 41.0%, at most 10% is allowed']
     """
     found = [
-        line for name, (what, most) in BELIEVED.items() for line in exceeded(what, usage.get(name), most)
+        line for name, (what, most) in HOST_LIMITS.items() for line in exceeded(what, usage.get(name), most)
     ]
     spreads = {name: each["spread"] for name, each in figures.items() if name in ONE_THREAD}
     worst = max(spreads, key=lambda name: spreads[name])

@@ -96,7 +96,7 @@ def _predicted(make: Make, shape: tuple[int, ...], batch: int) -> list[float]:
 def _grown_mib(make: Make, shape: tuple[int, ...], batch: int) -> float:
     """Train two steps as a client does; the peak while the network is made does not count."""
     _libc.mallopt(_MMAP_THRESHOLD, 1 << 16)
-    kept = make()  # what is imported and cached then is no network's
+    kept = make()  # its imports and caches must not count as the network's memory
     x, y = np.ones((batch, *shape), np.float32), np.zeros(batch, np.int64)
     del kept
     gc.collect()

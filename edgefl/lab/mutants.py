@@ -77,7 +77,7 @@ class BenchWeights(FedStaleWeight):
         return size * staleness
 
     def arrive(self, state: Expectation, update: Update, view: View) -> Sequence[Update]:
-        older = state.credit.get(update.client)  # the benchmark has
+        older = state.credit.get(update.client)
         state.credit[update.client] = float(update.staleness)
         if older is not None:
             super().arrive(state, update._replace(staleness=int(older)), view)

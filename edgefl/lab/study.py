@@ -41,7 +41,7 @@ class Finding(NamedTuple):
     source: str
     """Place of the claim in the paper."""
     paper: str
-    """Figure in the paper."""
+    """The paper's figure."""
     ours: str
     verdict: Verdict
     note: str = ""

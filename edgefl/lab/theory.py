@@ -233,7 +233,7 @@ class Short(NamedTuple):
     running: list[float]
     credit: list[float]
     owed: list[float]
-    """Largest credit of a client at the end, in updates of its own fair weight."""
+    """Largest credit of a client at the end ÷ the fair weight of one of its updates."""
 
 
 def measure(cap: float, slow_by: float, versions: int, seeds: Sequence[int], churn: bool = False) -> Short:

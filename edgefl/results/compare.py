@@ -179,7 +179,7 @@ TERMINAL_HEADS = {"Run": "run", ">Accuracy": ">accuracy", ">Slow classes": ">slo
 
 
 def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
-    """The row's figures at the end by heading; without accuracies unless a row is ``scored``."""
+    """The figures of a row's last models, by heading; without accuracies unless a row is ``scored``."""
     f = row.figures
     shares = {">Accuracy": share(f["accuracy"]), ">Slow classes": share(f["slow_accuracy"])}
     return {

@@ -231,7 +231,7 @@ class Record:
 
     @cached_property
     def evaluations(self) -> list[EvaluationRow]:
-        """The measurements, by version. A NaN accuracy or loss is NaN."""
+        """The measurements, by version. An accuracy or loss that was not measured is NaN."""
         return self._rows(EvaluationRow, "evaluations ORDER BY version")
 
     @cached_property

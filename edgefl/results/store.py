@@ -108,7 +108,7 @@ class Store:
             # readers never wait for the writer, and a commit is one append
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_copy_log` sees to it
+            self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_copy_log` copies the log
             if fresh:
                 # the stamp is in the tables' transaction: a half-made file is never taken for a record
                 self._db.executescript(

@@ -1,6 +1,6 @@
 """The tail of a record: a writer's calls since its last commit, in memory that outlives the writer.
 
-An SQLite commit takes a fifth of the server's time per trip, copying a few hundred bytes next to nothing. So
+An SQLite commit takes a fifth of the server's time per trip; copying a few hundred bytes takes almost none. So
 the writer copies what must survive its death to the tail, and commits twenty times a second.
 """
 

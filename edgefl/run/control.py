@@ -246,7 +246,7 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     killed: str = "server"
     """Name of the process whose death ended the last server: "server" or "zygote"."""
     recover: bool = False
-    """Continue from the buffer and the record, which match, and not from a checkpoint."""
+    """Continue from the buffer and the record, which belong together, instead of from a checkpoint."""
     door: str = ""
     """Address for peers on other machines, ``tcp://HOST:PORT``; the port may be ``*``."""
     states: bool = False

@@ -1,6 +1,6 @@
 """The server's process: builds the parts of a new, resumed or recovered run, and runs the loop.
 
-A new run's known facts are recorded first.
+It first records the facts of a new run that are known before it starts.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class WebReply(NamedTuple):
 
 
 Answer = Callable[[str], WebReply | None]
-"""Maps a path to a reply, or to None if there is nothing."""
+"""Maps a path to a reply, or to None if the path does not exist."""
 
 
 class _Refused(Exception):
