@@ -1,7 +1,7 @@
 """The run record's tables as typed rows.
 
 Each row type is one table of ``record.sqlite``: a field is a column, the first one the primary key. Rows take
-keywords only, because two swapped columns would not be noticed. Times in ``_s`` are emulated seconds since the
+keywords only, because swapped columns would go unnoticed. Times in ``_s`` are emulated seconds since the
 start of the run, those in ``wall_s`` seconds of this machine.
 """
 

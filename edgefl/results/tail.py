@@ -1,7 +1,7 @@
 """The tail of a record: a writer's calls since its last commit, in memory that outlives the writer.
 
-An SQLite commit takes a fifth of the server's time per trip; copying a few hundred bytes takes almost none. So
-the writer copies what must survive its death to the tail, and commits twenty times a second.
+An SQLite commit takes a fifth of the server's time per trip; copying a few hundred bytes takes almost none.
+The writer copies what must survive its death to the tail, and commits twenty times a second.
 """
 
 from __future__ import annotations
