@@ -1,16 +1,15 @@
 """The ``edgefl`` command. Each command imports what it needs when it runs, so that help is immediate.
 
     __init__     the app, exit codes, errors as one line
-    run          run, resume, compare, report, trace, verify
-    nodes        serve, join
+    run          run, resume, compare, report, trace, verify, keys
+    nodes        serve, join, keygen
     sweep        sweep, export
     predict      predict; predict_code: its --code
     programs     exec
     flower       flower
-    profiles     profiles, calibrate
-    measure      measure
+    profiles     profiles
+    measure      measure, calibrate
     doctor       doctor
-    keys         keys, keygen
     lab          reproduce; chaos; bench aggregate, fidelity, ingest, memory, spawn, truth
     gate         gate comment, gate badge
     paths        options of several commands, with checks of files and folders
@@ -38,7 +37,6 @@ from edgefl.cli import (
     doctor,
     flower,
     gate,
-    keys,
     lab,
     measure,
     nodes,
@@ -61,8 +59,8 @@ app = typer.Typer(
 )
 for command in (
     run.run, run.resume, run.compare, run.report, run.trace, run.verify, nodes.serve, nodes.join,
-    sweep.sweep, sweep.export, keys.keys, keys.keygen, predict.predict, flower.flower, lab.reproduce,
-    lab.chaos, profiles.calibrate, measure.measure, doctor.doctor,
+    sweep.sweep, sweep.export, run.keys, nodes.keygen, predict.predict, flower.flower, lab.reproduce,
+    lab.chaos, measure.calibrate, measure.measure, doctor.doctor,
 ):  # fmt: skip
     app.command()(command)
 app.command("exec", context_settings={"allow_interspersed_args": False})(programs.execute)

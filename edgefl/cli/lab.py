@@ -17,7 +17,7 @@ from edgefl.lab import PAPERS
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
-    from edgefl.lab.chaos_findings import Findings
+    from edgefl.lab.outcome import Findings
     from edgefl.lab.study import Curves, Finding, Study
 
 Json = Annotated[
@@ -163,8 +163,8 @@ def reproduce(
         if not quiet:
             say(text, err=True)
 
+    from edgefl.lab.claims import corrected, correction
     from edgefl.lab.study import verdict_table, write_report
-    from edgefl.lab.verdicts import corrected, correction
     from edgefl.results.run_folder import require_free
 
     require_free(folder, "findings")
@@ -208,7 +208,7 @@ def _judged(
     tell: Callable[[str], None],
 ) -> tuple[Curves, list[Finding]]:
     """Make the runs of a study and judge them; if ``tune``, first choose the learning rates."""
-    from edgefl.lab.verdicts import examined
+    from edgefl.lab.claims import examined
 
     try:
         if tune:

@@ -1,15 +1,17 @@
-"""``edgefl measure``: the time of each class of operation on a device."""
+"""``edgefl measure``: the time of each class of operation on a device; ``calibrate``: this host's rates."""
 
 from __future__ import annotations
 
 import json
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from edgefl.cli.paths import file_option, put
+from edgefl.cli.paths import AsJson, file_option, put
 from edgefl.errors import ConfigError
 from edgefl.terminal import say
 
@@ -52,3 +54,35 @@ def measure(
 
 def _tell(line: str) -> None:
     say(line, err=True)
+
+
+def calibrate(
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again even if the last result is still valid.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this machine's compute rates."""
+    from edgefl.devices.code import UNITS
+    from edgefl.host.calibration import EXPIRES_S
+    from edgefl.host.calibration import calibrate as measure
+
+    found = measure(force=fresh)
+    if as_json:
+        say(json.dumps(msgspec.to_builtins(found), indent=2))
+        return
+
+    from edgefl.results.tables import show, table
+
+    rows = [(name, rate.median, unit, 100 * rate.cv) for name, rate, unit in found.measured.rates()]
+    rows += [
+        (f"{name} code", rate.median, UNITS[name], 100 * rate.cv)
+        for name, rate in found.measured.code.items()
+    ]
+    title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
+    show(table(("what", ">median", "", ">CV %"), rows, title=title))
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
+    say(f"per second of CPU time; valid until {until}")
+    cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
+    if arrays_mib < 2 * cache_mib:
+        say(f"the triad's arrays ({arrays_mib:.0f} MiB) are less than twice the cache ({cache_mib:.0f} MiB)")

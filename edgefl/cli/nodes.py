@@ -1,4 +1,4 @@
-"""``edgefl serve``: run an experiment on nodes; ``edgefl join``: host clients of such a run."""
+"""``edgefl serve``: run an experiment on nodes; ``join``: host clients of it; ``keygen``: their keys."""
 
 from __future__ import annotations
 
@@ -124,3 +124,14 @@ def join(
     known = None if key is None else keys.read(key)
     outcome = node.join(address, known, workers=workers, device=device, as_is=as_is)
     say(f"the run has ended{f': {outcome}' if outcome else ''}")
+
+
+def keygen(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the keys, created if missing.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Hosts that may join.")] = None,
+) -> None:
+    """Create key pairs for the server and the hosts that may join."""
+    from edgefl.zeromq.keys import make
+
+    for path in make(folder, names or []):
+        say(str(path))

@@ -1,4 +1,4 @@
-"""``edgefl profiles`` (list, show, check, import, fit, scale and export) and ``edgefl calibrate``."""
+"""``edgefl profiles`` (list, show, check, import, fit, scale and export)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import contextlib
 import difflib
 import json
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import msgspec
 import typer
 from typer.core import TyperGroup
 
@@ -416,38 +414,6 @@ def _loaded(name: str) -> Profile:
     if not is_path(name) and name not in bundled:
         raise ProfileError(unknown("profile", name, bundled))
     return as_written(kind_of(read_tables(Path(name))) if is_path(name) else bundled[name], name)
-
-
-def calibrate(
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure again even if the last result is still valid.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure this machine's compute rates."""
-    from edgefl.devices.code import UNITS
-    from edgefl.host.calibration import EXPIRES_S
-    from edgefl.host.calibration import calibrate as measure
-
-    found = measure(force=fresh)
-    if as_json:
-        say(json.dumps(msgspec.to_builtins(found), indent=2))
-        return
-
-    from edgefl.results.tables import show, table
-
-    rows = [(name, rate.median, unit, 100 * rate.cv) for name, rate, unit in found.measured.rates()]
-    rows += [
-        (f"{name} code", rate.median, UNITS[name], 100 * rate.cv)
-        for name, rate in found.measured.code.items()
-    ]
-    title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
-    show(table(("what", ">median", "", ">CV %"), rows, title=title))
-    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
-    say(f"per second of CPU time; valid until {until}")
-    cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
-    if arrays_mib < 2 * cache_mib:
-        say(f"the triad's arrays ({arrays_mib:.0f} MiB) are less than twice the cache ({cache_mib:.0f} MiB)")
 
 
 def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:

@@ -1,4 +1,4 @@
-"""``edgefl run``, ``resume``, ``compare``, ``report``, ``trace`` and ``verify``."""
+"""``edgefl run``, ``resume``, ``compare``, ``report``, ``trace``, ``verify`` and ``keys``."""
 
 from __future__ import annotations
 
@@ -230,6 +230,22 @@ def verify(
     else:
         say("no update arrived in this run; its initial model is the same")
     say(f"model_sha256 {found.model_sha256}")
+
+
+def keys(
+    which: Annotated[
+        str, typer.Argument(metavar="[TABLE]", help="fleet, training, stop …, or strategy.NAME.")
+    ] = "",
+) -> None:
+    """List the keys of an experiment, or of one table or strategy."""
+    from edgefl.config import keys as known
+    from edgefl.results import tables
+
+    rows = []
+    for key in known.keys(which):
+        meaning = key.meaning.replace("``", "")
+        rows.append((key.name, key.default or "–", f"{meaning} Allowed: {key.allowed}."))
+    tables.show(tables.table(("key", "default", "meaning"), rows))
 
 
 def _cluster(

@@ -6,8 +6,8 @@ ledger          running tasks, held updates and counters; the View that strategi
 strategy_calls  calls a strategy's methods and validates their results
 evaluations     which versions are evaluated; early stopping, and detection of a run that no longer changes
 deaths          what a client's death means: for its task, and whether and when it returns
-participation   limits on each client's participation in a private run
-arrivals        arrival times of clients, for strategies with an arrival process
+participation   limits on each client's participation in a private run; arrival times, for strategies with
+                an arrival process
 """
 
 from __future__ import annotations

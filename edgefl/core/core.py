@@ -21,12 +21,13 @@ from statistics import fmean
 from typing import Any
 
 from edgefl import experiment
-from edgefl.core import arrivals, events
+from edgefl.core import events
 from edgefl.core import strategy_calls as calls
 from edgefl.core.deaths import Deaths, consequence
 from edgefl.core.evaluations import Patience, Periods, Standstill
 from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
 from edgefl.core.ledger import Ledger
+from edgefl.core.participation import Schedule
 from edgefl.errors import RunError
 from edgefl.experiment import NO_PROGRESS
 from edgefl.seeds import stream
@@ -94,7 +95,7 @@ class Core(Ledger):
         self._cuts = type(strategy).until is not Strategy.until
         self._state = calls.call(strategy, "begin", self.devices)
         process = strategy.arrivals()
-        self._schedule = None if process is None else arrivals.Schedule(process, stream(seed, "arrivals"))
+        self._schedule = None if process is None else Schedule(process, stream(seed, "arrivals"))
         self._handlers: dict[type, Callable[[Any, list[Action]], bool]] = {
             Joined: self._joined,
             Left: self._left,

@@ -13,14 +13,13 @@ truth        predicted beside measured step times of all devices and this host, 
 board_truth  predicted beside measured rates of boards, for code that is not torch
 phone_truth  predicted beside measured inference times on phones
 workloads    what clients compute in a bench instead of training
-chaos        kills processes of a run and resumes it until it is done; outcome judges the result,
-             chaos_findings reports it
+chaos        kills processes of a run and resumes it until it is done; outcome judges and counts the results
 verify       recomputes a finished run from its journal (``edgefl verify``)
 study        a paper's settings, arms, runs and verdicts; its table, page and summary.json; tuning: its steps
 studies      loads a study from experiments/papers/studies; fedbuff, fedstaleweight, ablations_fedbuff and
              ablations_privacy add claims that are not races
-claims       comparisons of two algorithms, judged by a paper's claim (statistics: edgefl.results)
-mutants      wrong implementations that a claim must reject; verdicts: the power of a study's verdicts
+claims       comparisons of two algorithms, judged by a paper's claim, and limits on the errors of verdicts
+mutants      wrong implementations that a claim must reject
 theory       theorems of the papers, measured: influence has the arrivals, convergence the descents on the
              problem in quadratic
 """

@@ -28,7 +28,7 @@ from edgefl.experiment import Experiment
 from edgefl.host.children import kill_all
 from edgefl.host.process import adopt_orphans
 from edgefl.lab import outcome
-from edgefl.lab.chaos_findings import KINDS, PLACES, DisturbedRun, Findings, Kill
+from edgefl.lab.outcome import KINDS, PLACES, DisturbedRun, Findings, Kill
 from edgefl.results.record import Record
 from edgefl.results.rows import FILE_NAME
 from edgefl.results.run_folder import EXPERIMENT_FILE

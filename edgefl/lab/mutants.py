@@ -1,7 +1,7 @@
 """Wrong implementations of the strategies, which measure the power of verdicts of `edgefl reproduce`.
 
 A mutant replaces the arm of a claim, with the arm's settings, steps and seeds. If a mutant gets the arm's
-verdict, the claim does not show that the arm is correct (`edgefl.lab.verdicts`).
+verdict, the claim does not show that the arm is correct (`edgefl.lab.claims`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from edgefl.run.sweep import finished, warm
 Verdict = Literal[
     "reproduced", "holds", "smaller", "not reproduced", "not settled", "same runs", "out of reach"
 ]
-"""``holds``: a mutant of the arm gets "reproduced" too (`edgefl.lab.verdicts`)."""
+"""``holds``: a mutant of the arm gets "reproduced" too (`edgefl.lab.claims`)."""
 
 
 class Finding(NamedTuple):

@@ -4,8 +4,7 @@
     models.py      built-in models by name, timm's, and the user's own; networks.py: models from papers
     benchmark_networks.py  networks with training times measured on phones
     data.py        data sets by name, and the user's own
-    image_sets.py  digits, MNIST, FashionMNIST, CIFAR-10
-    number_sets.py scikit-learn's diabetes: a regression data set
+    published_sets.py  digits, MNIST, FashionMNIST, CIFAR-10, and diabetes, a regression data set
     leaf.py        the data sets of the LEAF benchmark
     array_set.py   arrays in a safetensors file
     dataset.py     examples in memory, converted to float32 one batch at a time

@@ -21,18 +21,18 @@ from edgefl.experiment import Data
 from edgefl.files import cache_folder
 from edgefl.learning.array_set import PARTS, load_arrays
 from edgefl.learning.dataset import Dataset, Examples, Images, Targets, Tokens
-from edgefl.learning.image_sets import (
+from edgefl.learning.leaf import find_leaf, load_leaf
+from edgefl.learning.published_sets import (
     BATCHES,
     TEST_BATCH,
     find_cifar,
     find_idx,
     load_cifar,
+    load_diabetes,
     load_digits,
     load_idx,
     redraw_split,
 )
-from edgefl.learning.leaf import find_leaf, load_leaf
-from edgefl.learning.number_sets import load_diabetes
 from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
 

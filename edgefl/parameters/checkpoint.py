@@ -22,7 +22,7 @@ from edgefl import failpoints, kernels
 from edgefl.errors import ConfigError
 from edgefl.files import PARTIAL, flush_folder, make_folder, replace
 from edgefl.kernels.arguments import Floats
-from edgefl.parameters.update_format import Raw
+from edgefl.parameters.buffer import Raw
 
 FORMAT = "edgefl-5"
 KEEP = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgefl.parameters.update_format import Raw
+from edgefl.parameters.buffer import Raw
 
 TAIL_BYTES = 2**20
 _WORDS = 2

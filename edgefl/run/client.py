@@ -22,8 +22,7 @@ from edgefl.host.held import Cost, HeldPhase
 from edgefl.host.memory import Growth
 from edgefl.host.pacing import Pacer, Phase, PhaseTime
 from edgefl.kernels.arguments import Floats
-from edgefl.parameters.buffer import ParameterBuffer, TripPhase
-from edgefl.parameters.update_format import Raw
+from edgefl.parameters.buffer import ParameterBuffer, Raw, TripPhase
 from edgefl.run import control, messages
 from edgefl.run.connection import Connection
 from edgefl.run.transport import CLIENT_ENDS

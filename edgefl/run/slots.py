@@ -23,8 +23,7 @@ from edgefl.errors import RunError, SlotError
 from edgefl.experiment import Experiment
 from edgefl.kernels.arguments import SCALE_BLOCK, Doubles, Floats, Update
 from edgefl.kernels.steps import ServerOptimizer, start
-from edgefl.parameters.buffer import ParameterBuffer, SlotState, blocks
-from edgefl.parameters.update_format import Raw, with_scales
+from edgefl.parameters.buffer import ParameterBuffer, Raw, SlotState, blocks, with_scales
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import Source
 from edgefl.results.rows import Aggregation

@@ -13,8 +13,7 @@ import numpy as np
 from edgefl.devices.link import ALIGN_BYTES
 from edgefl.errors import SlotError, WireError
 from edgefl.kernels.arguments import Floats
-from edgefl.parameters.buffer import ParameterBuffer, SlotState
-from edgefl.parameters.update_format import Raw
+from edgefl.parameters.buffer import ParameterBuffer, Raw, SlotState
 from edgefl.run.messages import Chunk, Task, encode
 from edgefl.zeromq.sockets import Frame
 

@@ -11,8 +11,7 @@ import numpy as np
 from edgefl import failpoints, kernels
 from edgefl.kernels.arguments import Floats, Update
 from edgefl.kernels.selection import select
-from edgefl.parameters.buffer import ParameterBuffer, blocks
-from edgefl.parameters.update_format import Raw, with_scales
+from edgefl.parameters.buffer import ParameterBuffer, Raw, blocks, with_scales
 from edgefl.run.messages import Cut, Task, TaskResult, TripTimes
 from edgefl.strategies.base import TripInputs, Until
 

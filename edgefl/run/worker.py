@@ -12,8 +12,7 @@ import numpy as np
 
 from edgefl import failpoints
 from edgefl.errors import SlotError, WireError
-from edgefl.parameters.buffer import ParameterBuffer
-from edgefl.parameters.update_format import Raw
+from edgefl.parameters.buffer import ParameterBuffer, Raw
 from edgefl.run import control, messages
 from edgefl.run.connection import Cancelled, Connection, Leave
 from edgefl.run.transport import CLIENT_ENDS

@@ -35,7 +35,7 @@ from edgefl.learning.rule import LocalRule, check_terms
 from edgefl.learning.train import Trainer, TrainResult
 from edgefl.learning.work import batch_work, traced_work
 from edgefl.loading import load_attribute
-from edgefl.parameters.update_format import FORMATS
+from edgefl.parameters.buffer import FORMATS
 from edgefl.run.assessor import Assessor
 from edgefl.run.control import Fingerprint, FirstTrip, Prepared
 from edgefl.run.messages import ClientScores

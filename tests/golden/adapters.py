@@ -127,9 +127,9 @@ def race_verdict(found: Any, paper: float | None, seeds: int) -> tuple[str, floa
 
 def corrected(claims: Sequence[tuple[Any, float | None, Mapping[str, Any]]]) -> list[str]:
     """What ``edgefl reproduce`` says of claims: verdict, p-value and mutants of each, and of all together."""
+    from edgefl.lab.claims import corrected as all_of
+    from edgefl.lab.claims import correction
     from edgefl.lab.study import Finding
-    from edgefl.lab.verdicts import corrected as all_of
-    from edgefl.lab.verdicts import correction
 
     given = [
         Finding(f"claim {n}", "", "", "", verdict, mine=("A",), p=p, mutants=mutants)

@@ -16,7 +16,7 @@ from edgefl.cli import main
 from edgefl.lab import outcome
 from edgefl.lab.chaos import Command as Killable
 from edgefl.lab.chaos import Plan, _RandomKiller, _Round
-from edgefl.lab.chaos_findings import PLACES, Findings
+from edgefl.lab.outcome import PLACES, Findings
 from edgefl.results.store import Store
 from edgefl.seeds import stream
 from tests.reports import version

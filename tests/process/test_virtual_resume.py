@@ -194,7 +194,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from edgefl.learning.image_sets import load_digits
+from edgefl.learning.published_sets import load_digits
 
 
 def load(spec, seed):

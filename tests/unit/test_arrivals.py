@@ -11,8 +11,8 @@ from scipy import stats
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core.arrivals import Schedule
 from edgefl.core.events import Joined, Left, Ticked, Train, Wake
+from edgefl.core.participation import Schedule
 from edgefl.errors import ConfigError, RunError
 from edgefl.strategies import View, resolve
 from edgefl.strategies.base import Arrivals

@@ -15,7 +15,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Data
 from edgefl.learning import data
 from edgefl.learning.data import DEBIAN, Dataset, Images, load_data
-from edgefl.learning.image_sets import held_out
+from edgefl.learning.published_sets import held_out
 
 STEMS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 

@@ -17,8 +17,7 @@ from edgefl.core import Core
 from edgefl.core.events import Sum
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Privacy
-from edgefl.parameters.buffer import ParameterBuffer, Shape
-from edgefl.parameters.update_format import with_scales
+from edgefl.parameters.buffer import ParameterBuffer, Shape, with_scales
 from edgefl.privacy import source
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import KEY_FILE, Secret, Seeded, source_of

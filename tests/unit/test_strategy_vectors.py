@@ -15,8 +15,7 @@ from edgefl.core.events import Sum
 from edgefl.errors import ConfigError, RunError
 from edgefl.kernels.steps import ServerOptimizer
 from edgefl.learning.rule import LocalRule, check_terms
-from edgefl.parameters.buffer import ParameterBuffer, Shape, blocks
-from edgefl.parameters.update_format import with_scales
+from edgefl.parameters.buffer import ParameterBuffer, Shape, blocks, with_scales
 from edgefl.run.slots import Aggregator
 from edgefl.strategies import LocalTerms, Step, VectorSum
 from edgefl.strategies.fedavg import FedAvg

@@ -9,8 +9,7 @@ import pytest
 
 from edgefl import kernels
 from edgefl.errors import RunError
-from edgefl.parameters.buffer import PAGE, ParameterBuffer, Shape
-from edgefl.parameters.update_format import FORMATS, with_scales
+from edgefl.parameters.buffer import FORMATS, PAGE, ParameterBuffer, Shape, with_scales
 
 SIZE = 1000
 NAMES = sorted(FORMATS)

@@ -11,12 +11,12 @@ import pytest
 
 from edgefl import config
 from edgefl.lab import PAPERS, fedbuff
+from edgefl.lab.claims import corrected, correction, examined, mutated
 from edgefl.lab.convergence import Ratio
 from edgefl.lab.fedstaleweight import PAPER
 from edgefl.lab.mutants import MUTANTS, STALENESS
 from edgefl.lab.studies import load
 from edgefl.lab.study import Arm, Curves, Finding, Study, verdict
-from edgefl.lab.verdicts import corrected, correction, examined, mutated
 from edgefl.results.rows import EvaluationRow
 from edgefl.results.statistics import difference, higher, p_of_ratio, p_value, ratio
 from edgefl.strategies import resolve
