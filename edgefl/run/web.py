@@ -9,8 +9,7 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,26 +36,17 @@ def listening(port: int = 0) -> socket.socket:
     ...     page.getsockname()[0]
     '127.0.0.1'
     """
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(("127.0.0.1", port))
-        found.listen(128)
+        return socket.create_server(("127.0.0.1", port), backlog=128)
     except (OSError, OverflowError) as error:
-        found.close()
-        why = getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None)
+        why = os.strerror(number) if number else str(error)
         raise ConfigError(f"--web-port {port}: {why}; another port is allowed, or 0 for any") from None
-    return found
 
 
-@contextmanager
-def page_socket(port: int | None) -> Iterator[socket.socket | None]:
+def page_socket(port: int | None) -> AbstractContextManager[socket.socket | None]:
     """Provide a `listening` socket during a run; None if ``port`` is None, for a run that is not shown."""
-    if port is None:
-        yield None
-        return
-    with listening(port) as page:
-        yield page
+    return nullcontext() if port is None else listening(port)
 
 
 def with_page(view: RunView, listener: socket.socket | None, folder: Path) -> RunView:
