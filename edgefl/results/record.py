@@ -279,20 +279,26 @@ class Record:
             yield from read_events(self._db)
 
     def moves(self) -> Iterator[Joined | Left]:
-        """The clients' arrivals and departures, in order, without decoding the other events."""
+        """The clients' arrivals and departures, in order, without decoding the other events.
+
+        A death is a departure if the client was connected, or was finishing its last trip, and leaves by it.
+        """
         tags = (b"\xa6joined", b"\xa4left", b"\xa4died")
         statement = f"SELECT event FROM journal WHERE {' OR '.join(['instr(event, ?)'] * 3)} ORDER BY seq"
-        here: set[int] = set()
+        here, finishing = set[int](), set[int]()
         with self._errors():
             for (encoded,) in self._db.execute(statement, tags):
                 event = event_decoder.decode(encoded)
                 if isinstance(event, Died):
-                    event = consequence(event, private=self.meta.privacy is not None) or event
+                    on_trip = event.client in finishing and (event.declared or event.task is not None)
+                    if event.client in here or on_trip:
+                        event = consequence(event, private=self.meta.privacy is not None) or event
                 if isinstance(event, Joined):
                     here.add(event.client)
                     yield event
-                elif isinstance(event, Left) and event.client in here:
-                    here.remove(event.client)
+                elif isinstance(event, Left):
+                    here.discard(event.client)
+                    (finishing.add if event.finishes else finishing.discard)(event.client)
                     yield event
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from edgefl.core.events import Arrived, Event, Joined, Left, Summed
+from edgefl.core.events import Arrived, Died, Event, Joined, Left, Summed
 from edgefl.errors import ConfigError, FolderTaken, RunError
 from edgefl.experiment import Privacy
 from edgefl.files import write_text
@@ -351,6 +351,7 @@ def test_names_from_outside_are_only_text(tmp_path: Path) -> None:
 
 
 def attendance(folder: Path, *events: Event, clients: int = 2, emulated_s: float = 10.0) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
     with Store(folder) as store:
         store.clients([client(number) for number in range(clients)])
         for event in events:
@@ -375,6 +376,14 @@ def test_time_between_joining_and_leaving_counts(tmp_path: Path) -> None:
         "returned": 1,
         "reasons": {"battery": 1, "offline": 1},
     }
+
+
+def test_a_death_is_a_departure_of_a_client_that_is_there(tmp_path: Path) -> None:
+    died = Died(0, 4.0, "died", declared=True)
+    found = attendance(tmp_path / "lost", Joined(0, 0.0), Joined(1, 0.0), died, Died(0, 6.0, "signal 9"))
+    assert (found["left"], found["reasons"], found["online_share"]) == (1, {"died": 1}, 0.7)
+    found = attendance(tmp_path / "finishing", Joined(0, 0.0), Left(0, 3.0, "offline", finishes=True), died)
+    assert found["reasons"] == {"died": 1, "offline": 1}
 
 
 @pytest.mark.parametrize(
