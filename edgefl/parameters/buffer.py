@@ -4,7 +4,7 @@
     ring headers   64 bytes each: the entry's version
     slot headers   64 bytes each: the update's client, task, base version, checksum and state
     ring           one model and the server optimiser's state vectors per entry, float32[D] each
-    slots          one update each, in the run's `edgefl.parameters.buffer`
+    slots          one update each, in the run's `UpdateFormat`
     sides          per client: which of its two kept blocks is current, and since which task
     kept           two blocks per client for what it keeps from trip to trip: its strategy's vectors, and the
                    rounding errors of its last update if error feedback is on
@@ -358,8 +358,10 @@ def _anonymous_file() -> int:
     return fd
 
 
-Raw = npt.NDArray[np.uint8]
+# ---- formats of updates: values, then, for int8, padding to 4 bytes and a float32 scale per block ----------
 
+Raw = npt.NDArray[np.uint8]
+"""The bytes of an update, as transports and checkpoints treat it."""
 _SCALES_FACTOR = 0x9E3779B97F4A7C15
 """Weight of the scales' checksum. It is odd, so that different scale checksums give different products; its
 mixed bits avoid cancellation with the values' checksum."""

@@ -10,12 +10,12 @@ from edgefl.core.events import Arrived
 from edgefl.lab.outcome import Acknowledged, log_problems, read_log
 from edgefl.results.rows import TripRow
 from edgefl.results.store import Store
-from edgefl.run.client import VARIABLE, Witness
+from edgefl.run.client import WITNESS, Witness
 
 
 def account(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two clients with a trip each that was acknowledged; one is in its next, which was not."""
-    monkeypatch.setenv(VARIABLE, str(path))
+    monkeypatch.setenv(WITNESS, str(path))
     for client in (0, 1):
         witness = Witness(client)
         witness.next_task()
@@ -57,7 +57,7 @@ def test_what_is_lost_taken_twice_or_another_is_a_problem(
 
 
 def test_nothing_is_written_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(WITNESS, raising=False)
     monkeypatch.chdir(tmp_path)
     Witness(0).done(0, 1)
     assert list(tmp_path.iterdir()) == []
