@@ -109,7 +109,7 @@ def read_experiment(
         from edgefl.hosts import nodes
 
         if found.server.transport == "shm":
-            say("edgefl: server.transport is 'wire' on nodes, which share no memory, not 'shm'", err=True)
+            say("edgefl: server.transport is 'wire' on nodes: they share no memory, as 'shm' needs", err=True)
         nodes.on_nodes(found, file.parent.absolute())
     return found
 

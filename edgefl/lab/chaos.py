@@ -319,8 +319,7 @@ class _FailpointKiller:
         return ""
 
     def _next(self, place: str) -> None:
-        """Update the counts after a client or the present server died at its failpoint, or a server missed
-        it."""
+        """Update the counts after a process died at ``place``; "": the server did not reach its failpoint."""
         if place:
             self._left[place] = self._left.get(place, 0) - 1
         if place != "die":

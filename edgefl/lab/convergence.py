@@ -41,9 +41,9 @@ class Ratio(NamedTuple):
 
     @property
     def p(self) -> float | None:
-        """p-value of chance agreement for a true mean ratio ``within`` from 1; None with fewer than 3 seeds.
+        """p-value of agreement by chance if the true mean ratio were ``within`` above or below 1.
 
-        It is the larger of two one-sided tests (an equivalence test).
+        It is the larger of two one-sided tests (an equivalence test); None with fewer than 3 seeds.
         """
         if len(self.ratios) < 3:
             return None

@@ -208,7 +208,7 @@ class Kill(msgspec.Struct):
     kind: str
     round: int
     command: int
-    """Number of the round's command that it hit, from 1."""
+    """Which of the round's commands was running, counted from 1."""
     at_s: float
     recovery_s: float | None = None
     """Seconds until a version newer than all before was recorded; None if the run ended without one."""

@@ -183,7 +183,7 @@ def _learning(record: Record) -> list[str]:
 
 
 def _scored(record: Record) -> bool:
-    """Returns False for a task that has a loss but no accuracy."""
+    """Return False for a task that has a loss but no accuracy."""
     return is_scored({name: measured(record, name, "trips").size > 0 for name in ("accuracy", "loss")})
 
 
