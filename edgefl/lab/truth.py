@@ -107,9 +107,6 @@ def this_host(say: Say) -> list[ComparedStep]:
     """Measure networks here, on one thread and on all, and predict them by a fit to the measuring kit."""
     import torch
 
-    from edgefl.lab.truth import measure
-    from edgefl.measure import kit
-
     steps = []
     for threads in dict.fromkeys((1, torch.get_num_threads())):
         say(f"this host on {many(threads, 'thread')}")

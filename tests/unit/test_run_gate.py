@@ -50,7 +50,7 @@ def test_a_peer_is_ready_once_and_as_itself_only(parts: Parts) -> None:
     assert peer.last_message_s == parts.hand.at
     for message in (ready(peer, peer=2), ready(peer, epoch=1), ready(peer, role="evaluator")):
         parts.say(peer, message)
-        assert "on another's connection" in refused(parts)
+        assert "on another process's connection" in refused(parts)
 
 
 def test_nobody_answers_for_a_peer_whose_password_it_does_not_know(parts: Parts) -> None:
