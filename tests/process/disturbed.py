@@ -9,7 +9,7 @@ import pytest
 
 import edgefl
 from edgefl import Model, RunError
-from edgefl.core.events import Arrived, Failed, Joined, Left, Ticked
+from edgefl.core.events import Arrived, Died, Failed, Joined, Left, Ticked
 from edgefl.results.record import Record
 from edgefl.run import supervisor
 from tests.process.runs import incidents
@@ -74,7 +74,7 @@ def make(input_shape, classes):
     return Disturbed(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, classes))
 """
 
-AGENDA = Arrived | Failed | Joined | Left | Ticked
+AGENDA = Arrived | Died | Failed | Joined | Left | Ticked
 """Events of the virtual clock's agenda that are on record."""
 
 

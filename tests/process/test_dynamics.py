@@ -13,7 +13,7 @@ import pytest
 import edgefl
 from benchmarks.two_clocks import Agreement, agreement
 from edgefl import Clock, Fleet, Model, Stop, Training
-from edgefl.core.events import Arrived, Joined, Left
+from edgefl.core.events import Arrived, Died, Joined, Left
 from edgefl.experiment import Churn
 from edgefl.results.record import Record
 
@@ -89,7 +89,7 @@ def test_clients_that_are_declared_to_die_are_really_killed(tmp_path: Path) -> N
     figures = edgefl.run(wanted("wall", of, stop=Stop(versions=15)), tmp_path / "run").summary()
     assert figures["versions"] == 15
     check_every_task_has_one_fate(tmp_path / "run", figures)
-    killed = [event for event in events_of(tmp_path / "run", Left) if event.reason == "signal 9"]
+    killed = [event for event in events_of(tmp_path / "run", Died) if event.reason == "signal 9"]
     assert figures["incidents"]["death"] == len(killed)
     assert killed
 

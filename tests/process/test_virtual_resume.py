@@ -14,7 +14,7 @@ import pytest
 
 import edgefl
 from edgefl import Checkpoint, Data, Fleet, RunError, Server, Stop, Training, files
-from edgefl.core.events import Joined, Left
+from edgefl.core.events import Died, Joined, Left
 from edgefl.experiment import Churn
 from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
@@ -54,7 +54,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         versions = [record.versions[name].tolist() for name in ("version", "at_s", "updates", "weight_sum")]
         measured = [(row.version, row.at_s, row.trips, row.accuracy, row.loss) for row in record.evaluations]
         meta = record.meta
-        events = [event for _, event in record.events() if isinstance(event, Joined | Left)]
+        events = [event for _, event in record.events() if isinstance(event, Joined | Left | Died)]
     return {
         "moves": str([(type(event).__name__, event.client, event.at_s) for event in events]),
         "sha256": meta.model_sha256,
@@ -387,12 +387,12 @@ def test_training_that_ends_its_process_is_its_clients_death_and_the_bits_are_th
     with Record(tmp_path / "1") as record:
         own = [(row.client, row.kind, row.detail) for row in record.incidents if row.client is not None]
         at_s = [row.at_s for row in record.incidents if (row.client, row.kind) == (2, "death")]
-        moves = [event for _, event in record.events() if isinstance(event, Joined | Left)]
+        moves = [event for _, event in record.events() if isinstance(event, Joined | Left | Died)]
     assert sorted(own) == [
         (1, "death", "signal 9"),
         *[(2, "death", "exit code 3")] * 5,
         (2, "gave-up", "died 5 times in a row"),
     ]
-    assert [event.at_s for event in moves if event.client == 2 and isinstance(event, Left)] == at_s
+    assert [event.at_s for event in moves if event.client == 2 and isinstance(event, Died)] == at_s
     back = [event.at_s for event in moves if event.client == 2 and isinstance(event, Joined)]
     assert back[1:] == [gone_s + 0.0625 for gone_s in at_s[:4]]
