@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--edgefl-against", metavar="REF", help=against)
     build = "Shell command that prepares the checkout of --edgefl-against, run in its top folder."
     add("--edgefl-build", metavar="COMMAND", help=build)
-    grows = "Percent by which a median of --edgefl-timed may grow (default: 5)."
+    grows = "Percent by which times of --edgefl-timed and --edgefl-against may grow (default: 5)."
     add("--edgefl-tolerance", metavar="PCT", default="5", help=grows)
     never = "Outcome of a test that could not be judged (default: fail)."
     add("--edgefl-invalid", choices=("fail", "skip"), default="fail", help=never)
