@@ -243,18 +243,28 @@ def _hidden(function: Any) -> str | None:
         found, raw = getattr(owner, last), inspect.getattr_static(owner, last)
     except AttributeError:
         found = raw = None
-    if owners and not isinstance(raw, staticmethod):
+    if owners and not isinstance(raw, staticmethod) and not _is_simple(owner):
         return f"{qualname}, a method, which would need its object"
     if found is not function or not inspect.getsourcefile(function):
         return f"{function.__module__}.{qualname}, but this name refers to another object"
     return None
 
 
+def _is_simple(owner: Any) -> bool:
+    """Return True for a class whose objects need no arguments, such as a class of tests."""
+    return inspect.isclass(owner) and owner.__init__ is object.__init__ and owner.__new__ is object.__new__
+
+
 def find(where: FunctionLocation) -> Callable[..., Any]:
-    """Return the function. ConfigError if its module cannot be imported or does not have it."""
+    """Return the function; a method has an object of its own.
+
+    ConfigError if its module cannot be imported or does not have it.
+    """
     try:
-        module: Any = _module(where)
-        return cast(Callable[..., Any], functools.reduce(getattr, where.qualname.split("."), module))
+        *owners, last = where.qualname.split(".")
+        owner: Any = functools.reduce(getattr, owners, _module(where))
+        method = inspect.isclass(owner) and not isinstance(inspect.getattr_static(owner, last), staticmethod)
+        return cast(Callable[..., Any], getattr(owner() if method else owner, last))
     except Exception as error:
         line = " ".join(str(error).split())
         raise ConfigError(f"{where.file}: cannot be imported: {type(error).__name__}: {line}") from error

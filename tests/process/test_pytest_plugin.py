@@ -71,6 +71,14 @@ def test_functions_run_on_their_devices_within_their_memory(pytester: pytest.Pyt
         async def test_a_coroutine():
             steps.step(1)
 
+        @pytest.mark.edge_device("pi-4")
+        class TestSteps:
+            rounds = 2
+
+            def test_method(self):
+                assert self.rounds == 2
+                steps.step(self.rounds)
+
         @pytest.mark.edge_device("pixel-3a")
         def test_hungry(edge_device):
             edge_device.run(steps.hungry)
@@ -82,7 +90,7 @@ def test_functions_run_on_their_devices_within_their_memory(pytester: pytest.Pyt
         """,
     )
     found = pytester.runpytest_inprocess(*OPTIONS, "-Werror", "-v")
-    found.assert_outcomes(passed=4, failed=1)
+    found.assert_outcomes(passed=5, failed=1)
     found.stdout.fnmatch_lines(["*test_itself*pi-4*PASSED*"])
     found.stdout.fnmatch_lines(["E * out of memory on pixel-3a: 512 MiB allowed", "  pixel-3a * FAIL"])
 

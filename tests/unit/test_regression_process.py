@@ -46,7 +46,15 @@ def _take_its_name() -> None:
 _take_its_name()
 
 
+class Test:
+    def run(self) -> int:
+        return 7
+
+
 class Step:
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
     def run(self) -> int:
         return 7
 
@@ -88,7 +96,7 @@ NONE = "must be a function at the top of a module (got "
         (lambda: 7, f"{LOST}a lambda)"),
         (functools.partial(at_the_top), f"{LOST}a partial)"),
         (cached, f"{LOST}a _lru_cache_wrapper)"),
-        (Step().run, f"{LOST}a method)"),
+        (Step(1).run, f"{LOST}a method)"),
         (Step.run, f"{LOST}Step.run, a method, which would need its object)"),
         (Step, f"{LOST}a type)"),
         (inner(), f"{LOST}inner.function, which is inside another function)"),
