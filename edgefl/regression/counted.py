@@ -67,7 +67,9 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     call.limit()
     handle = DeviceHandle(call.device, call.network, 0)
     seed()
+    known = set(sys.modules)
     call.bind(handle)()
+    imported = [name for name in sys.modules if name.startswith("torch.") and name not in known]
     seed()
     run = call.bind(handle)
     _unlimited()
@@ -95,7 +97,7 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     model_s, python_s = device_s(call.device, step), python_seconds(call.device, first.instructions or {})
     return CountedRun(
         first=first, second=second, model_s=model_s, python_s=python_s, processes=parts[0].processes,
-        error_factor=error_factor(call, step, model_s, python_s),
+        error_factor=error_factor(call, step, model_s, python_s), imported=imported,
     )  # fmt: skip
 
 

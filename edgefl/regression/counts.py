@@ -122,6 +122,8 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     """90% factor between a real device's time and the sum of both; None if the profile states neither."""
     processes: bool
     """True if the function started processes, which are not counted here."""
+    imported: list[str] = []
+    """Parts of torch that the first call imported, in order."""
 
     @property
     def seconds(self) -> float:

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,10 @@ class RegressionWorker:
             from edgefl.regression import counted
 
             self._printed = request
-            return self._in_a_fork(lambda: counted.count(call), quiet=False)
+            run = self._in_a_fork(lambda: counted.count(call), quiet=False)
+            if isinstance(run, process.CountedRun):
+                _import_all(run.imported)
+            return run
         except EdgeflError as error:
             return process.Failure("refused", str(error))
 
@@ -82,10 +85,7 @@ class RegressionWorker:
             trial = self._in_a_fork(lambda: repetition.try_out(call, request.shots), quiet=quiet)
             if isinstance(trial, process.TrialRun):
                 assert self._watch is not None
-                # The first optimizer imports 800 modules, which would take a second in each repetition.
-                for name in trial.imported:
-                    with contextlib.suppress(ImportError):
-                        importlib.import_module(name)
+                _import_all(trial.imported)
                 self._measure = repetition.prepared(call, trial, self._watch)
                 become_forkable(request.function.file)
             return trial
@@ -160,6 +160,13 @@ class RegressionWorker:
                     return process.Failure("signal", next(known, str(end)))
                 return process.Failure("raised", f"the function ended its process with {end}")
         return process.Failure("late", f"{self._limit_s:g}")
+
+
+def _import_all(names: Iterable[str]) -> None:
+    """Import what a first call imported: the first optimizer imports 800 modules, a second in each fork."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
