@@ -28,6 +28,7 @@ from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import collect, end_children, fork, has_children
 from edgefl.host.process import STOPS, adopt_orphans, become_child, outlive_parent
 from edgefl.regression import process
+from edgefl.regression.counts import CountedRun
 
 if TYPE_CHECKING:
     from edgefl.regression import repetition
@@ -70,7 +71,7 @@ class RegressionWorker:
 
             self._printed = request
             run = self._in_a_fork(lambda: counted.count(call), quiet=False)
-            if isinstance(run, process.CountedRun):
+            if isinstance(run, CountedRun):
                 _import_all(run.imported)
             return run
         except EdgeflError as error:
