@@ -127,7 +127,7 @@ def run(
     if out is not None:
         return into(Path(out))
     while True:
-        with suppress(FolderTaken):  # by a run that started at the same moment: try the next name
+        with suppress(FolderTaken):  # another run took the name at the same moment: try the next
             return into(new_run_folder(experiment.name))
 
 

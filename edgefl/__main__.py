@@ -12,7 +12,7 @@ from edgefl.processes import stopped_by
 
 def main() -> int:
     """Run the command and return its exit code. Ctrl-C prints one line, even during imports."""
-    _open_what_is_closed()
+    _reopen_closed_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # set by nohup
             signal.signal(number, _stop)
@@ -40,7 +40,7 @@ def _stop(number: int, _: object) -> None:
     raise KeyboardInterrupt
 
 
-def _open_what_is_closed() -> None:
+def _reopen_closed_streams() -> None:
     """Open the null device in place of closed standard streams: no other file must get their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

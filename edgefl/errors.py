@@ -144,7 +144,7 @@ def damaged(what: str) -> Iterator[None]:
     >>> with damaged("runs/a"):
     ...     int("x")
     Traceback (most recent call last):
-    edgefl.errors.ConfigError: runs/a: damaged, or of several runs: ValueError: invalid literal for int() ...
+    edgefl.errors.ConfigError: runs/a: damaged, or mixed from several runs: ValueError: invalid literal ...
     """
     try:
         yield
@@ -153,5 +153,5 @@ def damaged(what: str) -> Iterator[None]:
             raise
         line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(
-            f"{what}: damaged, or of several runs: {line} (EDGEFL_TRACEBACK=1 shows where)"
+            f"{what}: damaged, or mixed from several runs: {line} (EDGEFL_TRACEBACK=1 shows where)"
         ) from None

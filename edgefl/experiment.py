@@ -163,8 +163,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     args: dict[str, Any] = {}
     """Arguments of the model's constructor, such as ``{ hidden = [64, 32] }`` for the MLP."""
     flops_per_example: Annotated[float, Meta(ge=0, le=1e18)] | None = None
-    """Floating-point operations of a training step per example, taken as matrix products; None: edgefl counts
-    the operations of the model."""
+    """Floating-point operations of a training step per example, counted as matrix products; None: edgefl
+    counts the operations of the model."""
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -220,7 +220,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Number format of uploads: 16-bit formats halve the bytes, ``int8`` (one scale per 256 numbers) quarters
     them."""
     error_feedback: bool = True
-    """A client adds what rounding left of its last update to its next (where updates are rounded)."""
+    """A client adds the rounding error of its last update to its next (if ``update_format`` rounds)."""
     backend: Literal["auto", "c", "numba", "cuda", "reference"] = "auto"
     """Kernel back end that sums updates; ``auto``: the one in ``EDGEFL_BACKEND``, else the fastest CPU back
     end."""
@@ -247,14 +247,15 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     restart_every: Count | None = None
     """``tree``: versions after which a new tree begins; None: one tree."""
     honaker: bool = False
-    """``tree``: nodes are estimated from themselves and all below them: less noise for more ε."""
+    """``tree``: estimate each node from itself and the nodes below it: less noise, but a larger ε."""
     quantile: Annotated[float, Meta(gt=0, lt=1)] | None = None
     """γ: adapt the clipping norm, which starts at ``clip_norm``, to this quantile of the updates' norms;
     None: keep it fixed."""
     quantile_rate: Positive = 0.2
     """η of L ← L·exp(−η(b − γ)), b the noisy share of a step's updates that are within L."""
     quantile_noise: Positive | None = None
-    """Deviation of the noise of their count; None: a twentieth of a step's updates."""
+    """Standard deviation of the noise added to the number of updates within L; None: a twentieth of a step's
+    updates."""
     max_participations: Count | None = None
     """Maximum number of updates applied per client; None: no limit."""
     min_separation: Count = 1
@@ -301,7 +302,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     emulated_s: Positive | None = None
     """Emulated seconds."""
     wall_s: Positive | None = None
-    """Seconds of this machine."""
+    """Real seconds on this machine."""
     accuracy: Share | None = None
     """Test accuracy, from 0 to 1."""
     accuracy_over: Annotated[int, Meta(ge=1, le=1000)] = 1
@@ -339,7 +340,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``global``: also evaluate the global model on each client's held-out examples; ``personal``: also after
     fine-tuning it for one trip on the client's training examples. Evaluation does not delay the run."""
     max_clients: Annotated[int, Meta(ge=1, le=1000)] = 100
-    """Clients measured of a larger fleet, drawn once."""
+    """Maximum number of clients evaluated; if the fleet is larger, this many are drawn once."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edgefl import experiment
 from edgefl.core import Core
-from edgefl.core import events as said
+from edgefl.core import events as core_events
 from edgefl.core.deaths import consequence
 from edgefl.errors import RunError
 from edgefl.kernels import steps as optimizer
@@ -31,7 +31,7 @@ Trip = Callable[[int, Vector, int, TripInputs], Vector]
 
 
 class TripFails(Exception):
-    """Raised by a training of `run_in_memory` that gives no update."""
+    """Raised by a ``train`` or ``trip`` function of `run_in_memory` if the trip gives no update."""
 
 
 def fleet(clients: int, examples: int = 100) -> list[Client]:
@@ -44,7 +44,7 @@ def fleet(clients: int, examples: int = 100) -> list[Client]:
 
 
 def towards_own_number(client: int, model: Vector, trip: int) -> Vector:
-    """One gradient step of size 0.1 on ½‖w − client‖²: client i wants every weight to be i."""
+    """One gradient step of size 0.1 on ½‖w − client‖²: client i's minimum has every weight equal to i."""
     return np.asarray(model + 0.1 * (client - model))
 
 
@@ -54,9 +54,9 @@ class MemoryRun:
 
     models: list[Vector]
     """The model of each version."""
-    sums: list[tuple[said.Sum, tuple[Update, ...]]] = field(default_factory=list)
+    sums: list[tuple[core_events.Sum, tuple[Update, ...]]] = field(default_factory=list)
     """Each ``Sum`` that made a version, with its updates."""
-    history: list[tuple[said.Event, list[said.Action]]] = field(default_factory=list)
+    history: list[tuple[core_events.Event, list[core_events.Action]]] = field(default_factory=list)
     """Each event and the core's answer, in order."""
     fates: dict[int, str] = field(default_factory=dict)
     """Fate of each task, from its ``Release``."""
@@ -70,11 +70,11 @@ class MemoryRun:
     """Vectors that clients keep, at the end of the run."""
 
     @property
-    def events(self) -> list[said.Event]:
+    def events(self) -> list[core_events.Event]:
         return [event for event, _ in self.history]
 
     @property
-    def actions(self) -> list[said.Action]:
+    def actions(self) -> list[core_events.Action]:
         return [action for _, actions in self.history for action in actions]
 
 
@@ -87,7 +87,7 @@ def run_in_memory(
     steps: int | Sequence[int] = 1,
     lr: float = 0.1,
     trip: Trip | None = None,
-    events: Iterable[said.Event] = (),
+    events: Iterable[core_events.Event] = (),
     join: bool = True,
     accuracy: Callable[[Vector], float] | None = None,
     max_events: int = 1_000_000,
@@ -115,7 +115,7 @@ def run_in_memory(
     first = np.zeros(1) if model is None else model
     each = [steps] * len(core.devices) if isinstance(steps, int) else list(steps)
     executor = _Executor(core, durations, MemoryRun(models=[first]), train, each, lr, trip, accuracy)
-    joined = [said.Joined(device.client, 0.0) for device in core.devices] if join else []
+    joined = [core_events.Joined(device.client, 0.0) for device in core.devices] if join else []
     return executor.run((*joined, *events), max_events)
 
 
@@ -131,9 +131,9 @@ class _Executor:
     lr: float
     trip: Trip | None
     accuracy: Callable[[Vector], float] | None
-    queue: list[tuple[float, int, int, said.Event]] = field(default_factory=list)
+    queue: list[tuple[float, int, int, core_events.Event]] = field(default_factory=list)
     queued: int = 0
-    in_flight: dict[int, said.Train] = field(default_factory=dict)
+    in_flight: dict[int, core_events.Train] = field(default_factory=dict)
     updates: dict[int, Vector] = field(default_factory=dict)
     trips: dict[int, TripInputs] = field(default_factory=dict)
 
@@ -147,73 +147,74 @@ class _Executor:
         self.state = [np.zeros_like(self.result.models[0]) for _ in range(self.optimizer.vectors)]
         optimizer.start(self.optimizer, self.state)
 
-    def run(self, events: Iterable[said.Event], max_events: int) -> MemoryRun:
+    def run(self, events: Iterable[core_events.Event], max_events: int) -> MemoryRun:
         for event in events:
-            self.at(event)
+            self.enqueue(event)
         while self.core.stopped is None:
             if not self.queue:
-                raise RunError(f"the run stands still at version {self.core.version}, {self.core.now_s:g} s")
+                raise RunError(f"no event is left at version {self.core.version}, {self.core.now_s:g} s")
             if len(self.result.history) >= max_events:
                 raise RunError(f"the run must stop within {max_events} events, got more")
-            self.tell(heapq.heappop(self.queue)[3])
+            self.handle(heapq.heappop(self.queue)[3])
         return self.result
 
-    def at(self, event: said.Event) -> None:
+    def enqueue(self, event: core_events.Event) -> None:
         self.queued += 1
         heapq.heappush(self.queue, (event.at_s, getattr(event, "client", -1), self.queued, event))
 
-    def tell(self, event: said.Event) -> None:
+    def handle(self, event: core_events.Event) -> None:
         private = self.core.privacy is not None
-        if isinstance(event, said.Left | said.Died):
-            if isinstance(event, said.Left) or isinstance(consequence(event, private=private), said.Left):
+        if isinstance(event, core_events.Left | core_events.Died):
+            left = isinstance(event, core_events.Left)
+            if left or isinstance(consequence(event, private=private), core_events.Left):
                 self.in_flight.pop(event.client, None)
-        elif isinstance(event, said.Arrived | said.Failed):
+        elif isinstance(event, core_events.Arrived | core_events.Failed):
             begun = self.in_flight.get(event.client)
             if begun is None or begun.task != event.task:
                 return
             del self.in_flight[event.client]
-            if isinstance(event, said.Failed):
+            if isinstance(event, core_events.Failed):
                 self.updates[event.task] = np.zeros_like(self.result.models[0])  # used in a private run
-            if isinstance(event, said.Arrived) and self.core.strategy.measures:
+            if isinstance(event, core_events.Arrived) and self.core.strategy.measures:
                 change = self.result.models[-1] - self.result.models[event.base_version]
-                norms = [float(np.linalg.norm(one)) for one in (self.updates[event.task], change)]
+                norms = [float(np.linalg.norm(vector)) for vector in (self.updates[event.task], change)]
                 norm = norms[0] if math.isfinite(norms[0]) else math.inf
                 event = msgspec.structs.replace(event, norm=norm, distance=norms[1])
         actions = self.core.handle(event)
-        if isinstance(event, said.Arrived):
-            released = [action.task for action in actions if isinstance(action, said.Release)]
+        if isinstance(event, core_events.Arrived):
+            released = [action.task for action in actions if isinstance(action, core_events.Release)]
             kept = self.trips[event.task].kept if event.task not in released else {}
             if kept and all(np.isfinite(vector).all() for vector in kept.values()):
                 self.result.kept[event.client] = kept
         self.result.history.append((event, actions))
         for action in actions:
-            self.do(action)
+            self.carry_out(action)
 
-    def do(self, action: said.Action) -> None:
+    def carry_out(self, action: core_events.Action) -> None:
         now_s = self.core.now_s
-        if isinstance(action, said.Train):
+        if isinstance(action, core_events.Train):
             self.begin(action)
-        elif isinstance(action, said.Revoke):
+        elif isinstance(action, core_events.Revoke):
             assert self.in_flight[action.client].task == action.task, f"{action} names no running task"
-            self.at(said.Failed(action.client, action.task, now_s, "cancelled"))
-        elif isinstance(action, said.Sum):
+            self.enqueue(core_events.Failed(action.client, action.task, now_s, "cancelled"))
+        elif isinstance(action, core_events.Sum):
             self.sum(action)
-        elif isinstance(action, said.Release):
+        elif isinstance(action, core_events.Release):
             assert action.task not in self.result.fates, f"task {action.task} is released twice"
             self.result.fates[action.task] = action.fate
             self.updates.pop(action.task, None)
             self.trips.pop(action.task, None)
-        elif isinstance(action, said.Evaluate):
+        elif isinstance(action, core_events.Evaluate):
             self.result.evaluated.append(action.version)
             if self.accuracy is not None:
                 accuracy = self.accuracy(self.result.models[action.version])
-                self.at(said.Evaluated(action.version, now_s, accuracy))
-        elif isinstance(action, said.Wake):
-            self.at(said.Ticked(action.at_s))
+                self.enqueue(core_events.Evaluated(action.version, now_s, accuracy))
+        elif isinstance(action, core_events.Wake):
+            self.enqueue(core_events.Ticked(action.at_s))
         else:
-            assert isinstance(action, said.Finish | said.Rejoin | said.Drop)
+            assert isinstance(action, core_events.Finish | core_events.Rejoin | core_events.Drop)
 
-    def begin(self, action: said.Train) -> None:
+    def begin(self, action: core_events.Train) -> None:
         client = action.client
         assert client not in self.in_flight, f"client {client} has two tasks in flight"
         assert action.version == len(self.result.models) - 1, f"{action} is not from the newest version"
@@ -237,13 +238,13 @@ class _Executor:
             else:
                 trained = self.trained(client, action.trip, steps, given)
         except TripFails as error:
-            self.at(said.Failed(client, action.task, ends_s, str(error) or "failed"))
+            self.enqueue(core_events.Failed(client, action.task, ends_s, str(error) or "failed"))
             return
         if gain != 1.0 and steps:
             trained = model + (trained - model) * model.dtype.type(gain)
         self.updates[action.task] = trained - model if self.core.strategy.upload == "delta" else trained
         examples = self.core.devices[client].examples
-        self.at(said.Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
+        self.enqueue(core_events.Arrived(client, action.task, action.version, examples, steps, 0.0, ends_s))
 
     def given(self, client: int, version: int) -> TripInputs:
         """Return a trip's inputs: zeros for the vectors to send, and copies of the client's own vectors."""
@@ -281,7 +282,7 @@ class _Executor:
     def is_finite(self, task: int) -> bool:
         return all(np.isfinite(one).all() for one in (self.updates[task], *self.trips[task].send.values()))
 
-    def step_vectors(self, action: said.Sum, model: Vector) -> None:
+    def step_vectors(self, action: core_events.Sum, model: Vector) -> None:
         """Make the strategy's next vectors, and add to the model those that change it."""
         made, sent = {}, self.core.strategy.vectors
         for name, vector in self.result.vectors[-1].items():
@@ -292,7 +293,7 @@ class _Executor:
             model += part.into_model * made[name]
         self.result.vectors.append(made)
 
-    def sum(self, action: said.Sum) -> None:
+    def sum(self, action: core_events.Sum) -> None:
         model = self.result.models[-1]
         assert action.version == len(self.result.models), f"{action} skips a version"
         bad: tuple[int, ...] = tuple(task for task in action.tasks if not self.is_finite(task))
@@ -317,7 +318,7 @@ class _Executor:
             self.step_vectors(action, out)
             self.result.models.append(out)
             self.result.sums.append((action, tuple(map(self.core.update, action.tasks))))
-        self.tell(said.Summed(action.version, self.core.now_s, bad, next_norm, zero=zero))
+        self.handle(core_events.Summed(action.version, self.core.now_s, bad, next_norm, zero=zero))
 
 
 def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:
@@ -345,9 +346,9 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
         return np.full_like(model, np.nan) if bad else towards_own_number(client, model, trip)
 
     absences = np.sort(rng.uniform(0.0, 10.0 * versions, (versions, 2)), axis=1).tolist()
-    events: list[said.Event] = []
+    events: list[core_events.Event] = []
     for client, (gone_s, back_s) in zip(rng.integers(clients, size=versions).tolist(), absences, strict=True):
-        events += [said.Left(client, gone_s, "test"), said.Joined(client, back_s)]
+        events += [core_events.Left(client, gone_s, "test"), core_events.Joined(client, back_s)]
 
     def core() -> Core:
         return Core(strategy, fleet(clients), seed, experiment.Stop(versions=versions))

@@ -113,7 +113,7 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
     value = value.strip()
     if not value:
         name = shortened(key.strip())
-        why = f"an empty string is {name}='\"\"'; --unset {name} removes the file's"
+        why = f"an empty string is {name}='\"\"'; --unset {name} removes the file's value"
         raise ConfigError(f"{shown}: no value; {why}")
     try:
         table = _loads(f"value = {value}")

@@ -106,7 +106,7 @@ def shown(value: Any) -> str:
 
 
 def join(key: str, name: str) -> str:
-    """The dotted key of ``name``, shortened if long, in the table ``key``, which is empty for the top."""
+    """The dotted key of ``name``, shortened if long, in the table ``key`` ("" for the top level)."""
     name = shortened(name)
     return f"{key}.{name}" if key else name
 

@@ -214,7 +214,7 @@ def _check_effects(fleet: Fleet, names: Iterable[str]) -> None:
     leaves = fleet.availability or fleet.battery or fleet.thermal or fleet.churn.mean_online_s is not None
     if fleet.on_leave == "finish" and not leaves and not any(device.availability for device in devices):
         ways = "fleet.churn.mean_online_s, fleet.availability, fleet.battery or fleet.thermal"
-        text = f"has no effect where phones never leave; give {ways}"
+        text = f"has no effect if phones never leave; give {ways}"
         raise _at("fleet.on_leave", text, ProfileFault)
 
 

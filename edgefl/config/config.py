@@ -40,7 +40,7 @@ def load(
 
     Keys in ``unset`` are removed from the file's tables. Overriding ``strategy.name`` drops the fields of the
     file's strategy that the new one lacks, and lists them on standard error. ``transport`` is the default
-    for ``server.transport``. In a ``recorded`` file, a run's own, `RETIRED` keys are ignored.
+    for ``server.transport``. ``recorded`` marks a file that a run wrote: its `RETIRED` keys are ignored.
 
     The result is complete (see `validate`). Relative paths are resolved against the file's folder, then the
     working directory. Raises a one-line `ConfigError` that names the key, the value and what is allowed.
@@ -109,10 +109,10 @@ def _changed(
 def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     """Complete every table of an experiment and validate it.
 
-    Tables may be dicts and numbers numpy scalars. A fleet file's name is replaced by its devices, and by its
-    networks if the experiment keeps the default; paths become absolute, resolved against ``base`` first;
-    ``training.epochs`` is 1 if neither it nor ``training.steps`` is given. Raises a one-line `ConfigError`
-    that names the key, the value and what is allowed.
+    Tables may be dicts, and numbers numpy scalars. The name of a fleet file is replaced by the file's
+    devices, and a default ``fleet.network`` by the file's networks; paths become absolute, resolved against
+    ``base`` first; ``training.epochs`` is 1 if neither it nor ``training.steps`` is given. Raises a one-line
+    `ConfigError` that names the key, the value and what is allowed.
 
     >>> from edgefl.experiment import Experiment, Fleet, Stop
     >>> validate(Experiment(fleet=Fleet(devices={"pi-4": 0}), stop=Stop(versions=3)))

@@ -104,7 +104,7 @@ def reference(value: Any, key: str) -> Reference:
         raise ConfigError(f"{key}: {inner!r} is {where}; {advice}")
     holder = sys.modules.get(module)
     if getattr(holder, name, None) is not value:
-        raise ConfigError(f"{key}: {module}.{name} is now another object; {advice}")
+        raise ConfigError(f"{key}: {module}.{name} now refers to another object; {advice}")
     file = getattr(holder, "__file__", None)
     if module == "__main__":
         spec = getattr(holder, "__spec__", None)
@@ -155,7 +155,10 @@ def trusting(modules: tuple[str, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_arrays(named: Named, folder: Path) -> Iterator[Experiment]:
-    """Save the experiment's arrays to a file in ``folder``; remove the file if the context raises."""
+    """Save the experiment's arrays to a file in ``folder``.
+
+    If the context raises before it writes anything else there, the file is removed.
+    """
     if named.data is None:
         yield named.experiment
         return

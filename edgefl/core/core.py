@@ -8,8 +8,8 @@ In a private run, failures and invalid updates may depend on client data. ``Fail
 and ``Summed.zero`` lists invalid updates that were summed as zeros instead of dropped. Participation is
 therefore independent of what clients compute.
 
-Each task ends in exactly one ``Release`` (unless it runs when the run ends). The same events give the same
-actions, so a run can be resumed, replayed and verified from its journal of events alone.
+Each task ends in exactly one ``Release``, unless it is still running when the run ends. The same events give
+the same actions, so a run can be resumed, replayed and verified from its journal of events alone.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Core(Ledger):
 
     @property
     def awaits(self) -> bool:
-        """True if a wake of the strategy is pending before the end of the run."""
+        """True if a ``Wake`` before the end of the run is pending."""
         return any(at_s < self._end_s for at_s in self._wakes)
 
     def is_zero(self, task: int) -> bool:
@@ -192,7 +192,10 @@ class Core(Ledger):
         return True
 
     def _deliver(self, event: Arrived, actions: list[Action], zero: str = "") -> None:
-        """Hold the update of a finished task, or release it. ``zero``: why it counts as zero, if it does."""
+        """Hold the update of a finished task, or release it.
+
+        ``zero`` is the reason for counting the update as zero; empty: the update counts.
+        """
         client, task = event.client, event.task
         self.trips += 1
         self._lost_in_a_row = 0
@@ -395,7 +398,7 @@ class Core(Ledger):
         if self._failed_in_a_row > limit:
             return f"{NO_PROGRESS}: {self._failed_in_a_row} tasks in a row failed or gave a bad update"
         if self._lost_in_a_row > limit:
-            return f"{NO_PROGRESS}: {self._lost_in_a_row} tasks in a row were lost, their clients gone"
+            return f"{NO_PROGRESS}: {self._lost_in_a_row} tasks in a row were lost with their clients"
         return None
 
     def _participations_exhausted(self) -> bool:

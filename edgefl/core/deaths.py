@@ -25,8 +25,8 @@ def consequence(event: Died, *, private: bool) -> Left | Failed | None:
 class Deaths:
     """Counts each client's deaths without an update in between, and decides whether it returns.
 
-    Deaths that the experiment declares (``churn.die_per_trip``) do not count. Of the fleet's fields,
-    ``on_death="drop"`` drops every client that dies, and ``rejoin_s`` is the time until the others return.
+    Deaths that the experiment declares (``churn.die_per_trip``) do not count. ``on_death="drop"`` drops every
+    client that dies; otherwise a client may join again ``rejoin_s`` emulated seconds after its death.
 
     >>> deaths = Deaths(rejoin_s=30.0)
     >>> [deaths.died(Died(client=0, at_s=at_s, reason="signal 9")) for at_s in (0.0, 40.0, 80.0, 120.0)][-1]

@@ -45,7 +45,7 @@ class Patience:
 class Standstill:
     """Counts consecutive evaluations with equal results, in a run without a limit or patience in ``[stop]``.
 
-    Without it such a run would never end if its model stopped changing. A model that learns changes its loss.
+    Such a run would never end if its model stopped changing. The loss of a model that still learns changes.
 
     >>> standstill = Standstill(Stop(accuracy=0.9))
     >>> [standstill.ends(0.1, {"loss": 2.3}) for _ in range(Standstill.MOST)][-2:]

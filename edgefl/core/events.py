@@ -60,6 +60,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
     norm: float | None = None
     """L2 norm of the update, inf if the update is not finite; None if the strategy does not measure it."""
     distance: float = 0.0
+    """See `edgefl.strategies.Update`."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -77,7 +78,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr_omit_defaults=True):
     """The server has carried out a ``Sum``. ``bad`` lists tasks whose update is not finite or was altered;
-    if there is one, the version was not published."""
+    unless it is empty, the version was not published."""
 
     version: int
     at_s: float
@@ -117,7 +118,7 @@ Event = Joined | Left | Died | Arrived | Failed | Summed | Ticked | Evaluated | 
 
 
 class Train(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """Start ``client`` on ``task``: download ``version``, train, upload. Leases a slot."""
+    """Start ``client`` on ``task``: lease a slot for its update, download ``version``, train, upload."""
 
     client: int
     task: int
@@ -143,8 +144,7 @@ class Rejoin(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """The dead client never joins again. ``reason``: why it was given up; empty if every death has that
-    effect."""
+    """The dead client never joins again. ``reason`` is empty if the fleet drops every client that dies."""
 
     client: int
     reason: str

@@ -39,7 +39,7 @@ class Ledger:
         self.idle = Ascending(count)
         """Connected clients without a task that are eligible for one."""
         self.ineligible: set[int] = set()
-        """Connected clients without a task that privacy limits bar from one, at this version or for good."""
+        """Connected clients without a task that may not start one, now or ever, because of privacy limits."""
         limited = privacy is not None and (privacy.max_participations or privacy.min_separation > 1)
         self.participation = Participation(privacy, count) if privacy is not None and limited else None
         self.held: list[Update] = []
@@ -87,7 +87,8 @@ class Ledger:
         return len(self._running)
 
     def trained_from(self, client: int) -> int:
-        """Base version of the client's last task; −1 before its first and after one without an update."""
+        """Base version of the client's last task; −1 before its first task and after a task without
+        update."""
         return self._trained_from[client]
 
     @property
@@ -185,7 +186,7 @@ class Ledger:
     def hold(self, event: Arrived) -> Update:
         """Hold an arrived update and compute its staleness.
 
-        In a private run its examples and steps are the device's declared ones, and its loss is NaN.
+        In a private run its examples and steps are those that the device declares, and its loss is NaN.
         """
         base, staleness = event.base_version, self.version - event.base_version
         known = (event.examples, event.steps, event.loss)

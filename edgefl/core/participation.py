@@ -16,7 +16,7 @@ class Participation:
 
     >>> part = Participation(Privacy(clip_norm=1.0, max_participations=2, min_separation=3), clients=1)
     >>> part.record([Train(client=0, task=7, version=0, trip=0)])
-    >>> part.may_start(0, version=0)  # one of two participations is in flight
+    >>> part.may_start(0, version=0)  # the version that will contain the update in flight is not known yet
     False
     >>> part.apply([7], version=1)
     >>> [part.may_start(0, version) for version in (1, 2, 3)]  # for versions 2, 3 and 4

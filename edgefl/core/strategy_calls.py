@@ -74,7 +74,8 @@ def until(result: Any) -> Until | None:
 
 
 def possible(until: Until, now_s: float) -> bool:
-    """Return True if a task can end this way: not in the past, after at least a step, with a finite gain."""
+    """Return True if a task can end this way: not in the past, after at least one step, with a finite
+    gain."""
     ends = until.at_s < math.inf if until.steps is None else until.steps >= 1
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
 
@@ -119,7 +120,7 @@ def combined(strategy: Strategy, rows: Rows, step_weights: Sequence[float]) -> l
 def check_private(strategy: Strategy, step: Step, most: float) -> None:
     """Raise `RunError` if a private run's step exceeds the sensitivity that its noise is scaled to."""
     if step.keep or step.base_scale != 1.0 or step.parts:
-        raise invalid(strategy, "step", "only weights with [privacy]", "keep, a base_scale or parts")
+        raise invalid(strategy, "step", "only weights under [privacy]", "keep, a base_scale or parts")
     total: dict[int, float] = {}
     for update, weight in zip(step.updates, step.weights, strict=True):
         total[update.task] = total.get(update.task, 0.0) + abs(weight)

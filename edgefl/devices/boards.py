@@ -1,12 +1,14 @@
 """Reads measurements of boards by sbc-bench: a CSV with a line per CPU cluster.
 
-Columns: ``result`` and ``board`` (equal in all lines of a board), ``system``, ``cpu`` (the cluster's first),
-``core`` (may be empty in old results), ``mhz``, 7-zip's ``zip_compress_mips`` and ``zip_decompress_mips`` of
-one thread, ``aes256cbc_kb_s``, ``memcpy_mb_s``, and in a board's first line 7-zip's rates on all cores,
-``all_cores_compress_mips`` and ``all_cores_decompress_mips``. Values may be empty.
+Columns: ``result`` and ``board`` (equal in all lines of a board), ``system``, ``cpu`` (number of the
+cluster's first CPU), ``core`` (may be empty in old results), ``mhz``, 7-zip's ``zip_compress_mips`` and
+``zip_decompress_mips`` of one thread, ``aes256cbc_kb_s``, ``memcpy_mb_s``, and in a board's first line
+7-zip's rates on all cores, ``all_cores_compress_mips`` and ``all_cores_decompress_mips``. Values may be
+empty.
 
-sbc-bench measures AES in each cluster, but such files list only every second of these values, from the first
-line on: of n > 1 clusters, the k-th value is cluster 2k + 1's (from 0). `aes_row` undoes this.
+sbc-bench measures AES in each cluster, but its results list only every second value, and list them in the
+board's first lines: with n > 1 clusters, the k-th value (from 0) was measured in cluster 2k + 1. `aes_row`
+finds that cluster.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class BoardRow(NamedTuple):
     """The line as in the file."""
     cpu: int
     core: str | None
-    """The core type by the file, else by the SoC; None if neither is known."""
+    """Core type stated in the file, else that of the SoC if it has only one; None if unknown."""
     mhz: float
     compress: float | None
     decompress: float | None
@@ -48,24 +50,24 @@ class Board(NamedTuple):
     rows: tuple[BoardRow, ...]
     soc: str | None
     aes: bool
-    """False: the SoC lacks AES instructions."""
+    """False if the SoC lacks AES instructions."""
     system_bits: int
     """32 if the system runs 32-bit code, else 64."""
     all_compress: float | None
     all_decompress: float | None
 
     def aes_row(self, number: int) -> BoardRow:
-        """Return the cluster to which the AES value in that line belongs (see the module)."""
+        """Return the row of the cluster in which the AES value of row ``number`` was measured."""
         listed = [at for at, row in enumerate(self.rows) if row.aes_mb_s is not None]
         if len(self.rows) == 1 or len(listed) > len(self.rows) // 2 + len(self.rows) % 2:
             return max(self.rows, key=lambda row: row.mhz) if len(self.rows) > 1 else self.rows[0]
         return self.rows[min(2 * listed.index(number) + 1, len(self.rows) - 1)]
 
     def clusters(self) -> tuple[tuple[CodeCluster, ...], bool]:
-        """Return the board's clusters with their numbers of cores, and whether these are known.
+        """Return the board's clusters with their numbers of cores, and True if these numbers are known.
 
-        Known numbers are the SoC's; else a cluster ends before the next one's first CPU, and the last
-        has 4 cores.
+        They are known for a known SoC. For others it is assumed that a cluster ends before the next one's
+        first CPU and that the last cluster has 4 cores.
         """
         if self.soc is not None and any(row.core for row in self.rows):
             return tuple(self._of_soc(self.soc)), True
@@ -87,7 +89,7 @@ class Board(NamedTuple):
 
 
 def bundled_boards() -> Path:
-    """Return the path of the boards to which ``cores.toml`` was fitted."""
+    """Return the path of the measurements to which ``cores.toml`` was fitted."""
     return bundled_folder() / "code" / "boards.csv"
 
 
@@ -141,7 +143,7 @@ def _board(rows: Sequence[BoardRow]) -> Board:
 
 
 def system_bits(system: str, board: str) -> int:
-    """Return the width of the system's code; Raspberry Pi OS without ``arm64`` in its name is 32-bit.
+    """Return 32 or 64, the word size of a system; Raspberry Pi OS without ``arm64`` in its name is 32-bit.
 
     >>> system_bits("Jammy arm64", "X"), system_bits("Raspbian Buster", "Raspberry Pi 4")
     (64, 32)

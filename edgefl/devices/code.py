@@ -4,11 +4,18 @@ A rate is a constant of the core type times its clock frequency, with a 90% inte
 
     rate(cluster, class) = per_mhz(core, class) · MHz
 
-``integer`` and ``memory`` are 7-zip's decompression and compression rates, MIPS; ``copy`` and ``crypto``
-memcpy and AES-256-CBC, MB/s (10⁶ bytes); ``division`` searches per second for the primes up to 10,000 by
-64-bit division, which is an event of ``sysbench cpu``; ``float`` and ``interpreter`` steps per second of the
-five-body problem in C and in CPython; ``simd`` GFLOPS of MobileNet-v1 in fp32. `edgefl.devices.code_fit` fits
-them.
+===========  =============================================================================================
+integer      decompression by 7-zip, MIPS
+memory       compression by 7-zip, MIPS
+copy         memcpy, MB/s (10⁶ bytes)
+crypto       AES-256-CBC, MB/s
+division     searches per second for the primes up to 10,000 by 64-bit division (events of ``sysbench cpu``)
+float        steps per second of the five-body problem in C
+interpreter  steps per second of the five-body problem in CPython
+simd         inference of MobileNet-v1 in fp32, GFLOPS
+===========  =============================================================================================
+
+`edgefl.devices.code_fit` fits the rates.
 """
 
 from __future__ import annotations
@@ -51,8 +58,8 @@ class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_mhz: float
     spread: float
     boards: int
-    """Number of boards behind it (published figures for division, float, simd and interpreter); 0: by
-    relatives."""
+    """Number of measured boards of this core type (for division, float, simd and interpreter: of published
+    figures); 0 if the rate was derived from similar core types."""
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,9 +78,10 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Loss of n threads: their cores' rates add up, times the exponential of a sum of at most 0.
+    """Loss of speed of n threads, compared with the sum of their cores' rates.
 
-    The sum is ``alone + mixed · unevenness + doubling · log2(n)`` (see `unevenness`).
+    The sum is multiplied by exp(min(0, ``alone + mixed · unevenness + doubling · log2(n)``)), see
+    `unevenness`.
     """
 
     alone: float
@@ -100,6 +108,7 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     names: tuple[str, ...] = ()
     like: tuple[str, ...] = ()
+    """Similar core types (relatives): ``factor`` times their mean rate is expected for this one."""
     factor: float = 1.0
     spread: float = 1.3
     bits: int = 64
@@ -175,7 +184,7 @@ class CodeCluster(NamedTuple):
     """Cores of one type and clock frequency."""
 
     core: str
-    """A name that `find_core` knows."""
+    """A name that `find_core` accepts."""
     mhz: float
     cores: int = 1
     aes: bool = True
@@ -214,7 +223,7 @@ class Rate(NamedTuple):
 
 
 MEASURED_COPY_SPREAD = 1.25
-"""Interval of a measured memcpy bandwidth: boards of one SoC differ by their memory chips."""
+"""``spread`` of a measured memcpy bandwidth: boards of one SoC differ by their memory chips."""
 
 
 def core_rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable) -> CodeRate:
@@ -260,7 +269,7 @@ def throughput(
 ) -> Rate:
     """Return the rate of ``threads`` busy threads together, placed on the fastest cores first.
 
-    More threads than cores are as fast as one per core. ConfigError without clusters.
+    More threads than cores are as fast as one per core. `ConfigError` if ``clusters`` is empty.
     """
     if not clusters:
         raise ConfigError("no cores: the profile lists no cpu.clusters")
@@ -362,7 +371,7 @@ _NO_EXTENSION = "edgefl was installed without a C compiler; install one and edge
 
 
 def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
-    """Return the rate of one thread of a calibrated host; its interval is the scale's and the noise's.
+    """Return the rate of one thread of a calibrated host, with an interval for scale errors and noise.
 
     Raises `ConfigError` if edgefl was installed without the C extension that measures the class.
     """
@@ -376,8 +385,8 @@ def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
 def relative(clusters: Sequence[CodeCluster], code_class: CodeClass, threads: int, host: Calibration) -> Rate:
     """Return the speed of ``threads`` threads on a device, relative to one thread of this host.
 
-    It is this host's time for one unit of such code ÷ the device's time. Raises `ConfigError` like
-    `throughput` and `host_rate`.
+    The speed is this host's time for some code of that class ÷ the device's time for it. Raises `ConfigError`
+    like `throughput` and `host_rate`.
     """
     return throughput(clusters, code_class, threads).over(host_rate(host, code_class))
 

@@ -66,8 +66,8 @@ BY_INTEGER: dict[CodeClass, float] = {"division": 1.5, "float": 1.5, "simd": 2.3
 """Exponents of the power law of a core's integer rate per MHz. That of ``simd`` is from published.csv; the
 others are assumed, since published.csv has their figures for one to three 64-bit cores only."""
 BY_DIVIDER = {"division"}
-"""Classes whose rate is that of a core's divider: a core's relatives have the same, and 32-bit cores, which
-divide 64-bit numbers by software, have a level of their own."""
+"""Classes whose rate depends on a core's division unit. Similar cores have the same rate; 32-bit cores divide
+64-bit numbers in software, so they and 64-bit cores are fitted separately."""
 WITH_AES_PER_MHZ = 0.1
 """AES-256-CBC MB/s per MHz that no core reaches without AES instructions."""
 
@@ -76,7 +76,7 @@ Samples = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
-    """Fit all rates; ``published`` by class and core: `published_figures` (default: the bundled ones)."""
+    """Fit all rates to boards and to published figures by class and core (default: the bundled ones)."""
     published = published_figures() if published is None else published
     narrow = arm32(boards)
     good = [_plausible(board, usual) for usual in [_usual(boards, narrow)] for board in boards]
@@ -134,7 +134,7 @@ def _measured(name: str, board: Board, number: int, row: BoardRow) -> tuple[floa
 
 
 def arm32(boards: Sequence[Board]) -> dict[str, CodeRate]:
-    """Return the ratios of rates on 32-bit to 64-bit systems with the same core types, by class."""
+    """Return by class the rate on a 32-bit system ÷ that on a 64-bit system, for equal core types."""
     found: dict[str, CodeRate] = {}
     for name in ("integer", "memory", "crypto_without_aes"):
         by: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -160,7 +160,7 @@ def _usual(boards: Sequence[Board], narrow: Mapping[str, CodeRate]) -> dict[str,
 
 
 def _plausible(board: Board, usual: Mapping[str, float]) -> Board:
-    """Return the board without rows whose integer rate contradicts their MHz."""
+    """Remove the core type from rows whose integer rate contradicts their MHz, so that no fit uses them."""
 
     def good(row: BoardRow) -> bool:
         if row.core is None or row.decompress is None:
@@ -228,7 +228,7 @@ def _by_integer(
 
 
 def _posterior(own: Sequence[float], expected: float, sd_core: float, sd_board: float) -> CodeRate:
-    """Combine a core's measurements with its expected value; the interval is that of a new board."""
+    """Combine a core's measurements with its expected value; the interval is for a board not measured."""
     n = len(own)
     if n == 0:
         log, error = expected, sd_core
@@ -281,7 +281,7 @@ def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Par
 def parallel_sample(
     name: CodeClass, board: Board, table: CoreTable
 ) -> tuple[tuple[float, float, float], float] | None:
-    """Return a board's factors of the loss, and ln(measured ÷ sum of its own single-thread rates).
+    """Return a board's (1, unevenness, log2 n), and ln(measured rate ÷ sum of its single-thread rates).
 
     None if the rate on all cores, the number of cores or a single-thread rate is unknown.
     """

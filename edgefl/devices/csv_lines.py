@@ -1,4 +1,4 @@
-"""Reads files of measurements: CSV in UTF-8, the columns' names in the first line."""
+"""Reads files of measurements: CSV in UTF-8 with the columns' names in the first line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edgefl.errors import ConfigError
 def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each line's location, for messages, and its fields by column.
 
-    Raises `ConfigError` if the file cannot be read, has no line or lacks one of the ``columns``, and for a
-    line with fewer or more fields than the first.
+    Raises `ConfigError` if the file cannot be read, has no data or lacks one of the ``columns``, or if a line
+    has fewer or more fields than the first.
     """
     number = 1
     try:
@@ -45,7 +45,7 @@ def check_whole(line: Mapping[str | None, Any], place: str) -> None:
 
 
 def positive(line: Mapping[str, str], name: str, place: str) -> float | None:
-    """Return a number above 0, or None for an empty or absent field; else raise `ConfigError`."""
+    """Return a number above 0, or None for an empty or absent field; `ConfigError` for anything else."""
     text = line.get(name) or ""
     if not text:
         return None

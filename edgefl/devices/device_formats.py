@@ -1,8 +1,9 @@
 """Other projects' device files: BouquetFL's hardware databases, and Android's power profiles.
 
 BouquetFL's TOML lists processors, graphics cards and locations (imported as networks), without training
-rates. A processor gets 0.07 of a peak of 32 FLOP per cycle and core (two 256-bit fused multiply-adds), a
-graphics card 0.07 of a peak of two: FLASH's phones reached this share (docs/profiles.md); uncertainty: 10×.
+rates. They are assumed to train at 0.07 of their peak, the share that the phones measured by FLASH reached
+(docs/profiles.md): 32 FLOP per cycle and core of a processor (two 256-bit fused multiply-adds), 2 of a
+graphics card. The uncertainty is a factor of 10.
 
 Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` with currents in mA at the
 battery's nominal voltage and the cores' frequencies in kHz. Older files name the arrays ``cpu.speeds`` and
@@ -142,7 +143,7 @@ def read_power_profile(path: Path, options: ImportOptions) -> ImportResult:
         notes.append(f"left out: the cores' currents, equal at every frequency ({seen[0]:g} mA)")
         clusters = []
     if options.base is None:
-        needed = "give the device profile that it completes: --base"
+        needed = "name the device profile to complete: --base"
         raise ProfileError(f"{path}: has no computing rates; {needed}")
     tables = to_json(load_device(options.base))
     sources, source = tables["sources"], f"Android power_profile.xml: {path.name}"

@@ -48,7 +48,7 @@ class _ClientState:
         self.now = model.initial(charge)  # during a trip: the condition at its start
         self.plan: TripPlan | None = None
         self.here, self.not_before_s = False, 0.0
-        self.forced = NEVER  # the change that ends its trip even with on_leave = "finish"
+        self.forced = NEVER  # time of the change that ends the trip even with on_leave = "finish"
         self.rest(0.0)
 
     def begin(self, at_s: float) -> Condition:
@@ -57,7 +57,7 @@ class _ClientState:
         return self.now
 
     def travel(self, plan: TripPlan, given_s: float) -> None:
-        """Set the plan of the present trip, whose task was given at ``given_s``."""
+        """Set the plan of the present trip, whose task was assigned at ``given_s``."""
         self.plan, start_s = plan, self.now.at_s
         self.move, self.forced = self._departure(given_s), Transition(start_s + plan.dies_s, "died")
         if (stop := self.model.interruption(self.now, plan)) is not None:
@@ -131,7 +131,7 @@ class Dynamics:
         return None if state is None else state.plan
 
     def move(self, client: int) -> Transition:
-        """The client's next change of its own."""
+        """The next change that the client undergoes by itself."""
         return self._states[client].move
 
     def declares_death(self, client: int, now_s: float) -> bool:
@@ -151,7 +151,7 @@ class Dynamics:
         return (state.forced if self._experiment.fleet.on_leave == "finish" else state.move).at_s
 
     def moved(self) -> Iterable[int]:
-        """Clients whose next change is different since the last call."""
+        """Clients whose next change is not the same as at the last call of this method."""
         moved, self._moved = self._moved, {}
         return moved
 

@@ -2,10 +2,10 @@
 
     E = idle_w · (all seconds) + compute_w · computing + download_w · download + upload_w · upload
 
-The currents of cores, Wi-Fi and modem are the profile's (Android's power_profile.xml), multiplied by the
-battery's voltage. A network profile with ``radio`` uses metered power instead (`METERED`). It is assumed that
-a radio draws its power only while it transfers, without the seconds for which it stays awake afterwards; that
-all cores compute; and that the screen is off.
+Power is the battery's voltage times the profile's currents of cores, Wi-Fi and modem, which come from
+Android's power_profile.xml. A network profile with ``radio`` uses metered power instead (`METERED`). It is
+assumed that a radio draws its power only while it transfers, without the seconds for which it stays awake
+afterwards; that all cores compute; and that the screen is off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgefl.devices.time_model import joined
 from edgefl.errors import ProfileError
 
 UNSTATED_FACTOR: Final = 2.0
-"""90% factor of a current that the profile states without an uncertainty."""
+"""Error factor (90%) of a current for which the profile states no uncertainty."""
 
 
 class RadioPower(NamedTuple):
@@ -80,7 +80,7 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
     download_w: float
     upload_w: float
     idle_factor: float = UNSTATED_FACTOR
-    """90% factor of ``idle_w``; the other two are those of ``compute_w``, and of both transfers."""
+    """Error factor (90%) of ``idle_w``; the next two are those of ``compute_w`` and of both transfers."""
     compute_factor: float = UNSTATED_FACTOR
     radio_factor: float = UNSTATED_FACTOR
 
@@ -95,8 +95,8 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Energy:
         """Return the energy of these phases, which do not overlap.
 
-        ``time_factor`` is the 90% factor of ``compute_s``. The errors of idling, of computing, of its time
-        and of the radio are taken to be independent.
+        ``time_factor`` is the error factor (90%) of ``compute_s``. The errors of the idle power, the
+        computing power, the computing time and the radio power are assumed to be independent.
 
         >>> draw = PowerDraw(idle_w=0.5, compute_w=4.0, download_w=1.0, upload_w=2.0)
         >>> found = draw.energy(compute_s=10.0, download_s=2.0, upload_s=1.0)

@@ -1,8 +1,9 @@
 """FedScale's two dictionaries of devices, as JSON: FedScale distributes them as pickles (docs/profiles.md).
 
 ``client_device_capacity``: client → ``{"computation": ms, "communication": kbit/s}``. A training step takes
-3 · batch · computation, both transfers of a trip (upload + download) over communication. FedScale does not
-state which network's inference ``computation`` measures: MobileNet-V2 at 224 × 224 is assumed.
+3 · batch size · ``computation``; the transfers of a trip take (upload + download size) / ``communication``.
+FedScale does not state which network's inference ``computation`` measures: MobileNet-V2 at 224 × 224 is
+assumed.
 
 ``client_behave_trace``: client → ``{"inactive": […], "finish_time", "active": […], …}``, seconds. The client
 is online from active[i] to inactive[i], repeated with period finish_time.

@@ -1,13 +1,14 @@
 """Fits a runtime's time model to steps measured on a device.
 
 The fit minimises errors of log(predicted ÷ measured), so that a step of 10 ms weighs as much as one of 10 s,
-with a soft-L1 loss, so that outliers have little effect. A prior determines what the rows do not: every cost
-is its prior's, times one factor for the whole device, times one for its family (operations, bytes), times its
-own. The latter two are regularised towards 1 by a normal prior on their logarithms.
+with a soft-L1 loss, so that outliers have little effect. A prior supplies what the measured steps (rows)
+leave open: every cost is the prior's cost times three fitted factors, one for the whole device, one for the
+cost's family (operations or bytes) and one for the cost alone. The latter two are regularised towards 1 by a
+normal prior on their logarithms.
 
 The uncertainty of the costs is the covariance of their logarithms given the rows, in linear approximation. A
-step's interval is as wide as its share of uncertain costs makes it, scaled so that 90% of the rows are within
-their intervals when they are left out.
+step's interval follows from the shares of uncertain costs in its time. It is scaled so that 90% of the rows
+are within their intervals when they are left out of the fit.
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ FEW_NETWORKS: Final = 10
 """With fewer networks ``error_factor`` is at least the prior's."""
 COVERAGE: Final = 0.9
 NORMAL: Final = 1.645
-"""Standard deviations of the 90% interval of a normal distribution: the minimum width with few networks."""
+"""Standard deviations from the mean to the ends of a normal distribution's 90% interval: the minimum width
+with few networks."""
 WHOLE: Final = 5.0
-"""Prior standard deviation of the logarithm of the whole device's factor: practically unknown."""
+"""Prior standard deviation of the logarithm of the whole device's factor: so wide that the rows determine
+it."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,11 +132,11 @@ def fit(
 ) -> Fit:
     """Fit the time model of the device on which the rows were measured, and estimate its errors.
 
-    ``prior`` determines what the rows do not: best is a similar device in the same runtime, whose costs
-    differ from this one's by a common factor and about ``spread``. Intervals hold 90% of the rows of each
-    network when a fit holds them out. Without ``hold_out``, or with few networks, ``error_factor`` is at
-    least the prior's. ``apart`` is the error factor between the measured
-    device and the modelled one. Raises `ConfigError` for rows without time.
+    ``prior`` should be the model of a similar device in the same runtime, whose costs differ from this
+    device's by a common factor and, apart from that, by about ``spread``. Intervals hold 90% of the rows of
+    networks that a fit leaves out. Without ``hold_out``, or with few networks, ``error_factor`` is at least
+    the prior's. ``apart`` is the error factor between the measured device and the modelled one. Raises
+    `ConfigError` if there are no rows or if a row's seconds are not positive and finite.
 
     >>> rows = [Row(network=str(n), work=StepWork(conv_flop=n * 1e9), seconds=n / 10) for n in range(1, 30)]
     >>> round(fit(rows).model.seconds(StepWork(conv_flop=7e9)), 2)
@@ -150,7 +153,7 @@ def fit(
     scores = [score for fold in folds for score in fold.scores(amounts, seconds)]
     few = not scores or len({row.network for row in rows}) < FEW_NETWORKS
     times = max(_holding(scores, COVERAGE) if scores else 0.0, NORMAL if few else 0.0)
-    unknown = max(times, NORMAL)  # exact rows do not make costs certain that occur in none of them
+    unknown = max(times, NORMAL)  # small errors of these rows say nothing about costs that none of them has
     usual = max(math.exp(times * ODD), prior.error_factor if few else 1.0)
     costs = problem.solve(amounts, seconds)
     model = _model(costs, joined(usual, apart), unknown * problem.errors(costs, amounts, seconds))
@@ -184,7 +187,7 @@ def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
 
 
 def holding(unseen: Sequence[HeldOutPrediction], share: float = COVERAGE) -> float:
-    """Return the factor that covers this share of predictions and of one more (a conformal quantile)."""
+    """Return the factor within which a further prediction is with probability ``share`` (conformal)."""
     return _holding([found.off for found in unseen], share)
 
 

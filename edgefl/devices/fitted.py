@@ -1,4 +1,4 @@
-"""Makes a device profile of measured steps: adds a runtime's table and source to a known or new profile.
+"""Makes a device profile from measured steps: adds a runtime's table and source to a known or new profile.
 
 The source contains the command that made the table (`Recipe`), so that anybody can reproduce it.
 """
@@ -39,7 +39,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     profile: str | None = None
     runtime: str | None = None
     prior: str | None = None
-    """A similar device, which determines what the rows do not."""
+    """Name of a similar device, whose costs are the prior of the fit."""
     spread: float = SPREAD
     apart: float = 1.0
 
@@ -53,7 +53,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @classmethod
     def of(cls, source: str) -> Recipe | None:
-        """Parse the fit that a runtime's source describes; None if it was not fitted."""
+        """Parse the command in a runtime's source; None if the runtime was not fitted."""
         found = re.match(rf"fitted: {COMMAND} (.*?) on \d+ steps of ", source)
         if found is None:
             return None

@@ -231,14 +231,14 @@ def in_phase(experiment: Experiment, strategy: Strategy) -> str:
         return "the strategy starts its clients together"
     profiles, fleet = {profile for profile, _ in kinds_of(fleet_of(experiment))}, experiment.fleet
     if all(_profile(profile).exact for profile in profiles):
-        return "all devices are a paper's, without differences between units"
+        return "all devices are from papers, which state no differences between units"
     if fleet.units == "identical" and fleet.variation == 0.0:
         return "fleet.units = 'identical' and fleet.variation = 0 make clones of one model"
     return ""
 
 
 def any_exact(clients: Sequence[ClientInfo]) -> bool:
-    """Return True if the fleet has a paper's devices, which start at once."""
+    """Return True if the fleet has devices from papers, which start without a random wait."""
     return any(_profile(profile).exact for profile, _ in kinds_of(clients))
 
 
@@ -248,18 +248,18 @@ class _Facts(NamedTuple):
     info: ClientInfo
     device: Device
     work_s: float
-    """The training of a whole trip at the device's full speed."""
+    """Emulated seconds of a whole trip's training at the device's full speed."""
     steps: int
     """Training steps of a whole trip."""
     scatter: TripScatter | None
     """None for a client whose compute times have no scatter."""
     steady: TripPlan | None = None
-    """The whole trip without scatter; None for a client whose trips are drawn one by one besides."""
+    """Plan of a whole trip without scatter; None if trips also draw transfers, delays or deaths."""
     messages: tuple[Message, Message] | None = None
-    """Download and upload of a client whose whole trips draw only their transfers and their scatter."""
+    """Download and upload, if whole trips draw only their transfers and their scatter; else None."""
 
     def factor(self, trip: int, steps: int | None = None) -> float:
-        """Return the ratio of a trip's compute time to the unit's; ``steps`` are those of a shorter trip."""
+        """Return a trip's compute time ÷ the unit's usual one; ``steps``: number of steps of a short trip."""
         if self.scatter is None:
             return 1.0
         return self.scatter.factor(trip, self.steps if steps is None else steps)
@@ -268,7 +268,8 @@ class _Facts(NamedTuple):
 class Trips:
     """Plans of the clients' trips.
 
-    Each of the run's first ``first_tasks`` tasks starts after a random part of its client's trip (`wait_s`).
+    Each of the run's first ``first_tasks`` tasks starts after a random fraction of its client's trip time
+    (`wait_s`).
     """
 
     def __init__(
@@ -346,7 +347,7 @@ class Trips:
         return found * self._unit(info)
 
     def known(self, client: int) -> Client:
-        """Return the facts about a client, including its first trip with transfers."""
+        """Return the facts that a strategy may use about a client, with the times of its first trip."""
         held, trip = self.examples[client], self.in_series(client)
         steps = self._rule.work(held).steps
         profile = self._clients[client].profile
@@ -368,7 +369,7 @@ class Trips:
         return self._part_s(client, resumption) if self._first_tasks else 0.0
 
     def _part_s(self, client: int, *resumption: int) -> float:
-        """A random part of the client's trip."""
+        """A random fraction of the client's trip time, emulated seconds."""
         if _profile(self._clients[client].profile).exact:
             return 0.0
         total_s = self.in_series(client).total_s
@@ -395,14 +396,14 @@ class Trips:
         return self._plan(facts, trip, end or WHOLE, condition)
 
     def in_series(self, client: int) -> TripPlan:
-        """Return the client's first trip with transfers, even if the strategy has them separately."""
+        """Return the client's first trip with transfers, even if the strategy schedules them separately."""
         facts = self._facts.get(client) or self._found(client)
         if self._apart:
             facts = facts._replace(info=self._clients[client])
         return self._plan(facts, 0, WHOLE, None)
 
     def _found(self, client: int) -> _Facts:
-        """Find the client's facts and keep them for its next trips."""
+        """Compute the client's facts and cache them for its next trips."""
         experiment, info = self._experiment, self._clients[client]
         if self._apart:
             info = msgspec.structs.replace(info, network="none")

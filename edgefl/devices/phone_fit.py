@@ -42,18 +42,20 @@ Array = NDArray[np.float64]
 Networks = dict[str, tuple[Layer, ...]]
 
 REFERENCE: Final = "110"
-"""The network of which one measurement determines a phone (basis "one-network")."""
+"""The network whose time alone, besides core, clock and RAM, determines a phone (`of_one_network`)."""
 ROUNDS: Final = 8
 """Rounds of expectation-maximisation."""
 OWN: Final = 0.3
 """Prior standard deviation of the logarithm of a cost's deviation from the mean phone's."""
 PHONES_OF_PRIOR: Final = 8
-"""Number of phones that `OWN` weighs as much as."""
+"""Weight of the prior `OWN`: that of as many phones."""
 RIDGE: Final = 0.03
 LENGTH: Final = 0.1
-"""`Neighbours.length`, and below the standard deviations of common errors and of their rest."""
+"""`Neighbours.length`."""
 COMMON: Final = 0.05
+"""Standard deviation of the errors that all phones have in common on one network."""
 REST: Final = 0.02
+"""Standard deviation of the noise around these errors."""
 HELD: Final = 0.92
 """Share of the left-out rows within the intervals. Above 90%, since unseen phones differ more."""
 NETWORK_FOLDS: Final = 6
@@ -65,7 +67,7 @@ FEWEST: Final = 5
 
 
 class Matrix(NamedTuple):
-    """The measured times as a matrix; every unit must have every network."""
+    """The measured times as a matrix; every network must have been measured on every unit."""
 
     units: list[About]
     networks: list[str]
@@ -88,7 +90,7 @@ class Fitted(NamedTuple):
 
 
 def matrix(rows: Sequence[PhoneRow], networks: Networks) -> Matrix:
-    """Arrange rows by unit and network; networks that some unit lacks are left out."""
+    """Arrange rows by unit and network; networks that were not measured on all units are left out."""
     times: dict[About, dict[str, float]] = {}
     for row in rows:
         times.setdefault(row.about, {})[row.network] = math.log(row.seconds)
@@ -241,7 +243,7 @@ def _together(work: Array, log_s: Array) -> Fitted:
     costs = mean + log_s.mean(1, keepdims=True) - log_s.mean()
     errors = np.zeros_like(log_s)
     for turn in range(ROUNDS):
-        firm = np.asarray(np.linalg.inv(spread + 10.0), float)  # any speed is likely
+        firm = np.asarray(np.linalg.inv(spread + 10.0), float)  # with the prior variance 10 of the speed
         for at in range(len(costs)):
             steps = 3 if turn else 10
             costs[at], errors[at] = _most_probable(rows, log_s[at], mean, firm, costs[at], noise, steps)
@@ -267,7 +269,7 @@ def _most_probable(
 
 
 def _parts(rows: Array, at: Array, log_s: Array) -> tuple[Array, Array]:
-    """Shares of each network's time, and its error."""
+    """Each network's shares of predicted time by class, and ln(predicted ÷ measured time)."""
     part = rows * np.exp(at)
     return part / part.sum(1, keepdims=True), np.log(part.sum(1)) - log_s
 
@@ -295,14 +297,14 @@ def _neighbours(data: Matrix, weights: Weights, mean: Array, errors: Array) -> N
 
 
 def _common(neighbours: Neighbours, data: Matrix, weights: Weights, mean: Array) -> Array:
-    """The common error of each network of ``data``."""
+    """The error that all phones have in common, for each network of ``data``."""
     found: Array = _alike(_points(data, weights, mean), np.array(neighbours.points)) @ np.array(
         neighbours.errors
     )
     return found
 
 
-# ---- phones that have something in common --------------------------------------------------------
+# ---- similar phones ------------------------------------------------------------------------------
 
 
 def _similarity(units: Sequence[About], speed: Array) -> Similarity:
@@ -328,7 +330,7 @@ def _similarity(units: Sequence[About], speed: Array) -> Similarity:
     return Similarity(**{name: float(f"{math.exp(log):.3g}") for name, log in zip(names, best, strict=True)})
 
 
-# ---- errors of what was left out -----------------------------------------------------------------
+# ---- errors on left-out networks and phones ------------------------------------------------------
 
 
 def _only(data: Matrix, units: Sequence[int], networks: Sequence[int]) -> Matrix:
@@ -341,7 +343,7 @@ def _only(data: Matrix, units: Sequence[int], networks: Sequence[int]) -> Matrix
 
 
 def _error_factors(data: Matrix) -> dict[str, float]:
-    """Each unit's factor that holds the networks left out."""
+    """Each unit's error factor, within which the share `HELD` of left-out networks is."""
     errors: dict[str, list[float]] = {}
     all_units = range(len(data.units))
     for fold in range(NETWORK_FOLDS):
@@ -365,7 +367,7 @@ def _log_seconds(table: PhoneTable, costs: Array, found: Counter[str]) -> float:
 
 
 def _widths(data: Matrix) -> Widths:
-    """Standard deviations that hold phones whose models were left out."""
+    """Measure the widths of intervals on phones whose models were left out of the fit."""
     models = list(dict.fromkeys(unit.model for unit in data.units))
     core, one = [], []
     for fold in range(PHONE_FOLDS):

@@ -3,9 +3,9 @@
 A CSV has a line per layer with the columns ``network``, ``layer``, ``kind`` (conv, depthwise, relu, add,
 pool), ``in_side``, ``out_side``, ``in_channels``, ``out_channels``, ``kernel``, ``stride`` and ``padding``.
 
-The classes are those of `StepWork`. TFLite spends more time on some layers than their operations tell, so
-these count more often: `Weights` says how much more. 1 × 1 convolutions whose input channels do not fill
-vector registers are in the class of thin convolutions. Activations are part of the layer before them.
+The classes are those of `StepWork`. Some layers take TFLite longer than their number of operations suggests;
+`Weights` adds operations for them. 1 × 1 convolutions whose input channels do not fill vector registers are
+in the class of thin convolutions. Activations are part of the layer before them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from edgefl.validation import convert
 Size = Annotated[int, msgspec.Meta(ge=0)]
 FLOAT_BYTES: Final = 4
 THIN: Final = 4
-"""Channels of a vector register: up to as many input channels make a convolution thin."""
+"""Channels per vector register. A convolution with at most this many input channels is thin."""
 FEW: Final = 16
 SHALLOW: Final = 48
-"""Input channels up to which 1 × 1 convolutions are slow, in two steps."""
+"""A 1 × 1 convolution with at most `SHALLOW` input channels is slow, with at most `FEW` slower still."""
 NARROW: Final = 32
 """Output channels up to which 1 × 1 convolutions are slow."""
 LARGE: Final = 56
-"""Side of the output, in pixels, from which 1 × 1 convolutions are slow."""
+"""1 × 1 convolutions are slow if the output's side is at least this many pixels."""
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Additional cost of layers, in operations of their class per operation (``outputs``: per value)."""
 
     odd: float = 0.0
-    """1 × 1 convolutions whose input channels are no multiple of four, in operations of thin convolutions."""
+    """1 × 1 convolutions whose input channels are no multiple of four, in operations of class ``thin``."""
     outputs: float = 0.0
     """Output values of 1 × 1 convolutions."""
     large: float = 0.0

@@ -1,8 +1,9 @@
 """Device profiles of the phones in the table of `edgefl.devices.phones`.
 
-Nobody measured training on most of these phones. Their times are those of the Pixel 4 in MNN, times the
-ratio of both phones' inference times. Where both ratios are known, they differ by up to `TRANSFER`: FLASH's
-training times on the Nexus 6, Redmi Note 8 and Galaxy Note 10 are 1642 : 588 : 179, inference 172 : 95 : 33.
+Training was not measured on most of these phones. Their training times are those of the Pixel 4 in MNN, times
+the ratio of both phones' inference times. Where the ratio of training times is known too, the two ratios
+differ by a factor of up to `TRANSFER`: FLASH's training times on the Nexus 6, Redmi Note 8 and Galaxy Note 10
+are 1642 : 588 : 179, their inference times 172 : 95 : 33.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def profile_tables(table: PhoneTable, phone: Phone, bridge: TimeModel) -> dict[s
 
 
 def facts(table: PhoneTable, phone: Phone, trains: TimeModel, source: str) -> dict[str, Any]:
-    """Return everything but the runtimes: the training rate, and what is known of the hardware."""
+    """Return a profile's tables except the runtimes: the training rate and the known hardware."""
     train_gflops = FEMNIST_STEP.flop / trains.seconds(FEMNIST_STEP) / 1e9
     cpu: dict[str, Any] = {"rate_gflops": {"train": float(f"{train_gflops:.4g}")}}
     sources = {"cpu.rate_gflops.train": f"derived: LEAF's FEMNIST CNN in runtime.{TRAINING}"}
@@ -96,7 +97,7 @@ def training(table: PhoneTable, costs: Costs, bridge: TimeModel) -> tuple[TimeMo
 
 
 def _units(phone: Phone) -> dict[str, float]:
-    """Time of each measured unit ÷ the middle one's."""
+    """Time of each measured unit ÷ the geometric mean of the units' times."""
     own = {name: float(speeds(np.log([unit.ms]))[0]) for name, unit in phone.units.items()}
     middle = float(speeds(of_phone(phone).mean[None])[0])
     return {name: round(math.exp(log - middle), 3) for name, log in own.items()}

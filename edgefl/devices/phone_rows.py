@@ -1,8 +1,8 @@
 """Reads inference times that were measured on phones.
 
 A CSV has a line per phone and network with the columns ``model``, ``unit``, ``core``, ``max_ghz``,
-``ram_gib``, ``network``, and of its runs ``first_ms``, ``median_ms``, ``p10_ms`` and ``p90_ms``. Core, clock
-and RAM may be empty.
+``ram_gib``, ``network`` and ``median_ms`` (of the runs). Core, clock and RAM may be empty. Other columns,
+such as ``p90_ms``, are kept in `PhoneRow.keys`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inference times of phones in TFLite: of phones that were measured, and of phones of which little is known.
+"""Inference times of phones in TFLite: of measured phones, and of those known by their core or one network.
 
 The costs of a phone are the milliseconds that each class of work takes in a typical network. Their logarithms
 have a joint normal distribution over phones: one variance for the whole phone's speed, explained in part by
@@ -7,9 +7,11 @@ core, clock and RAM are known has a prior, and one measured network determines t
 
 Two phones' speeds covary (a Gaussian process; Rasmussen and Williams 2006, equation 2.25) by
 
-    one + clock · ln(c/2.2) · ln(c'/2.2) + ram · ln(r/4) · ln(r'/4) + family, core, model, unit if the same
+    one + ghz · ln(c/2.2) · ln(c'/2.2) + ram · ln(r/4) · ln(r'/4)
+        + family, + core, + model and + unit, each if the two phones have the same
 
-with c in GHz and r in GiB. `edgefl.devices.phone_fit` makes the table from measurements.
+with c in GHz and r in GiB; the coefficients are those of `Similarity`. `edgefl.devices.phone_fit` makes the
+table from measurements.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ SPREAD_SHARE: Final = 0.2
 """Share of `PhoneTable.spread` that is a difference between phones; the rest is the uncertainty of the fits.
 Chosen by cross-validation over phone models, as is `READ_NOISE`."""
 ROUNDS: Final = 40
-"""Half Newton steps that adapt costs to one measured network; whole ones may oscillate."""
+"""Number of half Newton steps that adapt costs to one measured network; full steps may oscillate."""
 
 
 class About(NamedTuple):
@@ -134,8 +136,7 @@ class Similarity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Errors of the costs that are common to all phones, at measured networks; those of similar networks are
-    alike."""
+    """Prediction errors that all phones have in common on a network; similar networks have similar errors."""
 
     length: Positive
     """Distance between two networks at which their errors are nearly unrelated."""
@@ -146,7 +147,8 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Standard deviations of the costs' distribution that 90% of unseen phones are within."""
+    """Number of standard deviations of the costs' distribution within which 90% of new phones are: known by
+    their core, and by one measured network."""
 
     core: Positive
     one_network: Positive
@@ -162,7 +164,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     spread: tuple[tuple[float, ...], ...]
     """Covariance between the logarithms of a phone's costs, beside its speed."""
     noise: Positive
-    """Standard deviation of the logarithm of a network's time around that of its work."""
+    """Standard deviation of ln(a network's time ÷ the time of its work)."""
     similarity: Similarity
     widths: Widths
     neighbours: Neighbours | None = None
@@ -235,7 +237,7 @@ def of_unit(unit: Unit) -> Costs:
 
 
 def of_phone(phone: Phone) -> Costs:
-    """Costs of the middle of a phone model's units: their geometric mean."""
+    """Costs of a phone model: the geometric mean of its units' costs."""
     logs = np.array([np.log(unit.ms) for unit in phone.units.values()])
     return Costs(logs.mean(0), np.zeros((len(CLASSES), len(CLASSES))))
 
@@ -341,20 +343,20 @@ def _triangle(covariance_: Array) -> tuple[tuple[float, ...], ...]:
 
 
 def of_core(table: PhoneTable, about: About) -> TimeModel:
-    """Time model of a phone of which core, clock and RAM are known."""
+    """Time model of a phone whose core, clock and RAM are known."""
     noise = math.exp(NORMAL * table.noise)
     return time_model(prior(table, about), table.amounts, noise, table.widths.core)
 
 
 def of_one_network(table: PhoneTable, about: About, work: StepWork, seconds: float) -> TimeModel:
-    """Time model of a phone of which one network was measured, too."""
+    """Time model of such a phone on which one network was measured."""
     found = observed(prior(table, about), table.amounts, work, seconds)
     noise = math.exp(table.widths.one_network * table.noise)
     return time_model(found, table.amounts, noise, table.widths.one_network)
 
 
 def of_measured(table: PhoneTable, phone: Phone, unit: str = "") -> TimeModel:
-    """Time model of a measured unit; of the middle of all units if ``unit`` is unknown."""
+    """Time model of a measured unit; of the mean unit (`of_phone`) if ``unit`` is unknown."""
     if unit in phone.units:
         return time_model(of_unit(phone.units[unit]), table.amounts, phone.units[unit].error_factor)
     own = float(np.median([each.error_factor for each in phone.units.values()]))

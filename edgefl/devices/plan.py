@@ -35,7 +35,7 @@ class TripPlan(NamedTuple):
     compute_lead_s: float
     """Delay before computing starts; above 0 only if there is no work over which to stretch it."""
     compute_rate_per_s: float
-    """Seconds of ``work_s`` done per emulated second: 1 unless the time is drawn; ``inf`` is unpaced."""
+    """Seconds of ``work_s`` done per emulated second: 1 without scatter and delay model; ``inf``: unpaced."""
     up: Transfer
     steps: int | None = None
     """Number of training steps, if it differs from the experiment's."""
@@ -78,10 +78,10 @@ class TripPlan(NamedTuple):
         return self.down_s + self.compute_s + self.up.breaks_s
 
     def over_s(self, *, private: bool) -> float:
-        """Seconds into the trip until the server counts it as over, if it is not cancelled and nobody dies.
+        """Seconds into the trip until the server counts it as over, without a cancellation or a death.
 
-        A trip whose link breaks is over then. In a private run every failed trip, whatever it failed of, is
-        over when its update would have arrived.
+        A trip is over when its link breaks. In a private run every failed trip, whatever the cause, is over
+        when its update would have arrived.
         """
         return self.total_s if private else min(self.total_s, self.breaks_s)
 
@@ -156,7 +156,8 @@ def plan_trip(
     "replace"`` sets the whole trip's time, for a client with this number of ``examples``: transfers take no
     time, and the training is stretched to the draw; ``mode = "add"`` lengthens the training. ``thermal`` is
     the device's thermal model and its temperature, °C, at the start: it cools during the download, and
-    training is slower the hotter it gets. ``scatter`` multiplies a training time that no draw replaces.
+    training is slower the hotter it gets. ``scatter`` multiplies the training time, unless a draw replaces
+    it.
 
     >>> from edgefl.devices import load_device, load_network
     >>> rng = np.random.default_rng(0)

@@ -67,7 +67,7 @@ def traced(
 ) -> BatchWork:
     """Count the work of a step of the module for any batch size, as ``runtime`` executes it.
 
-    TFLite infers only, and takes a batch's examples one by one; `ConfigError` for training.
+    TFLite only runs inference, one example at a time; `ConfigError` for training.
     """
     dtype = dtype or example_dtype(module, input_shape)
     if runtime == TFLITE:

@@ -104,7 +104,7 @@ class AlternatingRenewal:
 
 
 def churn(seed: int, client: int, mean_online_s: float, mean_offline_s: float) -> AlternatingRenewal:
-    """Return when a client, or a phone of ``edgefl exec``, is online: the same for every process that asks.
+    """Return when a client, or a phone of ``edgefl exec``, is online; identical in every process.
 
     >>> [churn(7, client=0, mean_online_s=60.0, mean_offline_s=20.0).on(100.0) for _ in range(2)]
     [False, False]
@@ -154,7 +154,7 @@ class Presence:
         return min((source.changes_s(at_s) for source in self._sources), default=math.inf)
 
 
-MOST_CHANGES = 100_000  # changes searched for a time at which every source is on
+MOST_CHANGES = 100_000  # the search for a time at which every source is on ends after this many changes
 
 
 @functools.cache

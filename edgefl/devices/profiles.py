@@ -345,9 +345,9 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
     temps = [step.temp_c for step in thermal.trips]
     scales = [step.freq_scale for step in thermal.trips]
     if temps != sorted(set(temps)):
-        yield wrong("thermal.trips", "of ascending temp_c", temps)
+        yield wrong("thermal.trips", "in ascending order of temp_c", temps)
     elif scales != sorted(scales, reverse=True):
-        yield wrong("thermal.trips", "of a freq_scale that does not rise with the temperature", scales)
+        yield wrong("thermal.trips", "steps whose freq_scale does not rise with temp_c", scales)
     elif thermal.off_c is not None and thermal.off_c < temps[-1]:
         yield wrong("thermal.off_c", f"at least the last trip's temp_c = {temps[-1]}", thermal.off_c)
     if thermal.ambient_c is not None and thermal.ambient_c >= temps[0]:
@@ -359,7 +359,7 @@ def _thermal_faults(thermal: Thermal) -> Iterator[Fault]:
 
 
 def availability_faults(availability: Availability, prefix: str = "") -> Iterator[Fault]:
-    """Yield all faults of intervals of the right types; ``prefix`` precedes their keys."""
+    """Yield all faults of intervals whose types are valid; ``prefix`` precedes their keys."""
     end = 0.0
     for at, (start, stop) in enumerate(availability.intervals_s):
         if stop <= start or start < end:
@@ -374,7 +374,7 @@ def _network_faults(network: Network) -> Iterator[Fault]:
     if network.header_bytes >= network.mtu_bytes:
         yield wrong("header_bytes", f"below mtu_bytes = {network.mtu_bytes}", network.header_bytes)
     if network.radio is not None and network.bearer != "mobile":
-        yield wrong("radio", "bearer = 'mobile', as the metered radios are", network.bearer)
+        yield wrong("bearer", "'mobile' if a metered radio is given", network.bearer)
     if network.radio is not None and network.down.rate_mbps is None and network.down.trace is None:
         yield Fault("radio", "radio: needs down.rate_mbps, on which a metered radio's power depends")
     for name, way in (("down", network.down), ("up", network.up)):

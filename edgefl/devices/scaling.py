@@ -31,7 +31,8 @@ UNLIKE: Final = ("A7", "A53", "Vortex")
 WITH_BANDWIDTH: Final = 1.48
 """Covers 90% of steps scaled from the Pi 4 to the Pi 5, and in the other direction: the larger factor."""
 BY_GEMM: Final = 1.9
-"""Without bandwidths; includes scaling between the Redmi Note 8 and the Galaxy Note 10: largest of four."""
+"""The same for scaling by GEMM rates alone, with two more pairs (Redmi Note 8 and Galaxy Note 10, both ways):
+the largest of the four factors."""
 OF_UNLIKE: Final = 1.5
 """Additional factor assumed for cores unlike any measured one."""
 

@@ -57,8 +57,8 @@ class RateGflops(_Table, frozen=True, kw_only=True):
     """Sustained fp32 rates by class of operation, 10⁹ FLOP per second (a multiply-add is two)."""
 
     train: Positive
-    """Rate of the forward and backward pass of a small CNN on all cores that training uses. It paces clients
-    whose profile has no runtime."""
+    """Rate of the forward and backward pass of a small CNN on all cores that training uses. It sets the
+    training time if the profile has no runtime."""
     gemm: ThreadRates | None = None
     """Matrix products and 1 × 1 convolutions: inference of MobileNet-v1-224."""
     conv: ThreadRates | None = None
@@ -91,7 +91,8 @@ class Storage(_Table, frozen=True, kw_only=True):
 
 
 class Battery(_Table, frozen=True, kw_only=True):
-    """The battery, and its currents besides the cores': idle, and additional ones of a transferring radio."""
+    """The battery and its currents, except the cores': of the idle device, and in addition of a busy
+    radio."""
 
     capacity_mah: Positive
     voltage_v: Positive | None = None
@@ -247,7 +248,7 @@ class Device(_Table, frozen=True, kw_only=True):
     default_runtime: Name | None = None
     """The runtime that clients use; required if there are several."""
     units: dict[str, Positive] | None = None
-    """Compute time of each measured unit of the model ÷ that of the middle one; None: not measured."""
+    """Compute time of each measured unit ÷ the geometric mean of all units; None: not measured."""
     memory: Memory | None = None
     storage: Storage | None = None
     battery: Battery | None = None
@@ -255,7 +256,7 @@ class Device(_Table, frozen=True, kw_only=True):
     availability: Availability | None = None
     """None: always available."""
     network: Name | None = None
-    """Suitable network profile, for fleets that name none."""
+    """Default network of `edgefl.programs` and of device tests; fleets do not use it."""
     delay_model: Delay | None = None
     slowdown: Slowdown | None = None
 
@@ -287,8 +288,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return TimeModel.of_rate(self.cpu.rate_gflops.train, error_factor)
 
     def model_error_factor(self, work: StepWork) -> float | None:
-        """Return the factor f such that the profile predicts 90% of real devices' step times within a factor
-        f.
+        """Return the factor within which the profile predicts the step times of 90% of real devices.
 
         None if the profile represents no real device: it is from a paper, or has times from a delay model.
         """

@@ -134,7 +134,8 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def error_factor_of(self, work: StepWork) -> float:
         """Return the factor of a step's 90% interval: wider for costs that were not measured.
 
-        It is at most that of all costs being at their individual limits at once, each at most 7.
+        It is limited to the factor of a step all of whose costs are at their individual limits, at most 7
+        each.
         """
         parts = self.parts(work)
         seconds = sum(parts.values())
@@ -148,7 +149,8 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return joined(self.error_factor, min(math.exp(math.hypot(*off)), most))
 
     def _unsure(self, parts: Mapping[str, float]) -> tuple[str, ...]:
-        """List the largest part of each term that widens the interval at least half as much as the worst."""
+        """List the largest part of each term whose effect on the interval is above half of the largest
+        one."""
         off = [math.hypot(*row) * s for row, s in zip(self.cost_errors, _by_term(parts), strict=True)]
         worst = sorted((at for at in range(len(off)) if off[at] > max(off) / 2), key=lambda at: -off[at])
         return tuple(next(name for name in parts if name in (*TERMS, ("fixed",))[at]) for at in worst)

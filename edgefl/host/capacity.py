@@ -147,8 +147,8 @@ def _smallest(
     half = f"at most {TARGET_LOAD:.0%} of {cores:g} is allowed"
     whole = f"a load of at most {TARGET_LOAD:.0%}: the fleet needs {asked:.2f} cores at scale 1"
     moment = f"clients that train at the same moment and then need {coincident:.2f} cores at scale 1, {half}"
-    alone = f"{CLIENT_SHARE:.0%} of a core at most for one client, which needs {largest:.0%} at scale 1"
-    training = f"one client's training, which needs {densest:.0%} at scale 1"
+    alone = f"one client, which needs {largest:.0%} of a core at scale 1, at most {CLIENT_SHARE:.0%} allowed"
+    training = f"one client's training, which needs {densest:.0%} of a core at scale 1"
     answered = f"which the server takes {queue_s * 1e3:.1f} ms to answer"
     late = f"that is {queue_s / shortest_s:.1%} of one, at most {MEAN_MAX:.0%} is allowed"
     rounds = f"rounds of {active} clients, {answered}, and trips of {shortest_s * 1e3:.3g} ms: {late}"
@@ -158,7 +158,7 @@ def _smallest(
     ]
     others = [
         (largest / (CLIENT_SHARE * one), alone),
-        (densest / (BURST_SHARE * one), f"{BURST_SHARE:.0%} of a core at most for {training}"),
+        (densest / (BURST_SHARE * one), f"{training}, at most {BURST_SHARE:.0%} allowed"),
         (queue_s / (MEAN_MAX * shortest_s), rounds),
     ]
     stretch, why = max(*others, *(rule for rule in of_all if rule[0] >= LEAST_STRETCH), (1.0, ""))
@@ -167,7 +167,7 @@ def _smallest(
     if why:
         return value, f"chosen for {why}"
     wanted, rule = max(of_all)
-    kept = f", kept where a rule needs less than {LEAST_STRETCH:g}, here {rule}" if wanted > 1 else ""
+    kept = f", since only scales of {LEAST_STRETCH:g} or more are applied for {rule}" if wanted > 1 else ""
     return 1.0, f"chosen: real time{kept}"
 
 

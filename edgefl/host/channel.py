@@ -1,7 +1,7 @@
 """A channel: a pipe for typed messages between two processes that trust each other.
 
-Each message is a 4-byte length and its msgpack bytes on a stream socket pair. The end of the stream is the
-other process's death, which is why every process of a run holds one: nobody waits on a process that is gone.
+Each message is a 4-byte length and its msgpack bytes on a stream socket pair. The stream ends when the other
+process does. Every process of a run holds a channel, so none waits for a process that has ended.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Channel(Generic[R]):
         return self._decoder.decode(message)
 
     def descriptor(self) -> int:
-        """Return the next of the descriptors that came with the last message."""
+        """Return the next file descriptor that was received with a message."""
         return self._descriptors.pop(0)
 
     def close(self) -> None:

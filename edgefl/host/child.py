@@ -1,7 +1,7 @@
 """Entry point of a run's processes: imports the module of a process, and runs its ``main``.
 
-If the system refuses memory, descriptors or threads, the supervisor receives the reason as one line, even if
-the imports fail for lack of them. An internal error keeps its traceback.
+If the system refuses memory, descriptors or threads, even during the imports, the supervisor receives the
+reason as one line. An internal error keeps its traceback.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from edgefl.errors import EdgeflError, of_system
 
-OURS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+INTERNAL = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 """Types of internal errors; none of them is caused by a lack of resources."""
 
 
@@ -23,24 +23,24 @@ def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
         code: int | None = import_module(module).main(channel_fd, parent_pid, *arguments)
         return code or 0
     except Exception as error:
-        if os.environ.get("EDGEFL_TRACEBACK") or isinstance(error, OURS):
+        if os.environ.get("EDGEFL_TRACEBACK") or isinstance(error, INTERNAL):
             raise
-        told = of_system(error) if isinstance(error, OSError) else str(error)
-        if told == str(error):
-            told = f"{type(error).__name__}: {error}"
-        told = " ".join(told.split()).removesuffix(":")
-        said = f"{module}: {told[:300]} (EDGEFL_TRACEBACK=1 shows where)"
-        # Tell it in this block: the error still holds the frames that keep the channel open.
-        _tell(channel_fd, str(error) if isinstance(error, EdgeflError) else said)
+        reason = of_system(error) if isinstance(error, OSError) else str(error)
+        if reason == str(error):
+            reason = f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split()).removesuffix(":")
+        line = f"{module}: {reason[:300]} (EDGEFL_TRACEBACK=1 shows where)"
+        # Report inside this block: ``error`` refers to the frames that keep the channel open.
+        _report(channel_fd, str(error) if isinstance(error, EdgeflError) else line)
         return 1
 
 
-def _tell(channel_fd: int, what: str) -> None:
+def _report(channel_fd: int, reason: str) -> None:
     from edgefl.host.channel import Channel, Refused
     from edgefl.terminal import printable
 
     channel: Channel[Any] = Channel.inherit(channel_fd, Any)
-    channel.tell(Refused(printable(what), config=False))
+    channel.tell(Refused(printable(reason), config=False))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
 
 
 class ChildWatch:
-    """A descriptor that is readable when a child may have ended. A process can have one of these.
+    """A descriptor that is readable when a child may have ended. A process may create only one.
 
     It uses SIGCHLD, but not for children that a throttle stops.
     """
@@ -172,7 +172,7 @@ def children_of(pid: int) -> list[int] | None:
 
 
 def kill(pid: int) -> None:
-    """Kill a process, if it is still there."""
+    """Kill a process, unless it has been reaped."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

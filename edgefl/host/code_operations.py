@@ -1,7 +1,7 @@
 """Measures one thread of this host in classes of code that is not torch, in units of `edgefl.devices.code`.
 
-The programs are our own (``kernels/code.c``, and five bodies in Python). `SCALES` converts their rates to the
-units of 7-zip and OpenSSL, which were measured beside them on one host (docs/code.md).
+The programs are ``kernels/code.c`` and, in Python, the five-body problem. `SCALES` converts their rates to
+the units of 7-zip, OpenSSL and sysbench, which were measured on the same host (docs/code.md).
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ SCALE_SPREADS = {
     "simd": 1.3,
     "interpreter": 1.3,
 }
-"""90% of hosts are assumed to be within this factor of the scale; ``float``: compilers differ, ``simd``:
-libraries, ``interpreter``: versions of Python. They are assumed: only one host was compared, a busy one."""
+"""Factor within which the scale is assumed to be right on 90% of hosts; it was only measured on one, busy
+host. It includes differences of compilers (``float``), libraries (``simd``) and Python versions
+(``interpreter``)."""
 CLASSES = {
     "integer": "integer",
     "memory": "memory",
@@ -86,7 +87,7 @@ def _copy(mib: float) -> tuple[Callable[[], Any], float]:
 
 
 def python_bodies(steps: int) -> float:
-    """Advance five bodies by so many steps in plain Python; return the first one's position.
+    """Advance the five-body problem by ``steps`` in plain Python; return the first body's x coordinate.
 
     >>> python_bodies(2) == python_bodies(2) != python_bodies(3)
     True

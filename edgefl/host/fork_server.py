@@ -82,8 +82,8 @@ class ForkServer:
     def start(
         self, module: str, incoming: Any, environment: dict[str, str], *arguments: str
     ) -> tuple[ForkedChild, Channel[Any]]:
-        """Start a process like `start_process`. Its modules were imported when the fork server started, so
-        what they read at import dates from then."""
+        """Start a process like `start_process`. Its modules were imported when the fork server started: files
+        and environment variables that they read at import were read then."""
         ours, theirs = pair()
         with theirs:
             request = Fork(module, arguments, child_environment(environment), os.getcwd())
@@ -159,7 +159,7 @@ class ForkedChild:
 
 
 def serve(channel: Channel[Fork]) -> NoReturn:
-    """Fork the requested processes, and report their ends. Raises `Closed` when the channel is closed."""
+    """Fork the requested processes, and report when they end. Raises `Closed` when the channel is closed."""
     poller = select.poll()
     poller.register(channel, select.POLLIN)
     children: dict[int, int] = {}  # pidfd → process id

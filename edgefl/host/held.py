@@ -1,8 +1,8 @@
 """A compute phase slowed by a run's governor, which limits the client to the CPU share its device implies.
 
-Through a pipe the client tells the governor that a phase starts and its CPU share, and that it has ended;
-between steps it corrects the share by the measured cost of its work. The share aims at an end slightly before
-the device's, and the client sleeps for the rest: no throttle stops a process to the microsecond.
+Through a pipe the client sends the governor its CPU share at the start of a phase, corrections of the share
+by the measured cost of its work between steps, and the end of the phase. The share is chosen so that the work
+ends slightly before the device's would, and the client sleeps for the rest: throttles are not exact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RENEW_NS = {"sigstop": 20_000_000, "cgroup": 200_000_000}
 MOST_SHARE = 1.0  # training has one thread
 LEAST_SHARE = 1e-3
 EARLY = {"sigstop": 0.02, "cgroup": 0.2}
-"""Fraction of a phase by which the throttle aims before its end: a quota is off by a tick or more."""
+"""Fraction of a phase by which the work should end early: a quota is inaccurate by a tick or more."""
 PRIOR = 0.2
 """Weight of the prior cost estimate, as a fraction of the phase's total work."""
 
@@ -135,7 +135,7 @@ LONGEST_WAIT_S = 3600.0
 
 
 def govern(kind: str, requests: int, lifeline: int) -> None:
-    """Throttle clients as their ``requests`` ask, until the zygote (this process's parent) ends."""
+    """Throttle clients according to their ``requests``, until the zygote (this process's parent) ends."""
     reduce_wakeup_latency()
     governor = Governor(partial(make_throttle, kind))
     rest = b""

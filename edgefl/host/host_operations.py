@@ -42,7 +42,7 @@ the work for which the devices' ``train`` rates were measured (docs/profiles.md)
 
 
 def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None) -> Measured:
-    """Measure in this process, noisy or not; the triad exceeds the cache unless ``triad_mib`` is given."""
+    """Measure in this process, and accept noisy rates. By default the triad's arrays exceed the cache."""
     torch.set_num_threads(1)
     cache_mib = last_level_cache_mib()
     if triad_mib is None:
@@ -122,7 +122,7 @@ def _conv(inputs: int, outputs: int, side: int, kernel: int, groups: int = 1) ->
 
 
 def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: float) -> Callable[[], None]:
-    """Return one step of plain SGD on a fixed batch; with ``lr`` 0 every step does the same work."""
+    """Return a function that makes one step of plain SGD on a fixed batch; ``lr`` 0 keeps the weights."""
     parameters = list(net.parameters())
 
     def step() -> None:

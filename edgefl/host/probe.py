@@ -20,7 +20,7 @@ from edgefl.host.throttle import open as open_throttle
 SHARE = 0.25
 PROBE_S = 0.4
 WITHIN = 0.25
-"""Allowed relative error: a short probe on a busy machine only shows that a throttle acts."""
+"""Allowed relative error: a short probe on a busy machine only shows that a throttle has an effect."""
 LIMIT_MIB = 32
 LONGEST_S = 30.0  # lifetime of a busy process
 
@@ -71,7 +71,7 @@ def memory_group(kind: str) -> ProbeResult:
     if not killed:
         return ProbeResult(kind, f"a process over its limit ended with {code}", "the limit is not enforced")
     version = find("memory").version
-    return ProbeResult(kind, f"works (control groups v{version}): the kernel killed a process over it")
+    return ProbeResult(kind, f"works (control groups v{version}): the kernel killed a process over its limit")
 
 
 @contextlib.contextmanager

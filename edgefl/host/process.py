@@ -128,7 +128,8 @@ def become_child(parent_pid: int, name: str) -> None:
     """Configure this process as a child: die with the parent, ignore the stop signals, set a readable name.
 
     SIGTERM is ignored by a handler: SIG_IGN would be inherited by programs that the user's code starts, which
-    could then not be ended. numpy's warnings in edgefl's own arithmetic are hidden: the record has them.
+    could then not be ended. numpy's warnings about edgefl's own arithmetic are hidden: the record shows
+    values that are not finite.
     """
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"edgefl\.")
     for number in STOPS:
@@ -171,8 +172,8 @@ def kill_forks_with_parent() -> None:
 def keep_freed_memory() -> None:
     """Keep freed memory for the next allocation instead of returning it to the system.
 
-    Otherwise glibc returns a training step's activations and gets them back, zeroed page by page, at each
-    step: an eighth of the time of a small CNN. Does nothing with other allocators.
+    Otherwise glibc returns the memory of activations after each training step and requests it again, zeroed
+    page by page, which takes an eighth of a small CNN's step. Does nothing with other allocators.
     """
     if (mallopt := getattr(_libc, "mallopt", None)) is not None:
         mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc allows
@@ -181,7 +182,7 @@ def keep_freed_memory() -> None:
 
 
 def outlive_parent() -> None:
-    """Undo "die with the parent" of `become_child`, for a process that cleans up when its channel ends."""
+    """Undo "die with the parent" of `become_child`, for a process that cleans up when its channel closes."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
@@ -206,7 +207,7 @@ def adopt_orphans() -> None:
 
 @functools.cache
 def allow_open_files() -> int | None:
-    """Raise the limit of open files to the hard limit: each client is a socket.
+    """Raise the limit of open files to the hard limit: each client needs a socket.
 
     Return the previous limit; None if it cannot be raised.
     """

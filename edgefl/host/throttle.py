@@ -1,8 +1,8 @@
 """A CPU throttle for any process: ``open`` it, ``close`` it.
 
-An `Account` compares the CPU time a process was allowed with what it has used. By it, `DutyCycle` stops and
-continues the process with signals, and `Quota` sets the CPU quota of its control group. Each returns when its
-next turn is due; a `TurnQueue` runs the turns, in a thread of this process or in a run's governor.
+An `Account` compares the CPU time a process was allowed with the time it has used. Accordingly, `DutyCycle`
+stops and continues the process with signals, or `Quota` sets the CPU quota of its control group. Each returns
+the time of its next turn; a `TurnQueue` runs the turns, in a thread of this process or in a run's governor.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Account:
         self._since_ns = now_ns
 
     def follow(self, threads: int) -> None:
-        """Grant the cores that so many threads use, from the last `ahead_ns` on."""
+        """Grant the cores that ``threads`` can use, from the time of the last `ahead_ns` on."""
         self.threads = max(1, threads)
         self.share = math.fsum(self.cores[: self.threads])
 
@@ -237,7 +237,7 @@ class DutyCycle:
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
             wait_ns = (ahead_ns + self._half_ns) / self.account.share
-            if ahead_ns > 0 and wait_ns > SHORTEST_NS:  # otherwise it got no core, or slept
+            if ahead_ns > 0 and wait_ns > SHORTEST_NS:  # not if it got no core, or slept
                 return now_ns + int(wait_ns)
             self._idle = used_ns - self._went_at_ns < IDLE * self._half_ns
             self.target.resume()

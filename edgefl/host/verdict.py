@@ -1,4 +1,4 @@
-"""The verdict on how well processes were held to a device: errors and the host's load against their bounds.
+"""The verdict on the emulation of a device by limited processes: errors and host load against their bounds.
 
 A run, `edgefl exec`, the live view, `edgefl bench` and tests on emulated devices all judge by these bounds.
 """
@@ -125,5 +125,5 @@ def drift(what: str, error: float | None) -> list[str]:
 
 
 def outcome(held: bool, doubts: object) -> Outcome:
-    """Return the outcome of a figure whose bar is held or not; with ``doubts`` it is INVALID."""
+    """Return PASS or FAIL for a figure within its bound or not; INVALID if there are ``doubts``."""
     return "INVALID" if doubts else "PASS" if held else "FAIL"

@@ -72,19 +72,19 @@ class _NodeSocket(CallerSocket):
 
     def __init__(self, address: str, key: keys.Key) -> None:
         super().__init__(address, key.secret, key.server, events=_EVENTS)
-        self.reached = self.inside = False
+        self.reached = self.connected = False
 
     def broke(self) -> bool:
         """Return True if the connection was established and then lost. `ConfigError` for an unknown key."""
         while self._monitor.poll(0):
             event = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.inside = True
+                self.connected = True
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise ConfigError("the run does not accept this key")
             elif event == zmq.EVENT_CONNECTED:
                 self.reached = True
-            elif self.inside:
+            elif self.connected:
                 return True
         return False
 
@@ -118,7 +118,7 @@ class _Node:
             return over.outcome
         except BaseException as error:
             if not isinstance(error, ConfigError) or self._zygote is not None:
-                self._say_farewell(str(error) or "interrupted")
+                self._report_leaving(str(error) or "interrupted")
             raise
         finally:
             self._end_zygote()
@@ -128,18 +128,18 @@ class _Node:
         self._send()
         self._line.wait(20 if self._outbox else 1000)
         broke = self._line.broke()
-        for message in self._told():
+        for message in self._received():
             if isinstance(message, messages.Over):
                 return message
             self._carry_out(message)
         if broke:
             raise RunError("the run's process is gone, or the connection to it was lost")
-        if not self._line.inside and time.monotonic() > self._until_s:
-            raise RunError(f"{self._address}: {self._outside()}")
+        if not self._line.connected and time.monotonic() > self._until_s:
+            raise RunError(f"{self._address}: {self._join_failure()}")
         self._pass_on()
         return None
 
-    def _outside(self) -> str:
+    def _join_failure(self) -> str:
         """Return the reason why this node could not join."""
         if self._line.reached:
             wants = "another key" if self._keyed else "a key (--key FILE)"
@@ -153,7 +153,7 @@ class _Node:
                 self._line.send([encode(self._outbox)])
                 self._outbox = []
 
-    def _told(self) -> Iterator[messages.ToNode]:
+    def _received(self) -> Iterator[messages.ToNode]:
         while (frames := self._line.receive()) is not None:
             yield from _decoder.decode(frames[0])
 
@@ -201,7 +201,7 @@ class _Node:
             how = f"ended early ({end})" if end else "closed its channel"
             raise RunError(f"the zygote process {how}") from None
 
-    def _say_farewell(self, why: str) -> None:
+    def _report_leaving(self, why: str) -> None:
         """Tell the supervisor that this node is leaving, if the message can be sent."""
         with contextlib.suppress(Full):
             self._line.send([encode([Refused(why, config=False)])])

@@ -151,7 +151,8 @@ def largest(values: Iterable[float | None]) -> float | None:
 def _together(usages: list[dict[str, float | None]]) -> tuple[float, float]:
     """Return the shares of one machine's CPU time that the run used, and that other processes used.
 
-    ``usages`` are of the run's processes on the machine; the others of each include the remaining ones.
+    Each of ``usages`` was measured by one process of the run, whose ``others`` include the run's remaining
+    processes.
     """
     shares = [(usage.get("used") or 0.0, usage.get("others") or 0.0) for usage in usages]
     used, busy = sum(own for own, _ in shares), max(map(sum, shares))
@@ -179,9 +180,9 @@ class Nodes:
         self.invitation = ""
         """Line that tells the user how nodes join, shown when the run starts to wait for them."""
         self.outlook: Callable[[], int] | None = None
-        """Returns how many nodes may take part, if a launcher starts them; raises `EdgeflError` for none."""
+        """Returns how many nodes may take part, if a launcher starts them; `EdgeflError` if none may."""
         self._nodes: dict[str, Node] = {}
-        self._homeless: list[control.Spawn] = []
+        self._unplaced: list[control.Spawn] = []
         """Peers that no node can host yet."""
         self._prepare: control.Prepare | None = None
         self._expected: control.Fingerprint | None = None
@@ -192,7 +193,7 @@ class Nodes:
         self._reserved: dict[int, str] = {}
         """Name of the node for each client that is reserved for a node which is a device."""
         self._clearing = 0
-        self._look_s = 0.0
+        self._next_check_s = 0.0
         self._closed = False
         self.rows: list[NodeRow] = []
         """Nodes that hosted peers and have left, or were connected when the run ended."""
@@ -234,21 +235,21 @@ class Nodes:
         """Yield the messages and losses of nodes that concern the run."""
         for name, frames in self._door.receive():
             try:
-                said = _decoder.decode(frames[0])
+                received = _decoder.decode(frames[0])
             except (msgspec.DecodeError, RecursionError, ValueError, IndexError):
                 if name.decode() not in self._nodes:  # perhaps another version of edgefl
                     self._answer(name.decode(), f"its message is not valid for edgefl {software()['edgefl']}")
                 yield from self._lose(name.decode(), "it sent an invalid message")
                 continue
-            for message in said:
-                yield from self._heard(name.decode(), message)
-        if time.monotonic() >= self._look_s:
-            self._look_s = time.monotonic() + ALIVE_MS / 1000
-            yield from self._look_out()
-            for node in [node for node in self._nodes.values() if not self._is_there(node)]:
+            for message in received:
+                yield from self._handle(name.decode(), message)
+        if time.monotonic() >= self._next_check_s:
+            self._next_check_s = time.monotonic() + ALIVE_MS / 1000
+            yield from self._update_wanted()
+            for node in [node for node in self._nodes.values() if not self._reachable(node)]:
                 yield from self._lose(node.name, "its connection broke")
 
-    def _look_out(self) -> Iterator[control.FromHosts]:
+    def _update_wanted(self) -> Iterator[control.FromHosts]:
         try:
             if self.outlook is not None and (most := self.outlook()) < self.wanted:
                 self.wanted = most
@@ -256,7 +257,7 @@ class Nodes:
         except EdgeflError as error:
             yield Refused(str(error), config=isinstance(error, ConfigError))
 
-    def _is_there(self, node: Node) -> bool:
+    def _reachable(self, node: Node) -> bool:
         try:
             self._door.send(node.name.encode(), [encode([messages.Alive()])])
         except Full:
@@ -277,7 +278,7 @@ class Nodes:
             node.outbox.clear()
         return True
 
-    def _heard(self, name: str, message: messages.FromNode) -> Iterator[control.FromHosts]:
+    def _handle(self, name: str, message: messages.FromNode) -> Iterator[control.FromHosts]:
         if isinstance(message, messages.Join):
             yield from self._lose(name, "it joined again")
             self._join(name, message)
@@ -333,16 +334,17 @@ class Nodes:
         """Accept nodes with the same data and model as this host, once this host has loaded them."""
         if self._expected is None:
             return
-        for name, said in list(self._waiting.items()):
+        for name, agreed in list(self._waiting.items()):
             del self._waiting[name]
-            if said.fingerprint.data != self._expected.data:
+            if agreed.fingerprint.data != self._expected.data:
                 self._refuse(name, "its data, their split or its first model differ from this host's")
             elif why := self._reserve(self._nodes[name]):
                 self._refuse(name, why)
-            elif self._same_bits and said.fingerprint.training != self._expected.training:
-                self._refuse(name, "its training gives other bits than on this host (another CPU type?)")
+            elif self._same_bits and agreed.fingerprint.training != self._expected.training:
+                why = "its training steps give different bits than on this host (another CPU type?)"
+                self._refuse(name, why)
             else:
-                yield from self._take(self._nodes[name], said)
+                yield from self._accept(self._nodes[name], agreed)
 
     def _reserve(self, node: Node) -> str:
         """Reserve a client of its profile for a node that is a device; return why there is none, or ""."""
@@ -352,7 +354,7 @@ class Nodes:
         if self._same_bits:
             return "under the virtual clock nodes host workers, so a node cannot be a device"
         assert self._prepare is not None
-        free = {spawn.peer for spawn in self._homeless} if self._adopt is not None else None
+        free = {spawn.peer for spawn in self._unplaced} if self._adopt is not None else None
         for info in fleet_of(self._prepare.experiment):
             number = info.client
             if info.profile == device and number not in self._reserved and (free is None or number in free):
@@ -360,14 +362,14 @@ class Nodes:
                 return ""
         return f"this run has no {device} client without a host"
 
-    def _take(self, node: Node, said: messages.Agreed) -> Iterator[control.FromHosts]:
+    def _accept(self, node: Node, agreed: messages.Agreed) -> Iterator[control.FromHosts]:
         """Accept a node: give it the peers without a host, and workers from nodes that have too many."""
-        node.host_step_s, node.cleared = said.host_step_s, self._clearing
+        node.host_step_s, node.cleared = agreed.host_step_s, self._clearing
         self._share_cores()
         if self._adopt is not None:
             node.outbox.append(self._adopt)
-            homeless, self._homeless = self._homeless, []
-            for spawn in homeless:  # those that the node cannot host continue to wait
+            unplaced, self._unplaced = self._unplaced, []
+            for spawn in unplaced:  # those that the node cannot host continue to wait
                 self.spawn(spawn)
         yield control.Gathered(len(self.agreed))
         if self._same_bits:
@@ -427,9 +429,9 @@ class Nodes:
         """Start a peer on the node with the lowest load relative to its capacity, or wait for a node."""
         node = self._host_of(spawn.peer, {node.name: len(node.peers) for node in self.agreed})
         if node is None:
-            if not self._homeless:
+            if not self._unplaced:
                 self.say("some clients have no node: waiting for one to join")
-            self._homeless.append(spawn)
+            self._unplaced.append(spawn)
             return
         spawn = msgspec.structs.replace(spawn, as_is=node.about.as_is)
         node.peers[spawn.role, spawn.peer] = spawn.epoch
@@ -455,7 +457,7 @@ class Nodes:
     def shares(self, count: int) -> list[Share]:
         given: dict[str, list[int]] = {node.name: [] for node in self.agreed}
         for number in range(count):
-            node = self._host_of(number, {name: len(its) for name, its in given.items()})
+            node = self._host_of(number, {name: len(numbers) for name, numbers in given.items()})
             if node is not None:
                 given[node.name].append(number)
         return [
@@ -481,8 +483,8 @@ class Nodes:
 
     def expel(self, message: control.Expel) -> control.Departed | None:
         who = message.role, message.peer
-        for spawn in [one for one in self._homeless if (one.role, one.peer) == who]:
-            self._homeless.remove(spawn)
+        for spawn in [spawn for spawn in self._unplaced if (spawn.role, spawn.peer) == who]:
+            self._unplaced.remove(spawn)
             return control.Departed(*who, message.epoch, "no node could run it")
         for node in self._nodes.values():
             if node.peers.get(who) == message.epoch:
@@ -491,7 +493,7 @@ class Nodes:
 
     def clear(self, restarts: int) -> Iterator[control.FromHosts]:
         self._clearing = restarts
-        self._homeless.clear()
+        self._unplaced.clear()
         for node in self.agreed:
             node.peers.clear()
             node.outbox.append(control.Clear(restarts))

@@ -1,4 +1,4 @@
-"""The C back end. The extension checks its arguments itself; if one is wrong, Python code names it."""
+"""The C back end. The extension checks its arguments; if one is wrong, Python code raises the error."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def average(
     """The weighted average of ``models``, layer by layer: Σ_k w_k · x_k / Σ_k w_k, with k ascending.
 
     Each model is a list of layers or a mapping of names to layers (a ``state_dict``). All models must have
-    the same layers, each a NumPy array or torch tensor of the same shape. ``weights`` are K numbers of at
-    least 0, such as each client's examples (default: equal weights). The models are not changed.
+    the same layers, each a NumPy array or torch tensor of the same shape. ``weights`` has one
+    number ≥ 0 per model, such as the client's examples (default: equal weights). The models are not changed.
 
     Returns a list, or a dict with the first model's names. Each layer is new, and has the class, dtype and
     device of the first model's layer. float32, float16 and bfloat16 layers are summed in float32, each

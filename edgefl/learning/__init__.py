@@ -2,7 +2,7 @@
 
     flat.py        a module's parameters as views of one flat float32 vector
     models.py      built-in models by name, timm's, and the user's own; networks.py: models from papers
-    benchmark_networks.py  networks with training times measured on phones
+    benchmark_networks.py  networks whose training times were measured on phones
     data.py        data sets by name, and the user's own
     published_sets.py  digits, MNIST, FashionMNIST, CIFAR-10, and diabetes, a regression data set
     leaf.py        the data sets of the LEAF benchmark
@@ -11,12 +11,12 @@
     partition.py   assigns training examples to clients
     rule.py        the steps and batch sizes of a trip, as data
     losses.py      losses by name, and the user's own
-    train.py       a client's local SGD; custom.py: the user's training function instead
+    train.py       a client's local SGD; custom.py: training by the user's function
     attacks.py     clients that send harmful updates
-    flower_client.py  a Flower app's client instead
+    flower_client.py  training by a Flower app's client
     evaluate.py    evaluation of a model
     arithmetic.py  device, precision, memory layout, torch's random stream
     work.py        work of a step by class of operation; operations.py: its data types; live.py: live tensors
 
-Only these modules import torch (`rule` and `operations` do not); the command line never does.
+The modules `rule` and `operations` do not import torch.
 """

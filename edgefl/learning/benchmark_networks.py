@@ -156,4 +156,4 @@ MNN: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int]]] = {
 """Networks and their image shapes, by the names used in the measurements."""
 
 NAMED = {make.__name__: (make, shape) for make, shape in MNN.values()}
-"""The same by the names of their functions."""
+"""The networks of `MNN` by the names of their functions."""

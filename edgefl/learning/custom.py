@@ -125,7 +125,7 @@ class Context:
             )
 
     def finish(self) -> None:
-        """Record declared steps that were not made: they take their time all the same."""
+        """Record declared steps that were not made: the device spends their time anyway."""
         for size in self._sizes[self.steps :]:
             self._account(size)
 
@@ -276,7 +276,7 @@ class CustomTrainer:
                 raise raised(self._function, self._name, error) from error
             raise
         finally:
-            if os.getpid() != process:  # the function forked: a second copy of the client must not run on
+            if os.getpid() != process:  # the function forked: the copy of the client must end here
                 os._exit(0)
         if context.stopped is not None:  # the function suppressed the exception
             raise context.stopped

@@ -129,7 +129,7 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
 def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
     """Return folders to search; a relative ``data.path`` is resolved against search path and cwd."""
     if spec.path is not None:
-        path = Path(os.path.expanduser(spec.path))  # pathlib's raises for an unknown user
+        path = Path(os.path.expanduser(spec.path))  # Path.expanduser raises for an unknown user
         return list(dict.fromkeys((folder / path).resolve() for folder in (*search_path, Path.cwd())))
     if home := os.environ.get("EDGEFL_DATA"):
         return [Path(os.path.expanduser(home)), DEBIAN]

@@ -27,7 +27,7 @@ Counts = NDArray[np.int64]
 KEY = "evaluation.function"
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MOST_COUNTED = 10_000
-"""Maximum number of classes with counts of their own: a message has no room for more."""
+"""Maximum number of classes that are counted one by one: the result must fit into a message."""
 
 
 class EvalResult(NamedTuple):

@@ -95,7 +95,7 @@ class FlatModel:
     array: Floats
     """The same memory as a numpy array; after `move` to another device, a copy in host memory."""
     whole: Floats
-    """``array`` and the room after it."""
+    """``array`` and the memory after it for vectors."""
     grad: Tensor
     """Gradients of the trainable parameters, float32 of shape (trainable,)."""
     weights: Tensor

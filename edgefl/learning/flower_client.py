@@ -158,7 +158,7 @@ def _count(examples: object) -> int | None:
 
 @contextmanager
 def _steps_accounted(examples: ClientExamples, context: Context) -> Iterator[None]:
-    """Record each step of a torch optimiser when it is made; if there are none, all at the app's end."""
+    """Record each step of a torch optimiser; if the app makes none, record all steps when it returns."""
     sizes = context.rule.batches(len(examples), context.left)
 
     def made(*_: object) -> None:

@@ -9,10 +9,10 @@ The first example determines the kind of data:
 first ``x``    as in                                 becomes                                   classes
 =============  ====================================  ========================================  =======
 784 numbers    FEMNIST                               an image of 1×28×28                       62
-other numbers  the synthetic data                    a vector                                  as seen
+other numbers  the synthetic data                    a vector                                  max + 1
 five strings   Sent140: id, date, query, user, text  25 words                                  2
 a file's name  CelebA: pictures beside the JSON      a photo of 3 × ``data.image_size``²       2
-a string       Shakespeare: 80 letters               as many letters; the label is the next    80
+a string       Shakespeare: 80 letters               its letters; the label is the next one    80
 =============  ====================================  ========================================  =======
 
 Every example keeps its user, so that ``partition = "natural"`` can give each client one user's data. All

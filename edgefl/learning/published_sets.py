@@ -59,7 +59,7 @@ def _split(
     validation: float,
     evaluate_on: str,
 ) -> Dataset:
-    """Split off test or validation examples; the validation examples are the same for every seed."""
+    """Separate test and validation examples; the validation examples are the same for every seed."""
     apart = np.zeros(len(labels), np.bool_)
     if validation:
         apart = held_out(labels, validation, 0, "validation")
@@ -136,7 +136,7 @@ def load_idx(name: str, files: Sequence[Path]) -> Dataset:
         parts.append((Images(pixels[:, None], top=255, mean=[mean], std=[std]), labels.astype(np.int64)))
     train, test = (_by(images.shape[2:]) for images, _ in parts)
     if train != test:
-        raise ConfigError(f"{files[2]}: images of {test}, but {files[0].name} has {train}")
+        raise ConfigError(f"{files[2]}: images are {test}, but those of {files[0].name} are {train}")
     return Dataset.of(name, parts, CLASSES)
 
 

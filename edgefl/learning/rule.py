@@ -39,7 +39,7 @@ class LocalRule:
 
     @classmethod
     def of(cls, training: Training, terms: LocalTerms = NO_TERMS) -> LocalRule:
-        """Create the rule from the experiment's ``[training]`` and the strategy's terms."""
+        """Create the rule from the experiment's ``[training]`` and the strategy's gradient terms."""
         own = {item.name: getattr(training, item.name) for item in fields(cls) if item.name != "terms"}
         return cls(**own, terms=terms)
 

@@ -133,7 +133,7 @@ class Trainer:
         return step
 
     def _vector(self, name: str) -> Tensor:
-        """Return a weight-sized vector that is reused from trip to trip."""
+        """Return a vector of the weights' size, which is reused in each trip."""
         weights, kept = self._flat.weights, self._vectors.get(name)
         if kept is None or kept.device != weights.device:
             kept = self._vectors[name] = torch.empty_like(weights)

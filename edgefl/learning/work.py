@@ -41,7 +41,7 @@ BATCHES = (2, 4)
 FEW_CHANNELS = 4
 """Maximum input channels per group of a depthwise (grouped) or thin (ungrouped) convolution."""
 FREE = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm)
-"""Layers whose weights may be a matrix without a matrix product."""
+"""Layers whose weight may be a matrix although they compute no matrix product."""
 
 __all__ = [
     "BatchWork",
@@ -257,7 +257,7 @@ _COPIES = (
     "constant_pad_nd", "slice_backward", "select_backward", "unfold_backward",
 )  # fmt: skip
 _MOVES = (*_COPIES, "add", "add_", "sub", "sub_")
-"""Operations on a matrix of weights without a matrix product: only their bytes are counted."""
+"""Operations that use a weight matrix without a matrix product: only their bytes are counted."""
 _CELLS = frozenset(
     f"{cell}{suffix}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for suffix in ("", "_cell")
 )
@@ -459,7 +459,7 @@ def _written(func: Any, args: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def _bytes(leaves: Sequence[Any]) -> int:
-    """Bytes of all floating-point tensors among values; indices differ by runtime."""
+    """Bytes of all floating-point tensors among values; not of indices, whose size differs by runtime."""
     found = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
     return sum(tensor.numel() * tensor.element_size() for tensor in found)
 

@@ -205,7 +205,7 @@ def stepper(part: Part) -> Callable[[], None]:
 
 
 def timed(step: Callable[[], None], budget_s: float) -> dict[str, Any]:
-    """Repeat the step until its time is stable or the budget is used; return wall and CPU seconds a step."""
+    """Repeat the step until its time is stable or the budget is used; return its wall and CPU seconds."""
     end = time.perf_counter() + budget_s
     step()
     wall: list[float] = []
@@ -337,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", help="JSON file to write (default: standard output)")
     parser.add_argument("--minutes", type=float, help=f"time budget (default: {MINUTES:g})")
     parser.add_argument("--quick", action="store_true", help="rough figures in half a minute")
-    parser.add_argument("--threads", type=int, default=cores(), help="torch threads (default: one a core)")
+    parser.add_argument("--threads", type=int, default=cores(), help="torch threads (default: one per core)")
     chosen = parser.parse_args(arguments)
     minutes = chosen.minutes or (QUICK_MINUTES if chosen.quick else MINUTES)
     if chosen.threads < 1 or not 0 < minutes < 1e4:

@@ -8,7 +8,7 @@
     sides          per client: which of its two kept blocks is current, and since which task
     kept           two blocks per client for what it keeps from trip to trip: its strategy's vectors, and the
                    rounding errors of its last update if error feedback is on
-    tail           what the run's record was told since its last commit: `edgefl.results.tail`
+    tail           writes to the run's record since its last commit: `edgefl.results.tail`
 
 D is the model's size, plus the vectors that a strategy exchanges with it (see `blocks`).
 

@@ -111,7 +111,7 @@ class PrivacyAccount:
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=3)
     >>> for clients in ([0, 1], [0, 2]): account.version(clients)
-    >>> account.squares.tolist(), account.participations.tolist()  # client 0: a node of one leaf, one of two
+    >>> account.squares.tolist(), account.participations.tolist()  # client 0: 1² / σ² + 2² / σ² of two nodes
     ([1.25, 0.5, 0.25], [2, 1, 1])
     >>> round(account.epsilon(), 2)
     6.43

@@ -72,8 +72,8 @@ class Mechanism:
             return None
         draw = self.source.normal(1, "privacy-quantile", version, *([salt] if salt else []))
         noise = rules.count_deviation(expected) * float(draw[0])
-        # Relative to ½, an absent client or an update of zero adds 0, any other ±½ (their theorem 1). A fixed
-        # cohort's size is public, and this value does not reveal a Poisson cohort's size.
+        # Relative to ½, an absent client or an update of zero adds 0, any other ±½ (Andrew et al. 2021,
+        # theorem 1). A fixed cohort's size is public, and this value does not reveal a Poisson cohort's size.
         share = (clipped.within - count / 2 + noise) / expected + 0.5
         step = -rules.quantile_rate * (share - rules.quantile)
         return min(clip_norm * math.exp(min(max(step, -1.0), 1.0)), MAX_CLIP_NORM)

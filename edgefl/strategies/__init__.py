@@ -58,10 +58,10 @@ def names() -> list[str]:
 
 
 def resolve(table: Mapping[str, Any], search_path: Iterable[str | Path] = ()) -> Strategy:
-    """Make the strategy of an experiment's ``[strategy]`` table: its ``name`` and that strategy's fields.
+    """Create the strategy that an experiment's ``[strategy]`` table describes: its ``name`` and fields.
 
-    `edgefl.loading` imports ``"my_module:Mine"``, and looks first in the folders of ``search_path``.
-    Raises `ConfigError` for an unknown name or field, a wrong type and a value out of range.
+    ``"my_module:Mine"`` is imported by `edgefl.loading`, which searches the folders of ``search_path`` first.
+    Raises `ConfigError` for an unknown name or field, a wrong type or a value out of range.
 
     >>> resolve({"name": "fedbuff", "buffer_size": 5}).buffer_size
     5
@@ -80,7 +80,7 @@ did you mean 'buffer_size'? have: arrival_process, ...
     try:
         return cls(**values)
     except TypeError as error:
-        raise ConfigError(f"strategy {name!r} cannot be made: {error}") from None
+        raise ConfigError(f"strategy {name!r} cannot be created: {error}") from None
 
 
 def fields(name: Any, search_path: Iterable[str | Path] = ()) -> list[str]:

@@ -43,11 +43,11 @@ class ASOFed(Asynchronous):
     client_vectors: ClassVar[tuple[str, ...]] = ("h", "v")
 
     lam: NonNegative = 0.01
-    """λ."""
+    """λ: weight of the proximal term."""
     beta: Decay = 0.5
-    """β."""
+    """β: weight of h_k's previous value in its moving average."""
     dynamic_step: bool = True
-    """False: r_k = 1."""
+    """Scale updates by r_k; False: r_k = 1."""
 
     def local_rule(self) -> LocalTerms:
         return LocalTerms(prox_mu=self.lam)

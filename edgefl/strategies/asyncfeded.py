@@ -16,7 +16,7 @@ from edgefl.strategies.base import Client, Step, Until, Update, View
 
 @dataclass
 class LocalSteps:
-    """K_i: local steps of each client's next trip and first trip."""
+    """K_i: local steps of each client's next trip, and of its first trip."""
 
     next: list[int]
     first: list[int]
@@ -38,13 +38,13 @@ class AsyncFedED(Asynchronous):
     measures: ClassVar[bool] = True
 
     lam: Positive = 1.0
-    """λ."""
+    """λ: numerator of the step size η_i."""
     epsilon: Positive = 1.0
-    """ε."""
+    """ε: added to γ_i, so that η_i is at most λ/ε."""
     target: NonNegative = 3.0
-    """γ̄."""
+    """γ̄: target of the staleness γ_i."""
     kappa: NonNegative = 1.0
-    """κ, local steps; 0: every trip has the steps of ``[training]``."""
+    """κ: local steps added per unit of γ̄ − γ_i; 0: every trip has the steps of ``[training]``."""
     max_growth: Annotated[float, msgspec.Meta(ge=1)] = 10.0
     """Upper bound on K_i, as a multiple of the client's first K_i."""
 

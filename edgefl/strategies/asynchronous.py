@@ -21,9 +21,10 @@ class Asynchronous(Strategy):
     concurrency: Count | None = None
     """Clients training at once, drawn uniformly from the idle ones; default: the whole fleet."""
     restart: Literal["immediate", "new-version", "after-step"] = "immediate"
-    """Time at which a client trains again after its update: at once; from a version that it has not trained
-    on; or after the step that uses its update, so that no client is in a step twice (FedBuff's appendix D and
-    FedStaleWeight's appendix A, whose proofs assume that all clients are equally likely in a step)."""
+    """When a client trains again after its update. ``immediate``: at once; ``new-version``: once there is a
+    version that it has not trained from; ``after-step``: after the step that uses its update, so that no
+    client is in a step twice (FedBuff's appendix D and FedStaleWeight's appendix A, whose proofs assume that
+    all clients are equally likely in a step)."""
     arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
     """Clients start whenever fewer than ``concurrency`` train, or at the times of an arrival process: each
     arrival draws one idle client uniformly and is lost while ``concurrency`` clients train."""

@@ -201,7 +201,7 @@ class View(Protocol):
         """Arrived updates not yet used or discarded, in arrival order."""
 
     def trained_from(self, client: int) -> int:
-        """Base version of the client's last task; −1 before its first and after one without an update."""
+        """Base version of the client's last task; −1 before its first task and after one without update."""
 
     @property
     def up_to_date(self) -> Collection[int]:
@@ -214,7 +214,7 @@ class View(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """Base class of strategies: hyperparameters are frozen fields; mutable data is in the object of `begin`.
+    """Base class of strategies: hyperparameters are frozen fields; `begin` returns the mutable state.
 
     A strategy chooses the idle clients to start (`assign`) and the weights of the next step once it is due
     (`step`). `step` may be called again before its result is applied, so it must not change the state;
@@ -233,7 +233,7 @@ class Strategy:
     """``updates``: `combine` reads the parameters of a step's updates. ``[privacy]``, which protects them by
     the noise of a sum, is then refused."""
     vectors: ClassVar[tuple[str, ...]] = ()
-    """Names of model-sized vectors that are broadcast with the model; each update carries their changes."""
+    """Names of model-sized vectors that are broadcast with the model; each update includes their changes."""
     server_vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that only the server keeps."""
     client_vectors: ClassVar[tuple[str, ...]] = ()
@@ -330,7 +330,7 @@ class Strategy:
         return None
 
     def begin(self, devices: Sequence[Client]) -> Any:
-        """Make the strategy's state for a new run."""
+        """Create the strategy's state for a new run."""
         return None
 
     def assign(self, state: Any, view: View) -> Sequence[int]:

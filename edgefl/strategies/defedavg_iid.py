@@ -40,7 +40,7 @@ class DeFedAvgIID(Buffered):
         return self.overlap
 
     def max_held(self, clients: int) -> int:
-        """One buffer of updates; with ``overlap`` also the updates of versions in broadcast."""
+        """One buffer of updates; with ``overlap`` also the updates of versions that are being broadcast."""
         return 3 * clients if self.overlap else super().max_held(clients)
 
     def begin(self, devices: Sequence[Client]) -> Links:

@@ -14,7 +14,7 @@ from edgefl.strategies.base import Client, Step, Strategy, Update, View
 
 @dataclass
 class Buffers:
-    """Send buffers, the uploads of the current round, and the version in broadcast. Times are emulated."""
+    """Send buffers, the round's uploads, and the version that is being broadcast. Times are emulated."""
 
     broadcast_s: float = 0.0
     """Duration of a broadcast to the clients' receive buffers, seconds."""
@@ -25,7 +25,7 @@ class Buffers:
     uploads: dict[int, tuple[Update, float]] = field(default_factory=dict)
     """Upload of each sampled client: its update and the time at which it ends."""
     sending: list[Update] = field(default_factory=list)
-    """Updates of the version in broadcast."""
+    """Updates of the version that is being broadcast."""
     arrives_s: float = math.inf
     """Time at which the broadcast ends."""
 
@@ -55,13 +55,14 @@ class DeFedAvgNIID(Strategy):
     """
 
     participants: Count | None = None
-    """n; default 10, or the whole fleet if it is smaller. It may exceed the fleet."""
+    """n: clients drawn per step; default 10, or the whole fleet if it is smaller. It may exceed the fleet's
+    size."""
     takes: Literal["when-selected", "newest"] = "when-selected"
     """Which update of a sampled client is used: the one in its send buffer when it is selected (Algorithm 1),
     or its newest one once every sampled client has sent one. With ``newest`` a trip is a download, then
     training, then an upload, and steps and broadcasts take no time."""
     pause: bool = False
-    """A client trains again only after its send buffer is emptied (section 2.3: saves energy)."""
+    """A client trains again only after its send buffer is emptied, to save energy (section 2.3)."""
 
     @property
     def literal(self) -> bool:

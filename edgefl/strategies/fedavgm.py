@@ -18,7 +18,7 @@ class FedAvgM(FedAvg):
     """
 
     momentum: Decay = 0.9
-    """β of the server's SGD."""
+    """β: momentum of the server's SGD."""
 
     def optimizer(self) -> ServerOptimizer:
         return ServerOptimizer(lr=self.server_lr, momentum=self.momentum)

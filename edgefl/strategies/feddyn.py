@@ -25,7 +25,7 @@ class FedDyn(FedAvg):
     client_vectors: ClassVar[tuple[str, ...]] = ("g",)
 
     alpha: Positive = 0.01
-    """α; the paper tries 0.1, 0.01 and 0.001."""
+    """α: strength of the regularisation; the paper tries 0.1, 0.01 and 0.001."""
     weighting: Literal["examples", "uniform"] = "uniform"
 
     def local_rule(self) -> LocalTerms:

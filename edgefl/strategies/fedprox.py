@@ -18,7 +18,7 @@ class FedProx(FedAvg):
     """
 
     mu: NonNegative = 0.01
-    """μ of the proximal term."""
+    """μ: weight of the proximal term."""
 
     def local_rule(self) -> LocalTerms:
         return LocalTerms(prox_mu=self.mu)

@@ -21,7 +21,8 @@ class MIFA(Strategy):
     """
 
     gather_s: NonNegative = 10.0
-    """Maximum time that the first round waits for the whole fleet, emulated seconds. The paper needs all."""
+    """Maximum wait of the first round for the whole fleet, emulated seconds; the paper waits for all
+    clients."""
 
     @property
     def lockstep(self) -> bool:

@@ -53,11 +53,11 @@ class Pisces(Asynchronous):
     """
 
     staleness_bound: Count = 5
-    """b."""
+    """b: number of steps during a trip of the slowest running client."""
     staleness_penalty: NonNegative = 0.5
-    """β."""
+    """β: exponent by which staleness lowers a client's utility."""
     staleness_discount: NonNegative = 0.5
-    """γ."""
+    """γ: exponent by which staleness lowers an update's weight; 0: no discount."""
     exploration: Share = 0.3
     """Initial probability that a new trip is given to a client without a utility."""
     exploration_decay: Share = 0.99
@@ -83,7 +83,7 @@ class Pisces(Asynchronous):
         return Profiles(average, latency_s, exploration=self.exploration)
 
     def utility(self, examples: int, loss: float, staleness: float) -> float:
-        """U_i."""
+        """U_i: utility of a client with this mean loss and mean staleness."""
         return examples * loss * math.pow(staleness + 1.0, -self.staleness_penalty)
 
     def assign(self, state: Profiles, view: View) -> Sequence[int]:

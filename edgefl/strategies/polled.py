@@ -36,7 +36,7 @@ class Polled(Strategy):
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     participants: Count | None = None
-    """s; default 10, or the whole fleet if it is smaller."""
+    """s: clients per poll; default 10, or the whole fleet if it is smaller."""
     interval_s: Positive = 10.0
     """Time between two polls, emulated seconds."""
 

@@ -26,7 +26,7 @@ class QuAFL(Polled):
     client_vectors: ClassVar[tuple[str, ...]] = ("own",)
 
     participants: Count = 1
-    """s."""
+    """s: clients per poll."""
 
     def slots(self, clients: int) -> int:
         """One per client, plus one per polled client, which trains on while its update waits for the sum."""

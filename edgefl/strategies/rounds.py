@@ -44,7 +44,8 @@ class Rounds(Strategy):
     over_selection: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     """Members drawn per update that the round waits for (1.3 in Bonawitz et al. 2019)."""
     gather_s: NonNegative = 10.0
-    """Maximum wait of the first round for the whole fleet, emulated seconds, to not favour early clients."""
+    """Maximum wait of the first round for the whole fleet, emulated seconds; early clients are not
+    favoured."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         """The weight of each update of a round."""

@@ -18,7 +18,7 @@ class Cache:
     """The cache of clients' models, and the state of the current round."""
 
     models: dict[int, Update] = field(default_factory=dict)
-    """Last model of each client; a client without an entry counts with the global model."""
+    """Last model of each client; the global model stands in for that of a client without an entry."""
     bypassed: dict[int, Update] = field(default_factory=dict)
     """By client, models that arrived in the last round and were not picked; the next sum caches them."""
     picked: frozenset[int] = frozenset()
@@ -33,7 +33,7 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class SAFA(Strategy):
-    """w ← Σ_k (n_k/N)·w_k over a cache of each client's last model, n_k of all N examples.
+    """w ← Σ_k (n_k/N)·w_k over a cache of each client's last model; client k holds n_k of all N examples.
 
     A round ends after ``participants`` models from clients not picked in the last round; these are picked. If
     no client is training any more, or after ``round_limit_s``, clients picked in the last round fill up the
@@ -51,11 +51,11 @@ class SAFA(Strategy):
     upload: ClassVar[Literal["delta", "model"]] = "model"
 
     participants: Count | None = None
-    """C·m in the paper, with m clients; default 10, or the whole fleet if it is smaller."""
+    """Models per round (the paper's C·m, with m clients); default 10, or the whole fleet if it is smaller."""
     lag_tolerance: Annotated[int, msgspec.Meta(ge=0)] = 5
-    """τ, versions."""
+    """τ: maximum age of a training client's base version, in versions."""
     round_limit_s: Positive | None = None
-    """T_lim, emulated seconds; None: no limit."""
+    """T_lim: maximum duration of a round, emulated seconds; None: no limit."""
 
     def size(self, clients: int) -> int:
         """Updates per round, for a fleet of ``clients``."""

@@ -128,7 +128,7 @@ class DoorSocket(Router):
                 yield name, frames
 
     def _use_latest_connection(self, name: bytes, first: Any) -> None:
-        """Send to the peer by the connection of this message from now on, unless there is a newer one."""
+        """From now on send to the peer over the connection of this message, unless there is a newer one."""
         routing_id, line = first.bytes, self._connections.get(name)
         if line is None or (routing_id != line.routing_id and _is_later(routing_id, line.routing_id)):
             number = int(first.get("__fd"))

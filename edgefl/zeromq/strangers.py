@@ -48,7 +48,7 @@ class Strangers:
         self._router, self._admitted, self._called = router, admitted, called
         router.monitor("inproc://connections", zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._events = context.socket(zmq.PAIR)
-        self._events.rcvhwm = 0  # at a mark ZeroMQ's own thread would wait
+        self._events.rcvhwm = 0  # no limit: at a limit ZeroMQ's own thread would block
         self._events.connect("inproc://connections")
         self._open: dict[int, str] = {}
         """Remote addresses by descriptor, the oldest first."""
@@ -64,7 +64,7 @@ class Strangers:
         self._events.close(linger=0)
 
     def _watch(self) -> None:
-        set_time_slice()  # run soon on a busy host, too: ZeroMQ's thread keeps reading meanwhile
+        set_time_slice()  # to be scheduled soon on a busy host: meanwhile ZeroMQ's thread keeps reading
         pause_s = LOOK_S
         while not self._over.wait(pause_s):
             began_s = time.thread_time()

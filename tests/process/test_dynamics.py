@@ -161,7 +161,7 @@ def test_windows_too_short_for_any_trip_end_in_one_line_and_not_never(tmp_path: 
     figures = edgefl.run(wanted("virtual", of), tmp_path / "run").summary()
     assert figures["versions"] == 0
     assert figures["stop_reason"].startswith("no progress: 131 tasks in a row were lost")
-    assert figures["no_progress"] == "131 tasks in a row were lost, their clients gone"
+    assert figures["no_progress"] == "131 tasks in a row were lost with their clients"
 
 
 PHONES = Fleet(

@@ -51,7 +51,7 @@ NO_WARNING_DUE = {
     "clones": (CLONES, "fleet.units = 'identical' and fleet.variation = 0 make clones of one model"),
     "a paper's devices": (
         {"devices": {"paper-half-normal": 12}, "network": "none"},
-        "all devices are a paper's, without differences between units",
+        "all devices are from papers, which state no differences between units",
     ),
     "polls": (
         {"strategy": {"name": "quafl", "participants": 4, "interval_s": 4.0}},

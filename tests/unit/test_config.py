@@ -173,7 +173,7 @@ fleet.throttle=nice -> fleet.throttle: must be 'cgroup' or 'paced' or 'sigstop',
 fleet.memory=1 -> fleet.memory: must be 'auto' or 'cgroup' or 'off' or 'rlimit', got 1
 fleet.memory_limit=false -> unknown key 'fleet.memory_limit'; did you mean 'fleet.memory'?
 fleet.charge=0.5 -> fleet.charge: has no effect without fleet.battery = true, got 0.5
-fleet.on_leave=finish -> fleet.on_leave: has no effect where phones never leave; give fleet.
+fleet.on_leave=finish -> fleet.on_leave: has no effect if phones never leave; give fleet.
 fleet.churn={mean_onlin_s=3} -> unknown key 'fleet.churn.mean_onlin_s'; did you mean 'fleet.churn.mean_onli
 fleet.churn={online_s=3} -> unknown key 'fleet.churn.online_s'; did you mean 'fleet.churn.mean_o
 fleet.die_per_trip=0.1 -> unknown key 'fleet.die_per_trip'; did you mean 'fleet.churn.die_per_trip'?

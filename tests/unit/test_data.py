@@ -131,7 +131,7 @@ def _cut(content: bytes) -> bytes:
         (3, lambda c: c[:4] + b"\0\0\0\0", "must hold 1 to"),
         (1, lambda _: idx(np.zeros(19, np.uint8)), "19 labels, but train-images.* has 20 images"),
         (3, lambda c: c[:-1] + b"\x0a", r"t10k-labels.*: labels must be in \[0, 10\) \(got 10\)"),
-        (2, lambda _: idx(np.zeros((10, 8, 8), np.uint8)), "images of 8×8, but train-images.* has 28×28"),
+        (2, lambda _: idx(np.zeros((10, 8, 8), np.uint8)), "but those of train-images.* are 28×28"),
     ],
 )
 @pytest.mark.parametrize("end", ["-ubyte", "-ubyte.gz"])

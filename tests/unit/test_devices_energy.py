@@ -65,7 +65,7 @@ def test_a_metered_radio_replaces_the_current_and_grows_with_the_rate() -> None:
     ("line", "says"),
     [
         ('radio = "6g"', "radio"),
-        ('radio = "5g-mmwave"\nbearer = "wifi"', "radio: must be bearer = 'mobile'"),
+        ('radio = "5g-mmwave"\nbearer = "wifi"', "bearer: must be 'mobile' if a metered radio is given"),
         ('radio = "5g-mmwave"', "needs down.rate_mbps"),
     ],
 )

@@ -410,7 +410,7 @@ def test_files_that_are_too_long_are_not_read(
 
 def test_a_power_profile_needs_a_base(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["profiles", "import", "power-profile", str(SAMPLES / "power_profile.xml")]
-    for base, said in (([], "that it completes: --base"), (["--base", "pixel3"], "did you mean 'pixel-3'")):
+    for base, said in (([], "profile to complete: --base"), (["--base", "pixel3"], "did you mean 'pixel-3'")):
         assert main([*command, *base]) == 2
         assert said in capsys.readouterr().err
     assert main([*command, "--base", "paper-half-normal"]) == 0

@@ -174,8 +174,8 @@ cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9, 9] }] -> freq_mhz: must be asc
 cpu.clusters = [{ CORE, cores = 1, power_ma = [9] }] -> power_ma: must be one value for each of freq_mhz, 0,
 cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9], max_ma = 5, power_ma = [4] }] -> must be values that end
 thermal = { trips = [] } -> thermal.trips: must be an array that is not empty, got []
-thermal = { trips = [STEP, { temp_c = 45, freq_scale = 0.6 }] } -> thermal.trips: must be of a freq_scale that
-thermal = { trips = [STEP, STEP] } -> thermal.trips: must be of ascending temp_c, got [40.0, 40.0]
+thermal = { trips = [STEP, { temp_c = 45, freq_scale = 0.6 }] } -> thermal.trips: must be steps whose
+thermal = { trips = [STEP, STEP] } -> thermal.trips: must be in ascending order of temp_c, got [40.0, 40.0]
 thermal = { trips = [STEP], off_c = 39 } -> thermal.off_c: must be at least the last trip's temp_c = 40.0
 thermal = { trips = [STEP], tau_s = 9 } -> thermal.ambient_c: missing; ambient_c and r_c_per_w and tau_s only
 thermal = { trips = [STEP], ambient_c = 40, tau_s = 9, r_c_per_w = 5 } -> ambient_c: must be below the first

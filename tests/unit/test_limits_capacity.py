@@ -99,8 +99,8 @@ ALWAYS = {"together": "always"}
         ([TRAINS] * 16, AT_FIRST, 2.0, "at the same moment and then need 2.00 cores"),
         ([TRAINS] * 16, {}, 1.6, ""),
         (APART * 4, AT_FIRST, 1.0, ""),
-        ([Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))], AT_FIRST, 3.4, "30% of a core at most for one client's"),
-        ([Demand(0.9, 1.0)], AT_FIRST, 1.3, "70% of a core at most for one client"),
+        ([Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))], AT_FIRST, 3.4, "one client's training, which needs 100%"),
+        ([Demand(0.9, 1.0)], AT_FIRST, 1.3, "one client, which needs 90% of a core"),
         ([Demand(0.01, 1.0, Burst(0.01, 0.97, 0.02))] * 12, AT_FIRST, 4.0, "then need 4.00 cores at scale 1"),
         ([Demand(0.01, 1.0, Burst(0.01, 0.5, 0.02))] * 12, AT_FIRST, 1.0, "time_scale 1 was chosen: "),
         ([SERVED] * 60, AT_FIRST, 1.3, ""),
@@ -122,8 +122,8 @@ def test_the_rule_is_named(demands: list[Demand], options: dict[str, Any], value
         (
             [Demand(0.07, 1.0)] * 16,
             {},
-            "1 was chosen: real time, kept where a rule needs less than 1.15, here a load of at most 50%: "
-            "the fleet needs 1.12 cores at scale 1; 56.0 7.0",
+            "1 was chosen: real time, since only scales of 1.15 or more are applied for a load of at most "
+            "50%: the fleet needs 1.12 cores at scale 1; 56.0 7.0",
         ),
         (
             [Demand(0.08, 1.0)] * 16,
@@ -139,13 +139,14 @@ def test_the_rule_is_named(demands: list[Demand], options: dict[str, Any], value
         (
             [Demand(0.9, 1.0)],
             {},
-            "1.3 was chosen for 70% of a core at most for one client, which needs 90% at scale 1; 34.6 69.2",
+            "1.3 was chosen for one client, which needs 90% of a core at scale 1, at most 70% allowed; "
+            "34.6 69.2",
         ),
         (
             [Demand(0.1, 1.0, Burst(0.1, 0.1, 0.1))],
             {},
-            "3.4 was chosen for 30% of a core at most for one client's training, which needs 100% at "
-            "scale 1; 1.5 2.9",
+            "3.4 was chosen for one client's training, which needs 100% of a core at scale 1, at most 30% "
+            "allowed; 1.5 2.9",
         ),
         (
             [SERVED] * 60,
@@ -236,6 +237,11 @@ def measured(cv: float = 0.01) -> Measured:
     )  # fmt: skip
 
 
+def printed(cv: float = 0.01) -> bytes:
+    """What the measuring process prints."""
+    return msgspec.json.encode(measured(cv))
+
+
 def made(at_unix_s: float) -> Calibration:
     fingerprint = calibration.fingerprint()
     return Calibration(
@@ -244,7 +250,7 @@ def made(at_unix_s: float) -> Calibration:
 
 
 def test_a_calibration_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = Mock(side_effect=measured)
+    measure = Mock(side_effect=printed)
     monkeypatch.setattr(calibration, "_measure_apart", measure)
     assert stored_calibration(tmp_path) is None
     first = calibrate(folder=tmp_path)
@@ -256,7 +262,7 @@ def test_a_calibration_is_measured_once_and_kept(tmp_path: Path, monkeypatch: py
 
 
 def test_an_expired_or_broken_one_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_measure_apart", measured)
+    monkeypatch.setattr(calibration, "_measure_apart", printed)
     path = tmp_path / f"calibration-{calibration.fingerprint()}.json"
     old = made(at_unix_s=time.time() - calibration.EXPIRES_S - 1)
     path.write_bytes(msgspec.json.encode(old))
@@ -282,7 +288,7 @@ def test_another_version_cpu_or_library_is_another_fingerprint(monkeypatch: pyte
 
 
 def test_a_noisy_host_is_refused_and_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_measure_apart", lambda: measured(cv=0.11))
+    monkeypatch.setattr(calibration, "_measure_apart", lambda: printed(cv=0.11))
     with pytest.raises(
         RunError, match=r"too noisy now.*gemm 64 11%, triad 11%; allowed: 10%.*stop other"
     ) as got:
@@ -353,7 +359,7 @@ def test_a_user_without_a_home_folder_keeps_no_calibration(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("EDGEFL_CUDA_LIBRARY", raising=False)
     monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
-    monkeypatch.setattr(calibration, "_measure_apart", measured)
+    monkeypatch.setattr(calibration, "_measure_apart", printed)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"^no home folder is known: set HOME or XDG_CACHE_HOME$"):
         cache_folder()

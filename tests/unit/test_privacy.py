@@ -407,7 +407,7 @@ def test_without_a_limit_a_fast_client_takes_part_as_often_as_it_can() -> None:
 
 
 TOO_HEAVY = r"step must return weights of at most max_weight, 0\.5, got 0\.6"
-NOT_ALONE = r"step must return only weights with \[privacy\], got keep, a base_scale or parts"
+NOT_ALONE = r"step must return only weights under \[privacy\], got keep, a base_scale or parts"
 
 
 @pytest.mark.parametrize(

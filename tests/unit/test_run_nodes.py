@@ -42,7 +42,7 @@ class World(Nodes):
         self.say = self.lines.append
 
     def hear(self, name: str, *said: messages.FromNode) -> list[control.FromHosts]:
-        return [answer for message in said for answer in self._heard(name, message)]
+        return [answer for message in said for answer in self._handle(name, message)]
 
     def ready(self, name: str, join: messages.Join, step_s: float = 0.001) -> list[control.FromHosts]:
         return self.hear(name, join, messages.Agreed(SAME, step_s))
@@ -145,7 +145,7 @@ def test_a_server_that_is_replaced_waits_for_those_nodes_that_are_there(world: W
         (True, SAME, {"torch": "1.0"}, "it has torch 1.0, here"),
         (False, SAME, {"edgefl": "0.0"}, "it has edgefl 0.0, here"),
         (False, control.Fingerprint("other", "training"), {}, "its data, their split or its first model"),
-        (True, control.Fingerprint("data", "other"), {}, "its training gives other bits"),
+        (True, control.Fingerprint("data", "other"), {}, "its training steps give different bits"),
         (False, control.Fingerprint("data", "other"), {"torch": "1.0"}, ""),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_node_that_is_not_let_in_says_what_it_lacks(key: keys.Key | None, want
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         outside = node._Node(address, key, joining(), stack)
         outside._until_s = 0.0
-        assert outside._outside() == "no run answers there, which is this host itself"
+        assert outside._join_failure() == "no run answers there, which is this host itself"
         while not outside._line.reached:
             outside._line.broke()
         with pytest.raises(

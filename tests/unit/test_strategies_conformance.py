@@ -104,7 +104,7 @@ class Divider(FedBuff):
 @pytest.mark.parametrize(
     ("strategy", "error", "message"),
     [
-        (Sleeper(), RunError, "the run stands still at version 0"),
+        (Sleeper(), RunError, "no event is left at version 0"),
         (Drawer(buffer_size=3), AssertionError, "replaying .* gave other actions"),
         (Hoarder(buffer_size=3), AssertionError, "are held: above max_held"),
         (Divider(buffer_size=3), RunError, "strategy Divider.step raised ZeroDivisionError"),
