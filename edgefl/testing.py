@@ -163,11 +163,11 @@ class _Executor:
         heapq.heappush(self.queue, (event.at_s, getattr(event, "client", -1), self.queued, event))
 
     def handle(self, event: core_events.Event) -> None:
-        private = self.core.privacy is not None
-        if isinstance(event, core_events.Left | core_events.Died):
-            left = isinstance(event, core_events.Left)
-            if left or isinstance(consequence(event, private=private), core_events.Left):
-                self.in_flight.pop(event.client, None)
+        then: core_events.Event | None = event
+        if isinstance(event, core_events.Died):
+            then = consequence(event, private=self.core.privacy is not None)
+        if isinstance(then, core_events.Left):
+            self.in_flight.pop(then.client, None)
         elif isinstance(event, core_events.Arrived | core_events.Failed):
             begun = self.in_flight.get(event.client)
             if begun is None or begun.task != event.task:
