@@ -38,6 +38,7 @@ from edgefl.regression.repetition import (
     device_s,
     error_factor,
     make_reference,
+    used_s,
 )
 
 BY_ENVIRONMENT = frozenset((
@@ -57,6 +58,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, int] = {}
     instructions: dict[str, int] | None = None
     processes: bool = False
+    covered: bool = True
 
 
 PartCounter = Callable[[Callable[[], Any], DeviceHandle], _Part]
@@ -95,9 +97,13 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     )
     step = msgspec.structs.replace(step, parameters=0.0)  # their update is counted as operations
     model_s, python_s = device_s(call.device, step), python_seconds(call.device, first.instructions or {})
+    timed: _Part | Failure = _Part()
+    if alone and not step.calls:
+        timed = _forked(partial(_steady, partial(_timed, first.instructions or {}), run, handle))
     return CountedRun(
         first=first, second=second, model_s=model_s, python_s=python_s, processes=parts[0].processes,
         error_factor=error_factor(call, step, model_s, python_s), imported=imported,
+        covered=isinstance(timed, _Part) and timed.covered,
     )  # fmt: skip
 
 
@@ -189,6 +195,19 @@ def _executed(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
         return _Part()
 
 
+NATIVE_TIMES, SOME_S = 6, 1e-4
+"""A function that takes this many times the CPU time of its instructions, at the pace of edgefl's loop, and
+this much longer, s, is mostly native code, which has no time by counts."""
+
+
+def _timed(instructions: Mapping[str, int], run: Callable[[], Any], handle: DeviceHandle) -> _Part:
+    """Compare the CPU time of a function without torch operations with that of its instructions."""
+    reference = partial(make_reference("interpreted").run, 1)
+    unit_s = min(used_s(reference) for _ in range(5))
+    expected_s = sum(instructions.values()) / sum(count_instructions(reference).values()) * unit_s
+    return _Part(covered=min(used_s(run) for _ in range(3)) < NATIVE_TIMES * expected_s + SOME_S)
+
+
 # ---- code ----------------------------------------------------------------------------------------
 
 
@@ -226,6 +245,15 @@ def python_seconds(device: Device, instructions: Mapping[str, int]) -> float:
     """
     if device.cpu is None or not device.cpu.clusters:
         return 0.0
-    outside = sum(count for name, count in instructions.items() if name.rpartition(" ")[0] != "torch")
     unit = sum(count_instructions(lambda: make_reference("interpreted").run(1)).values())
-    return outside / unit * INTERPRETED_STEPS / throughput(clusters_of(device), "interpreter", 1).value
+    return (
+        _outside(instructions)
+        / unit
+        * INTERPRETED_STEPS
+        / throughput(clusters_of(device), "interpreter", 1).value
+    )
+
+
+def _outside(instructions: Mapping[str, int]) -> int:
+    """Return the number of instructions outside torch's own Python code."""
+    return sum(count for name, count in instructions.items() if name.rpartition(" ")[0] != "torch")

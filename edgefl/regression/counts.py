@@ -124,10 +124,13 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     """True if the function started processes, which are not counted here."""
     imported: list[str] = []
     """Parts of torch that the first call imported, in order."""
+    covered: bool = True
+    """False if it makes no torch operations, and most of its time is that of native code, such as numpy's."""
 
     @property
-    def seconds(self) -> float:
-        return self.model_s + self.python_s
+    def seconds(self) -> float | None:
+        """Device time by the counts; None if they leave out most of it."""
+        return self.model_s + self.python_s if self.covered and not self.processes else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
         """Return this run with native instructions by function, which are counted once."""
@@ -430,6 +433,7 @@ def summary(run: CountedRun) -> str:
             )
             if counts.figures.get(name)
         ),
+        "" if run.covered or counts.native is not None else "no time: native code is not counted",
         "its processes are not counted" if run.processes and counts.native is None else "",
     ]
     return "counted: " + ", ".join(filter(None, parts))

@@ -105,12 +105,12 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     cpu_s = wall_s = math.inf
     for _ in range(2):
         start_ns = time.monotonic_ns()
-        cpu_s = min(cpu_s, _cpu_s(run))
+        cpu_s = min(cpu_s, used_s(run))
         wall_s = min(wall_s, (time.monotonic_ns() - start_ns) / 1e9)
     most_calls = max(1, round(WAITING_S / wall_s))
     name = wanted.reference if wanted is not None else _most_like(work, cpu_s)
     reference = make_reference(name)
-    unit_s = min(_cpu_s(partial(reference.run, 1)) for _ in range(5))
+    unit_s = min(used_s(partial(reference.run, 1)) for _ in range(5))
     calls = min(most_calls, MOST_AT_A_TIME, max(1, round(SHOT_S / cpu_s)))
     units = min(MOST_AT_A_TIME, max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s)))
     shots = wanted or ShotSizes(reference=name, units=units, calls=calls)
@@ -167,7 +167,7 @@ def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int
     found = []
     for _ in range(times):
         with TorchTimer() as timer:
-            cpu_s = _cpu_s(run)
+            cpu_s = used_s(run)
         found.append((cpu_s - timer.cpu_ns / 1e9, cpu_s, timer.calls))
     return min(found)
 
@@ -194,9 +194,9 @@ def _times_slower(device: Device, like: RestClass) -> float:
     """Return the device's time for code of that class ÷ this host's."""
     if like == "interpreter":
         reference = make_reference("interpreted")
-        return reference.device_s(device) / min(_cpu_s(partial(reference.run, 1)) for _ in range(5))
+        return reference.device_s(device) / min(used_s(partial(reference.run, 1)) for _ in range(5))
     run, units = program(like)
-    return units / throughput(clusters_of(device), like, 1).value / min(_cpu_s(run) for _ in range(5))
+    return units / throughput(clusters_of(device), like, 1).value / min(used_s(run) for _ in range(5))
 
 
 def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[RepeatRequest], Repetition]:
@@ -227,10 +227,10 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
 
         before = ProcessUsage.now()
         gc.collect()
-        cpu_s, reference_cpu_s = [], [_cpu_s(reference_shot)]
+        cpu_s, reference_cpu_s = [], [used_s(reference_shot)]
         for _ in range(trial.pairs):
-            cpu_s.append(_cpu_s(shot))
-            reference_cpu_s.append(_cpu_s(reference_shot))
+            cpu_s.append(used_s(shot))
+            reference_cpu_s.append(used_s(reference_shot))
         used = ProcessUsage.now().since(before)
         return Repetition(
             cpu_s=cpu_s,
@@ -244,7 +244,7 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
     return repeat
 
 
-def _cpu_s(run: Callable[[], Any]) -> float:
+def used_s(run: Callable[[], Any]) -> float:
     start_ns = cpu_ns()
     run()
     return (cpu_ns() - start_ns) / 1e9
@@ -403,7 +403,7 @@ def make_reference(name: ReferenceName) -> ReferenceWork:
 def _most_like(work: StepWork, cpu_s: float) -> ReferenceName:
     """Return the reference most like a function with this torch work and CPU time."""
     small = make_reference("train-small")
-    small_s = min(_cpu_s(partial(small.run, 1)) for _ in range(20))
+    small_s = min(used_s(partial(small.run, 1)) for _ in range(20))
     if not work.calls or work.flop < LITTLE * small.flop / small_s * cpu_s:
         return "interpreted"
     per_call = math.log(max(1.0, work.flop / work.calls))

@@ -58,6 +58,18 @@ def unchanged(process: MeasuringProcess) -> CountedRun:
     return counted(process, steps.train)
 
 
+def test_native_code_of_other_libraries_has_no_time_by_counts(process: MeasuringProcess) -> None:
+    """By its 30 instructions sorting a million numbers would take a phone less than a microsecond."""
+    native = counted(process, steps.sorts)
+    assert (native.covered, native.seconds) == (False, None)
+
+
+def test_torch_and_python_have_a_time_by_counts(unchanged: CountedRun) -> None:
+    assert unchanged.covered
+    assert unchanged.seconds is not None
+    assert unchanged.seconds > 0.001
+
+
 @pytest.mark.parametrize(
     "environment", [{"ATEN_CPU_CAPABILITY": "default"}, {"OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "77"}]
 )

@@ -41,7 +41,7 @@ def shares(function: Callable[[], None], device: str = "pi-4") -> tuple[float, f
     of = load_device(device)
     trial = try_out(DeviceCall(function, None, [], {}, of, None), None)
     unit_s = make_reference("interpreted").device_s(of)
-    interpreted_s = min(repetition._cpu_s(lambda: make_reference("interpreted").run(1)) for _ in range(5))
+    interpreted_s = min(repetition.used_s(lambda: make_reference("interpreted").run(1)) for _ in range(5))
     pace = (trial.reference_s / trial.unit_cpu_s) / (unit_s / interpreted_s)
     return trial.model_s, trial.rest * pace
 
