@@ -145,7 +145,7 @@ class Engine:
         """Write an event to the journal, pass it to the core, and carry out the core's actions."""
         if type(timeline_event) is not Delivery:
             actions = self._decide(timeline_event)  # type: ignore[arg-type]
-            if isinstance(timeline_event, events.Failed | events.Died) and timeline_event.task is not None:
+            if isinstance(timeline_event, (events.Failed, events.Died)) and timeline_event.task is not None:
                 self._zero(timeline_event.task)
             self.carry_out(actions)
             return
