@@ -48,11 +48,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.1},
     "fedstaleweight": {},
     "fedyogi": ADAPTIVE,
+    "krum": {},
+    "median": {},
     "mifa": {},
     "pisces": {"concurrency": 12},
     "quafl": {"participants": 10, **POLLED},
+    "rfa": {},
     "safa": {},
     "scaffold": {},
+    "trimmed-mean": {},
 }
 """Fields of each strategy that differ from its defaults: an interval between polls near the time of a trip,
 server steps of a size that suits an adaptive optimiser or a sum, and a concurrency below the fleet's size, so

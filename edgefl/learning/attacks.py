@@ -32,7 +32,7 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
     """Return the clients that attack, ascending: the share of all, rounded, drawn by the seed.
 
     >>> attacking_clients(Attackers(share=0.2), 10, seed=1)
-    (4, 9)
+    (3, 6)
     """
     if rules is None:
         return ()

@@ -36,12 +36,14 @@ def listening(port: int = 0) -> socket.socket:
     ...     page.getsockname()[0]
     '127.0.0.1'
     """
+    allowed = "another port is allowed, or 0 for any"
+    if not 0 <= port <= 65535:  # `create_server` would leave its socket open
+        raise ConfigError(f"--web-port {port}: a port is at most 65535; {allowed}")
     try:
         return socket.create_server(("127.0.0.1", port), backlog=128)
-    except (OSError, OverflowError) as error:
-        number = getattr(error, "errno", None)
-        why = os.strerror(number) if number else str(error)
-        raise ConfigError(f"--web-port {port}: {why}; another port is allowed, or 0 for any") from None
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"--web-port {port}: {why}; {allowed}") from None
 
 
 def page_socket(port: int | None) -> AbstractContextManager[socket.socket | None]:

@@ -18,8 +18,8 @@ class Rows:
     """K updates of D parameters, one row each; finite, read-only and valid during `Strategy.combine` only.
 
     >>> rows = Rows([np.array(row, np.float32) for row in ([3, 4], [0, 1], [0, -1])], clients=[7, 8, 9])
-    >>> len(rows), rows.norms.tolist(), rows.sq_distances[1, 2], rows.median().tolist()
-    (3, [5.0, 1.0, 1.0], 4.0, [0.0, 1.0])
+    >>> len(rows), rows.norms.tolist(), rows.sq_distances[1].tolist(), rows.median().tolist()
+    (3, [5.0, 1.0, 1.0], [18.0, 0.0, 4.0], [0.0, 1.0])
     """
 
     def __init__(

@@ -70,8 +70,11 @@ TABLES: list[dict[str, Any]] = [
     {"name": "feddyn", "cohort": 3},
     {"name": "fedbuff", "buffer_size": 2, "privacy": {"max_participations": 2, "min_separation": 2}},
 ]
-AS_ANOTHER = {"fedadagrad", "fedadam", "fedavgm", "fednova", "fedprox", "fedyogi"}
-"""Strategies of which the core sees no more than of FedAvg: another optimiser, local rule or weight."""
+AS_ANOTHER = {"fedadagrad", "fedadam", "fedavgm", "fednova", "fedprox", "fedyogi"} | {
+    "krum", "median", "rfa", "trimmed-mean",
+}  # fmt: skip
+"""Strategies of which the core sees no more than of FedAvg or FedBuff: they differ in the optimiser, the local
+rule, the weights or how updates are combined."""
 
 Move = tuple[int, int, int]
 """What happens next: mostly something that fits, at times something that does not."""

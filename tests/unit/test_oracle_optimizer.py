@@ -422,8 +422,12 @@ CLIENTS = ("feddyn", "scaffold")
 """Those whose clients keep vectors: their oracles are in test_oracle_clients.py."""
 
 
+READING = ("krum", "median", "rfa", "trimmed-mean")
+"""Those that read updates: their oracles are in test_strategies_rows.py."""
+
+
 def test_every_strategy_has_an_oracle() -> None:
-    assert sorted([*CASES, *CLIENTS]) == names()
+    assert sorted([*CASES, *CLIENTS, *READING]) == names()
 
 
 @pytest.mark.parametrize(

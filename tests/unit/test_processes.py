@@ -107,7 +107,7 @@ def test_a_process_that_the_machine_refuses_is_one_line(monkeypatch: pytest.Monk
     monkeypatch.setattr(child, "import_module", lambda _: Mock(main=be_a_zygote))
     monkeypatch.delenv("EDGEFL_TRACEBACK", raising=False)
     said: list[str] = []
-    monkeypatch.setattr(child, "_tell", lambda _, what: said.append(what))
+    monkeypatch.setattr(child, "_report", lambda _, what: said.append(what))
     assert child.main(-1, os.getpid(), "edgefl.run.zygote") == 1
     assert [each.partition(" (")[0] for each in said] == [
         "edgefl-client-17 cannot be started: Resource temporarily unavailable"
