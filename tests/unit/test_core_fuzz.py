@@ -73,8 +73,8 @@ TABLES: list[dict[str, Any]] = [
 AS_ANOTHER = {"fedadagrad", "fedadam", "fedavgm", "fednova", "fedprox", "fedyogi"} | {
     "krum", "median", "rfa", "trimmed-mean",
 }  # fmt: skip
-"""Strategies of which the core sees no more than of FedAvg or FedBuff: they differ in the optimiser, the local
-rule, the weights or how updates are combined."""
+"""Strategies of which the core sees no more than of FedAvg or FedBuff: they differ in the optimiser, the
+local rule, the weights or how updates are combined."""
 
 Move = tuple[int, int, int]
 """What happens next: mostly something that fits, at times something that does not."""
