@@ -20,6 +20,7 @@ from edgefl.devices.fleet import ClientInfo, Trips, device_of
 from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
+from edgefl.learning.attacks import Attack
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.run.control import FirstTrip, Prepared
 from edgefl.run.messages import NO_SCORES, ClientScores
@@ -52,6 +53,7 @@ class IdleWorkload:
     upload = "delta"
     needs_inputs = False
     vectors = client_vectors = ()
+    attack = Attack()
     host_step_s = 0.0
     work = BatchWork(fixed=StepWork(), per_example=StepWork())
 

@@ -41,10 +41,15 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
 
 
 class Attack:
-    """What the attacking clients of a run do to their data and updates."""
+    """What the attacking clients of a run do to their data and updates; by default nobody attacks."""
 
     def __init__(
-        self, rules: Attackers | None, clients: int, seed: int, data: Dataset, base: Sequence[str | Path]
+        self,
+        rules: Attackers | None = None,
+        clients: int = 0,
+        seed: int = 0,
+        data: Dataset | None = None,
+        base: Sequence[str | Path] = (),
     ) -> None:
         self._rules, self._seed = rules, seed
         self._clients = frozenset(attacking_clients(rules, clients, seed))
@@ -58,7 +63,7 @@ class Attack:
                 got = type(self._function).__name__
                 raise ConfigError(f"fleet.attackers.kind: {rules.kind!r} must be a function (got {got})")
         elif rules.kind == "label-flip":
-            if data.labels is None:
+            if data is None or data.labels is None:
                 raise ConfigError("fleet.attackers.kind: 'label-flip' needs data with one class per example")
             self._flipped = data.outputs - 1 - data.labels
         elif rules.kind not in KINDS:
