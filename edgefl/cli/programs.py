@@ -67,7 +67,7 @@ def execute(
     threads: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Most threads that the program runs at once: it gets N cores; all."
+            metavar="N", min=1, help="Maximum threads at once: the phone gets its N fastest cores, not all."
         ),
     ] = None,
     time_scale: TimeScale = "auto",

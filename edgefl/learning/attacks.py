@@ -41,7 +41,7 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
 
 
 class Attack:
-    """What the attacking clients of a run do to their data and updates; by default nobody attacks."""
+    """Changes the data and updates of a run's attacking clients; by default there are none."""
 
     def __init__(
         self,

@@ -11,17 +11,16 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import dropwhile
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from edgefl.devices import Device
-from edgefl.devices.code import CodeClass, Rate, clusters_of, relative
+from edgefl.devices.code import CLASSES, CodeClass, Rate, clusters_of, relative
 from edgefl.devices.prediction import example_dtype, time_model, traced
 from edgefl.devices.time_model import FEMNIST_STEP, TimeModel
 from edgefl.errors import ConfigError, unknown
 from edgefl.host import calibration
 from edgefl.learning.operations import StepWork
 
-CLASSES: tuple[CodeClass, ...] = get_args(CodeClass)
 TORCH = "torch"
 BATCH = 16
 """Examples of a step if ``torch:MODEL`` gives none, as in ``edgefl predict``."""
@@ -30,7 +29,7 @@ KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
     "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?", re.DOTALL),
     "division": re.compile(r"sysbench (.* )?cpu( .*)?"),
 }
-"""Programs whose class of code their name tells; matched against the name and the arguments."""
+"""Programs of known classes of code; a pattern matches the program's name and its arguments."""
 _STEP = re.compile(r"(?P<model>.+?)(?:@(?P<batch>[1-9][0-9]{0,5})(?P<shape>(?:x[1-9][0-9]{0,5})*))?")
 
 
@@ -172,13 +171,15 @@ def _whole(device: Device, code: CodeClass | TorchStep | None, host: HostSpeeds)
 
 
 def _against(model: TimeModel, work: StepWork, host_s: float, cv: float) -> Rate:
-    """Return the speed of a time model in a step that takes this host ``host_s``, with noise ``cv``."""
+    """Return a device's speed, by its time model, in a step that takes ``host_s`` here with noise ``cv``."""
     spread = math.hypot(math.log(model.error_factor_of(work)), 1.645 * cv)
     return Rate.within(host_s / model.seconds(work), math.exp(spread))
 
 
 def mixed(parts: Sequence[tuple[float, Rate]]) -> Rate:
-    """Return the speed in code of which shares run at these speeds; errors of the speeds are independent.
+    """Return the speed of code that spends these shares of its CPU time here on parts with these speeds.
+
+    Errors of the speeds are assumed to be independent.
 
     >>> mixed([(0.5, Rate.within(1.0, 1.2)), (0.5, Rate.within(0.25, 1.2))]).value
     0.4

@@ -51,8 +51,8 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     like: str = TORCH
     """Code that the command resembles (`read_likeness`); the phone has the device's speed in it."""
     threads: int | None = None
-    """Most threads that the command runs at once: the phone gets that many of its cores, the fastest. None:
-    all cores."""
+    """Maximum number of threads that the command runs at once; the phone gets as many of its cores, fastest
+    first. None: all cores."""
     folder: str | None = None
     """Working folder of the command; None: the current one."""
 

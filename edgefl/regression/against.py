@@ -64,14 +64,14 @@ A = TypeVar("A", Ready, Shot, Ended)
 
 
 class Comparison(NamedTuple):
-    """What a comparison with the base found."""
+    """The result of a comparison with the base."""
 
     base: str
     pairs: Sequence[ProcessPair] = ()
     missing: str = ""
-    """Why the base has no such function; empty if it has."""
+    """The reason for which the base has no such function; empty if it has one."""
     unjudged: str = ""
-    """Why base and head could not be compared; empty if they were."""
+    """The reason for which base and head could not be compared; empty if they were."""
 
 
 class AgainstBase:

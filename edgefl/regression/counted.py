@@ -53,7 +53,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one counter finds."""
+    """The counts of one counter."""
 
     figures: dict[str, int] = {}
     instructions: dict[str, int] | None = None
@@ -102,7 +102,8 @@ def count(call: DeviceCall) -> CountedRun | Failure:
         timed = _forked(partial(_steady, partial(_timed, first.instructions or {}), run, handle))
     return CountedRun(
         first=first, second=second, model_s=model_s, python_s=python_s, processes=parts[0].processes,
-        error_factor=error_factor(call, step, model_s, python_s), imported=imported,
+        error_factor=error_factor(call._replace(like="interpreter"), step, model_s, python_s),
+        imported=imported,
         covered=isinstance(timed, _Part) and timed.covered,
     )  # fmt: skip
 
@@ -196,8 +197,8 @@ def _executed(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
 
 
 NATIVE_TIMES, SOME_S = 6, 1e-4
-"""A function that takes this many times the CPU time of its instructions, at the pace of edgefl's loop, and
-this much longer, s, is mostly native code, which has no time by counts."""
+"""A function is taken for native code, whose time does not follow from counts, if its CPU time exceeds
+`NATIVE_TIMES` times that of its counted instructions, at the pace of edgefl's loop, plus `SOME_S` seconds."""
 
 
 def _timed(instructions: Mapping[str, int], run: Callable[[], Any], handle: DeviceHandle) -> _Part:

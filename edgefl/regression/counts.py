@@ -125,7 +125,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     imported: list[str] = []
     """Parts of torch that the first call imported, in order."""
     covered: bool = True
-    """False if it makes no torch operations, and most of its time is that of native code, such as numpy's."""
+    """False if the function calls no torch operation and spends most of its time in native code."""
 
     @property
     def seconds(self) -> float | None:
@@ -262,7 +262,7 @@ class Growth(NamedTuple):
 
 
 class CountedVerdict(NamedTuple):
-    """What grew, and what could not be judged, with its reason."""
+    """The figures that grew, and for each figure that could not be judged the reason."""
 
     grew: tuple[Growth, ...] = ()
     unjudged: tuple[str, ...] = ()

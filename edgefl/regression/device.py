@@ -60,8 +60,8 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sent_mib: NonNegative | None = None
     joules: NonNegative | None = None
     end: Literal["middle", "slow"] = "middle"
-    """Which real devices must keep the budget of seconds: those in the middle of the time model's interval,
-    or those at its slow end."""
+    """The real devices that must keep the budget of seconds: those in the middle of the time model's
+    interval, or those at its slow end."""
     counted: Literal["python", "native"] = "python"
     """``native``: count native instructions too, in Valgrind, also of the programs that it starts."""
     tolerance: NonNegative = 0.0
@@ -113,7 +113,7 @@ class DeviceResult:
         self.timed: Measurement | None = None
         """The measurement, if it was made."""
         self.advice = ""
-        """What grew on this host, if that does not make the test fail."""
+        """The growth measured on this host, if it does not make the test fail."""
         self._verdicts: list[Verdict] = []
 
     @property
@@ -218,7 +218,7 @@ class DeviceResult:
 
 @dataclass
 class Reasons:
-    """Why a test failed or is INVALID; both empty for a test that passed."""
+    """The reasons for which a test failed or is INVALID; both empty for a test that passed."""
 
     failed: str = ""
     invalid: str = ""
@@ -334,7 +334,7 @@ class EdgeDevice:
 
     @property
     def doubt(self) -> str:
-        """Why a result does not count; empty if all count, or pass far below their budgets."""
+        """The reason for which a result does not count; empty if all count or are far below their budgets."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
 

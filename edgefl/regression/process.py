@@ -133,7 +133,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Why a function cannot be measured, or how its process ended without a measurement."""
+    """The reason for which a function cannot be measured, or the end of its process before a measurement."""
 
     kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late"]
     why: str

@@ -27,7 +27,7 @@ class PlacedRow(NamedTuple):
 
 
 class Outlets(NamedTuple):
-    """Where results are written; None: not there."""
+    """The files to which results are written; None: no such file."""
 
     json: Path | None = None
     page: Path | None = None

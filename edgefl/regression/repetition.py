@@ -245,6 +245,7 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
 
 
 def used_s(run: Callable[[], Any]) -> float:
+    """Return the CPU seconds of a call, with those of the children that it has reaped."""
     start_ns = cpu_ns()
     run()
     return (cpu_ns() - start_ns) / 1e9

@@ -1,4 +1,4 @@
-"""What the tests of one pytest process share: options, the measuring process, and comparisons."""
+"""Options, measuring process and comparisons that the tests of one pytest process share."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import random
-import resource
 import select
 import site
 import sys
@@ -34,7 +33,7 @@ from edgefl.regression import sides
 from edgefl.regression.calls import bound, takes_device
 from edgefl.regression.memory import Peak, TreeWatch
 from edgefl.regression.process import Failure, FunctionLocation, failure_of, find
-from edgefl.regression.usage import ProcessUsage
+from edgefl.regression.usage import ProcessUsage, children_ns
 from edgefl.regression.worker import become_forkable
 
 if TYPE_CHECKING:
@@ -329,20 +328,14 @@ class _Function:
 
 def shot(run: Callable[[], Any], calls: int) -> sides.Shot:
     """Call the function so many times; return the times."""
-    children, before = _children_ns(), ProcessUsage.now()
+    children, before = children_ns(), ProcessUsage.now()
     for _ in range(calls):
         run()
     used = ProcessUsage.now().since(before)
     # Whether a child slept or had no core cannot be known after its end.
-    waits = used.gave_up and _children_ns() == children
+    waits = used.gave_up and children_ns() == children
     blocked_ns = max(0, used.wall_ns - used.cpu_ns - used.runnable_ns) if waits else 0
     return sides.Shot(cpu_ns=used.cpu_ns, blocked_ns=blocked_ns, waited_ns=used.runnable_ns)
-
-
-def _children_ns() -> int:
-    """Return the CPU time of the children that this process has reaped, ns."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return round((ended.ru_utime + ended.ru_stime) * 1e9)
 
 
 if __name__ == "__main__":

@@ -472,15 +472,6 @@ def _staleness(record: Record) -> dict[str, Any]:
     return {**spread(staleness[used]), "arrived": spread(staleness[known]), "by_profile": by_profile}
 
 
-def _attackers(record: Record, share: Any, attacks: Any) -> dict[str, Any]:
-    """Return the number of attackers, and the share of all applied weight that was theirs."""
-    total = share.sum()
-    return {
-        "clients": len(record.meta.attackers),
-        "weight_share": rounded(share[attacks].sum() / total) if total else None,
-    }
-
-
 def _weights(record: Record) -> dict[str, dict[str, Any]]:
     group, (clients, share) = slow_group(record), applied_weight(record)
     weights = share[np.isin(clients, group.clients)]
@@ -488,9 +479,9 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
     profile = profile_of(record, clients)
     groups = {name: share[profile == name] for name in [*profiles_by_speed(record), ""]}
     training = np.isin(clients, record.trips["client"])
-    attacks = np.isin(clients, record.meta.attackers)
+    theirs = share[np.isin(clients, attackers := record.meta.attackers)].sum() / (share.sum() or 1.0)
     return {
-        **({"attackers": _attackers(record, share, attacks & training)} if record.meta.attackers else {}),
+        **({"attackers": {"clients": len(attackers), "weight_share": rounded(theirs)}} if attackers else {}),
         "slow_phones": {
             "profiles": list(group.profiles),
             "clients": len(group.clients),

@@ -21,7 +21,7 @@ from edgefl.core.events import Sum
 from edgefl.core.strategy_calls import combined
 from edgefl.errors import RunError, SlotError
 from edgefl.experiment import Experiment
-from edgefl.kernels.arguments import SCALE_BLOCK, Doubles, Floats, Update
+from edgefl.kernels.arguments import SCALE_BLOCK, Checksums, Doubles, Floats, Update
 from edgefl.kernels.steps import ServerOptimizer, start
 from edgefl.parameters.buffer import ParameterBuffer, Raw, SlotState, blocks, with_scales
 from edgefl.privacy.mechanism import Clipped, Mechanism
@@ -376,7 +376,7 @@ class Aggregator:
 
         Return the squared norms of the updates' model changes, and the updates' checksums.
         """
-        buffer, old_entry, block = self.buffer, self.buffer.latest[1], self.blocks[0]
+        buffer, block = self.buffer, self.blocks[0]
         updates, scales = self._updates(slots, block)
         weights, scaled = list(action.weights), buffer.shape.update_format.scaled
         model = buffer.model(entry)[block]
@@ -399,21 +399,42 @@ class Aggregator:
                 self._salt = self.privacy.source.digest(exact, *pieces)
                 updates = [*updates, self.privacy.noise(action.version, model.size, self._salt)]
                 weights, scales = [*weights, deviation], [*scales, None]
-        if self.combine is not None:
-            squares = [
-                kernels.sq_norm(update, self._backend, scale=scale)
-                for update, scale in zip(updates, scales, strict=True)
-            ]
-            seen = self._checksums(slots)
-            if not all(map(math.isfinite, squares)):
-                return squares, seen  # nothing is published
-            updates, weights, scales = self._combined(action, updates, scales)
-            scaled = scaled and scales != [None]
-        sums = None if self.exchanged or self.combine else np.empty(len(updates), dtype=np.uint64)
+        sums = None if self.exchanged else np.empty(len(updates), dtype=np.uint64)
+        if self.combine is None:
+            norms = self._step(action, entry, updates, weights, scales, sums)
+        else:  # read the updates once for norms and checksums, before the strategy reads finite ones
+            zeros, given = [0.0] * len(updates), scales if scaled else None
+            norms = kernels.weighted_sum(
+                model, None, updates, zeros, self._backend, scales=given, checksums=sums
+            )
+            if np.isfinite(norms).all():
+                self._step(action, entry, *self._combined(action, updates, scales))
+        if sums is None:  # a checksum covers the whole update, including its vectors
+            seen = [kernels.checksum(buffer.slot(slot), self._backend) for slot in slots]
+        else:
+            seen = sums[: len(slots)].tolist()
+        for place in self._zero_places(action):
+            seen[place] = kernels.checksum(buffer.slot(slots[place]), self._backend)
+        if scaled:
+            seen = [with_scales(one, buffer.scales(slot)) for one, slot in zip(seen, slots, strict=True)]
+        return norms[: len(slots)].tolist(), tuple(seen)
+
+    def _step(
+        self,
+        action: Sum,
+        entry: int,
+        updates: list[Update],
+        weights: Sequence[float],
+        scales: list[Floats | None],
+        checksums: Checksums | None = None,
+    ) -> Doubles:
+        """Write the next model from these vectors; return their squared norms, and fill their checksums."""
+        buffer, old_entry, block = self.buffer, self.buffer.latest[1], self.blocks[0]
+        model, base = (buffer.model(at)[block] for at in (entry, old_entry))
         old, new = (buffer.vectors(at)[: self.optimizer.vectors] for at in (old_entry, entry))
         norms = kernels.weighted_step(
             model,
-            buffer.model(old_entry)[block],
+            base,
             updates,
             weights,
             self.optimizer,
@@ -421,20 +442,11 @@ class Aggregator:
             [vector[block] for vector in new],
             self._backend,
             base_scale=action.base_scale,
-            scales=scales if scaled else None,
-            checksums=sums,
+            scales=scales if any(scale is not None for scale in scales) else None,
+            checksums=checksums,
         )
-        self._average(action, model, buffer.model(old_entry)[block], weights, updates, scales)
-        if self.combine is not None:
-            return squares, seen
-        if sums is None:  # a checksum covers the whole update, including its vectors
-            return norms[: len(slots)].tolist(), self._checksums(slots)
-        found: list[int] = sums[: len(slots)].tolist()
-        for place in self._zero_places(action):
-            found[place] = kernels.checksum(buffer.slot(slots[place]), self._backend)
-        if scaled:
-            found = [with_scales(one, buffer.scales(slot)) for one, slot in zip(found, slots, strict=True)]
-        return norms[: len(slots)].tolist(), tuple(found)
+        self._average(action, model, base, weights, updates, scales)
+        return norms
 
     def _combined(
         self, action: Sum, updates: list[Update], scales: list[Floats | None]
@@ -449,14 +461,6 @@ class Aggregator:
             return [found], [1.0], [None]
         self._chosen = tuple(found)
         return updates, found, scales
-
-    def _checksums(self, slots: Sequence[int]) -> tuple[int, ...]:
-        """Return the checksums of the whole updates in these slots, with their scales."""
-        buffer, scaled = self.buffer, self.buffer.shape.update_format.scaled
-        found = [kernels.checksum(buffer.slot(slot), self._backend) for slot in slots]
-        if scaled:
-            found = [with_scales(one, buffer.scales(slot)) for one, slot in zip(found, slots, strict=True)]
-        return tuple(found)
 
     def _zero_places(self, action: Sum) -> list[int]:
         return [place for place, task in enumerate(action.tasks) if task in self._zero]

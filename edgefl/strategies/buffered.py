@@ -16,15 +16,15 @@ from edgefl.strategies.base import Step, Update, View, check_fits
 class Buffered(Asynchronous):
     """Clients train at their own pace; the model steps when ``buffer_size`` updates are held.
 
-    A subclass defines `weights`.
+    A subclass may define `weights`.
     """
 
     buffer_size: Count | None = None
     """Updates per step (FedBuff's K, FedStaleWeight's b); default 10, or the whole fleet if it is smaller."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        """The weight of each update of a full buffer."""
-        raise NotImplementedError
+        """The weight of each update of a full buffer; by default they are equal and sum to 1."""
+        return [1.0 / len(updates)] * len(updates)
 
     def size(self, clients: int) -> int:
         """Updates per step, for a fleet of ``clients``."""

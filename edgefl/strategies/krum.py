@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Count
-from edgefl.strategies.base import Update, View
 from edgefl.strategies.buffered import Buffered
 from edgefl.strategies.rows import Rows
 
@@ -21,9 +20,9 @@ class Krum(Buffered):
     """w ← w + η_g · (1/m) Σ Δ_i over the m updates of K with the lowest scores.
 
     An update's score is the sum of its squared distances to its K − f − 2 nearest others (section 4), where f
-    is the number of attackers in a buffer that is tolerated. m = 1 is Krum, m > 1 Multi-Krum (section 5). Of
-    equal scores the earlier update's is lower. With ``restart = "new-version"`` and ``max_staleness = 0`` the
-    updates start from one version, as in the paper's rounds.
+    is the number of attackers in a buffer that is tolerated. m = 1 is Krum, m > 1 Multi-Krum (section 5).
+    Ties go to the earlier update. With ``restart = "new-version"`` and ``max_staleness = 0`` the updates start
+    from one version, as in the paper's rounds.
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"
@@ -49,9 +48,6 @@ class Krum(Buffered):
             raise ConfigError(
                 f"strategy.selected must be at most the buffer's {size} updates, got {self.selected}"
             )
-
-    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        return [1.0 / len(updates)] * len(updates)
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float]:
         count = len(rows)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from edgefl.strategies.base import Update, Vector, View
+from edgefl.strategies.base import Vector
 from edgefl.strategies.buffered import Buffered
 from edgefl.strategies.rows import Rows
 
@@ -20,9 +20,6 @@ class Median(Buffered):
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"
-
-    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        return [1.0 / len(updates)] * len(updates)
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Vector:
         return rows.median()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from edgefl.strategies.base import Update, Vector, View
+from edgefl.strategies.base import Vector
 from edgefl.strategies.buffered import Buffered
 from edgefl.strategies.rows import Rows
 
@@ -26,9 +26,6 @@ class TrimmedMean(Buffered):
 
     beta: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.2
     """β: share of values left out at each end; β·K is rounded down."""
-
-    def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        return [1.0 / len(updates)] * len(updates)
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Vector:
         return rows.trimmed_mean(int(self.beta * len(rows) + 1e-9))

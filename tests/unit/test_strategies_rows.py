@@ -174,9 +174,6 @@ class Mine(Buffered):
     reads: ClassVar[Any] = "updates"
     wrong: Any = None
 
-    def weights(self, state: Any, updates: Any, view: Any) -> list[float]:
-        return equal(len(updates))
-
     def combine(self, rows: Rows, weights: Any) -> Any:
         if self.wrong is not None:
             return self.wrong
