@@ -21,8 +21,8 @@ class Krum(Buffered):
 
     An update's score is the sum of its squared distances to its K − f − 2 nearest others (section 4), where f
     is the number of attackers in a buffer that is tolerated. m = 1 is Krum, m > 1 Multi-Krum (section 5).
-    Ties go to the earlier update. With ``restart = "new-version"`` and ``max_staleness = 0`` the updates start
-    from one version, as in the paper's rounds.
+    Ties go to the earlier update. With ``restart = "new-version"`` and ``max_staleness = 0`` the updates
+    start from one version, as in the paper's rounds.
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"
