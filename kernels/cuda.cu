@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -16,7 +17,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
-constexpr int64_t CHUNK = 64 * TILE;          /* elements per copy from the host */
+constexpr int64_t CHUNK_BYTES = 4 << 20;      /* of an update per copy from the host: amortises the copy's start */
 constexpr int STREAMS = 2;
 
 thread_local char message[200];
@@ -66,6 +67,7 @@ int make_streams()
 
 int64_t size_of(int dtype) { return dtype == EF_F32 ? 4 : dtype == EF_I8 ? 1 : 2; }
 int64_t tiles_of(int64_t n) { return (n + TILE - 1) / TILE; }
+static_assert(CHUNK_BYTES / 4 % TILE == 0 && TILE % EF_SCALE_BLOCK == 0, "chunks hold whole tiles and scale blocks");
 int64_t blocks_of(int64_t n) { return (n + EF_SCALE_BLOCK - 1) / EF_SCALE_BLOCK; }
 
 /* Device memory for the results of a call other than vectors. */
@@ -123,7 +125,9 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
                         uint64_t *sums, const ef_step *step)
 {
     const std::lock_guard<std::mutex> guard(in_use);
-    const int64_t most = n < CHUNK ? n : CHUNK;
+    int64_t widest = count ? 1 : 4;
+    for (int64_t k = 0; k < count; k++) widest = std::max(widest, size_of(u[k].dtype));
+    const int64_t chunk = CHUNK_BYTES / widest, most = std::min(n, chunk);
     const int state = !step ? 0 : step->kind == EF_MOMENTUM ? 1 : 2;
     size_t lane = padded(most * 4) * (2 + 2 * state) + padded(count * sizeof *u);
     for (int64_t k = 0; k < count; k++) lane += padded(most * size_of(u[k].dtype)) + padded(blocks_of(most) * 4);
@@ -133,8 +137,8 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
     TRY(cudaStreamSynchronize(streams[0]));
     const size_t shared = device.used;
     std::vector<ef_update> list(STREAMS * count);
-    for (int64_t first = 0, turn = 0; first < n; first += CHUNK, turn++) {
-        const int64_t m = n - first < CHUNK ? n - first : CHUNK;
+    for (int64_t first = 0, turn = 0; first < n; first += chunk, turn++) {
+        const int64_t m = std::min(n - first, chunk);
         const cudaStream_t stream = streams[turn % STREAMS];
         ef_update *mine = list.data() + turn % STREAMS * count;
         TRY(cudaStreamSynchronize(stream)); /* the stream's list and buffers are reused now */

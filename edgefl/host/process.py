@@ -55,6 +55,15 @@ def start_process(
     return child, Channel(ours, incoming)
 
 
+def without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
+    """Hide NVIDIA's GPUs from CUDA: an emulated phone has none, and a process that uses CUDA cannot fork.
+
+    >>> without_gpus({"HOME": "/"})
+    {'HOME': '/', 'CUDA_VISIBLE_DEVICES': ''}
+    """
+    return {**environment, "CUDA_VISIBLE_DEVICES": ""}
+
+
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a child that forks or computes on one core: all thread pools have size one.
 

@@ -20,6 +20,11 @@ DEVICE_NODES = ("/dev/nvidiactl", "/dev/dxg")
 FLAGS = ("-O3", "--fmad=false", "-std=c++17", "-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden")
 
 
+def driver_present() -> bool:
+    """Whether a GPU's driver is on this machine. Does not initialise CUDA."""
+    return any(os.path.exists(node) for node in DEVICE_NODES)
+
+
 def sources() -> Path | None:
     """The folder with cuda.cu: in the repository, or installed with the package."""
     spec = importlib.util.find_spec("edgefl._kernels_src")
@@ -32,7 +37,7 @@ def sources() -> Path | None:
 
 def problem() -> str | None:
     """Why the CUDA back end cannot run here, without initialising CUDA; None if no reason is known."""
-    if not any(os.path.exists(node) for node in DEVICE_NODES):
+    if not driver_present():
         return "no CUDA device (no NVIDIA driver on this machine)"
     try:
         built = existing() is not None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Training
+from edgefl.kernels.cuda_library import driver_present
 from edgefl.learning.flat import FlatModel
 
 CPU = torch.device("cpu")
@@ -60,9 +61,11 @@ class Arithmetic:
         return cls(device=training.device, precision=training.precision, memory_format=training.memory_format)
 
     def check(self) -> None:
-        """Raise `ConfigError` if the device is missing. Does not initialise CUDA: a fork may follow."""
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        if self.device == "cuda" and not torch.cuda.is_available():
+        """Raise `ConfigError` if the device is missing. Does not ask torch, which may initialise CUDA.
+
+        Processes that are forked after CUDA was initialised cannot use it.
+        """
+        if self.device == "cuda" and (torch.version.cuda is None or not driver_present()):
             built = "this torch is built for the CPU" if torch.version.cuda is None else "no device found"
             raise ConfigError(f"training.device: must be 'cpu' here ({built}), got 'cuda'")
 

@@ -17,6 +17,7 @@ import msgspec
 from edgefl.devices import Device, Network, load_device, load_network
 from edgefl.devices.condition import Power, power_of
 from edgefl.errors import ConfigError, ProfileError
+from edgefl.host.process import without_gpus
 from edgefl.programs.likeness import TORCH, HostSpeeds, core_shares, is_shared
 
 MOST_PHONES = 10_000
@@ -272,7 +273,8 @@ def filled(text: str, number: int, device: str, host: str) -> str:
 
 
 def environment(held: HeldPhone, number: int, host: str, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the phone's processes."""
+    """Return the environment of the phone's processes. GPUs are hidden from them unless the phone's own
+    variables show one."""
     own = {key: filled(value, number, held.device.id, host) for key, value in held.phone.environment.items()}
     ways = {f"EDGEFL_CONNECT_{port}": f"{host}:{port}" for port in held.phone.connects}
-    return {**base, **own, **ways, INDEX_VARIABLE: str(number)}
+    return {**without_gpus(base), **own, **ways, INDEX_VARIABLE: str(number)}

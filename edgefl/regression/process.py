@@ -30,7 +30,7 @@ import msgspec
 from edgefl.errors import ConfigError, RunError
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import Exit, end_child, kill_tree
-from edgefl.host.process import start_process
+from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.counts import CountedRun
 
 _ENDING_S = 1.0
@@ -162,7 +162,9 @@ class MeasuringProcess:
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
         self._channel: Channel[Answer]
-        self.popen, self._channel = start_process("edgefl.regression.worker", Answer, environment)
+        self.popen, self._channel = start_process(
+            "edgefl.regression.worker", Answer, without_gpus(environment)
+        )
 
     def ask(self, request: Request) -> Answer:
         """Count or prepare a function, or measure the one prepared last. ConfigError if it is refused."""

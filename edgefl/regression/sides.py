@@ -19,7 +19,7 @@ import msgspec
 
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import end_child
-from edgefl.host.process import start_process
+from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.process import Failure, FunctionLocation
 
 _ENDING_S = 1.0
@@ -126,7 +126,9 @@ class Stem:
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "EDGEFL_PADDING": "x" * padding}
         self._channel: Channel[Preloaded]
         self.popen: subprocess.Popen[bytes]
-        self.popen, self._channel = start_process("edgefl.regression.stem", Preloaded, environment)
+        self.popen, self._channel = start_process(
+            "edgefl.regression.stem", Preloaded, without_gpus(environment)
+        )
 
     def preload(self, modules: list[str]) -> None:
         """Begin to import modules."""

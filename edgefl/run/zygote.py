@@ -51,7 +51,9 @@ class Zygote:
     def __init__(self, channel: Channel[control.ToZygote], make_workload: Callable[..., Workload]) -> None:
         self._channel = channel
         self._make_workload = make_workload
+        self._request: control.Prepare | None = None
         self._workload: Workload | None = None
+        """Shared by all forks; None if each of them loads its own because it computes on a GPU."""
         self._buffer: ParameterBuffer | None = None
         self._enforcement = Enforcement()
         self._children: dict[int, tuple[control.Spawn, ClientLimits, memoryview[int]]] = {}
@@ -81,28 +83,16 @@ class Zygote:
 
     def _answer(self, message: control.ToZygote) -> None:
         match message:
-            case control.Prepare(experiment=experiment, base=base):
-                # Loaded once before the forks: a process that loads its own code starts five times slower.
-                try:
-                    kernels.backend()
-                    self._enforcement = message.enforcement
-                    self._workload = self._make_workload(experiment, fleet_of(experiment), Path(base))
-                    prepared = self._workload.prepared()
-                    if message.fingerprint:
-                        fingerprint = self._workload.fingerprint()
-                        prepared = msgspec.structs.replace(prepared, fingerprint=fingerprint)
-                    self._channel.send(prepared)
-                except EdgeflError as error:
-                    what = printable(str(error))
-                    self._channel.send(Refused(what, config=isinstance(error, ConfigError)))
+            case control.Prepare():
+                self._enforcement, self._request = message.enforcement, message
+                self._run_without_cuda("edgefl-prepare", self._prepare)
             case control.Adopt(initialise=initialise, shape=shape):
-                assert self._workload is not None
                 if shape is None:
                     self._buffer = ParameterBuffer.attach(self._channel.descriptor())
                 else:
                     self._buffer = ParameterBuffer.create(shape, sparse=True)
                 if initialise:
-                    self._buffer.model(0)[:] = self._workload.flat.whole
+                    self._run_without_cuda("edgefl-first-model", self._write_first_model)
                     self._buffer.publish(version=0, entry=0)
                 # Freeze these permanent objects: a garbage collection in a fork would copy their pages.
                 gc.collect()
@@ -122,10 +112,44 @@ class Zygote:
                     if (spec.role, spec.peer, spec.epoch) == (role, peer, epoch):
                         kill(pid)
 
+    def _run_without_cuda(self, name: str, main: Callable[[], None]) -> None:
+        """Run ``main`` here, or in a child if the workers compute on a GPU.
+
+        If torch sees a GPU, its first backward pass starts CUDA, which cannot be used in later forks.
+        """
+        assert self._request is not None
+        if self._request.experiment.training.device == "cpu":
+            main()
+        elif (end := collect(fork(name, main))).code:
+            self._channel.send(Refused(f"{name} ended early ({end})", config=False))
+
+    def _prepare(self) -> None:
+        try:
+            kernels.backend()
+            self._workload = workload = self._load()
+            prepared = workload.prepared()
+            assert self._request is not None
+            if self._request.fingerprint:
+                prepared = msgspec.structs.replace(prepared, fingerprint=workload.fingerprint())
+            self._channel.send(prepared)
+        except EdgeflError as error:
+            self._channel.send(Refused(printable(str(error)), config=isinstance(error, ConfigError)))
+
+    def _load(self) -> Workload:
+        """Return the workload. It is loaded before the forks, which start five times faster for that."""
+        if self._workload is not None:
+            return self._workload
+        assert self._request is not None
+        experiment = self._request.experiment
+        return self._make_workload(experiment, fleet_of(experiment), Path(self._request.base))
+
+    def _write_first_model(self) -> None:
+        assert self._buffer is not None
+        self._buffer.model(0)[:] = self._load().flat.whole
+
     def _spawn(self, spec: control.Spawn) -> None:
-        assert self._workload is not None
         client = spec.role == control.CLIENT
-        limit_mib = self._workload.device(spec.peer).app_limit_mib if client else None
+        limit_mib = self._load().device(spec.peer).app_limit_mib if client else None
         held = client and not spec.as_is
         enforcement, governor = (self._enforcement, self._requests) if held else (Enforcement(), None)
         limits = ClientLimits(enforcement, f"{spec.role}-{spec.peer}-{spec.epoch}", limit_mib, governor)
@@ -151,8 +175,7 @@ class Zygote:
     def _run_peer(self, spec: control.Spawn, limits: ClientLimits, begun: memoryview[int]) -> None:
         """In the forked process: run a client, a worker or the evaluator until the server ends it."""
         self._close_own()
-        workload, buffer, lifeline = self._workload, self._buffer, self._lifeline[0]
-        assert workload is not None
+        workload, buffer, lifeline = self._load(), self._buffer, self._lifeline[0]
         assert buffer is not None
         limits.enter()
         set_timer_slack()
