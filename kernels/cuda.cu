@@ -17,7 +17,10 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
-constexpr int64_t CHUNK_BYTES = 4 << 20;      /* of an update per copy from the host: amortises the copy's start */
+#ifndef EF_CHUNK_BYTES
+#define EF_CHUNK_BYTES (4 << 20) /* of an update per copy from the host: amortises the start of a copy */
+#endif
+constexpr int64_t CHUNK_BYTES = EF_CHUNK_BYTES;
 constexpr int STREAMS = 2;
 
 thread_local char message[200];
@@ -78,7 +81,7 @@ struct results {
 
 int finish(const results &r, int64_t count, int64_t n, double *norms, uint64_t *sums, cudaStream_t stream)
 {
-    if (count) add_norms<<<(unsigned)count, THREADS, 0, stream>>>(r.partial, tiles_of(n), count, r.norms);
+    if (count) LAUNCH(add_norms, (unsigned)count, stream, r.partial, tiles_of(n), count, r.norms);
     TRY(cudaGetLastError());
     TRY(cudaMemcpyAsync(norms, r.norms, count * sizeof(double), cudaMemcpyDeviceToHost, stream));
     if (sums) TRY(cudaMemcpyAsync(sums, r.sums, count * sizeof(words), cudaMemcpyDeviceToHost, stream));

@@ -10,6 +10,10 @@
 
 #include "edgefl_kernels.h"
 
+#ifndef LAUNCH /* tests/cuda_shim defines one that runs the threads on the CPU */
+#define LAUNCH(kernel, blocks, stream, ...) kernel<<<blocks, THREADS, 0, stream>>>(__VA_ARGS__)
+#endif
+
 namespace {
 constexpr int THREADS = 256, WARPS = THREADS / 32, QUAD = 4;
 constexpr int QUADS = 16;                     /* groups of four elements per thread */
@@ -192,8 +196,8 @@ void launch(float *out, const float *base, const ef_update *u, int64_t count, in
             words *sums, const ef_step &s, cudaStream_t stream)
 {
     const unsigned tiles = (unsigned)((n + TILE - 1) / TILE);
-    if (sums) sum_tiles<KIND, true><<<tiles, THREADS, 0, stream>>>(out, base, u, count, n, first, partial, sums, s);
-    else sum_tiles<KIND, false><<<tiles, THREADS, 0, stream>>>(out, base, u, count, n, first, partial, sums, s);
+    if (sums) LAUNCH((sum_tiles<KIND, true>), tiles, stream, out, base, u, count, n, first, partial, sums, s);
+    else LAUNCH((sum_tiles<KIND, false>), tiles, stream, out, base, u, count, n, first, partial, sums, s);
 }
 
 void sum_part(float *out, const float *base, const ef_update *u, int64_t count, int64_t n, int64_t first, double *partial,
