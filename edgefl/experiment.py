@@ -50,10 +50,14 @@ class Attackers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Share of the clients that attack, rounded to a number of clients, which the seed draws."""
     kind: str = "sign-flip"
     """``sign-flip`` sends −scale·Δ in place of the update Δ; ``gaussian`` sends noise with the norm
-    scale·‖Δ‖; ``label-flip`` trains with class C − 1 − y in place of y; ``"my_module:attack"`` calls
-    ``attack(delta, client, trip, rng)``, which changes Δ in place."""
+    scale·‖Δ‖; ``label-flip`` trains with class C − 1 − y in place of y; ``alie`` sends μ − z·σ of the updates
+    that it computes on several attackers' data; ``"my_module:attack"`` calls ``attack(delta, client, trip,
+    rng)``, which changes Δ in place."""
     scale: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     """Factor on the size of ``sign-flip`` and ``gaussian``."""
+    z: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    """``alie``: number of standard deviations; None: by the paper's formula, from the numbers of clients and
+    attackers."""
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from edgefl.errors import ProfileError, listed, near, unknown
-from edgefl.experiment import MAX_CLIENTS, MOST_PROCESSES, Experiment, Fleet, Privacy, Stop
+from edgefl.experiment import MAX_CLIENTS, MOST_PROCESSES, Attackers, Experiment, Fleet, Privacy, Stop
 from edgefl.validation import Fault, join, shown, wrong
 
 
@@ -31,6 +31,7 @@ def check_relations(found: Experiment) -> None:
         where = "" if virtual else " under the wall clock (each is a process)"
         raise _at("fleet.devices", f"at most {most} clients in all{where}, got {total}")
     _check_fleet(found.fleet)
+    _check_attackers(found.fleet.attackers, virtual=virtual)
     _check_name(found.name)
     _check_training(found)
     _check_evaluation(found)
@@ -48,6 +49,18 @@ def _check_fleet(fleet: Fleet) -> None:
         raise _at(missing[0], f"missing; {' and '.join(pair)} only work together")
     if fleet.charge != 1.0 and not fleet.battery:
         raise _no_effect("fleet.charge", "fleet.battery = true", fleet.charge)
+
+
+def _check_attackers(rules: Attackers | None, *, virtual: bool) -> None:
+    if rules is None:
+        return
+    if rules.z is not None and rules.kind != "alie":
+        raise _no_effect("fleet.attackers.z", "fleet.attackers.kind = 'alie'", rules.z)
+    if rules.scale != 1.0 and rules.kind in ("label-flip", "alie"):
+        raise _no_effect("fleet.attackers.scale", "kind 'sign-flip' or 'gaussian'", rules.scale)
+    if rules.kind == "alie" and not virtual:
+        why = "another kind where clock.kind = 'wall' (an attacker trains as several clients)"
+        raise wrong("fleet.attackers.kind", why, rules.kind)
 
 
 def _check_name(name: str) -> None:

@@ -20,7 +20,6 @@ from edgefl.devices.fleet import ClientInfo, Trips, device_of
 from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.experiment import Experiment
-from edgefl.learning.attacks import Attack
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.run.control import FirstTrip, Prepared
 from edgefl.run.messages import NO_SCORES, ClientScores
@@ -53,7 +52,6 @@ class IdleWorkload:
     upload = "delta"
     needs_inputs = False
     vectors = client_vectors = ()
-    attack = Attack()
     host_step_s = 0.0
     work = BatchWork(fixed=StepWork(), per_example=StepWork())
 
@@ -88,6 +86,9 @@ class IdleWorkload:
 
     def assess(self, version: int, beat: Callable[[], None]) -> tuple[IdleResult, ClientScores]:
         return IdleResult(), NO_SCORES
+
+    def attack_update(self, *_: object) -> None:
+        """Do nothing: no client attacks."""
 
     def settle(self) -> None:
         """Do nothing: the model does not move to another device."""

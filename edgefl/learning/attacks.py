@@ -3,12 +3,15 @@
 sign-flip    −scale·Δ in place of the update Δ (Li et al. 2019, RSA, arXiv:1811.03761)
 gaussian     normal noise with the norm scale·‖Δ‖, in expectation, in place of Δ (Blanchard et al. 2017)
 label-flip   an honest update, trained with class C − 1 − y in place of y (Fang et al. 2020, arXiv:1911.11815)
+alie         mean − z · standard deviation of each parameter over several attackers' updates, which are honest
+             (Baruch et al. 2019, "A Little Is Enough", arXiv:1902.06156)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +25,9 @@ from edgefl.seeds import stream
 if TYPE_CHECKING:
     from edgefl.learning.dataset import Dataset
 
-KINDS = ("sign-flip", "gaussian", "label-flip")
+KINDS = ("sign-flip", "gaussian", "label-flip", "alie")
+MOST_COLLUDERS = 7
+"""Maximum number of other attackers as which an ``alie`` attacker trains in a trip."""
 Floats = NDArray[np.float32]
 AttackFunction = Callable[[Floats, int, int, np.random.Generator], None]
 """``attack(delta, client, trip, rng)`` changes the client's update Δ in place."""
@@ -40,6 +45,19 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
     return tuple(sorted(drawn.tolist()))
 
 
+def alie_z(clients: int, attackers: int) -> float:
+    """Return z of ``alie`` (Baruch et al. 2019, algorithm 3): Φ(z) = (n − m − s)/(n − m), s = ⌊n/2 + 1⌋ − m.
+
+    s honest updates more extreme than the attackers' make a majority with them. ``attackers`` must be fewer
+    than half of the ``clients``.
+
+    >>> round(alie_z(50, 24), 2), alie_z(10, 2)
+    (1.43, 0.0)
+    """
+    needed = clients // 2 + 1 - attackers
+    return NormalDist().inv_cdf((clients - attackers - needed) / (clients - attackers))
+
+
 class Attack:
     """Changes the data and updates of a run's attacking clients; by default there are none."""
 
@@ -53,6 +71,7 @@ class Attack:
     ) -> None:
         self._rules, self._seed = rules, seed
         self._clients = frozenset(attacking_clients(rules, clients, seed))
+        self._z = 0.0
         self._function: AttackFunction | None = None
         self._flipped: Any = None
         if rules is None:
@@ -66,6 +85,8 @@ class Attack:
             if data is None or data.labels is None:
                 raise ConfigError("fleet.attackers.kind: 'label-flip' needs data with one class per example")
             self._flipped = data.outputs - 1 - data.labels
+        elif rules.kind == "alie":
+            self._z = _alie_z_of(rules, clients, len(self._clients))
         elif rules.kind not in KINDS:
             have = [*KINDS, "my_module:attack"]
             raise ConfigError(f"fleet.attackers.kind: {unknown('attack', rules.kind, have)}")
@@ -74,10 +95,26 @@ class Attack:
         """Return the training targets that this client uses."""
         return self._flipped if self._flipped is not None and client in self._clients else honest
 
-    def change(self, trained: Floats, base: Floats, client: int, trip: int) -> None:
+    def colluders(self, client: int, trip: int) -> list[int]:
+        """Return the other attackers as which an ``alie`` attacker also trains: up to 7, drawn for the trip.
+
+        It downloads one version, so it trains from that version on each one's data. Empty for other clients
+        and attacks.
+        """
+        if not self._z or client not in self._clients:
+            return []
+        others = sorted(self._clients - {client})
+        count = min(MOST_COLLUDERS, len(others))
+        drawn = stream(self._seed, "colluders", client, trip).choice(others, count, replace=False)
+        return sorted(drawn.tolist())
+
+    def change(
+        self, trained: Floats, base: Floats, client: int, trip: int, others: Sequence[Floats] = ()
+    ) -> None:
         """Change a trained model, in place, if the client attacks; ``base`` is the model that it downloaded.
 
-        Raises `TrainingError` if the user's function fails.
+        ``others`` are the updates that it computed as its `colluders`, each of the model's shape. Raises
+        `TrainingError` if the user's function fails.
         """
         rules = self._rules
         if rules is None or client not in self._clients or rules.kind == "label-flip":
@@ -92,7 +129,22 @@ class Attack:
                 raise TrainingError(f"fleet.attackers.kind: {rules.kind!r} raised {why}") from error
         elif rules.kind == "sign-flip":
             delta *= np.float32(-rules.scale)
+        elif rules.kind == "alie":
+            known = np.array([delta, *others], np.float64)
+            delta[:] = known.mean(axis=0) - self._z * known.std(axis=0)
         else:
             deviation = rules.scale * float(np.linalg.norm(delta.astype(np.float64))) / np.sqrt(delta.size)
             delta[:] = rng.standard_normal(delta.size, dtype=np.float32) * np.float32(deviation)
         np.add(base, delta, out=trained)
+
+
+def _alie_z_of(rules: Attackers, clients: int, attackers: int) -> float:
+    """Return z, given or by the formula. Raises `ConfigError` if the attack cannot be made."""
+    key, fleet = "fleet.attackers", f"{attackers} attackers of {clients} clients"
+    if attackers < 2:
+        raise ConfigError(f"{key}.share: 'alie' needs 2 or more attackers, got {fleet}")
+    if rules.z is not None:
+        return rules.z
+    if 2 * attackers >= clients or (found := alie_z(clients, attackers)) <= 0.0:
+        raise ConfigError(f"{key}.z: the paper's formula gives none above 0 for {fleet}; give z")
+    return found

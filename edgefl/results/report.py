@@ -103,6 +103,7 @@ def report(record: Record, summary: dict[str, Any]) -> str:
             *_learning(record),
             *_on_clients(summary["on_clients"]),
             *_privacy(record),
+            *_attackers(summary.get("attackers")),
             *_logged(record),
             page.figure("Applied weight by client", "Share of all applied weight, times n: 1 is fair.",
                         draw_weights(record), "No update was applied."),
@@ -227,6 +228,23 @@ def _privacy(record: Record) -> list[str]:
         curves = [Curve("c1", "ε", made["at_s"], found.epsilon[made["version"]])]
     drawn = curves_picture(curves, "at_s", "ε", ends=True, share=False)
     return [page.figure("Privacy over emulated time", found.says, drawn, found.says)]
+
+
+def _attackers(found: dict[str, Any] | None) -> list[str]:
+    """The card with accuracy and weight of honest and attacking clients, if any attack."""
+    if found is None:
+        return []
+    rows = []
+    for name in ("honest", "attacking"):
+        of = found[name]
+        rows.append(
+            [name.capitalize(), percent(of["weight_share"]), number(of["weight"]), percent(of["accuracy"])]
+        )
+    about = f"{many(found['clients'], 'client')} sent harmful updates. "
+    about += "Weight: mean share of applied weight, times n. "
+    about += f"Accuracy: of the last model on {found['accuracy_on']}." if found["accuracy_on"] else ""
+    table = html_table(["Clients", ">Share of weight", ">Weight", ">Accuracy"], rows)
+    return [page.card("Attackers", about, table, wide=False)]
 
 
 def _logged(record: Record) -> list[str]:

@@ -472,6 +472,40 @@ def _staleness(record: Record) -> dict[str, Any]:
     return {**spread(staleness[used]), "arrived": spread(staleness[known]), "by_profile": by_profile}
 
 
+def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.float64]) -> dict[str, Any]:
+    """Applied weight and accuracy by honest and attacking clients; ``share`` is `applied_weight`.
+
+    A client's accuracy is that of the last model on its own held-out examples, if they were evaluated, else
+    on the test examples of its classes.
+    """
+    accuracy, basis = accuracy_by_client(record)
+    known, found = np.array(list(accuracy)), np.array(list(accuracy.values()))
+    groups = {}
+    for name in ("honest", "attacking"):
+        invert = name == "honest"
+        theirs = share[np.isin(clients, record.meta.attackers, invert=invert)]
+        scores = found[np.isin(known, record.meta.attackers, invert=invert)]
+        groups[name] = {
+            "weight_share": rounded(theirs.sum() / (share.sum() or 1.0)),
+            "weight": rounded(theirs.mean()) if len(theirs) else None,
+            "accuracy": rounded(scores.mean()) if len(scores) else None,
+        }
+    attacking = groups["attacking"]["weight_share"]
+    return {"clients": len(record.meta.attackers), "weight_share": attacking, "accuracy_on": basis, **groups}
+
+
+def accuracy_by_client(record: Record) -> tuple[dict[int, float], str]:
+    """Each client's accuracy under the last model evaluated, where known, and the examples that it is on."""
+    row = next((row for row in reversed(record.evaluations) if row.client_accuracy), None)
+    if row is not None:
+        return dict(zip(row.clients, row.client_accuracy, strict=True)), "their own held-out examples"
+    if not record.evaluations:
+        return {}, ""
+    held = record.select("SELECT client, labels FROM clients")
+    found = {client: label_accuracy(record.evaluations[-1], json.loads(labels)) for client, labels in held}
+    return {client: value for client, value in found.items() if np.isfinite(value)}, "their classes"
+
+
 def _weights(record: Record) -> dict[str, dict[str, Any]]:
     group, (clients, share) = slow_group(record), applied_weight(record)
     weights = share[np.isin(clients, group.clients)]
@@ -479,9 +513,8 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
     profile = profile_of(record, clients)
     groups = {name: share[profile == name] for name in [*profiles_by_speed(record), ""]}
     training = np.isin(clients, record.trips["client"])
-    theirs = share[np.isin(clients, attackers := record.meta.attackers)].sum() / (share.sum() or 1.0)
     return {
-        **({"attackers": {"clients": len(attackers), "weight_share": rounded(theirs)}} if attackers else {}),
+        **({"attackers": _attackers(record, clients, share)} if record.meta.attackers else {}),
         "slow_phones": {
             "profiles": list(group.profiles),
             "clients": len(group.clients),

@@ -72,7 +72,7 @@ class UpdateMaker:
         result = self._workload.train(client, trip, done, steps, given)
         if cut is not None and (cut.gain != 1.0 or cut.per_step):
             amplify(self._workload.flat.array, base[: self._size], cut.gain, cut.per_step, result.steps)
-        self._workload.attack.change(self._workload.flat.array, base[: self._size], client, trip)
+        self._workload.attack_update(client, trip, base[: self._size], done)
         if self._own:
             old, new = (self._buffer.kept(client, new=side)[: self._own] for side in (False, True))
             if not np.isfinite(new).all():  # the update is not finite either and will be dropped

@@ -22,7 +22,7 @@ from edgefl.devices.plan import End, TripPlan
 from edgefl.errors import ConfigError, EdgeflError, TrainingError
 from edgefl.experiment import Experiment, Training
 from edgefl.learning.arithmetic import Arithmetic
-from edgefl.learning.attacks import Attack
+from edgefl.learning.attacks import Attack, Floats
 from edgefl.learning.custom import CustomTrainer, TrainFunction, check_function
 from edgefl.learning.data import load_data
 from edgefl.learning.evaluate import EvalResult
@@ -291,6 +291,25 @@ class Workload:
         self._strategy.end_trip(self.flat.array, given)
         return result
 
+    def attack_update(
+        self, client: int, trip: int, base: Floats, done: Callable[[float], None] | None
+    ) -> None:
+        """Change the trained model in `flat` if the client attacks; ``base`` is the version it started from.
+
+        ``done`` is called with 0 after each step of a training that the attack needs.
+        """
+        flat, others = self.flat.array, []
+        step = None if done is None else lambda examples: done(0.0)
+        if colluders := self.attack.colluders(client, trip):
+            own = flat.copy()
+            for other in colluders:
+                np.copyto(flat, base)
+                rng = stream(self.experiment.seed, "collusion", client, trip, other)
+                self._train_apart(other, rng, done=step)
+                others.append(flat - base)
+            np.copyto(flat, own)
+        self.attack.change(flat, base, client, trip, others)
+
     def _blank(self) -> TripInputs:
         """Return the inputs of a run's first trip, in which all vectors are zeros."""
         names = (self.vectors, self.vectors, self.client_vectors)
@@ -302,20 +321,27 @@ class Workload:
         return self._assessor.assess(partial(self._personalise, version), beat)
 
     def _personalise(self, version: int, client: int) -> None:
-        """Train the model in `flat` as on one more trip of the client, with its own random stream.
+        """Train the model in `flat` as on one more trip of the client, with its own random stream."""
+        self._train_apart(client, stream(self.experiment.seed, "personal", client, version), version)
+
+    def _train_apart(
+        self,
+        client: int,
+        rng: np.random.Generator,
+        version: int = 0,
+        done: Callable[[int], None] | None = None,
+    ) -> None:
+        """Train the model in `flat` on the client's examples, outside its trips.
 
         The vectors that clients keep are not available here: SGD ignores them, a function gets zeros.
         """
-        rng = stream(self.experiment.seed, "personal", client, version)
-        data, rows = self.data, self._rows[client]
+        data, rows, rule = self.data, self._rows[client], self._own_rule(client)
         if self._custom is None:
-            rule = self._own_rule(client)
             rule = replace(rule, terms=replace(rule.terms, control=None, linear=None))
-            self._trainer.run(data.train_x, data.train_y, rule, rng, rows=rows)
+            self._trainer.run(data.train_x, data.train_y, rule, rng, done, rows)
         else:
             given = self._blank()._replace(version=version)
-            rule = self._own_rule(client)
-            self._custom.run(data.train_x, data.train_y, rows, client, 0, given, rng, rule=rule)
+            self._custom.run(data.train_x, data.train_y, rows, client, 0, given, rng, done, rule=rule)
 
     def settle(self) -> None:
         """Move the model to the device on which this process computes from now on."""

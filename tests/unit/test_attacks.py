@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import numpy as np
 import pytest
 
 import edgefl
+from edgefl import config
+from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, TrainingError
 from edgefl.experiment import Attackers
 from edgefl.lab.verify import verify
-from edgefl.learning.attacks import Attack, attacking_clients
+from edgefl.learning.attacks import Attack, alie_z, attacking_clients
 from edgefl.learning.data import load_data
+from edgefl.run.workload import Workload
+from edgefl.seeds import stream
 
 DIGITS = load_data(edgefl.Data(name="digits"), 0, [])
 
@@ -83,23 +88,112 @@ def test_an_attack_of_one_s_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "data", "why"),
     [
-        ("sign-flop", "digits", "attack 'sign-flop' not found; did you mean 'sign-flip'"),
-        ("label-flip", "diabetes", "'label-flip' needs data with one class per example"),
+        ("sign-flop", "digits", "kind: attack 'sign-flop' not found; did you mean 'sign-flip'"),
+        ("label-flip", "diabetes", "kind: 'label-flip' needs data with one class per example"),
+        ("alie", "digits", "z: the paper's formula gives none above 0 for 2 attackers of 10 clients; give z"),
     ],
 )
 def test_impossible_attacks_are_refused(kind: str, data: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"fleet.attackers.kind: {why}"):
+    with pytest.raises(ConfigError, match=f"fleet.attackers.{why}"):
         Attack(Attackers(share=0.2, kind=kind), 10, 1, load_data(edgefl.Data(name=data), 0, []), [])
+    with pytest.raises(ConfigError, match="'alie' needs 2 or more attackers, got 1 attackers of 10 clients"):
+        Attack(Attackers(share=0.1, kind="alie", z=1.0), 10, 1, DIGITS, [])
 
 
-def run(folder: Path, strategy: dict[str, Any], attackers: Attackers | None) -> dict[str, Any]:
+@pytest.mark.parametrize(
+    ("settings", "clock", "why"),
+    [
+        ({"z": 1.0}, "virtual", "attackers.z: has no effect without fleet.attackers.kind = 'alie', got 1.0"),
+        (
+            {"kind": "alie", "scale": 2.0},
+            "virtual",
+            "attackers.scale: has no effect without kind 'sign-flip'",
+        ),
+        ({"kind": "alie"}, "wall", "attackers.kind: must be another kind where clock.kind = 'wall'"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings: dict[str, Any], clock: Any, why: str) -> None:
+    fleet = edgefl.Fleet(devices={"pi-4": 10}, attackers=Attackers(share=0.2, **settings))
+    wanted = edgefl.Experiment(fleet=fleet, clock=edgefl.Clock(kind=clock), stop=edgefl.Stop(versions=1))
+    with pytest.raises(ConfigError, match=f"fleet.{why}"):
+        config.validate(wanted, Path())
+
+
+@pytest.mark.parametrize(("clients", "attackers"), [(50, 24), (100, 20), (51, 12), (31, 6)])
+def test_z_is_the_largest_that_leaves_enough_honest_updates_beyond(clients: int, attackers: int) -> None:
+    """Of n − m honest normal numbers, the expected number beyond z is s, which with m makes a majority."""
+    z, honest = alie_z(clients, attackers), clients - attackers
+    beyond = honest * math.erfc(z / math.sqrt(2)) / 2
+    assert beyond == pytest.approx(math.floor(clients / 2 + 1) - attackers, rel=1e-9)
+
+
+def test_alie_sends_the_mean_less_z_deviations_of_what_attackers_would_send(tmp_path: Path) -> None:
+    """Against a second computation: the attackers' own trainings from one version, mean and deviation."""
+    fleet = edgefl.Fleet(devices={"pi-4": 12}, attackers=Attackers(share=0.25, kind="alie", z=1.5))
+    wanted = edgefl.Experiment(
+        data=edgefl.Data(name="digits"),
+        model=edgefl.Model(name="mlp", args={"hidden": [8]}),
+        fleet=fleet,
+        stop=edgefl.Stop(versions=1),
+    )
+    workload = Workload(config.validate(wanted, tmp_path), fleet_of(wanted), tmp_path)
+    flat, base = workload.flat.array, workload.flat.array.copy()
+    attackers = attacking_clients(fleet.attackers, 12, 0)
+    client = attackers[1]
+
+    def trained(as_client: int) -> np.ndarray:
+        np.copyto(flat, base)
+        if as_client == client:
+            workload.train(client, 3, None)
+        else:
+            rng = stream(0, "collusion", client, 3, as_client)
+            workload._trainer.run(
+                workload.data.train_x,
+                workload.data.train_y,
+                workload.rule,
+                rng,
+                rows=workload._rows[as_client],
+            )
+        return flat - base
+
+    updates = [trained(one) for one in attackers]
+    honest = [float(np.mean([update[place] for update in updates])) for place in range(50)]
+    deviations = [float(np.std([update[place] for update in updates])) for place in range(50)]
+    steps: list[float] = []
+    trained(client)
+    workload.attack_update(client, 3, base, steps.append)
+    np.testing.assert_allclose(
+        (flat - base)[:50], np.array(honest) - 1.5 * np.array(deviations), rtol=1e-3, atol=1e-6
+    )
+    assert steps  # a long computation is interrupted for messages
+    for other in range(12):
+        if other not in attackers:
+            expected = trained(other).copy()
+            workload.attack_update(other, 3, base, None)
+            np.testing.assert_array_equal(flat - base, expected)
+
+
+def test_at_most_seven_others_collude_drawn_for_each_trip() -> None:
+    attack = Attack(Attackers(share=0.4, kind="alie"), 50, 1, DIGITS, [])
+    attackers = attacking_clients(Attackers(share=0.4), 50, 1)
+    drawn = [attack.colluders(attackers[0], trip) for trip in range(20)]
+    for one in drawn:
+        assert len(set(one)) == 7
+        assert set(one) < set(attackers[1:])
+    assert len({tuple(one) for one in drawn}) > 10
+    assert attack.colluders(min(set(range(50)) - set(attackers)), 0) == []
+
+
+def run(
+    folder: Path, strategy: dict[str, Any], attackers: Attackers | None, workers: int | None = None
+) -> dict[str, Any]:
     fleet = edgefl.Fleet(devices={"pi-4": 10}, network="none", attackers=attackers)
     edgefl.run(
         edgefl.Experiment(
             data=edgefl.Data(name="digits", partition="iid"),
             model=edgefl.Model(name="mlp", args={"hidden": [16]}),
             fleet=fleet,
-            clock=edgefl.Clock(kind="virtual"),
+            clock=edgefl.Clock(kind="virtual", workers=workers),
             training=edgefl.Training(lr=0.1),
             stop=edgefl.Stop(versions=25),
             strategy={"buffer_size": 10, "restart": "after-step", **strategy},
@@ -119,11 +213,65 @@ def test_the_median_learns_where_the_average_does_not(tmp_path: Path) -> None:
     assert average["accuracy"] < 0.3
     assert median["accuracy"] > 0.6
     assert honest["accuracy"] > 0.6
-    assert average["attackers"] == {"clients": 2, "weight_share": pytest.approx(0.2, abs=0.02)}
+    found = average["attackers"]
+    assert (found["clients"], found["accuracy_on"]) == (2, "their classes")
+    assert found["weight_share"] == found["attacking"]["weight_share"] == pytest.approx(0.2, abs=0.02)
+    assert found["honest"]["weight_share"] == pytest.approx(0.8, abs=0.02)
+    assert found["attacking"]["weight"] == pytest.approx(1.0, abs=0.1)
+    assert found["honest"]["accuracy"] == pytest.approx(average["accuracy"], abs=0.01)
     assert "attackers" not in honest
     assert verify(tmp_path / "median").versions == 25
 
 
 def test_krum_gives_attackers_no_weight(tmp_path: Path) -> None:
     found = run(tmp_path / "krum", {"name": "krum", "selected": 4}, Attackers(share=0.2, scale=20.0))
-    assert found["attackers"] == {"clients": 2, "weight_share": 0.0}
+    assert found["attackers"]["weight_share"] == 0.0
+    assert found["attackers"]["honest"]["weight"] == pytest.approx(10 / 8)
+
+
+def test_alie_has_the_same_bits_for_any_number_of_workers(tmp_path: Path) -> None:
+    rules = Attackers(share=0.2, kind="alie", z=1.0)
+    one, three = (run(tmp_path / str(k), {"name": "fedbuff"}, rules, workers=k) for k in (1, 3))
+    honest = run(tmp_path / "honest", {"name": "fedbuff"}, None)
+    assert one["model_sha256"] == three["model_sha256"] != honest["model_sha256"]
+    assert verify(tmp_path / "1").versions == 25
+
+
+def test_accuracy_of_both_groups_is_on_their_own_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attackers send nearly nothing, and hold classes that a model of honest clients does not learn."""
+    out, rules = tmp_path / "run", Attackers(share=0.5, scale=1e-6)
+    attackers = attacking_clients(rules, 10, 0)
+    fleet = edgefl.Fleet(devices={"pi-4": 10}, network="none", attackers=rules)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_split.py").write_text(
+        "import numpy as np\n"
+        "def split(labels, profiles, rng):\n"
+        f"    attackers = {attackers!r}\n"
+        "    low, high = np.flatnonzero(labels < 5), np.flatnonzero(labels >= 5)\n"
+        "    groups = [attackers, sorted(set(range(10)) - set(attackers))]\n"
+        "    rows = [None] * 10\n"
+        "    for group, part in zip(groups, (high, low)):\n"
+        "        for place, client in enumerate(group):\n"
+        "            rows[client] = part[place::len(group)]\n"
+        "    return rows\n"
+    )
+    edgefl.run(
+        edgefl.Experiment(
+            data=edgefl.Data(name="digits", partition="own_split:split", client_test_fraction=0.2),
+            model=edgefl.Model(name="mlp", args={"hidden": [16]}),
+            fleet=fleet,
+            training=edgefl.Training(lr=0.1),
+            evaluation=edgefl.Evaluation(clients="global"),
+            stop=edgefl.Stop(versions=60),
+        ),
+        out=out,
+    )
+    found = json.loads((out / "summary.json").read_text())["attackers"]
+    assert found["accuracy_on"] == "their own held-out examples"
+    assert found["honest"]["accuracy"] > 0.7
+    assert found["attacking"]["accuracy"] < 0.1
+    page = (out / "report.html").read_text()
+    assert "5 clients sent harmful updates" in page
+    assert "of the last model on their own held-out examples" in page
