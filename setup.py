@@ -46,7 +46,10 @@ def extension(name: str, sources: tuple[str, ...]) -> Extension:
     )
 
 
-KERNEL_SOURCES = ("module", "bind_sum", "bind_quantize", "bind_order", "delta", "cpu", "pool", "staleness")
+KERNEL_SOURCES = (
+    *("module", "bind_sum", "bind_quantize", "bind_order", "bind_field"),
+    *("delta", "cpu", "pool", "staleness"),
+)
 
 setup(
     packages=[

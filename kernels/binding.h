@@ -95,10 +95,13 @@ static inline void release(Py_buffer *views, Py_ssize_t count)
         if (views[i].obj) PyBuffer_Release(&views[i]);
 }
 
-/* bind_sum.c, bind_quantize.c, bind_order.c, delta.c */
+/* bind_sum.c, bind_quantize.c, bind_order.c, bind_field.c, delta.c */
 PyObject *ef_py_weighted_sum(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ef_py_quantize(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ef_py_order(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *ef_py_field_sum(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *ef_py_field_encode(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
+PyObject *ef_py_field_decode(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 PyObject *ef_py_delta(PyObject *self, PyObject *const *args, Py_ssize_t nargs);
 
 #define FAST(f) (PyCFunction)(void (*)(void))(f), METH_FASTCALL

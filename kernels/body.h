@@ -65,6 +65,9 @@ static const ef_isa EF(isa) = {
     delta_avx512,
     trimmed_avx512,
     products_avx512,
+    field_sum_avx512,
+    field_encode_avx512,
+    field_decode_avx512,
 };
 #else
 /* Squared norm of n <= EF_TILE elements. */
@@ -151,6 +154,7 @@ EF_TARGET static void EF(words)(const unsigned char *p, int64_t n, uint64_t s[2]
 #include "body_order.h"
 #include "body_step.h"
 #include "body_quantize.h"
+#include "body_field.h"
 
 static const ef_isa EF(isa) = {
     EF_ISA_NAME,
@@ -163,6 +167,9 @@ static const ef_isa EF(isa) = {
     EF(delta),
     EF(trimmed),
     EF(products),
+    EF(field_sum),
+    EF(field_encode),
+    EF(field_decode),
 };
 #endif
 

@@ -344,6 +344,69 @@ int ef_quantize(const ef_quantization *q, int64_t n, int threads, double *norm)
     return 0;
 }
 
+/* ---- arithmetic modulo EF_PRIME ---- */
+
+typedef struct {
+    const ef_isa *isa;
+    const ef_field_sum *sum;
+    const ef_field_code *code;
+    int64_t over;
+    uint32_t largest;
+} field_job;
+
+static int64_t left_of(int64_t n, int64_t at) { return n - at < EF_TILE ? n - at : EF_TILE; }
+
+static void field_sum_grain(void *context, int64_t grain)
+{
+    const field_job *job = context;
+    const int64_t n = job->sum->n, first = grain * EF_GRAIN * EF_TILE;
+    for (int64_t at = first; at < n && at < first + EF_GRAIN * EF_TILE; at += EF_TILE)
+        job->isa->field_sum(job->sum, at, left_of(n, at));
+}
+
+static void field_encode_tile(void *context, int64_t tile)
+{
+    field_job *job = context;
+    const int64_t at = tile * EF_TILE;
+    const fp_state fp = fp_enter();
+    const int64_t over = job->isa->field_encode(job->code, at, left_of(job->code->n, at));
+    fp_leave(fp);
+    if (over) __atomic_fetch_add(&job->over, over, __ATOMIC_RELAXED);
+}
+
+static void field_decode_tile(void *context, int64_t tile)
+{
+    field_job *job = context;
+    const int64_t at = tile * EF_TILE;
+    const fp_state fp = fp_enter();
+    const uint32_t found = job->isa->field_decode(job->code, at, left_of(job->code->n, at));
+    fp_leave(fp);
+    uint32_t known = __atomic_load_n(&job->largest, __ATOMIC_RELAXED);
+    while (found > known &&
+           !__atomic_compare_exchange_n(&job->largest, &known, found, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
+
+void ef_field_sum_of(const ef_field_sum *s, int threads)
+{
+    field_job job = {ef_isa_now(), s, NULL, 0, 0};
+    const int64_t grain = EF_GRAIN * EF_TILE;
+    ef_pool_run(field_sum_grain, &job, (s->n + grain - 1) / grain, threads);
+}
+
+int64_t ef_field_encode(const ef_field_code *c, int threads)
+{
+    field_job job = {ef_isa_now(), NULL, c, 0, 0};
+    ef_pool_run(field_encode_tile, &job, (c->n + EF_TILE - 1) / EF_TILE, threads);
+    return job.over;
+}
+
+uint32_t ef_field_decode(const ef_field_code *c, int threads)
+{
+    field_job job = {ef_isa_now(), NULL, c, 0, 0};
+    ef_pool_run(field_decode_tile, &job, (c->n + EF_TILE - 1) / EF_TILE, threads);
+    return job.largest;
+}
+
 /* ---- checksum ---- */
 
 #define PIECE_WORDS (1 << 16)

@@ -20,6 +20,7 @@
 /* Types without alignment requirements. */
 typedef float ef_loose_float __attribute__((aligned(1)));
 typedef uint16_t ef_loose_uint16 __attribute__((aligned(1)));
+typedef uint32_t ef_loose_uint32 __attribute__((aligned(1)));
 
 enum ef_dtype { EF_F32, EF_F16, EF_BF16, EF_I8 };
 /* Bytes per element. */
@@ -92,6 +93,25 @@ typedef struct {
 /* Elements of each update per pass, a multiple of 32: all together fill about 32 KiB. */
 static inline int64_t ef_order_width(int64_t count) { return count < 128 ? 8192 / count / 32 * 32 : 64; }
 
+/* Arithmetic modulo the prime EF_PRIME, of secure aggregation; all numbers are below it. */
+#define EF_PRIME 4294967291u /* 2^32 - 5 */
+enum { EF_MOST_FIELD = 65536 }; /* maximum vectors of a sum */
+typedef struct {
+    ef_loose_uint32 *out; /* overlaps no vector */
+    const ef_loose_uint32 *const *v;
+    const uint64_t *w;
+    int64_t count, n;
+    int exact; /* the sum of the weights is at most 2^32, so that 64 bits hold the sum */
+} ef_field_sum;
+/* Encoding reads floats and writes words; decoding reads words and writes floats. mask may be words. */
+typedef struct {
+    ef_loose_float *floats;
+    ef_loose_uint32 *words;
+    const ef_loose_uint32 *mask;
+    int64_t n;
+    float clip, factor; /* clip is used by encoding only */
+} ef_field_code;
+
 /* The functions for one instruction set. Offsets and counts are in elements. Arrays may be unaligned and must not
  * overlap, with the exceptions below. All functions run in the floating-point state of fp_state.h. */
 typedef struct {
@@ -113,6 +133,9 @@ typedef struct {
                   int64_t n, int around, uint64_t s[2]);
     void (*trimmed)(const ef_order *o, int64_t at, int64_t n);
     void (*products)(const ef_order *o, int64_t at, int64_t n, double *lanes, double *out);
+    void (*field_sum)(const ef_field_sum *s, int64_t at, int64_t n);
+    int64_t (*field_encode)(const ef_field_code *c, int64_t at, int64_t n);
+    uint32_t (*field_decode)(const ef_field_code *c, int64_t at, int64_t n);
 } ef_isa;
 
 /* cpu.c */
@@ -129,6 +152,9 @@ int ef_quantize(const ef_quantization *q, int64_t n, int threads, double *norm);
 int ef_sq_norm(const ef_update *u, int64_t n, int threads, double *norm); /* -1: out of memory */
 void ef_trimmed_mean(const ef_order *o, int threads);
 int ef_products(const ef_order *o, double *out, int threads); /* out: count x count; -1: out of memory */
+void ef_field_sum_of(const ef_field_sum *s, int threads);
+int64_t ef_field_encode(const ef_field_code *c, int threads);  /* the number of limited elements */
+uint32_t ef_field_decode(const ef_field_code *c, int threads); /* the largest magnitude */
 uint64_t ef_folded(const uint64_t s[2], const unsigned char *p, int64_t bytes); /* s: sums over all whole words */
 uint64_t ef_checksum(const unsigned char *p, int64_t bytes, int threads);
 

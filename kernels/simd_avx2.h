@@ -36,6 +36,10 @@ EF_PRIM EF(V) EF(vdiv)(EF(V) x, EF(V) y) { return _mm256_div_ps(x, y); }
 EF_PRIM EF(V) EF(vsqrt)(EF(V) x) { return _mm256_sqrt_ps(x); }
 EF_PRIM EF(V) EF(vmin)(EF(V) x, EF(V) y) { return _mm256_min_ps(x, y); } /* x < y ? x : y */
 EF_PRIM EF(V) EF(vmax)(EF(V) x, EF(V) y) { return _mm256_max_ps(x, y); } /* x > y ? x : y */
+/* Round to the nearest integers, ties to even. */
+EF_PRIM void EF(vround)(int32_t *p, EF(V) v) { _mm256_storeu_si256((__m256i *)p, _mm256_cvtps_epi32(v)); }
+/* Products of the lower halves of 64-bit lanes. */
+EF_PRIM EF(U) EF(uproduct)(EF(U) x, EF(U) y) { return (EF(U))_mm256_mul_epu32((__m256i)x, (__m256i)y); }
 EF_PRIM EF(V) EF(vsign)(EF(V) x)
 {
     const __m256 zero = _mm256_setzero_ps(), one = _mm256_set1_ps(1.0f), less = _mm256_set1_ps(-1.0f);

@@ -42,6 +42,11 @@ EF_PRIM EF(V) EF(vload_i8)(const void *p)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
+/* Round to the nearest integers, ties to even. */
+EF_PRIM void EF(vround)(int32_t *p, EF(V) v) { _mm512_storeu_si512(p, _mm512_cvtps_epi32(v)); }
+/* Products of the lower halves of 64-bit lanes. */
+EF_PRIM EF(U) EF(uproduct)(EF(U) x, EF(U) y) { return (EF(U))_mm512_mul_epu32((__m512i)x, (__m512i)y); }
+
 EF_PRIM EF(N) EF(nzero)(void) { return (EF(N)){_mm512_setzero_pd()}; }
 EF_PRIM EF(N) EF(nadd_halves)(EF(N) n, __m256 low, __m256 high)
 {

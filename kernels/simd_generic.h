@@ -47,6 +47,12 @@ EF_PRIM EF(V) EF(vsign)(EF(V) v)
     return EF(vload)(x);
 }
 #ifdef __SSE2__
+EF_PRIM void EF(vround)(int32_t *p, EF(V) v)
+{
+    _mm_storeu_si128((__m128i *)p, _mm_cvtps_epi32((__m128)v.a));
+    _mm_storeu_si128((__m128i *)(p + 4), _mm_cvtps_epi32((__m128)v.b));
+}
+EF_PRIM EF(U) EF(uproduct)(EF(U) x, EF(U) y) { return (EF(U))_mm_mul_epu32((__m128i)x, (__m128i)y); }
 EF_PRIM EF(V) EF(vsqrt)(EF(V) x)
 {
     return (EF(V)){(EF(v4f))_mm_sqrt_ps((__m128)x.a), (EF(v4f))_mm_sqrt_ps((__m128)x.b)};
@@ -73,6 +79,11 @@ EF_PRIM EF(v4i) EF(high_half)(EF(v8i) x)
     return (EF(v4i))_mm_srai_epi32(_mm_unpackhi_epi16((__m128i)x, (__m128i)x), 16);
 }
 #else
+EF_PRIM void EF(vround)(int32_t *p, EF(V) v)
+{
+    for (int i = 0; i < 4; i++) p[i] = (int32_t)__builtin_rintf(v.a[i]), p[i + 4] = (int32_t)__builtin_rintf(v.b[i]);
+}
+EF_PRIM EF(U) EF(uproduct)(EF(U) x, EF(U) y) { return (x & 0xffffffffu) * (y & 0xffffffffu); }
 EF_PRIM EF(V) EF(vsqrt)(EF(V) v)
 {
     float x[8];

@@ -5,6 +5,7 @@
     quantization.py        quantisation with error feedback, clipping
     layers.py              weighted averages of whole models, layer by layer
     ranks.py               trimmed means and inner products of updates, for robust aggregation
+    field.py               arithmetic modulo a prime, for secure aggregation
     staleness.py           moving averages indexed by client
     selection.py           selection of the back end and the number of threads
     backend_reference.py   numpy, the reference
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.kernels.arguments import SCALE_BLOCK, TILE, Checksums, Doubles, Floats, SumArguments, Update
+from edgefl.kernels.field import field_decode, field_encode, field_sum
 from edgefl.kernels.layers import average
 from edgefl.kernels.quantization import clip_factors, quantize
 from edgefl.kernels.ranks import products, trimmed_mean
@@ -44,6 +46,9 @@ __all__ = [
     "checksum",
     "clip_factors",
     "delta",
+    "field_decode",
+    "field_encode",
+    "field_sum",
     "page_locked",
     "products",
     "quantize",

@@ -9,6 +9,7 @@ import numpy as np
 
 from edgefl.kernels import _c, arguments, steps
 from edgefl.kernels.arguments import Averages, Doubles, Ids, SumArguments
+from edgefl.kernels.field import CodeArguments, FieldSumArguments
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.ranks import RankArguments, network
 from edgefl.kernels.steps import StepArguments
@@ -66,6 +67,19 @@ def products(given: RankArguments, threads: int) -> Doubles:
     found = np.empty((len(checked.updates), len(checked.updates)))
     _accepted(_c.products(found.reshape(-1), checked.updates, checked.scales, threads))
     return found
+
+
+def field_sum(given: FieldSumArguments, threads: int) -> None:
+    _accepted(_c.field_sum(*given.checked(), threads))
+
+
+def field_encode(given: CodeArguments, threads: int) -> int:
+    update, out, mask, factor, clip = given.checked()
+    return _accepted(_c.field_encode(out, update, mask, clip, factor, threads))
+
+
+def field_decode(given: CodeArguments, threads: int) -> int:
+    return _accepted(_c.field_decode(*given.checked()[:4], threads))
 
 
 def sq_norm(update: object, scale: object | None, threads: int) -> float:

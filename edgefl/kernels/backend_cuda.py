@@ -136,8 +136,14 @@ def _raise_if(failed: int) -> None:
         raise RuntimeError(f"CUDA: {_reason(library())}")
 
 
+_ON_CPU = (
+    *("quantize", "trimmed_mean", "products", "field_sum", "field_encode", "field_decode"),
+    *("sq_norm", "checksum", "delta", "observe"),
+)
+
+
 def __getattr__(name: str) -> Any:
     """Functions that run on the CPU, from its fastest back end."""
-    if name in ("quantize", "sq_norm", "checksum", "delta", "observe"):
+    if name in _ON_CPU:
         return getattr(selection.fastest(), name)
     raise AttributeError(name)

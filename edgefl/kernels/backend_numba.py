@@ -18,6 +18,7 @@ from edgefl.kernels import arguments, steps
 from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, SumArguments, Update
 from edgefl.kernels.backend_reference import decoded, difference, folded, int8_norms, round_all, words_of
 from edgefl.kernels.backend_reference import observe as observe
+from edgefl.kernels.field import PRIME, CodeArguments, FieldSumArguments
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.ranks import GRAIN, RankArguments, network
 from edgefl.kernels.steps import StepArguments
@@ -207,6 +208,52 @@ def _products(rows: Any, found: Any, lanes: Any) -> None:
             found[j, k] += low + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
 
 
+_U32, _U64 = types.uint32, types.uint64
+_LOW, _HALF, _FIVE, _P = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(5), np.uint64(PRIME)
+_SIGNED_P = np.int64(PRIME)
+
+
+@_jit(types.void(_output(_U64), _input(_U32), _U64))
+def _field_add(total: Any, vector: Any, weight: Any) -> None:
+    """Add weight · vector to ``total``; each product is folded to less than 6 · 2^32."""
+    for i in range(total.size):
+        product = weight * np.uint64(vector[i])
+        total[i] += (product & _LOW) + _FIVE * (product >> _HALF)
+
+
+@_jit(types.void(_output(_U32), _input(_U64)))
+def _field_fold(out: Any, total: Any) -> None:
+    for i in range(out.size):
+        folded = (total[i] & _LOW) + _FIVE * (total[i] >> _HALF)
+        folded = (folded & _LOW) + _FIVE * (folded >> _HALF)
+        out[i] = np.uint32(folded - _P if folded >= _P else folded)
+
+
+@_jit(types.int64(_input(_F32), _output(_U32), _input(_U32), _F32, _F32))
+def _field_encode(update: Any, out: Any, mask: Any, factor: Any, clip: Any) -> Any:
+    limited = 0
+    for i in range(out.size):
+        value = update[i] if update[i] < clip else clip
+        value = value if value > -clip else -clip
+        limited += value != update[i]
+        word = np.int64(np.rint(value * factor)) + np.int64(mask[i])
+        word = word + _SIGNED_P if word < 0 else word
+        out[i] = np.uint32(word - _SIGNED_P if word >= _SIGNED_P else word)
+    return limited
+
+
+@_jit(types.int64(_output(_F32), _input(_U32), _input(_U32), _F32))
+def _field_decode(out: Any, words: Any, mask: Any, factor: Any) -> Any:
+    largest, half = np.int64(0), np.int64(PRIME // 2)
+    for i in range(out.size):
+        number = np.int64(words[i]) - np.int64(mask[i])
+        number = number + _SIGNED_P if number < -half else number
+        number = number - _SIGNED_P if number > half else number
+        largest = max(largest, abs(number))
+        out[i] = np.float32(number) * factor
+    return largest
+
+
 # ---- chunks on threads -----------------------------------------------------------------------------
 
 
@@ -336,6 +383,44 @@ def products(given: RankArguments, threads: int) -> Doubles:
         rows = _rows(updates, scales, start, min(start + GRAIN, updates[0].size), GRAIN)
         _products(rows, found, LANES)
     return found + np.triu(found, 1).T
+
+
+def field_sum(given: FieldSumArguments, threads: int) -> None:
+    out, vectors, weights = given.checked()
+
+    def work(start: int, stop: int) -> None:
+        for first in range(start, stop, TILE):
+            part = slice(first, min(first + TILE, stop))
+            total = np.zeros(part.stop - first, np.uint64)
+            for vector, weight in zip(vectors, weights, strict=True):
+                _field_add(total, vector[part], np.uint64(weight))
+            _field_fold(out[part], total)
+
+    _in_parts(work, out.size, _useful_threads(out.size, len(vectors), threads))
+
+
+def field_encode(given: CodeArguments, threads: int) -> int:
+    update, out, mask, factor, clip = given.checked()
+    limited: list[int] = []
+
+    def work(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        limited.append(_field_encode(update[part], out[part], mask[part], np.float32(factor), np.float32(clip)))
+
+    _in_parts(work, out.size, _useful_threads(out.size, 3, threads))
+    return sum(limited)
+
+
+def field_decode(given: CodeArguments, threads: int) -> int:
+    out, words, mask, factor, _ = given.checked()
+    largest = [0]
+
+    def work(start: int, stop: int) -> None:
+        part = slice(start, stop)
+        largest.append(_field_decode(out[part], words[part], mask[part], np.float32(factor)))
+
+    _in_parts(work, out.size, _useful_threads(out.size, 3, threads))
+    return max(largest)
 
 
 def _rows(updates: Sequence[Update], scales: Any, start: int, stop: int, width: int | None = None) -> Floats:

@@ -17,6 +17,7 @@ from edgefl.kernels.arguments import (
     SumArguments,
     Update,
 )
+from edgefl.kernels.field import PRIME, CodeArguments, FieldSumArguments
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.ranks import GRAIN, RankArguments
 from edgefl.kernels.steps import StepArguments
@@ -162,6 +163,32 @@ def int8_norms(update: Update, scale: Floats) -> Doubles:
     factors[: scale.size] = scale
     blocks = factors * factors * np.square(padded).sum(axis=1)
     return folded_lanes(blocks.reshape(tiles, LANES))
+
+
+def field_sum(given: FieldSumArguments, threads: int) -> None:
+    out, vectors, weights = given.checked()
+    total, prime = np.zeros(out.size, np.uint64), np.uint64(PRIME)
+    for vector, weight in zip(vectors, weights, strict=True):
+        total += vector * np.uint64(weight) % prime
+    out[:] = total % prime
+
+
+def field_encode(given: CodeArguments, threads: int) -> int:
+    update, out, mask, factor, clip = given.checked()
+    limit = np.float32(clip or 0.0)
+    with np.errstate(all="ignore"):
+        limited = np.maximum(np.where(update < limit, update, limit), -limit)
+        out[:] = (np.rint(limited * np.float32(factor)).astype(np.int64) + mask) % PRIME
+        return int(np.count_nonzero(limited != update))
+
+
+def field_decode(given: CodeArguments, threads: int) -> int:
+    out, words, mask, factor, _ = given.checked()
+    signed = (words.astype(np.int64) - mask) % PRIME
+    signed[signed > PRIME // 2] -= PRIME
+    with np.errstate(all="ignore"):
+        np.multiply(signed.astype(np.float32), np.float32(factor), out=out)
+    return int(np.abs(signed).max(initial=0))
 
 
 def words_of(update: object) -> tuple[NDArray[np.uint32], int, int]:
