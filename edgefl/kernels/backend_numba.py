@@ -405,7 +405,9 @@ def field_encode(given: CodeArguments, threads: int) -> int:
 
     def work(start: int, stop: int) -> None:
         part = slice(start, stop)
-        limited.append(_field_encode(update[part], out[part], mask[part], np.float32(factor), np.float32(clip)))
+        limited.append(
+            _field_encode(update[part], out[part], mask[part], np.float32(factor), np.float32(clip))
+        )
 
     _in_parts(work, out.size, _useful_threads(out.size, 3, threads))
     return sum(limited)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,9 @@ class CodeArguments(NamedTuple):
         """Returns the checked arguments, numbers rounded to float32. Errors name the wrong argument."""
         encodes = self.clip is not None
         coded = words("out" if encodes else "words", self.words, writable=encodes)
-        plain = arguments.floats("update" if encodes else "out", self.floats, coded.size, writable=not encodes)
+        plain = arguments.floats(
+            "update" if encodes else "out", self.floats, coded.size, writable=not encodes
+        )
         mask = words("mask", self.mask, coded.size)
         out = coded if encodes else plain
         in_place = encodes and mask.ctypes.data == coded.ctypes.data
@@ -83,7 +85,9 @@ class CodeArguments(NamedTuple):
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a finite float32 above 0 (got {numbers[name]!r})")
         if encodes and rounded["clip"] * rounded["factor"] > MOST_ENCODED:
-            raise ValueError(f"clip · factor must be at most {MOST_ENCODED} (got {self.clip} · {self.factor})")
+            raise ValueError(
+                f"clip · factor must be at most {MOST_ENCODED} (got {self.clip} · {self.factor})"
+            )
         return CodeArguments(plain, coded, mask, rounded["factor"], rounded.get("clip"))
 
 
@@ -138,8 +142,3 @@ def field_decode(out: Floats, words: Words, mask: Words, factor: float, backend:
     [0.5, -0.25]
     """
     return select(backend).field_decode(CodeArguments(out, words, mask, factor), threads())
-
-
-def any_above(values: NDArray[Any]) -> bool:
-    """Return True if any element is p or more, which no number modulo p is."""
-    return bool(values.size) and int(values.max()) >= PRIME

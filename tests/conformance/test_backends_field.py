@@ -116,7 +116,9 @@ def test_wrong_sums_are_named(backend: str, changed: dict[str, Any], why: str) -
 
 def test_wrong_codes_are_named(backend: str) -> None:
     update, mask, out = np.zeros(3, np.float32), np.zeros(3, np.uint32), np.zeros(3, np.uint32)
-    with pytest.raises(ValueError, match=r"clip · factor must be at most 2147483520 \(got 1.0 · 2147483648.0\)"):
+    with pytest.raises(
+        ValueError, match=r"clip · factor must be at most 2147483520 \(got 1.0 · 2147483648.0\)"
+    ):
         kernels.field_encode(out, update, mask, 1.0, 2.0**31, backend)
     with pytest.raises(ValueError, match=r"factor must be a finite float32 above 0 \(got 0.0\)"):
         kernels.field_decode(update, out, mask, 0.0, backend)

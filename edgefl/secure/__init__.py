@@ -1,0 +1,26 @@
+"""Secure aggregation: the server learns the weighted sum of K updates and no single update.
+
+    fixed.py      updates as integers modulo p = 2^32 − 5, weights as integers; the error of a sum
+    masks.py      masks expanded from seeds
+    keys.py       key agreement and authenticated encryption between clients
+    coding.py     codes that split a mask into N shares, of which T reveal nothing and U recover it
+    coded.py      one-time coded masks (LightSecAgg), for buffers of updates of different versions
+    pairwise.py   pairwise masks (Bonawitz et al.), for rounds
+
+All arithmetic is modulo the prime p, by the kernels of `edgefl.kernels.field`: fixed-point numbers, masks and
+the code's shares are elements of one field, so weights multiply updates and shares alike.
+
+References: So et al., *LightSecAgg*, arXiv:2109.14236; So et al., *Secure Aggregation for Buffered
+Asynchronous Federated Learning*, arXiv:2110.02177; Bonawitz et al., *Practical Secure Aggregation for
+Privacy-Preserving Machine Learning*, CCS 2017, doi:10.1145/3133956.3133982.
+
+``keys.py``, ``masks.py`` and the protocols need the package ``cryptography``: pip install 'edgefl[secure]'.
+"""
+
+from __future__ import annotations
+
+from edgefl.errors import EdgeflError
+
+
+class SecureError(EdgeflError):
+    """A message violates the secure-aggregation protocol; the sum is refused and nothing is revealed."""

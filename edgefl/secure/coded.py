@@ -1,0 +1,229 @@
+"""One-time coded masks for buffers of updates of different versions (LightSecAgg's asynchronous form).
+
+    sender   masks its update with a new mask, and seals a share of the mask for each holder
+    server   keeps masked updates and sealed shares; when K updates are buffered it sends each holder a
+             `Request` with the buffer's sealed shares and weights
+    holder   opens its shares, checks the request, and answers with their weighted sum
+    server   recovers the weighted sum of the masks from any U answers, and unmasks the weighted sum
+
+A mask does not depend on the model's version or on other clients, so updates of any staleness can be summed,
+and a client may go offline after its upload. Holders are clients; any T of them together with the server
+learn nothing but the sums. N − U of them may be offline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from edgefl import kernels
+from edgefl.kernels.arguments import Floats
+from edgefl.kernels.field import PRIME, Words
+from edgefl.secure import SecureError, masks
+from edgefl.secure.coding import Code
+from edgefl.secure.fixed import FixedPoint
+from edgefl.secure.keys import TAG_BYTES, KeyPair
+
+ID_BYTES = 16
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What sender, holders and server of a run agree on."""
+
+    code: Code
+    fixed: FixedPoint
+    resolution: int
+    """Maximum weight of an update."""
+    least_clients: int
+    """Minimum number of clients in a sum; holders refuse to help with fewer."""
+
+    def __post_init__(self) -> None:
+        code = self.code
+        if 2 * code.recover <= code.holders + code.private:
+            need = (code.holders + code.private) // 2 + 1
+            why = "else a server could obtain two sums with one mask from different holders"
+            raise ValueError(f"recover must be at least {need} (got {code.recover}): {why}")
+
+    @property
+    def sealed_bytes(self) -> int:
+        """Bytes of a sealed share."""
+        return 4 * self.code.share_size + TAG_BYTES
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes that an upload has in addition to the masked update: the mask's id and N sealed shares."""
+        return ID_BYTES + self.code.holders * self.sealed_bytes
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of an upload: the masked update and the `overhead_bytes`, a multiple of 4."""
+        return 4 * self.code.size + self.overhead_bytes
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """An update in a request: its client, its mask's id, its weight, and the sealed share."""
+
+    client: int
+    mask: bytes
+    weight: int
+    sealed: bytes
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """Server → holder: the updates that are summed."""
+
+    members: list[Member]
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Holder → server: the weighted sum of its shares as little-endian words, or why it ``refused``."""
+
+    holder: int
+    share: bytes = b""
+    refused: str = ""
+
+
+def _purpose(client: int, holder: int, mask: bytes) -> bytes:
+    return b"share %d %d " % (client, holder) + mask
+
+
+class Sender:
+    """A client's half: masks updates. ``holders`` maps each holder's number to its public key."""
+
+    def __init__(self, client: int, keys: KeyPair, holders: Mapping[int, bytes], rules: Rules) -> None:
+        if set(holders) != set(range(1, rules.code.holders + 1)):
+            raise SecureError(f"keys of {len(holders)} holders are known; {rules.code.holders} are needed")
+        if len(set(holders.values())) < len(holders):
+            raise SecureError("two holders have the same key")
+        self._client, self._keys, self._holders, self._rules = client, keys, dict(holders), rules
+
+    def mask(self, out: Floats | Words, update: Floats) -> tuple[bytes, list[bytes]]:
+        """Write the masked ``update`` to ``out``; return the mask's id and the sealed shares.
+
+        Each call uses a new mask. ``out`` has the update's size and 4-byte elements, and may not overlap it.
+        Raises `SecureError` if the update has a number that is not finite.
+        """
+        if not np.isfinite(kernels.sq_norm(update)):
+            raise SecureError("the update is not finite")
+        code = self._rules.code
+        mask = masks.expand(masks.new_seed(), code.size)
+        name = secrets.token_bytes(ID_BYTES)
+        self._rules.fixed.encode(out.view(np.uint32), update, mask)
+        shares = code.shares(mask, masks.expand(masks.new_seed(), code.noise_size))
+        sealed = [
+            self._keys.seal(self._holders[holder], _purpose(self._client, holder, name), share.data.cast("B"))
+            for holder, share in enumerate(shares, start=1)
+        ]
+        return name, sealed
+
+
+class Holder:
+    """A holder's half: answers requests. ``clients`` gives the public key of a client, or None.
+
+    ``used`` maps the ids of masks that it has answered for to the digest of the request, and is extended;
+    the holder must keep it for as long as its keys.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        keys: KeyPair,
+        clients: Callable[[int], bytes | None],
+        rules: Rules,
+        used: dict[bytes, bytes] | None = None,
+    ) -> None:
+        self.number, self._keys, self._clients, self._rules = number, keys, clients, rules
+        self.used: dict[bytes, bytes] = {} if used is None else used
+
+    def answer(self, request: Request) -> Answer:
+        """The weighted sum of the requested shares, or a refusal with its reason."""
+        try:
+            return Answer(self.number, self._sum(request).tobytes())
+        except SecureError as error:
+            return Answer(self.number, refused=str(error))
+
+    def _sum(self, request: Request) -> Words:
+        rules, members = self._rules, request.members
+        check_members(rules, [(one.client, one.mask, one.weight) for one in members])
+        digest = _digest(members)
+        for one in members:
+            if self.used.get(one.mask, digest) != digest:
+                raise SecureError(f"the mask of client {one.client} was used in another sum")
+        shares = [self._open(one) for one in members]
+        out = np.empty(rules.code.share_size, np.uint32)
+        kernels.field_sum(out, shares, [one.weight for one in members])
+        self.used.update(dict.fromkeys((one.mask for one in members), digest))
+        return out
+
+    def _open(self, member: Member) -> Words:
+        key = self._clients(member.client)
+        if key is None:
+            raise SecureError(f"client {member.client} is unknown")
+        opened = self._keys.open(key, _purpose(member.client, self.number, member.mask), member.sealed)
+        return _words(opened, self._rules.code.share_size, f"the share of client {member.client}")
+
+
+def check_members(rules: Rules, members: Sequence[tuple[int, bytes, int]]) -> None:
+    """Raise `SecureError` if a sum of (client, mask id, weight) would break the rules."""
+    names = [mask for _, mask, _ in members]
+    if len(set(names)) < len(names):
+        raise SecureError("one mask is in the sum twice")
+    for client, mask, weight in members:
+        if len(mask) != ID_BYTES:
+            raise SecureError(f"the mask id of client {client} has {len(mask)} bytes, not {ID_BYTES}")
+        if not 1 <= weight <= rules.resolution:
+            raise SecureError(
+                f"the weight of client {client} is {weight}; 1 to {rules.resolution} is allowed"
+            )
+    if (clients := len({client for client, _, _ in members})) < rules.least_clients:
+        raise SecureError(f"the sum has updates of {clients} clients; {rules.least_clients} are required")
+    if (total := sum(weight for _, _, weight in members)) > rules.fixed.total_weight:
+        raise SecureError(
+            f"the weights add up to {total}, over {rules.fixed.total_weight}: the sum could wrap"
+        )
+
+
+def _digest(members: Iterable[Member]) -> bytes:
+    """Digest of a sum's clients, masks and weights, in any order."""
+    parts = sorted(b"%d %d " % (one.client, one.weight) + one.mask for one in members)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _words(raw: bytes, size: int, name: str) -> Words:
+    if len(raw) != 4 * size:
+        raise SecureError(f"{name} has {len(raw)} bytes, not {4 * size}")
+    words: Words = np.frombuffer(raw, "<u4")
+    if size and int(words.max()) >= PRIME:
+        raise SecureError(f"{name} has a number that is not below p")
+    return words
+
+
+def unmasked(
+    rules: Rules, updates: Sequence[Words], weights: Sequence[int], answers: Iterable[Answer]
+) -> Floats:
+    """The weighted sum of masked updates, by the holders' answers to its request.
+
+    Raises `SecureError` if fewer than U holders answered, if answers contradict each other, or if the masks
+    do not cancel.
+    """
+    shares: dict[int, Words] = {}
+    refused = ""
+    for answer in answers:
+        if answer.refused:
+            refused = refused or f"; holder {answer.holder} refused: {answer.refused}"
+            continue
+        if answer.holder in shares:
+            raise SecureError(f"holder {answer.holder} answered twice")
+        name = f"the answer of holder {answer.holder}"
+        shares[answer.holder] = _words(answer.share, rules.code.share_size, name)
+    if len(shares) < rules.code.recover:
+        raise SecureError(f"{len(shares)} holders answered; {rules.code.recover} are needed{refused}")
+    mask = rules.code.recovered(shares)
+    total, out = np.empty_like(mask), np.empty(mask.size, np.float32)
+    kernels.field_sum(total, updates, weights)
+    rules.fixed.decode(out, total, mask, weights)
+    return out

@@ -1,0 +1,122 @@
+"""A code over the integers modulo p that splits a vector into shares with privacy.
+
+The vector's pieces are the coefficients of a polynomial's lower powers, and random vectors those of the T
+upper ones; share j is the polynomial at j. Any T shares are uniformly random, and any U determine the
+polynomial. Shares are linear: the weighted sum of shares is the share of the weighted sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+
+from edgefl import kernels
+from edgefl.kernels.field import PRIME, Words
+from edgefl.secure import SecureError
+
+
+class Code(msgspec.Struct, frozen=True):
+    """A code for vectors of ``size`` numbers modulo p.
+
+    >>> code = Code(size=5, holders=4, recover=3, private=1)
+    >>> shares = code.shares(np.arange(5, dtype=np.uint32), np.full(code.share_size, 9, np.uint32))
+    >>> code.recovered({1: shares[0], 3: shares[2], 4: shares[3]}).tolist()
+    [0, 1, 2, 3, 4]
+    """
+
+    size: int
+    holders: int
+    """N: number of shares; holders are numbered from 1 to N."""
+    recover: int
+    """U: number of shares that recover the vector."""
+    private: int
+    """T: number of shares that reveal nothing about it."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.private < self.recover <= self.holders < PRIME or self.size < 1:
+            got = f"private = {self.private}, recover = {self.recover}, holders = {self.holders}"
+            raise ValueError(f"a code needs 1 ≤ private < recover ≤ holders (got {got})")
+
+    @property
+    def share_size(self) -> int:
+        """Numbers per share: ⌈size / (U − T)⌉."""
+        return -(-self.size // (self.recover - self.private))
+
+    @property
+    def noise_size(self) -> int:
+        """Random numbers that `shares` needs: T · share_size."""
+        return self.private * self.share_size
+
+    def shares(self, vector: Words, noise: Words) -> list[Words]:
+        """The N shares of ``vector``; ``noise`` must be uniformly random below p and used once."""
+        if vector.size != self.size or noise.size != self.noise_size:
+            got = f"{vector.size} and {noise.size}"
+            raise ValueError(f"vector and noise need {self.size} and {self.noise_size} numbers (got {got})")
+        pieces = np.zeros((self.recover, self.share_size), np.uint32)
+        data = (self.recover - self.private) * self.share_size
+        pieces.reshape(-1)[: self.size] = vector
+        pieces.reshape(-1)[data:] = noise
+        made = []
+        for holder in range(1, self.holders + 1):
+            share = np.empty(self.share_size, np.uint32)
+            kernels.field_sum(share, list(pieces), [pow(holder, i, PRIME) for i in range(self.recover)])
+            made.append(share)
+        return made
+
+    def recovered(self, shares: Mapping[int, Words]) -> Words:
+        """The vector from at least U shares, keyed by holder.
+
+        Further shares must agree with the first U. Raises `SecureError` otherwise, and if there are fewer.
+        """
+        if len(shares) < self.recover:
+            raise SecureError(f"{len(shares)} shares arrived; {self.recover} are needed")
+        for holder, share in shares.items():
+            if not 1 <= holder <= self.holders:
+                raise SecureError(f"share of holder {holder}; holders are 1 to {self.holders}")
+            if share.size != self.share_size or int(share.max()) >= PRIME:
+                raise SecureError(f"the share of holder {holder} is malformed")
+        used = tuple(sorted(shares))[: self.recover]
+        first, rows = [shares[holder] for holder in used], _inverse(used)
+        for extra in sorted(shares.keys() - set(used)):
+            expected = np.empty(self.share_size, np.uint32)
+            powers = [pow(extra, i, PRIME) for i in range(self.recover)]
+            columns = zip(*rows, strict=True)
+            weights = [sum(p * r for p, r in zip(powers, column, strict=True)) % PRIME for column in columns]
+            kernels.field_sum(expected, first, weights)
+            if not np.array_equal(expected, shares[extra]):
+                raise SecureError(f"the shares of holders {listed(used)} and {extra} contradict each other")
+        pieces = np.empty((self.recover - self.private, self.share_size), np.uint32)
+        for row, piece in zip(rows, pieces, strict=False):
+            kernels.field_sum(piece, first, row)
+        return pieces.reshape(-1)[: self.size]
+
+
+def listed(holders: Sequence[int]) -> str:
+    return ", ".join(map(str, holders))
+
+
+@lru_cache(maxsize=64)
+def _inverse(points: tuple[int, ...]) -> list[list[int]]:
+    """Row i holds the weights of the values at ``points`` that give coefficient i: Lagrange interpolation.
+
+    >>> _inverse((1, 2))[1] == [PRIME - 1, 1]
+    True
+    """
+    master = [1]  # coefficients of Π (x − point), lowest power first
+    for point in points:
+        shifted, scaled = [0, *master], [*(-point * c for c in master), 0]
+        master = [(a + b) % PRIME for a, b in zip(shifted, scaled, strict=True)]
+    columns = []
+    for point in points:
+        quotient, carry = [0] * len(points), 0
+        for power in range(len(points), 0, -1):  # divide by (x − point)
+            carry = quotient[power - 1] = (master[power] + carry * point) % PRIME
+        value = 1
+        for other in points:
+            value = value * (point - other) % PRIME if other != point else value
+        factor = pow(value, -1, PRIME)
+        columns.append([c * factor % PRIME for c in quotient])
+    return [list(row) for row in zip(*columns, strict=True)]

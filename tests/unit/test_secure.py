@@ -1,0 +1,358 @@
+"""Secure aggregation: exact sums of hidden updates, and every misuse refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl import kernels
+from edgefl.kernels.field import PRIME, Words
+
+pytest.importorskip("cryptography", reason="needs edgefl[secure]")
+
+from edgefl.secure import SecureError, masks
+from edgefl.secure.coded import Answer, Holder, Member, Request, Rules, Sender, unmasked
+from edgefl.secure.coding import Code
+from edgefl.secure.fixed import LARGEST_SUM, FixedPoint, integer_weights
+from edgefl.secure.keys import KeyPair
+
+SIZE = 1001
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [1e-6, 0.1, 1.0, 3.7, 1e6])
+@pytest.mark.parametrize("total_weight", [1, 10, 640, 100 * 255])
+def test_the_error_of_a_sum_is_within_half_a_step_per_weight(clip: float, total_weight: int) -> None:
+    """K·step/2 with exact arithmetic; truncation instead of rounding would double it."""
+    fixed, rng = FixedPoint(clip, total_weight), np.random.default_rng(1)
+    weights = [total_weight // 2, total_weight - total_weight // 2]
+    assert fixed.total_weight * fixed.levels <= LARGEST_SUM < 4 * fixed.total_weight * fixed.levels
+    updates = [(clip * rng.uniform(-1, 1, 300)).astype(np.float32) for _ in weights]
+    updates[0][:2] = [np.float32(clip), -np.float32(clip)]
+    encoded = [np.zeros(300, np.uint32) for _ in weights]
+    for words, update in zip(encoded, updates, strict=True):
+        assert fixed.encode(words, update, words) <= 300
+    total, out = np.empty(300, np.uint32), np.empty(300, np.float32)
+    kernels.field_sum(total, encoded, weights)
+    fixed.decode(out, total, np.zeros_like(total), weights)
+    for i in range(300):
+        exact = sum(n * Fraction(float(u[i])) for n, u in zip(weights, updates, strict=True))
+        bound = Fraction(fixed.step) * total_weight / 2 + abs(exact) / 2**23
+        assert abs(Fraction(float(out[i])) - exact) <= bound
+
+
+def test_elements_beyond_the_clip_are_limited_and_counted() -> None:
+    fixed, out = FixedPoint(0.5, 10), np.zeros(3, np.uint32)
+    assert fixed.encode(out, np.array([0.75, -9, 0.25], np.float32), out) == 2
+    decoded = np.empty(3, np.float32)
+    fixed.decode(decoded, out, np.zeros(3, np.uint32), [1])
+    assert decoded.tolist() == [0.5, -0.5, 0.25]
+
+
+def test_integer_weights_are_within_half_a_unit_and_equal_ones_are_exact() -> None:
+    weights = [(1 + tau) ** -0.5 / 10 for tau in range(21)]
+    whole, unit = integer_weights(weights, 64)
+    assert max(abs(n * unit - w) for n, w in zip(whole, weights, strict=True)) <= unit / 2
+    assert integer_weights([0.1, 0.1], 64) == ([64, 64], 0.1 / 64)
+    for wrong in ([], [0.0, 0.0], [1.0, -1.0], [float("nan")]):
+        with pytest.raises(ValueError, match="weights must"):
+            integer_weights(wrong, 64)
+
+
+def test_masks_are_uniform_below_p_and_differ_by_seed() -> None:
+    mask = masks.expand(bytes(32), 1 << 17)
+    assert not np.array_equal(mask, masks.expand(bytes(31) + b"\1", 1 << 17))
+    counts = np.bincount(mask >> np.uint32(28), minlength=16)
+    assert abs(counts / 2**13 - 1).max() < 0.1
+    assert np.array_equal(mask[:70_000], masks.expand(bytes(32), 70_000))
+
+
+def test_words_of_p_or_more_are_replaced_by_uniform_ones() -> None:
+    words = np.array([PRIME, 5, PRIME + 4, PRIME - 1], np.uint32)
+    masks._Spare(bytes(32)).replace(words)
+    assert words[[1, 3]].tolist() == [5, PRIME - 1]
+    assert words.max() < PRIME
+    assert words[0] != words[2]
+
+
+# ---- the code ------------------------------------------------------------------------------------
+
+
+def test_any_shares_recover_a_weighted_sum_of_vectors() -> None:
+    code, rng = Code(size=SIZE, holders=7, recover=5, private=2), np.random.default_rng(2)
+    vectors = [rng.integers(0, PRIME, SIZE, dtype=np.uint32) for _ in range(3)]
+    shares = [code.shares(v, rng.integers(0, PRIME, code.noise_size, dtype=np.uint32)) for v in vectors]
+    weights = [1, 64, PRIME - 3]
+    summed = {}
+    for holder in range(7):
+        summed[holder + 1] = np.empty(code.share_size, np.uint32)
+        kernels.field_sum(summed[holder + 1], [s[holder] for s in shares], weights)
+    expected = np.empty(SIZE, np.uint32)
+    kernels.field_sum(expected, vectors, weights)
+    for lost in ((), (1,), (1, 2), (3, 7), (5, 6)):
+        rest = {holder: share for holder, share in summed.items() if holder not in lost}
+        assert np.array_equal(code.recovered(rest), expected)
+
+
+def test_t_shares_reveal_nothing_about_the_vector() -> None:
+    """For any T shares and any two vectors there is noise that gives the same shares: the noise of any T
+    holders is invertible. A code whose noise fills fewer coefficients fails."""
+    code = Code(size=2, holders=4, recover=3, private=2)
+    zero, other = np.zeros(2, np.uint32), np.array([7, 9], np.uint32)
+    for pair in ((0, 1), (1, 3), (2, 3)):
+        basis = []
+        for place in range(code.noise_size):
+            noise = np.zeros(code.noise_size, np.uint32)
+            noise[place] = 1
+            basis.append([int(code.shares(zero, noise)[h][i]) for h in pair for i in range(code.share_size)])
+        without = np.zeros(code.noise_size, np.uint32)
+        target = [-int(code.shares(other, without)[h][i]) for h in pair for i in range(code.share_size)]
+        noise = np.array(solved(basis, target), np.uint32)
+        shares = code.shares(other, noise)
+        assert all(not shares[h].any() for h in pair)
+
+
+def solved(columns: list[list[int]], target: list[int]) -> list[int]:
+    """x with Σ x_j · columns[j] = target modulo p, by Gaussian elimination; fails if singular."""
+    n = len(target)
+    rows = [[columns[j][i] for j in range(n)] + [target[i] % PRIME] for i in range(n)]
+    for i in range(n):
+        pivot = next(r for r in range(i, n) if rows[r][i] % PRIME)
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        factor = pow(rows[i][i], -1, PRIME)
+        rows[i] = [value * factor % PRIME for value in rows[i]]
+        for r in range(n):
+            if r != i:
+                rows[r] = [(a - rows[r][i] * b) % PRIME for a, b in zip(rows[r], rows[i], strict=True)]
+    return [row[n] for row in rows]
+
+
+# ---- buffers -------------------------------------------------------------------------------------
+
+
+class Buffer:
+    """Clients 0 … count−1 that each sent one update, their holders, and the request of the sum."""
+
+    def __init__(self, count: int = 4, *, clip: float = 4.0, staleness: int = 3, **rules: int) -> None:
+        numbers = {"holders": 5, "recover": 4, "private": 1, "least": 3, "resolution": 64} | rules
+        code = Code(SIZE, numbers["holders"], numbers["recover"], numbers["private"])
+        self.resolution = numbers["resolution"]
+        fixed = FixedPoint(clip, count * self.resolution)
+        self.rules = Rules(code, fixed, self.resolution, numbers["least"])
+        self.keys = [KeyPair.new() for _ in range(count)]
+        holder_keys = {number: KeyPair.new() for number in range(1, code.holders + 1)}
+        publics = {number: keys.public for number, keys in holder_keys.items()}
+        self.holders = [
+            Holder(number, keys, {k: key.public for k, key in enumerate(self.keys)}.get, self.rules)
+            for number, keys in holder_keys.items()
+        ]
+        self.senders = [Sender(k, key, publics, self.rules) for k, key in enumerate(self.keys)]
+        rng = np.random.default_rng(count)
+        self.updates = [rng.uniform(-clip, clip, SIZE).astype(np.float32) for _ in range(count)]
+        floats = [(1 + k % (staleness + 1)) ** -0.5 for k in range(count)]
+        self.weights, self.unit = integer_weights(floats, self.resolution)
+        self.masked = [np.empty(SIZE, np.uint32) for _ in range(count)]
+        sent = [s.mask(m, u) for s, m, u in zip(self.senders, self.masked, self.updates, strict=True)]
+        self.names, self.sealed = [name for name, _ in sent], [sealed for _, sealed in sent]
+
+    def members(self, holder: int) -> list[Member]:
+        parts = zip(self.names, self.weights, self.sealed, strict=True)
+        return [Member(k, name, n, sealed[holder - 1]) for k, (name, n, sealed) in enumerate(parts)]
+
+    def answers(self, **changes: Any) -> list[Answer]:
+        """The holders' answers; ``changes`` apply to member 1 of each request."""
+        found = []
+        for holder in self.holders:
+            members = self.members(holder.number)
+            members[1] = msgspec.structs.replace(members[1], **changes)
+            encoded = msgspec.msgpack.encode(Request(members))
+            found.append(holder.answer(msgspec.msgpack.decode(encoded, type=Request)))
+        return found
+
+    def sum(self, answers: list[Answer], masked: list[Words] | None = None) -> Any:
+        return unmasked(self.rules, masked or self.masked, self.weights, answers)
+
+
+@pytest.mark.parametrize("count", [10, 100])
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_a_masked_sum_is_the_plain_sum_to_the_step(count: int, lost: int) -> None:
+    """Staleness 0 to 20, up to 30% of the holders offline."""
+    buffer = Buffer(count, staleness=20, holders=10, recover=7, private=2)
+    made = buffer.sum(buffer.answers()[lost:])
+    pairs = zip(buffer.weights, buffer.updates, strict=True)
+    plain = np.sum([n * u.astype(np.float64) for n, u in pairs], axis=0)
+    bound = buffer.rules.fixed.step * sum(buffer.weights) / 2 + 2.0**-23 * np.abs(plain)
+    assert (np.abs(made - plain) <= bound).all()
+
+
+def test_a_masked_update_is_independent_of_the_update() -> None:
+    """The same update twice gives unrelated words; a mask that is reused would give equal ones."""
+    buffer = Buffer()
+    again = np.empty(SIZE, np.uint32)
+    buffer.senders[0].mask(again, buffer.updates[0])
+    assert np.count_nonzero(again == buffer.masked[0]) < 3
+    plain = np.zeros(SIZE, np.uint32)
+    buffer.rules.fixed.encode(plain, buffer.updates[0], plain)
+    assert np.count_nonzero(plain == buffer.masked[0]) < 3
+
+
+def refused(buffer: Buffer, why: str, **changes: Any) -> None:
+    answers = buffer.answers(**changes)
+    with pytest.raises(SecureError, match=why):
+        buffer.sum(answers)
+    assert not any(answer.share for answer in answers)
+
+
+def test_1_fewer_answers_than_needed() -> None:
+    buffer = Buffer()
+    with pytest.raises(SecureError, match="3 holders answered; 4 are needed"):
+        buffer.sum(buffer.answers()[:3])
+
+
+def test_2_an_altered_sealed_share() -> None:
+    buffer = Buffer()
+    first = buffer.sealed[1][0]
+    buffer.sealed[1] = [bytes([first[0] ^ 1]) + first[1:]] * 5
+    refused(buffer, "a sealed message was altered")
+
+
+def test_3_a_share_for_another_holder_or_of_another_sender() -> None:
+    buffer = Buffer()
+    buffer.sealed[1] = buffer.sealed[1][::-1]
+    answers = buffer.answers()
+    assert [bool(answer.refused) for answer in answers] == [True, True, False, True, True]
+    buffer = Buffer()
+    refused(buffer, "another sender", sealed=buffer.sealed[2][0])
+
+
+def test_4_a_mask_that_is_in_the_sum_twice() -> None:
+    buffer = Buffer()
+    refused(buffer, "one mask is in the sum twice", mask=buffer.names[0])
+
+
+def test_5_a_mask_that_was_used_in_another_sum() -> None:
+    """With one update fewer, or with another weight: the difference of the sums would reveal an update."""
+    for change in ({"weight": 63}, {"client": 0}):
+        buffer = Buffer()
+        buffer.answers()
+        refused(buffer, "was used in another sum", **change)
+    buffer = Buffer()
+    first = buffer.answers()
+    buffer.weights, buffer.names = buffer.weights[:3], buffer.names[:3]
+    buffer.sealed = buffer.sealed[:3]
+    refused(buffer, "was used in another sum")
+    assert all(answer.share for answer in first)
+
+
+def test_the_same_request_has_the_same_answer() -> None:
+    """A server that was killed before it published the version repeats its request."""
+    buffer = Buffer()
+    assert buffer.answers() == buffer.answers()
+
+
+def test_6_too_few_clients_in_the_sum() -> None:
+    buffer = Buffer(4, least=4)
+    refused(buffer, "the sum has updates of 3 clients; 4 are required", client=0)
+
+
+def test_7_weights_out_of_range_would_reveal_or_wrap() -> None:
+    for weight in (0, -1, 65, 2**40):
+        refused(Buffer(), f"the weight of client 1 is {weight}; 1 to 64 is allowed", weight=weight)
+    buffer = Buffer()
+    tight = msgspec.structs.replace(buffer.rules, fixed=FixedPoint(4.0, sum(buffer.weights) - 1))
+    for holder in buffer.holders:
+        holder._rules = tight
+    refused(buffer, "the weights add up to .*: the sum could wrap")
+
+
+def test_8_a_holder_that_answers_twice() -> None:
+    buffer = Buffer()
+    answers = buffer.answers()
+    with pytest.raises(SecureError, match="holder 1 answered twice"):
+        buffer.sum([answers[0], *answers])
+
+
+@pytest.mark.parametrize("change", [1, 2**31, PRIME - 1])
+def test_9_a_wrong_answer_contradicts_the_others(change: int) -> None:
+    buffer = Buffer()
+    answers = buffer.answers()
+    words = np.frombuffer(answers[2].share, np.uint32).copy()
+    words[5] = (int(words[5]) + change) % PRIME
+    answers[2] = Answer(3, words.tobytes())
+    with pytest.raises(SecureError, match="contradict each other"):
+        buffer.sum(answers)
+
+
+def test_10_a_wrong_answer_without_others_to_contradict_it() -> None:
+    """With exactly U answers: the masks do not cancel, and the sum is not returned."""
+    buffer = Buffer()
+    answers = buffer.answers()[:4]
+    noise = masks.expand(bytes(32), buffer.rules.code.share_size)
+    answers[0] = Answer(1, noise.tobytes())
+    with pytest.raises(SecureError, match="the masks do not cancel"):
+        buffer.sum(answers)
+
+
+def test_11_a_masked_update_that_is_not_the_requested_one() -> None:
+    buffer = Buffer()
+    answers = buffer.answers()
+    with pytest.raises(SecureError, match="the masks do not cancel"):
+        buffer.sum(answers, [buffer.masked[0], *buffer.masked[:3]])
+
+
+def test_12_malformed_answers() -> None:
+    buffer = Buffer()
+    answers = buffer.answers()
+    for share, why in ((b"123", r"has 3 bytes, not"), (b"\xff" * len(answers[0].share), "not below p")):
+        with pytest.raises(SecureError, match=why):
+            buffer.sum([Answer(1, share), *answers[1:]])
+    with pytest.raises(SecureError, match="share of holder 9; holders are 1 to 5"):
+        buffer.sum([Answer(9, answers[0].share), *answers[1:]])
+
+
+def test_13_an_unknown_client() -> None:
+    refused(Buffer(), "client 77 is unknown", client=77)
+
+
+def test_14_an_update_that_is_not_finite_is_not_sent() -> None:
+    buffer = Buffer()
+    for value in (np.nan, np.inf):
+        with pytest.raises(SecureError, match="the update is not finite"):
+            buffer.senders[0].mask(buffer.masked[0], np.full(SIZE, value, np.float32))
+
+
+def test_15_keys_that_are_missing_copied_or_invalid() -> None:
+    buffer, keys = Buffer(), KeyPair.new()
+    with pytest.raises(SecureError, match="keys of 1 holders are known; 5 are needed"):
+        Sender(0, keys, {1: keys.public}, buffer.rules)
+    with pytest.raises(SecureError, match="two holders have the same key"):
+        Sender(0, keys, dict.fromkeys(range(1, 6), keys.public), buffer.rules)
+    with pytest.raises(SecureError, match="public key is invalid"):
+        keys.seal(bytes(32), b"purpose", b"")
+
+
+def test_16_a_threshold_that_permits_two_sums_with_one_mask() -> None:
+    with pytest.raises(ValueError, match=r"recover must be at least 4 \(got 3\)"):
+        Buffer(holders=5, recover=3, private=1)
+    for wrong in ({"private": 0}, {"private": 4}, {"recover": 6}):
+        with pytest.raises(ValueError, match="private < recover ≤ holders"):
+            Buffer(**wrong)
+
+
+def test_a_server_that_splits_the_holders_obtains_one_sum_at_most() -> None:
+    """Two requests with one mask, each to some of the holders: one of them lacks answers."""
+    buffer = Buffer()
+    one = [h.answer(Request(buffer.members(h.number))) for h in buffer.holders[:3]]
+    buffer.weights[1] -= 1
+    two = [h.answer(Request(buffer.members(h.number))) for h in buffer.holders]
+    assert [bool(a.share) for a in one] == [True] * 3
+    assert [bool(a.share) for a in two] == [False] * 3 + [True] * 2
+    for answers in (one, two):
+        with pytest.raises(SecureError, match="are needed"):
+            buffer.sum(answers)
