@@ -111,11 +111,12 @@ def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
 @cache
 def _bundled(kind: Kind, name: str) -> tuple[Any, Path]:
     """Return the bundled profile of that name, which is read once, and its folder."""
+    path = bundled_folder() / kind / f"{name}.toml"
+    if name in _file_names(kind):  # the large table of phones is not read
+        return _checked(TYPES[kind], kind, path, read_tables(path))
     if name not in bundled_names(kind):
         raise ProfileError(_no_profile(kind, name))
-    path = bundled_folder() / kind / f"{name}.toml"
-    of_table = kind == "devices" and name in phone_names() and not path.exists()
-    return _checked(TYPES[kind], kind, path, phone_tables(name) if of_table else read_tables(path))
+    return _checked(TYPES[kind], kind, path, phone_tables(name))
 
 
 def _checked(of: type[P], kind: Kind, path: Path, table: dict[str, Any]) -> tuple[P, Path]:
@@ -144,8 +145,13 @@ def check_file(path: str | Path) -> list[str]:
 @cache
 def bundled_names(kind: Kind) -> tuple[str, ...]:
     """Return the sorted names of the bundled profiles of that kind."""
-    files = {path.stem for path in (bundled_folder() / kind).glob("*.toml")}
-    return tuple(sorted(files | set(phone_names() if kind == "devices" else ())))
+    return tuple(sorted(_file_names(kind) | set(phone_names() if kind == "devices" else ())))
+
+
+@cache
+def _file_names(kind: Kind) -> frozenset[str]:
+    """Return the names of the bundled profiles of that kind that have a file of their own."""
+    return frozenset(path.stem for path in (bundled_folder() / kind).glob("*.toml"))
 
 
 def phone_table() -> phones.PhoneTable:
