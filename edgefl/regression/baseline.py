@@ -25,8 +25,7 @@ from edgefl.host.capacity import host
 from edgefl.regression import callgrind
 from edgefl.regression.counts import CountedEntry, Versions
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, profile_sha256
-from edgefl.regression.process import ShotSizes
-from edgefl.regression.repetition import REFERENCE_VERSION
+from edgefl.regression.process import REFERENCE_VERSION, ShotSizes
 from edgefl.validation import convert
 
 MOST_BYTES = 64 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -40,4 +39,6 @@ def bound(
 
 
 def _awaited(run: Callable[[], Coroutine[Any, Any, object]]) -> object:
+    import asyncio  # takes longer than all other imports of a process of Valgrind
+
     return asyncio.run(run())

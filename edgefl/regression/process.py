@@ -37,6 +37,8 @@ _ENDING_S = 1.0
 """Time for the measuring process to end by itself once its channel is closed."""
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
+REFERENCE_VERSION = 1
+"""Version of the references' work in `repetition`: figures relative to others are not comparable."""
 
 MOST_AT_A_TIME = 10_000
 """Maximum calls or units in a shot; an empty function reaches a few thousand."""

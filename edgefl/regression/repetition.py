@@ -47,8 +47,6 @@ from edgefl.regression.process import (
 from edgefl.regression.usage import ProcessUsage, cpu_ns
 from edgefl.seeds import stream
 
-REFERENCE_VERSION = 1
-"""Version of the references' work: figures relative to different versions are not comparable."""
 INTERPRETED_FLOP = 1.5e6
 """FLOP assigned to a unit of interpreted code: about those of a training step of the same duration."""
 INTERPRETED_STEPS = 98.0

@@ -34,4 +34,5 @@ if __name__ == "__main__":
     request(STOP)
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: end with the process that waits for the counts
     sys.path.pop(0)  # this file's folder
+    import_module("site").main()  # the interpreter did not, since its start is instrumented
     import_module("edgefl.regression.callgrind").main(sys.argv[1])
