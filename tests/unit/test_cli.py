@@ -21,7 +21,7 @@ import typer
 from rich.text import Text
 
 from edgefl import devices
-from edgefl.cli import app, main
+from edgefl.cli import app, command_tree, main
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, FolderTaken, RunError
 from edgefl.host.verdict import Conditions, HeldVerdict
@@ -407,6 +407,24 @@ def test_help_fits_80_columns_and_no_sentence_is_cut_off(edgefl: Shell, command:
     said = edgefl.fits(*command.split(), "--help")
     assert f"Usage: edgefl {command}".strip() in said
     assert not re.findall(r".*\w\.\.\.$", said, flags=re.MULTILINE)
+
+
+def helps(command: Any) -> list[str]:
+    """The help of a command and of its own commands."""
+    inner = getattr(command, "commands", {}).values()
+    return [
+        command.get_help(command.context_class(command)),
+        *(text for each in inner for text in helps(each)),
+    ]
+
+
+def test_a_command_alone_is_the_one_among_all() -> None:
+    everything = command_tree("no such command")
+    assert len(everything.commands) > 20
+    for name, whole in everything.commands.items():
+        alone = command_tree(name)
+        assert list(alone.commands) == [name]
+        assert helps(alone.commands[name]) == helps(whole)
 
 
 def test_the_version_is_one_line(edgefl: Shell) -> None:
