@@ -1,0 +1,156 @@
+"""Runs with strategies that read updates, and with attackers: what they learn, say, and verify."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import edgefl
+from edgefl.experiment import Attackers
+from edgefl.lab.verify import verify
+from edgefl.learning.attacks import attacking_clients
+from edgefl.strategies import Buffered, Rows
+
+DIGITS: dict[str, Any] = {
+    "data": edgefl.Data(name="digits"),
+    "model": edgefl.Model(name="mlp", args={"hidden": [8]}),
+    "fleet": edgefl.Fleet(devices={"pi-4": 5, "moto-g4": 3}, network="none"),
+    "clock": edgefl.Clock(kind="virtual"),
+    "stop": edgefl.Stop(versions=4),
+}
+
+
+def run(
+    folder: Path, strategy: dict[str, Any], attackers: Attackers | None, workers: int | None = None
+) -> dict[str, Any]:
+    fleet = edgefl.Fleet(devices={"pi-4": 10}, network="none", attackers=attackers)
+    edgefl.run(
+        edgefl.Experiment(
+            data=edgefl.Data(name="digits", partition="iid"),
+            model=edgefl.Model(name="mlp", args={"hidden": [16]}),
+            fleet=fleet,
+            clock=edgefl.Clock(kind="virtual", workers=workers),
+            training=edgefl.Training(lr=0.1),
+            stop=edgefl.Stop(versions=25),
+            strategy={"buffer_size": 10, "restart": "after-step", **strategy},
+        ),
+        out=folder,
+    )
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+def test_the_median_learns_where_the_average_does_not(tmp_path: Path) -> None:
+    """Two of ten clients send −20Δ: the average goes uphill. Without attackers both learn."""
+    attackers = Attackers(share=0.2, scale=20.0)
+    average = run(tmp_path / "average", {"name": "fedbuff", "exponent": 0.0}, attackers)
+    median = run(tmp_path / "median", {"name": "median"}, attackers)
+    honest = run(tmp_path / "honest", {"name": "median"}, None)
+    assert average["accuracy"] < 0.3
+    assert median["accuracy"] > 0.6
+    assert honest["accuracy"] > 0.6
+    found = average["attackers"]
+    assert (found["clients"], found["accuracy_on"]) == (2, "their classes")
+    assert found["weight_share"] == found["attacking"]["weight_share"] == pytest.approx(0.2, abs=0.02)
+    assert found["honest"]["weight_share"] == pytest.approx(0.8, abs=0.02)
+    assert found["attacking"]["weight"] == pytest.approx(1.0, abs=0.1)
+    assert found["honest"]["accuracy"] == pytest.approx(average["accuracy"], abs=0.01)
+    assert "attackers" not in honest
+    assert verify(tmp_path / "median").versions == 25
+
+
+def test_krum_gives_attackers_no_weight(tmp_path: Path) -> None:
+    found = run(tmp_path / "krum", {"name": "krum", "selected": 4}, Attackers(share=0.2, scale=20.0))
+    assert found["attackers"]["weight_share"] == 0.0
+    assert found["attackers"]["honest"]["weight"] == pytest.approx(10 / 8)
+
+
+def test_alie_has_the_same_bits_for_any_number_of_workers(tmp_path: Path) -> None:
+    rules = Attackers(share=0.2, kind="alie", z=1.0)
+    one, three = (run(tmp_path / str(k), {"name": "fedbuff"}, rules, workers=k) for k in (1, 3))
+    honest = run(tmp_path / "honest", {"name": "fedbuff"}, None)
+    assert one["model_sha256"] == three["model_sha256"] != honest["model_sha256"]
+    assert verify(tmp_path / "1").versions == 25
+
+
+def test_accuracy_of_both_groups_is_on_their_own_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attackers send nearly nothing, and hold classes that a model of honest clients does not learn."""
+    out, rules = tmp_path / "run", Attackers(share=0.5, scale=1e-6)
+    attackers = attacking_clients(rules, 10, 0)
+    fleet = edgefl.Fleet(devices={"pi-4": 10}, network="none", attackers=rules)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_split.py").write_text(
+        "import numpy as np\n"
+        "def split(labels, profiles, rng):\n"
+        f"    attackers = {attackers!r}\n"
+        "    low, high = np.flatnonzero(labels < 5), np.flatnonzero(labels >= 5)\n"
+        "    groups = [attackers, sorted(set(range(10)) - set(attackers))]\n"
+        "    rows = [None] * 10\n"
+        "    for group, part in zip(groups, (high, low)):\n"
+        "        for place, client in enumerate(group):\n"
+        "            rows[client] = part[place::len(group)]\n"
+        "    return rows\n"
+    )
+    edgefl.run(
+        edgefl.Experiment(
+            data=edgefl.Data(name="digits", partition="own_split:split", client_test_fraction=0.2),
+            model=edgefl.Model(name="mlp", args={"hidden": [16]}),
+            fleet=fleet,
+            training=edgefl.Training(lr=0.1),
+            evaluation=edgefl.Evaluation(clients="global"),
+            stop=edgefl.Stop(versions=60),
+        ),
+        out=out,
+    )
+    found = json.loads((out / "summary.json").read_text())["attackers"]
+    assert found["accuracy_on"] == "their own held-out examples"
+    assert found["honest"]["accuracy"] > 0.7
+    assert found["attacking"]["accuracy"] < 0.1
+    page = (out / "report.html").read_text()
+    assert "5 clients sent harmful updates" in page
+    assert "of the last model on their own held-out examples" in page
+
+
+@pytest.mark.parametrize(("name", "update"), [("median", "int8"), ("krum", "float32"), ("rfa", "bfloat16")])
+def test_a_run_is_verified_and_says_which_updates_counted(tmp_path: Path, name: str, update: str) -> None:
+    experiment = edgefl.Experiment(
+        **DIGITS, strategy={"name": name, "buffer_size": 5}, server=edgefl.Server(update_format=update)
+    )
+    result = edgefl.run(experiment, out=tmp_path / "run")
+    assert result.summary()["versions"] == 4
+    weights = result.weights()
+    if name == "krum":
+        assert sorted(set(weights["weight"])) == [0.0, 1.0]
+    assert len(weights["weight"]) == 20
+    assert verify(tmp_path / "run").versions == 4
+
+
+def test_rounds_use_the_updates_of_one_version(tmp_path: Path) -> None:
+    rounds = {"name": "median", "buffer_size": 4, "restart": "new-version", "max_staleness": 0}
+    result = edgefl.run(edgefl.Experiment(**DIGITS, strategy=rounds), out=tmp_path / "run")
+    found = result.staleness()
+    applied = found["staleness"][found["fate"] == "applied"]
+    assert applied.tolist() == [0] * 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Buffered):
+    """Weights by the norms: the smaller half counts."""
+
+    reads: ClassVar[Any] = "updates"
+
+    def combine(self, rows: Rows, weights: Any) -> Any:
+        small = rows.norms <= np.median(rows.norms)
+        return small / small.sum()
+
+
+def test_a_strategy_of_one_s_own(tmp_path: Path) -> None:
+    result = edgefl.run(edgefl.Experiment(**DIGITS), strategy=Mine(buffer_size=5), out=tmp_path / "run")
+    assert set(np.round(result.weights()["weight"], 6)) == {0.0, 0.333333}
