@@ -55,6 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 SHARING = {
     "tests/process/test_nodes.py": "alone",
+    "tests/process/test_regression_counted.py": "unchanged",
     "tests/process/test_regression_worker.py": "process",
     "tests/process/test_results.py": "runs",
     "tests/process/test_sweep.py": "swept",

@@ -8,12 +8,10 @@ import zlib
 CALLS: list[int] = []
 
 
-def compresses(count: int) -> int:
-    return len(zlib.compress(bytes(number * 7919 % 251 for number in range(count))))
-
-
-def sorts_in_a_program(count: int) -> None:
-    text = "".join(f"{number * 7919 % 10007}\n" for number in range(count))
+def compresses_and_sorts(count: int, lines: int) -> None:
+    """Compresses ``count`` bytes here, and sorts ``lines`` lines in a program."""
+    zlib.compress(bytes(number * 7919 % 251 for number in range(count)))
+    text = "".join(f"{number * 7919 % 10007}\n" for number in range(lines))
     subprocess.run(["sort", "-n"], input=text, text=True, check=True, stdout=subprocess.DEVNULL)
 
 

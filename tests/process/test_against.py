@@ -17,6 +17,7 @@ import pytest
 from setuptools.command.editable_wheel import _finder_template
 
 from edgefl.errors import NotMet
+from edgefl.regression import against
 from edgefl.regression.against import AgainstBase, Comparison, verdict_of
 from edgefl.regression.checkout import find_base
 from edgefl.regression.process import FunctionLocation
@@ -39,6 +40,11 @@ from {module} import step as inner
 def step():
     return inner()
 """
+
+
+@pytest.fixture(autouse=True)
+def _little_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(against, "PAIR_S", 0.05)
 
 
 @pytest.fixture

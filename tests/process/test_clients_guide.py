@@ -81,13 +81,17 @@ def test_half_way_starts_where_it_says(guide: Path) -> None:
     np.testing.assert_allclose(moved - still, 1.0, atol=1e-5)  # half of 1.0 each, twice as far by the server
 
 
-STARTING = """
+TRAIN = """
+def train(model, examples, context):
+    for _, y in examples.batches():
+        context.step(len(y))
+"""
+STARTING = f"""
 import multiprocessing
 import subprocess
 import time
 
-from my_training import train
-
+{TRAIN}
 
 def starts(model, examples, context):
     train(model, examples, context)
@@ -128,10 +132,10 @@ def test_what_a_function_leaves_running_ends_with_the_run(made: Any, guide: Path
         assert len(record.trips["task"]) >= 4
 
 
-FAILING = """
+FAILING = f"""
 import os
-from my_training import train
 
+{TRAIN}
 
 def now_and_then(model, examples, context):
     train(model, examples, context)

@@ -33,6 +33,11 @@ import steps
 def test_counting(edge_device):
     edge_device.run(steps.count, setup=steps.prepare)
 """
+QUICK = """
+from edgefl.regression import against
+
+against.PAIR_S = 0.05  # the planted change is fivefold
+"""
 
 
 def scripts() -> dict[str, str]:
@@ -56,6 +61,7 @@ def clone(tmp_path: Path) -> Path:
     git(origin, "init", "-q", "-b", "main")
     (origin / "steps.py").write_text(STEPS.format(times=3))
     (origin / "test_steps.py").write_text(TEST)
+    (origin / "conftest.py").write_text(QUICK)
     git(origin, "add", "--all")
     git(origin, "commit", "-q", "-m", "first")
     git(tmp_path, "clone", "-q", f"file://{origin}", "clone")
