@@ -107,8 +107,16 @@ def _kernels() -> Iterator[Check]:
     chosen = kernels.backend()
     for name, state in kernels.backends().items():
         found = ("runs" if name == chosen else "works") if state == "ok" else "none"
-        yield Check(f"kernel {name}", found, "" if state == "ok" else state)
+        problem = "" if state == "ok" else state
+        yield Check(f"kernel {name}", found, _cache_problem() if name == "numba" and not problem else problem)
     yield Check("kernel threads", str(kernels.threads()))
+
+
+def _cache_problem() -> str:
+    """Compile numba's kernels now if no earlier process has; a problem if they cannot be kept."""
+    from edgefl.kernels.backend_numba import cached_in
+
+    return "" if cached_in() else "no folder for numba's cache is writable: each process compiles, about 10 s"
 
 
 def _calibration() -> Iterator[Check]:

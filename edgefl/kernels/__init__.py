@@ -10,6 +10,7 @@
     selection.py           selection of the back end and the number of threads
     backend_reference.py   numpy, the reference
     backend_numba.py       compiled at run time; the fallback without a C compiler
+    numba_vectors.py       its vector loops, as LLVM code
     backend_c.py, _c       the native extension, built from the repository's kernels/
     backend_cuda.py        NVIDIA GPUs; cuda_library loads or builds kernels/cuda.cu
 

@@ -1,4 +1,4 @@
-"""The numba back end, for machines without a C compiler: loops without the GIL, on plain threads.
+"""The numba back end, for machines without a C compiler: loops without the GIL on idle threads.
 
 numba's own parallel layer is not used because it does not survive a fork. Without fastmath, LLVM rounds every
 product and every sum as numpy does.
@@ -7,27 +7,33 @@ product and every sum as numpy does.
 from __future__ import annotations
 
 import _thread
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 import numba
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
 from edgefl.kernels import arguments, steps
 from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, SumArguments, Update
-from edgefl.kernels.backend_reference import decoded, difference, folded, int8_norms, round_all, words_of
+from edgefl.kernels.backend_reference import decoded, difference, folded, round_all, words_of
 from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.field import PRIME, CodeArguments, FieldSumArguments
+from edgefl.kernels.numba_vectors import GROUP, ITEM_BYTES, STREAM_ALIGNMENT, add_group, copy_bytes, word_at
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.ranks import GRAIN, RankArguments, network
 from edgefl.kernels.steps import StepArguments
 
 _CHUNK = 64 * TILE
-_THREAD_CHUNKS = 8
-"""Minimum chunks per additional thread, which takes about 100 μs to start."""
-_ROWS = 16
-"""Rows of lanes squared per iteration; enough for LLVM to vectorise over the lanes."""
+_THREAD_ELEMENTS = 1 << 18
+"""Minimum elements per thread: waking one takes as long as summing about half of them."""
+_STREAM_BYTES = 1 << 20
+"""Size from which a result is written past the caches."""
+_SPAN = 8
+"""Tiles of a large sum that are added at once: fewer, longer streams from memory."""
 
 
 # ---- the loops -----------------------------------------------------------------------------------
@@ -44,6 +50,12 @@ def _jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return compiled
 
 
+def _helper(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For functions that compiled ones call."""
+    made: Callable[..., Any] = numba.njit(error_model="numpy")(function)
+    return made
+
+
 def _input(dtype: Any) -> Any:
     return types.Array(dtype, 1, "C", readonly=True, aligned=False)
 
@@ -52,78 +64,92 @@ def _output(dtype: Any) -> Any:
     return types.Array(dtype, 1, "C", aligned=False)
 
 
-_F32, _F64 = types.float32, types.float64
+_F32, _F64, _I64 = types.float32, types.float64, types.int64
 
 
-def _add_squares(x: Floats, start: Any, sums: Doubles, lanes: Any) -> None:
-    """Add the squares of `_ROWS` rows of lanes from element ``start`` on to ``sums``, in order of rows."""
-    for lane in range(lanes):
-        total = sums[lane]
-        for row in range(_ROWS):
-            value = np.float64(x[start + lane + np.uint64(row * LANES)])
-            total += value * value
-        sums[lane] = total
+@_helper
+def _padded(target: Floats, source: int, size: int) -> int:
+    """Copy ``size`` bytes to the front of ``target``, which has zeros behind them; return its address."""
+    target[:] = 0.0
+    copy_bytes(source, target.ctypes.data, size)
+    return target.ctypes.data
 
 
-def _folded(x: Floats, whole: Any, last: Any, sums: Doubles) -> float:
-    """Returns a tile's norm: add the remaining elements to the lanes' sums, then the lanes pairwise."""
-    for i in range(whole, last):
-        value = np.float64(x[i])
-        sums[(i - whole) % np.uint64(LANES)] += value * value
-    low = (sums[0] + sums[4]) + (sums[2] + sums[6])
-    total: float = low + ((sums[1] + sums[5]) + (sums[3] + sums[7]))
-    return total
-
-
-_squares: Any = numba.njit(error_model="numpy")(_add_squares)
-_fold: Any = numba.njit(error_model="numpy")(_folded)
-
-
-@_jit(types.void(_output(_F32), _input(_F32), _F32, _output(_F64), types.uint64))
-def _add(out: Floats, x: Floats, weight: Any, norms: Doubles, lanes: Any) -> None:
-    """out += weight·x tile by tile, and each tile's squared norm. Unsigned indices are faster.
-
-    ``lanes`` is `LANES`. It is a parameter because LLVM unrolls a loop of constant length before it
-    vectorises.
-    """
-    sums, step = np.zeros(LANES), np.uint64(_ROWS * LANES)
-    for tile in range(norms.size):
-        first, last = np.uint64(tile * TILE), np.uint64(min((tile + 1) * TILE, x.size))
-        whole = last - (last - first) % step
-        sums[:] = 0.0
-        for start in range(first, whole, step):
-            for i in range(start, start + step):
-                out[i] += weight * x[i]
-            _squares(x, start, sums, lanes)
-        for i in range(whole, last):
-            out[i] += weight * x[i]
-        norms[tile] = _fold(x, whole, last, sums)
-
-
-@_jit(types.void(_output(_F32), *[_input(_F32)] * 5, types.Array(_F64, 2, "A"), types.uint64))
-def _add_four(
-    out: Floats, a: Floats, b: Floats, c: Floats, d: Floats, weights: Floats, norms: Doubles, lanes: Any
+@_helper
+def _sum_span(
+    listed: Any,
+    weights: Floats,
+    start: int,
+    stop: int,
+    stream: int,
+    partial: Doubles,
+    sums: Floats,
+    padded: Any,
 ) -> None:
-    """`_add` for four vectors in one pass: reads and writes ``out`` once and overlaps four memory streams."""
-    sums, step = np.zeros((4, LANES)), np.uint64(_ROWS * LANES)
-    u, v, w, x = weights[0], weights[1], weights[2], weights[3]
-    for tile in range(norms.shape[1]):
-        first, last = np.uint64(tile * TILE), np.uint64(min((tile + 1) * TILE, a.size))
-        whole = last - (last - first) % step
-        sums[:] = 0.0
-        for start in range(first, whole, step):
-            for i in range(start, start + step):
-                out[i] = (((out[i] + u * a[i]) + v * b[i]) + w * c[i]) + x * d[i]
-            _squares(a, start, sums[0], lanes)
-            _squares(b, start, sums[1], lanes)
-            _squares(c, start, sums[2], lanes)
-            _squares(d, start, sums[3], lanes)
-        for i in range(whole, last):
-            out[i] = (((out[i] + u * a[i]) + v * b[i]) + w * c[i]) + x * d[i]
-        norms[0, tile] = _fold(a, whole, last, sums[0])
-        norms[1, tile] = _fold(b, whole, last, sums[1])
-        norms[2, tile] = _fold(c, whole, last, sums[2])
-        norms[3, tile] = _fold(d, whole, last, sums[3])
+    """Add all updates to one span. Vectors of a tile that is no multiple of 8 are copied to ``padded``."""
+    lanes, vectors, scales = np.empty((GROUP, LANES)), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
+    out, base, updates = listed[0, 0], listed[0, 1], listed[:, 2:]
+    count, k = updates.shape[1], 0
+    groups = -(-count // GROUP)
+    while k < count:
+        kind, most = updates[1, k], -(-(count - k) // groups)  # groups of equal size
+        group = 1
+        while group < most and updates[1, k + group] == kind:
+            group += 1
+        groups = max(groups - 1, -(-(count - k - group) // GROUP), 1)
+        last = k + group == count
+        for at in range(start, stop, TILE):
+            size = min(TILE, stop - at)
+            here = sums.ctypes.data + 4 * (at - start)
+            whole = size % LANES == 0
+            source = here if k else base + 4 * at if base else padded[GROUP].ctypes.data
+            target = out + 4 * at if last and whole else here
+            for j in range(group):
+                vectors[j] = updates[0, k + j] + ITEM_BYTES[kind] * at
+                scales[j] = updates[2, k + j] + at // SCALE_BLOCK * 4
+                if not whole:
+                    vectors[j] = _padded(padded[j], vectors[j], ITEM_BYTES[kind] * size)
+            if not whole and base and not k:
+                source = _padded(sums[at - start : at - start + TILE], source, 4 * size)
+            lanes[:] = 0.0
+            add_group(
+                kind,
+                group,
+                stream if last and whole else 0,
+                source,
+                target,
+                vectors.ctypes.data,
+                scales.ctypes.data,
+                weights.ctypes.data + 4 * k,
+                -(-size // LANES) * LANES,
+                lanes.ctypes.data,
+            )
+            if last and not whole:
+                copy_bytes(target, out + 4 * at, 4 * size)
+            for j in range(group):
+                each = lanes[j]
+                low = (each[0] + each[4]) + (each[2] + each[6])
+                partial[k + j, at // TILE] = low + ((each[1] + each[5]) + (each[3] + each[7]))
+        k += group
+
+
+@_jit(types.void(types.Array(_I64, 2, "C"), _input(_F64), _I64, _I64, types.Array(_F64, 2, "C")))
+def _sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Doubles) -> None:
+    """out = base + Σ_k weights[k] · updates[k] over elements ``start`` to ``stop``, and each tile's norms.
+
+    The columns of ``listed`` are the address, type and address of scales of the result, of the base (0: none)
+    and of the updates, as whole vectors. ``start`` is a multiple of `TILE`. A span of tiles stays in the
+    cache while groups of updates are added to it.
+    """
+    out, base = listed[0, 0], listed[0, 1]
+    large = 4 * TILE * partial.shape[1] >= _STREAM_BYTES
+    stream = int(large and out % STREAM_ALIGNMENT == 0 and out != base)
+    span = _SPAN if large else 1
+    rounded = weights.astype(np.float32)
+    sums, padded = np.empty(span * TILE, np.float32), np.zeros((GROUP + 1, TILE), np.float32)
+    for first in range(start, stop, span * TILE):
+        last = min(first + span * TILE, stop)
+        _sum_span(listed, rounded, first, last, stream, partial, sums, padded)
 
 
 @_jit(types.void(types.int64, _input(_F32), *[_input(_F32)] * 4, *[_output(_F32)] * 3))
@@ -162,6 +188,14 @@ def _step(
             b[i] = old_b[i] + g[i] * g[i]
     for i in range(g.size):
         out[i] = base[i] + a[i] / (np.sqrt(b[i]) + epsilon) * lr
+
+
+@_jit(types.void(types.Array(_F64, 2, "C"), _output(_F64)))
+def _in_order(partial: Doubles, sums: Doubles) -> None:
+    """Add the columns of ``partial`` to ``sums``, one after the other."""
+    for k in range(partial.shape[0]):
+        for tile in range(partial.shape[1]):
+            sums[k] += partial[k, tile]
 
 
 @_jit(types.void(_input(types.uint32), _output(types.uint64)))
@@ -254,39 +288,157 @@ def _field_decode(out: Any, words: Any, mask: Any, factor: Any) -> Any:
     return largest
 
 
+_LAYOUT = np.array([object.__basicsize__, id(np.ndarray), id(arguments.FLOAT32)])
+"""Size of the head of a Python object, and the addresses of numpy's array type and of its float32."""
+_CONTIGUOUS, _WRITEABLE = 0x0001, 0x0400
+
+
+@_jit(types.boolean(types.Array(_I64, 2, "C"), types.Array(_I64, 1, "C")))
+def _resolve(listed: Any, layout: Any) -> bool:
+    """Replace the ids in the first row by the addresses of the arrays' data; False if one is unusual.
+
+    The ids are those of the result, of the base (0: none) and of the updates. They must be flat, contiguous
+    float32 arrays of one size; the result must be writable and overlap none, or be the base. Behind its head,
+    an array object is PyArrayObject_fields of numpy's C interface: address, number of dimensions, addresses
+    of sizes and strides, base, type, flags.
+    """
+    size = 0
+    for k in range(listed.shape[1]):
+        listed[1, k] = listed[2, k] = 0
+        if listed[0, k] == 0:
+            continue
+        fields = listed[0, k] + layout[0]
+        if word_at(fields - 8) != layout[1] or word_at(fields + 40) != layout[2]:
+            return False
+        flags = word_at(fields + 48)
+        if word_at(fields + 8) & 0xFFFFFFFF != 1 or not flags & _CONTIGUOUS:
+            return False
+        if k == 0:
+            size = word_at(word_at(fields + 16))
+        if word_at(word_at(fields + 16)) != size or (k == 0 and not flags & _WRITEABLE):
+            return False
+        listed[0, k] = word_at(fields)
+        apart = abs(listed[0, k] - listed[0, 0]) >= 4 * size
+        if k and not apart and not (k == 1 and listed[0, 1] == listed[0, 0]):
+            return False
+    return True
+
+
+def _address(array: Any) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _layout_holds() -> bool:
+    """Whether this numpy lays out its arrays as `_resolve` assumes."""
+    array = np.empty(3, dtype=np.float32)
+    listed = np.full((3, 1), id(array))
+    return _resolve(listed, _LAYOUT) and int(listed[0, 0]) == _address(array)
+
+
+_FAST_CHECKS = _layout_holds()
+
+
 # ---- chunks on threads -----------------------------------------------------------------------------
 
 
-def _useful_threads(size: int, loads: int, threads: int) -> int:
-    """Number of threads that pay off for ``loads`` arrays of ``size`` elements, at most ``threads``."""
-    return max(1, min(threads, -(-size // _CHUNK) * loads // _THREAD_CHUNKS))
+def _useful_threads(elements: int, threads: int) -> int:
+    """Number of threads that pay off for reading ``elements``, at most ``threads``."""
+    return max(1, min(threads, elements // _THREAD_ELEMENTS))
 
 
-def _in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
-    """Call work(start, stop) for chunks of all elements that fit the cache; threads share the chunks."""
-    starts, errors = iter(range(0, size, _CHUNK)), list[BaseException]()
+class _Pool:
+    """Threads that wait for work. A forked child starts its own."""
 
-    def run_chunks() -> None:
-        for start in starts:
-            work(start, min(start + _CHUNK, size))
+    def __init__(self) -> None:
+        self._free = _thread.allocate_lock()
+        self._threads: list[tuple[Any, Any]] = []
+        """A lock to wake each thread, and one that it releases when it has finished."""
+        self._work: Callable[[], None] | None = None
 
-    def run_in_thread(done: Any) -> None:
+    def run(self, work: Callable[[], None], threads: int) -> None:
+        """Call ``work`` in this thread and in ``threads`` − 1 others; in this one only if they are busy."""
+        if threads < 2 or not self._free.acquire(blocking=False):
+            work()
+            return
         try:
-            run_chunks()
+            self._work = work
+            while len(self._threads) < threads - 1:
+                locks = _thread.allocate_lock(), _thread.allocate_lock()
+                for lock in locks:
+                    lock.acquire()
+                _thread.start_new_thread(self._wait, locks)
+                self._threads.append(locks)
+            helpers = self._threads[: threads - 1]
+            for wake, _ in helpers:
+                wake.release()
+            try:
+                work()
+            finally:
+                _acquire_all([finished for _, finished in helpers])
+        finally:
+            self._work = None
+            self._free.release()
+
+    def _wait(self, wake: Any, finished: Any) -> None:
+        while True:
+            wake.acquire()
+            if (work := self._work) is None:
+                return
+            with suppress(BaseException):  # the work keeps its exception
+                work()
+            del work
+            finished.release()
+
+    def size(self) -> int:
+        return len(self._threads)
+
+    def close(self) -> None:
+        """End the threads; the next call starts others."""
+        with self._free:
+            for wake, _ in self._threads:
+                wake.release()
+            self._threads.clear()
+
+
+def _acquire_all(locks: Sequence[Any]) -> None:
+    """Acquire all locks, then raise what a signal handler raised meanwhile."""
+    raised: BaseException | None = None
+    for lock in locks:
+        while True:
+            try:
+                lock.acquire()
+                break
+            except BaseException as error:
+                raised = error
+    if raised is not None:
+        raise raised
+
+
+_pool = _Pool()
+os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
+
+
+close_pool, pool_size = _pool.close, _pool.size
+
+
+def _in_parts(work: Callable[[int, int], None], size: int, threads: int, largest: int = _CHUNK) -> None:
+    """Call work(start, stop) for parts of all elements; threads share the parts.
+
+    Parts are multiples of `TILE` of at most ``largest`` elements: by default the temporaries fit the cache.
+    """
+    part = -(-size // (2 * threads if threads > 1 else 1) // TILE) * TILE or TILE
+    part = min(part, largest)
+    starts, errors = iter(range(0, size, part)), list[BaseException]()
+
+    def run_parts() -> None:
+        try:
+            for start in starts:
+                work(start, min(start + part, size))
         except BaseException as error:
             errors.append(error)
-        finally:
-            done.release()
 
-    locks = [_thread.allocate_lock() for _ in range(threads - 1)]
-    for lock in locks:  # `threading.Thread.start` would wait for each thread to start
-        lock.acquire()
-        _thread.start_new_thread(run_in_thread, (lock,))
-    try:
-        run_chunks()
-    finally:
-        for lock in locks:
-            lock.acquire()
+    _pool.run(run_parts, threads)
     if errors:
         raise errors[0]
 
@@ -294,70 +446,110 @@ def _in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None
 # ---- the kernel table ------------------------------------------------------------------------------
 
 
-def _sum_part(out: Floats, given: SumArguments, partial: Doubles, start: int, stop: int) -> None:
-    """Sum elements ``start`` (a multiple of `TILE`) to ``stop``; write their tiles' norms to ``partial``."""
-    if given.base is None:
-        out[:] = 0.0
-    elif out.ctypes.data != given.base[start:stop].ctypes.data:
-        out[:] = given.base[start:stop]
-    norms = partial[:, start // TILE : -(-stop // TILE)]
-    with np.errstate(all="ignore"):
-        vectors = [decoded(u, s, start, stop) for u, s in zip(given.updates, given.scales, strict=True)]
-    whole = len(vectors) // 4 * 4
-    for k in range(0, whole, 4):
-        _add_four(out, *vectors[k : k + 4], given.weights[k : k + 4], norms[k : k + 4], LANES)
-    for k in range(whole, len(vectors)):
-        _add(out, vectors[k], given.weights[k], norms[k], LANES)
-    for update, scale, row in zip(given.updates, given.scales, norms, strict=True):
-        if scale is not None:
-            blocks = scale[start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)]
-            with np.errstate(all="ignore"):
-                row[:] = int8_norms(update[start:stop], blocks)
+_KINDS: dict[Any, int] = {dtype: kind for kind, dtype in enumerate(arguments.DTYPES)}
+
+
+def _usual(given: Any) -> NDArray[np.int64] | None:
+    """The arrays as `_sum_tiles` lists them, if all are plain float32; None if anything is unusual.
+
+    They are checked by compiled code, because checks in Python take longer than a small sum.
+    """
+    out, base, updates, weights, scales, checksums = given
+    if checksums is not None or type(updates) is not list or not updates or not _FAST_CHECKS:
+        return None
+    if type(weights) is not list or len(weights) != len(updates):
+        return None
+    if scales is not None and not (type(scales) is list and all(scale is None for scale in scales)):
+        return None
+    if scales is not None and len(scales) != len(updates):
+        return None
+    listed = np.empty((3, len(updates) + 2), dtype=np.int64)
+    listed[0] = [id(out), 0 if base is None else id(base), *map(id, updates)]
+    return listed if _resolve(listed, _LAYOUT) else None
+
+
+def _listed(given: SumArguments) -> NDArray[np.int64]:
+    """Checked arrays as `_sum_tiles` lists them."""
+    listed = np.zeros((3, len(given.updates) + 2), dtype=np.int64)
+    listed[0, :2] = _address(given.out), 0 if given.base is None else _address(given.base)
+    listed[0, 2:] = [_address(update) for update in given.updates]
+    listed[1, 2:] = [_KINDS[update.dtype] for update in given.updates]
+    listed[2, 2:] = [0 if scale is None else _address(scale) for scale in given.scales]
+    return listed
 
 
 def weighted_sum(given: SumArguments, threads: int) -> Doubles:
-    given = given.checked()
+    listed = _usual(given)
+    if listed is None:
+        given = given.checked()
+        listed = _listed(given)
+        if not given.updates:
+            given.out[:] = 0.0 if given.base is None else given.base
     size, count = given.out.size, len(given.updates)
-    partial = np.zeros((count, -(-size // TILE)))
-    useful = _useful_threads(size, count, threads)
-    _in_parts(lambda a, b: _sum_part(given.out[a:b], given, partial, a, b), size, useful)
+    try:
+        weights = np.array(given.weights, dtype=np.float64).reshape(count)
+    except (TypeError, ValueError):
+        given.checked()  # names what is wrong
+        raise
+    partial = np.empty((count, -(-size // TILE)))
+
+    def work(start: int, stop: int) -> None:
+        _sum_tiles(listed, weights, start, stop, partial)
+
+    if count:
+        _in_parts(work, size, _useful_threads(size * count, threads), largest=size + TILE)
     return _finished(given, partial, threads)
 
 
 def weighted_step(given: StepArguments, threads: int) -> Doubles:
     total, optimizer, old, new = given.checked()
-    kind, size, base = steps.KINDS.index(optimizer.kind), total.out.size, total.base
+    kind, size, base, count = (
+        steps.KINDS.index(optimizer.kind),
+        total.out.size,
+        total.base,
+        len(total.updates),
+    )
     assert base is not None
     with np.errstate(over="ignore"):
         numbers = np.array(steps.constants(optimizer), dtype=np.float64).astype(np.float32)
-    partial = np.zeros((len(total.updates), -(-size // TILE)))
-    plain, unused = total._replace(base=None), np.empty(0, dtype=np.float32)
+    partial, unused = np.zeros((count, -(-size // TILE))), np.empty(0, dtype=np.float32)
+    listed, weights = _listed(total._replace(base=None)), total.weights.astype(np.float64)
 
     def work(start: int, stop: int) -> None:
-        part = slice(start, stop)
-        mean = np.empty(stop - start, dtype=np.float32)
-        _sum_part(mean, plain, partial, start, stop)
-        old_a, old_b = [*(x[part] for x in old), unused][:2]
-        a, b = [*(x[part] for x in new), unused][:2]
-        _step(kind, numbers, mean, base[part], old_a, old_b, total.out[part], a, b)
+        here = listed.copy()
+        for first in range(start, stop, _CHUNK):
+            last = min(first + _CHUNK, stop)
+            part, mean = slice(first, last), np.zeros(last - first, dtype=np.float32)
+            if count:
+                here[0, 0] = _address(mean) - 4 * first
+                _sum_tiles(here, weights, first, last, partial)
+            old_a, old_b = [*(x[part] for x in old), unused][:2]
+            a, b = [*(x[part] for x in new), unused][:2]
+            _step(kind, numbers, mean, base[part], old_a, old_b, total.out[part], a, b)
 
-    _in_parts(work, size, _useful_threads(size, len(total.updates) + 2, threads))
+    _in_parts(work, size, _useful_threads(size * (count + 2), threads))
     return _finished(total, partial, threads)
+
+
+def cached_in() -> str | None:
+    """The folder that keeps the compiled code; None if every process compiles it, for about ten seconds."""
+    folder: str | None = cast(Any, _sum_tiles).stats.cache_path
+    return folder
 
 
 def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
     """Fill the checksums; returns the norms, summed over tiles in order."""
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
-    if not partial.shape[1]:
-        return np.zeros(len(partial))
-    return np.ascontiguousarray(partial.cumsum(axis=1)[:, -1])
+    norms = np.zeros(len(partial))
+    _in_order(partial, norms)
+    return norms
 
 
 def quantize(given: QuantizationArguments, threads: int) -> float:
     given = given.checked()
     size = given.update.size
-    useful = _useful_threads(size, 2, threads)
+    useful = _useful_threads(2 * size, threads)
     _in_parts(lambda start, stop: round_all(given.part(start, stop)), size, useful)
     return _norm(given.out, given.scales)
 
@@ -373,7 +565,7 @@ def trimmed_mean(given: RankArguments, threads: int) -> None:
             last = min(first + width, stop)
             _trimmed(_rows(updates, scales, first, last), comparisons, trim, out[first:last])
 
-    _in_parts(work, out.size, _useful_threads(out.size, len(updates), threads))
+    _in_parts(work, out.size, _useful_threads(out.size * len(updates), threads))
 
 
 def products(given: RankArguments, threads: int) -> Doubles:
@@ -396,7 +588,7 @@ def field_sum(given: FieldSumArguments, threads: int) -> None:
                 _field_add(total, vector[part], np.uint64(weight))
             _field_fold(out[part], total)
 
-    _in_parts(work, out.size, _useful_threads(out.size, len(vectors), threads))
+    _in_parts(work, out.size, _useful_threads(out.size * len(vectors), threads))
 
 
 def field_encode(given: CodeArguments, threads: int) -> int:
@@ -409,7 +601,7 @@ def field_encode(given: CodeArguments, threads: int) -> int:
             _field_encode(update[part], out[part], mask[part], np.float32(factor), np.float32(clip))
         )
 
-    _in_parts(work, out.size, _useful_threads(out.size, 3, threads))
+    _in_parts(work, out.size, _useful_threads(3 * out.size, threads))
     return sum(limited)
 
 
@@ -421,7 +613,7 @@ def field_decode(given: CodeArguments, threads: int) -> int:
         part = slice(start, stop)
         largest.append(_field_decode(out[part], words[part], mask[part], np.float32(factor)))
 
-    _in_parts(work, out.size, _useful_threads(out.size, 3, threads))
+    _in_parts(work, out.size, _useful_threads(3 * out.size, threads))
     return max(largest)
 
 
@@ -440,11 +632,12 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 def _norm(update: Update, scale: Floats | None) -> float:
     """Squared norm of an update, computed exactly as by the sum, but without keeping the sum."""
     partial = np.zeros((1, -(-update.size // TILE)))
-    scratch = np.empty(min(_CHUNK, update.size), dtype=np.float32)
-    given = SumArguments(scratch, None, [update], np.zeros(1, dtype=np.float32), [scale], None)
+    scratch, zero = np.empty(min(_CHUNK, update.size), dtype=np.float32), np.zeros(1)
+    given = SumArguments(scratch, None, [update], zero.astype(np.float32), [scale], None)
+    listed = _listed(given)
     for start in range(0, update.size, _CHUNK):
-        stop = min(start + _CHUNK, update.size)
-        _sum_part(scratch[: stop - start], given, partial, start, stop)
+        listed[0, 0] = _address(scratch) - 4 * start
+        _sum_tiles(listed, zero, start, min(start + _CHUNK, update.size), partial)
     return float(_finished(given, partial, 1)[0])
 
 

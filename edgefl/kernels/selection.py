@@ -139,7 +139,7 @@ def set_threads(n: int | None) -> None:
         raise TypeError(f"threads must be an integer or None (got {n!r})")
     if n is not None and n < 1:
         raise ValueError(f"threads must be at least 1 (got {n})")
-    native = sys.modules.get("edgefl.kernels.backend_c")
-    if native is not None:
-        native.close_pool()
+    for name in ("c", "numba"):
+        if (module := sys.modules.get(f"edgefl.kernels.backend_{name}")) is not None:
+            module.close_pool()
     _threads = n or 0

@@ -586,6 +586,14 @@ def test_doctor_shows_how_many_clients_fit_a_containers_limit(
     assert processes.problem == says
 
 
+def test_doctor_says_that_numba_keeps_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgefl.cli import doctor
+
+    monkeypatch.setattr("edgefl.kernels.backend_numba.cached_in", lambda: None)
+    (numba,) = [found for found in doctor.examine() if found.what == "kernel numba"]
+    assert numba.problem.startswith("no folder for numba's cache is writable")
+
+
 def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgefl.cli import doctor
 

@@ -18,8 +18,11 @@ from edgefl.kernels import selection
 ROOT = Path(edgefl.__file__).parent.parent
 
 
-def _run(code: str, backend: str | None = None) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if k != "EDGEFL_BACKEND"} | {"PYTHONPATH": str(ROOT)}
+def _run(code: str, backend: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k != "EDGEFL_BACKEND"} | {
+        "PYTHONPATH": str(ROOT),
+        **variables,
+    }
     if backend is not None:
         env["EDGEFL_BACKEND"] = backend
     command = [sys.executable, "-W", "error", "-c", code]
@@ -117,3 +120,22 @@ def test_the_extension_is_of_these_sources() -> None:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     assert digest.hexdigest()[:16] == _c.SOURCES, "build it again: python setup.py build_ext --inplace"
     assert (_c.TILE, _c.SCALE_BLOCK) == (kernels.TILE, kernels.SCALE_BLOCK)
+
+
+@pytest.mark.slow
+def test_numba_converts_halves_without_the_processors_instruction(tmp_path: Path) -> None:
+    """Also without AVX: LLVM makes shorter vectors of the eight elements."""
+    code = """
+import numpy as np
+from edgefl import kernels
+np.seterr(all='ignore')
+bits = np.arange(1 << 16, dtype=np.uint16)
+made = []
+for backend in ("reference", "numba"):
+    out = np.empty(bits.size, np.float32)
+    norms = kernels.weighted_sum(out, None, [bits.view(np.float16), bits], [1.0, 0.5], backend)
+    made.append((np.where(np.isnan(out), 0, out).tobytes(), np.isnan(out).tobytes(), str(norms)))
+print(made[0] == made[1])
+"""
+    done = _run(code, NUMBA_CPU_FEATURES="+sse2", NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stdout == "True\n", done.stderr

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,11 +31,14 @@ def _default_threads_after() -> Iterator[None]:
     kernels.set_threads(None)
 
 
-def _sum(seed: int = 0) -> tuple[bytes, list[float]]:
+each_pool = pytest.mark.parametrize("backend", ["c", "numba"])
+
+
+def _sum(backend: str, seed: int = 0) -> tuple[bytes, list[float]]:
     rng = np.random.default_rng(seed)
     updates = [rng.standard_normal(SIZE, dtype=np.float32) for _ in range(3)]
     out = np.empty(SIZE, dtype=np.float32)
-    norms = kernels.weighted_sum(out, None, updates, [0.5, -1.0, 0.25], "c")
+    norms = kernels.weighted_sum(out, None, updates, [0.5, -1.0, 0.25], backend)
     return out.tobytes(), norms.tolist()
 
 
@@ -41,65 +46,69 @@ def _own_threads() -> int:
     return len(os.listdir("/proc/self/task")) - threading.active_count()
 
 
-def _pool_size() -> int:
-    from edgefl.kernels import _c
+def _pool_size(backend: str) -> int:
+    from edgefl.kernels import _c, backend_numba
 
-    return _c.pool_size()
+    return _c.pool_size() if backend == "c" else backend_numba.pool_size()
 
 
-def test_threads_come_when_needed_and_go_when_asked() -> None:
+@each_pool
+def test_threads_come_when_needed_and_go_when_asked(backend: str) -> None:
     kernels.set_threads(3)
     before = _own_threads()
-    assert _pool_size() == 0
+    assert _pool_size(backend) == 0
     small = np.ones(1000, dtype=np.float32)
-    kernels.weighted_sum(np.empty_like(small), None, [small], [1.0], "c")
-    assert _pool_size() == 0
-    _sum()
-    assert _pool_size() == 2
+    kernels.weighted_sum(np.empty_like(small), None, [small], [1.0], backend)
+    assert _pool_size(backend) == 0
+    _sum(backend)
+    assert _pool_size(backend) == 2
     assert _own_threads() == before + 2
     kernels.set_threads(1)
-    assert _pool_size() == 0
+    assert _pool_size(backend) == 0
     patience = Patience(BOUND_S)
     while _own_threads() > before:  # one that was joined may be on the kernel's list for a moment longer
         assert not patience.over()
 
 
-def test_a_fork_after_use_works_in_both() -> None:
+@each_pool
+def test_a_fork_after_use_works_in_both(backend: str) -> None:
     kernels.set_threads(2)
-    expected = _sum()
+    expected = _sum(backend)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # pragma: no cover - in the child
         try:
-            fresh = _pool_size() == 0
-            same = _sum() == expected
-            os.write(write, b"%d%d%d" % (fresh, same, _pool_size()))
+            fresh = _pool_size(backend) == 0
+            same = _sum(backend) == expected
+            os.write(write, b"%d%d%d" % (fresh, same, _pool_size(backend)))
         finally:
             os._exit(0)
     os.close(write)
     assert os.read(read, 10) == b"111"
     os.close(read)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert _sum() == expected
+    assert _sum(backend) == expected
 
 
-def test_callers_on_many_threads_at_once() -> None:
+@each_pool
+def test_callers_on_many_threads_at_once(backend: str) -> None:
     kernels.set_threads(2)
-    expected = [_sum(seed) for seed in range(4)]
+    expected = [_sum(backend, seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as callers:
-        got = list(callers.map(lambda seed: [_sum(seed) for _ in range(4)], range(4)))
+        got = list(callers.map(lambda seed: [_sum(backend, seed) for _ in range(4)], range(4)))
     assert got == [[one] * 4 for one in expected]
 
 
-def test_a_process_that_used_threads_ends_cleanly() -> None:
-    code = """
+@each_pool
+def test_a_process_that_used_threads_ends_cleanly(backend: str) -> None:
+    code = f"""
 import numpy
 from edgefl import kernels
 kernels.set_threads(4)
 x = numpy.ones(2_000_000, numpy.float32)
-kernels.weighted_sum(numpy.empty_like(x), None, [x], [1.0], "c")
-from edgefl.kernels import _c
-print(_c.pool_size())
+kernels.weighted_sum(numpy.empty_like(x), None, [x], [1.0], "{backend}")
+from edgefl.kernels import {"_c as pool" if backend == "c" else "backend_numba as pool"}
+print(pool.pool_size())
 """
     env = os.environ | {"PYTHONPATH": str(Path(edgefl.__file__).parent.parent)}
     command = [sys.executable, "-W", "error", "-c", code]
@@ -107,14 +116,44 @@ print(_c.pool_size())
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 
-def test_numba_uses_threads_that_end_with_the_call() -> None:
-    kernels.set_threads(3)
-    x = np.random.default_rng(0).standard_normal(3 * SIZE, dtype=np.float32)
-    out, other = np.empty_like(x), np.empty_like(x)
-    norms = kernels.weighted_sum(out, None, [x] * 3, [1.0] * 3, "numba")
-    assert threading.active_count() == 1
-    assert norms.tolist() == kernels.weighted_sum(other, None, [x] * 3, [1.0] * 3, "c").tolist()
-    assert out.tobytes() == other.tobytes()
+class _Stop(Exception):
+    pass
+
+
+def test_what_a_part_or_a_signal_raises_reaches_the_caller_of_numba_and_the_pool_works_on() -> None:
+    from edgefl.kernels import backend_numba
+
+    def fail(start: int, stop: int) -> None:
+        raise _Stop
+
+    kernels.set_threads(2)
+    expected = _sum("c")
+    with pytest.raises(_Stop):
+        backend_numba._in_parts(fail, SIZE, 2)
+    assert _sum("numba") == expected
+    reached = threading.Event()
+
+    def slow(start: int, stop: int) -> None:
+        if threading.get_ident() == main:
+            assert reached.wait(BOUND_S)
+        else:
+            reached.set()
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.05)  # the caller meanwhile waits for this thread
+            ended.append(start)
+
+    def stop(*_: object) -> None:
+        raise _Stop
+
+    main, ended = threading.get_ident(), list[int]()
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with pytest.raises(_Stop):
+            backend_numba._in_parts(slow, 2 * SIZE, 2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended  # nothing returns while a part is still being computed
+    assert _sum("numba") == expected
 
 
 def test_wrong_numbers_of_threads() -> None:

@@ -1,0 +1,273 @@
+"""LLVM code for the sums of the numba back end, in vectors of eight elements.
+
+LLVM does not find these loops in Python code: it vectorises neither the conversion of halves nor several
+float64 sums beside a float32 sum. Every product and every sum is rounded by itself; only squares of float32
+numbers may be fused with their sum, because they are exact in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import extending, types
+from numba.core import cgutils, codegen, config
+
+from edgefl.kernels.arguments import LANES, SCALE_BLOCK
+
+FLOAT32, FLOAT16, BFLOAT16, INT8 = range(4)
+"""Types of updates, in the order of `arguments.DTYPES`."""
+ITEM_BYTES = (4, 2, 2, 1)
+GROUP = 4
+"""Largest number of updates that one pass adds: their sums of squares fit the registers."""
+
+Builder = Any
+Value = Any
+_intrinsic: Any = extending.intrinsic
+_cgutils: Any = cgutils
+_host_features: Any = codegen.get_host_cpu_features
+
+_FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
+_INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_FLOATS, _DOUBLES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_DOUBLE, LANES)
+_INTS = ir.VectorType(_INT32, LANES)
+STREAM_ALIGNMENT = 32
+_FEATURES: str = getattr(config, "CPU_FEATURES", None) or _host_features()
+_CONVERTS_HALVES = "+f16c" in _FEATURES.split(",")
+"""Whether the processor converts float16; elsewhere LLVM would call a function for each element."""
+
+
+def _add_group(
+    _: Any,
+    kind: Any,
+    group: Any,
+    stream: Any,
+    source: Any,
+    target: Any,
+    vectors: Any,
+    scales: Any,
+    weights: Any,
+    size: Any,
+    norms: Any,
+) -> Any:
+    """target = source + Σ_j weights[j] · vectors[j] over ``size`` elements, a multiple of 8. All are int64.
+
+    ``vectors`` and ``scales`` are addresses of ``group`` (1 to `GROUP`) addresses: of updates of type
+    ``kind`` and of their scales. ``weights`` is the address of as many float32. ``norms`` is the address of
+    float64[group, 8] for the sums of squares per lane, for int8 per scale block. With ``stream`` = 1 the
+    result is written past the caches; ``target`` must then be aligned to `STREAM_ALIGNMENT`.
+    """
+
+    def generate(context: Any, builder: Builder, _: Any, arguments: Sequence[Value]) -> Any:
+        which, count, past, *rest = arguments
+        cases = builder.add(builder.mul(which, _int(2 * GROUP)), past)
+        cases = builder.add(cases, builder.mul(builder.sub(count, _int(1)), _int(2)))
+        end = builder.append_basic_block("added")
+        switch = builder.switch(cases, end)
+        for case in range(len(ITEM_BYTES) * GROUP * 2):
+            block = builder.append_basic_block(f"case{case}")
+            switch.add_case(_int(case), block)
+            builder.position_at_end(block)
+            _Pass(builder, case // (2 * GROUP), case // 2 % GROUP + 1, bool(case % 2), *rest).emit()
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), generate
+
+
+def _copy_bytes(_: Any, source: Any, target: Any, size: Any) -> Any:
+    """Copy ``size`` bytes between two addresses, all int64."""
+
+    def generate(context: Any, builder: Builder, _: Any, arguments: Sequence[Value]) -> Any:
+        pointer = _INT8.as_pointer()
+        places = [builder.inttoptr(address, pointer) for address in (arguments[1], arguments[0])]
+        _cgutils.raw_memcpy(builder, *places, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _word_at(_: Any, address: Any) -> Any:
+    """The int64 at an address."""
+
+    def generate(context: Any, builder: Builder, _: Any, arguments: Sequence[Value]) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], _INT64.as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+add_group: Any = _intrinsic(_add_group)
+copy_bytes: Any = _intrinsic(_copy_bytes)
+word_at: Any = _intrinsic(_word_at)
+
+
+class _Pass:
+    """Emits one pass over the elements for ``group`` updates of one type."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        kind: int,
+        group: int,
+        stream: bool,
+        source: Value,
+        target: Value,
+        vectors: Value,
+        scales: Value,
+        weights: Value,
+        size: Value,
+        norms: Value,
+    ) -> None:
+        self._builder, self._kind, self._stream = builder, kind, stream
+        self._source, self._target, self._size, self._norms = source, target, size, norms
+        self._vectors = [self._entry(vectors, j, _INT64) for j in range(group)]
+        self._scales = [self._entry(scales, j, _INT64) for j in range(group)]
+        self._weights = [_splat(builder, self._entry(weights, j, _FLOAT)) for j in range(group)]
+
+    def emit(self) -> None:
+        if self._kind == INT8:
+            self._loop(_int(0), self._size, SCALE_BLOCK, [], self._scale_block)
+            return
+        zeros = [_constant(_DOUBLES, 0.0)] * len(self._vectors)
+        sums = self._loop(_int(0), self._size, LANES, zeros, self._add_lanes)
+        for j, lanes in enumerate(sums):
+            self._write(self._norms, _int(8 * LANES * j), lanes, 8)
+
+    def _add_lanes(self, i: Value, sums: Sequence[Value]) -> list[Value]:
+        """Add one vector of each update to the result, and its squares to the sums of the lanes."""
+        builder, values = self._builder, [self._floats(vector, i) for vector in self._vectors]
+        self._add(i, values)
+        wide = [builder.fpext(value, _DOUBLES) for value in values]
+        return [_fused(builder, each, each, lanes) for each, lanes in zip(wide, sums, strict=True)]
+
+    def _scale_block(self, first: Value, _: Sequence[Value]) -> list[Value]:
+        """Add one scale block of int8 updates; its norm is scale² · Σ q², the inner sum in integers."""
+        builder = self._builder
+        number = builder.sdiv(first, _int(SCALE_BLOCK))
+        factors = [self._read(scale, builder.mul(number, _int(4)), _FLOAT) for scale in self._scales]
+        end = builder.add(first, _int(SCALE_BLOCK))
+        end = builder.select(builder.icmp_signed("<", end, self._size), end, self._size)
+
+        def add(i: Value, sums: Sequence[Value]) -> list[Value]:
+            whole = [
+                builder.sext(self._read(vector, i, ir.VectorType(_INT8, LANES)), _INTS)
+                for vector in self._vectors
+            ]
+            values = [
+                builder.fmul(_splat(builder, factor), builder.sitofp(each, _FLOATS))
+                for factor, each in zip(factors, whole, strict=True)
+            ]
+            self._add(i, values)
+            return [
+                builder.add(total, builder.mul(each, each)) for total, each in zip(sums, whole, strict=True)
+            ]
+
+        sums = self._loop(first, end, LANES, [_constant(_INTS, 0)] * len(factors), add)
+        for j, (factor, lanes) in enumerate(zip(factors, sums, strict=True)):
+            wide, squares = builder.fpext(factor, _DOUBLE), builder.sitofp(_lane_sum(builder, lanes), _DOUBLE)
+            place = builder.add(_int(8 * LANES * j), builder.mul(number, _int(8)))
+            self._write(self._norms, place, builder.fmul(builder.fmul(wide, wide), squares), 8)
+        return []
+
+    def _add(self, i: Value, values: Sequence[Value]) -> None:
+        builder, place = self._builder, self._builder.mul(i, _int(4))
+        total = self._read(self._source, place, _FLOATS)
+        for weight, value in zip(self._weights, values, strict=True):
+            total = builder.fadd(total, builder.fmul(weight, value))
+        written = self._write(self._target, place, total, STREAM_ALIGNMENT if self._stream else 1)
+        if self._stream:
+            written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT32, 1)]))
+
+    def _floats(self, vector: Value, i: Value) -> Value:
+        """Eight elements of a float32, float16 or bfloat16 update from element ``i`` on, as float32."""
+        builder, place = self._builder, self._builder.mul(i, _int(ITEM_BYTES[self._kind]))
+        if self._kind == FLOAT32:
+            return self._read(vector, place, _FLOATS)
+        halves = self._read(vector, place, ir.VectorType(_INT16, LANES))
+        if self._kind == BFLOAT16:
+            return builder.bitcast(builder.shl(builder.zext(halves, _INTS), _constant(_INTS, 16)), _FLOATS)
+        if _CONVERTS_HALVES:
+            return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
+        return _from_half(builder, builder.zext(halves, _INTS))
+
+    def _entry(self, array: Value, j: int, kind: Any) -> Value:
+        return self._read(array, _int(j * (8 if kind == _INT64 else 4)), kind)
+
+    def _read(self, address: Value, offset: Value, kind: Any) -> Value:
+        place = self._builder.inttoptr(self._builder.add(address, offset), kind.as_pointer())
+        value = self._builder.load(place)
+        value.align = 1
+        return value
+
+    def _write(self, address: Value, offset: Value, value: Value, align: int) -> Any:
+        place = self._builder.inttoptr(self._builder.add(address, offset), value.type.as_pointer())
+        written = self._builder.store(value, place)
+        written.align = align
+        return written
+
+    def _loop(
+        self,
+        start: Value,
+        stop: Value,
+        step: int,
+        carried: Sequence[Value],
+        body: Callable[[Value, Sequence[Value]], Sequence[Value]],
+    ) -> list[Value]:
+        """For i from ``start`` to ``stop``: carried = body(i, carried). Return the last ones."""
+        builder, before = self._builder, self._builder.block
+        head, inside, after = (builder.append_basic_block(name) for name in ("head", "inside", "after"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        i, values = builder.phi(_INT64), [builder.phi(value.type) for value in carried]
+        builder.cbranch(builder.icmp_signed("<", i, stop), inside, after)
+        builder.position_at_end(inside)
+        made = body(i, values)
+        following = builder.add(i, _int(step))
+        for phi, first, later in zip([i, *values], [start, *carried], [following, *made], strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(later, builder.block)
+        builder.branch(head)
+        builder.position_at_end(after)
+        return values
+
+
+def _int(number: int) -> Value:
+    return ir.Constant(_INT64, number)
+
+
+def _constant(kind: Any, number: float) -> Value:
+    return ir.Constant(kind, [number] * LANES)
+
+
+def _splat(builder: Builder, scalar: Value) -> Value:
+    kind = ir.VectorType(scalar.type, LANES)
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(_INT32, 0))
+    return builder.shuffle_vector(one, one, _constant(_INTS, 0))
+
+
+def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+    """a·b + c in float64, rounded once or twice: the product must be exact."""
+    kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
+    return builder.call(_function(builder, kind, f"llvm.fmuladd.v{LANES}f64"), [a, b, c])
+
+
+def _lane_sum(builder: Builder, lanes: Value) -> Value:
+    kind = ir.FunctionType(_INT32, [_INTS])
+    return builder.call(_function(builder, kind, f"llvm.vector.reduce.add.v{LANES}i32"), [lanes])
+
+
+def _function(builder: Builder, kind: Any, name: str) -> Any:
+    return _cgutils.get_or_insert_function(builder.module, kind, name)
+
+
+def _from_half(builder: Builder, halves: Value) -> Value:
+    """float16 to float32 by integers: the magnitude's bits, shifted, are the number divided by 2^112."""
+    magnitude = builder.and_(halves, _constant(_INTS, 0x7FFF))
+    shifted = builder.bitcast(builder.shl(magnitude, _constant(_INTS, 13)), _FLOATS)
+    finite = builder.bitcast(builder.fmul(shifted, _constant(_FLOATS, 2.0**112)), _INTS)
+    not_finite = builder.icmp_unsigned(">=", magnitude, _constant(_INTS, 0x7C00))
+    exponent = builder.select(not_finite, _constant(_INTS, 0x7F800000), _constant(_INTS, 0))
+    sign = builder.shl(builder.and_(halves, _constant(_INTS, 0x8000)), _constant(_INTS, 16))
+    return builder.bitcast(builder.or_(builder.or_(finite, exponent), sign), _FLOATS)
