@@ -8,11 +8,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from edgefl.devices import Device, load_device, load_network
+from edgefl.devices import Device, code, load_device, load_network
 from edgefl.devices.condition import Condition, ConditionModel, power_of
 from edgefl.devices.individuals import TripScatter, model_error, phase, unit_factor
 from edgefl.devices.link import Link, Message
@@ -27,6 +27,9 @@ from edgefl.learning.rule import LocalRule
 from edgefl.seeds import stream
 from edgefl.sequences import LazySequence
 from edgefl.strategies.base import Client, Strategy
+
+if TYPE_CHECKING:
+    from edgefl.secure.coded import Rules
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -242,6 +245,22 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
     return any(_profile(profile).exact for profile, _ in kinds_of(clients))
 
 
+def masking_time_s(device: Device, rules: Rules) -> float:
+    """Seconds of masking an update on one core: bytes through the cipher, and bytes moved by arithmetic.
+
+    The rates are those of AES-256-CBC and of memcpy on the device's fastest core. 0 if the profile does not
+    list its cores, or if a delay model sets the trip's time.
+    """
+    if device.timed_by_draw or device.cpu is None or not device.cpu.clusters:
+        return 0.0
+    clusters = code.clusters_of(device)
+    cipher, copy = (code.throughput(clusters, kind, 1).value * 1e6 for kind in _MASKING)
+    return rules.cipher_bytes / cipher + rules.moved_bytes / copy
+
+
+_MASKING: tuple[code.CodeClass, code.CodeClass] = ("crypto", "copy")
+
+
 class _Facts(NamedTuple):
     """Facts that all trips of one client share."""
 
@@ -253,6 +272,8 @@ class _Facts(NamedTuple):
     """Training steps of a whole trip."""
     scatter: TripScatter | None
     """None for a client whose compute times have no scatter."""
+    masking_s: float = 0.0
+    """Emulated seconds of masking an update, before the training."""
     steady: TripPlan | None = None
     """Plan of a whole trip without scatter; None if trips also draw transfers, delays or deaths."""
     messages: tuple[Message, Message] | None = None
@@ -269,7 +290,7 @@ class Trips:
     """Plans of the clients' trips.
 
     Each of the run's first ``first_tasks`` tasks starts after a random fraction of its client's trip time
-    (`wait_s`).
+    (`wait_s`). With ``rules`` of secure aggregation each trip's computing includes the masking.
     """
 
     def __init__(
@@ -283,11 +304,12 @@ class Trips:
         *,
         transfers_apart: bool = False,
         first_tasks: int = 0,
+        rules: Rules | None = None,
     ) -> None:
         self._experiment, self._clients, self.examples = experiment, clients, examples
         self._apart, self._first_tasks = transfers_apart, first_tasks
         self._rule = LocalRule.of(experiment.training)
-        self._work = work
+        self._work, self._rules = work, rules
         self._lines: dict[int | str, tuple[float, float]] = {}
         self._work_s: dict[tuple[int | str, int, int | None], float] = {}
         self._down_bytes, self._up_bytes = down_bytes, up_bytes
@@ -390,7 +412,7 @@ class Trips:
                 rng = stream(self._experiment.seed, "trip", client, trip)
                 compute_s = facts.work_s * facts.factor(trip)
                 down, up = messages[0].transfer(rng), messages[1].transfer(rng)
-                return TripPlan(down, facts.work_s, 0.0, facts.work_s / compute_s, up)
+                return TripPlan(down, facts.work_s, facts.masking_s, facts.work_s / compute_s, up)
             if (plan := facts.steady) is not None:
                 return plan if facts.scatter is None else plan.scattered(facts.factor(trip))
         return self._plan(facts, trip, end or WHOLE, condition)
@@ -410,7 +432,9 @@ class Trips:
         device, network, work_s = _profile(info.profile), self._network(info), self._whole_s(info)
         amount = experiment.fleet.variation if work_s and _varies(info.profile) else 0.0
         scatter = TripScatter(experiment.seed, client, amount) if amount else None
-        facts = _Facts(info, device, work_s, self._rule.work(self.examples[client]).steps, scatter)
+        masking_s = 0.0 if self._rules is None else masking_time_s(device, self._rules) * self._unit(info)
+        steps = self._rule.work(self.examples[client]).steps
+        facts = _Facts(info, device, work_s, steps, scatter, masking_s)
         more = network.replays or device.delay_model is not None or experiment.fleet.churn.die_per_trip > 0.0
         if not (more or network.draws):
             facts = facts._replace(steady=self._plan(facts._replace(scatter=None), 0, WHOLE, None))
@@ -438,6 +462,8 @@ class Trips:
             work_s = self._whole_s(info, steps)
         scatter = facts.factor(trip, steps)
         plan = plan_trip(facts.device, link, rng, down, work_s, up, thermal, held, scatter)
+        if facts.masking_s:
+            plan = plan.delayed(facts.masking_s)
         if steps is not None:
             plan = plan._replace(steps=steps)
         if budget_s < math.inf:

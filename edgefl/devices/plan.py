@@ -33,7 +33,7 @@ class TripPlan(NamedTuple):
     work_s: float
     """Training time at the device's full speed, by its time model."""
     compute_lead_s: float
-    """Delay before computing starts; above 0 only if there is no work over which to stretch it."""
+    """Delay before the training: masking, or a drawn delay if there is no work over which to stretch it."""
     compute_rate_per_s: float
     """Seconds of ``work_s`` done per emulated second: 1 without scatter and delay model; ``inf``: unpaced."""
     up: Transfer
@@ -101,6 +101,11 @@ class TripPlan(NamedTuple):
         The plan must have work, no heat, and no upload over a trace.
         """
         return self._replace(compute_rate_per_s=self.compute_rate_per_s / scatter)
+
+    def delayed(self, seconds: float) -> TripPlan:
+        """Return this trip with ``seconds`` more of computing before the training."""
+        up = self.up if self.up.trace is None else self.up._replace(flows_at_s=self.up.flows_at_s + seconds)
+        return self._replace(compute_lead_s=self.compute_lead_s + seconds, up=up)
 
     def within(self, budget_s: float, steps_s: Iterable[float]) -> TripPlan:
         """Return this trip for a device that uploads ``budget_s`` after it received the task.

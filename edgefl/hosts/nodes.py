@@ -63,6 +63,8 @@ def software() -> dict[str, str]:
 def on_nodes(experiment: Experiment, base: Path) -> Experiment:
     """Return the experiment with ``transport = "wire"``. `ConfigError` if it cannot run on nodes."""
     strategy = resolve(experiment.strategy, [base])
+    if experiment.server.secure is not None:
+        raise ConfigError("[server.secure] needs all clients on this host, not on nodes")
     if shape_of(experiment, strategy, size=1, clients=len(fleet_of(experiment))).kept:
         raise ConfigError(
             "nodes cannot keep a client's vectors between trips (a strategy's client_vectors, or the error "

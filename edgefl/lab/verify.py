@@ -73,6 +73,8 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
         if (status := record.meta.status) not in ("done", "interrupted"):
             raise ConfigError(f"{folder}: this run has not ended (its status is {status}): nothing to verify")
         experiment = config.load(folder / run_folder.EXPERIMENT_FILE, recorded=True)
+        if experiment.server.secure is not None:
+            raise ConfigError(f"{folder}: updates were masked with deleted keys: nothing to compare")
         if (keys := own_code(msgspec.to_builtins(experiment))) and code is None:
             raise ConfigError(
                 f"{folder}: {', '.join(keys)} would run code of this run's author; if you trust it, name the "
@@ -168,7 +170,7 @@ class _Replay:
             client, order.trip, order.version, base, None, until, None if until is None else event.steps
         )
         raw = self.buffer.raw(self._aggregator.leases[task].slot)
-        self._update.write(raw, client, base)
+        self._update.write(raw, client, task, base)
         checksum = self._update.checksum(raw)
         self.buffer.written(self._aggregator.leases[task].slot, task=task, checksum=checksum)
         self._updates += 1

@@ -53,6 +53,8 @@ class IdleWorkload:
     needs_inputs = False
     vectors = client_vectors = ()
     host_step_s = 0.0
+    rules = None
+    phones_secret = b""
     work = BatchWork(fixed=StepWork(), per_example=StepWork())
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:

@@ -40,10 +40,10 @@ from edgefl.kernels.arguments import SCALE_BLOCK, Floats, Update
 RING_BYTES = 256 * 2**20
 RING_MIN, RING_MAX = 5, 16
 MAGIC = 0x6564676566_6C31
-LAYOUT = 5
+LAYOUT = 6
 PAGE = 4096
 
-_FIELDS = "magic layout size ring slots vectors format clients kept tail latest_version latest_entry"
+_FIELDS = "magic layout size ring slots vectors format clients kept tail extra latest_version latest_entry"
 _HEADER = np.dtype([(name, "<i8") for name in _FIELDS.split()])
 WORDS = 8
 """64-bit words per header of a ring entry or slot: one cache line."""
@@ -68,7 +68,8 @@ class SlotState:
 @dataclass(frozen=True)
 class Shape:
     """Sizes of a buffer: D parameters, ring entries, slots, optimiser vectors per entry, the update format,
-    the number of clients with kept blocks, float32 numbers per kept block, and the tail's bytes."""
+    the number of clients with kept blocks, float32 numbers per kept block, the tail's bytes, and the bytes
+    that follow the numbers of each update."""
 
     size: int
     ring: int
@@ -78,12 +79,13 @@ class Shape:
     clients: int = 0
     kept: int = 0
     tail: int = 0
+    extra: int = 0
 
     @property
     def possible(self) -> bool:
         counts = self.size >= 1 and self.ring >= 2 and self.slots >= 1 and self.vectors >= 0
         keeps = self.clients >= 0 and self.kept >= 0 and (self.clients == 0) == (self.kept == 0)
-        return counts and keeps and self.tail >= 0 and self.format in FORMATS
+        return counts and keeps and self.tail >= 0 and self.extra >= 0 and self.format in FORMATS
 
     @property
     def update_format(self) -> UpdateFormat:
@@ -92,7 +94,7 @@ class Shape:
     @property
     def update_bytes(self) -> int:
         """Bytes of one update."""
-        return self.update_format.nbytes(self.size)
+        return self.update_format.nbytes(self.size) + self.extra
 
     @property
     def stride(self) -> int:
@@ -190,7 +192,7 @@ class ParameterBuffer:
         buffer = cls(fd, memory, shape)
         header, kind = buffer._header, list(FORMATS).index(shape.format)
         sizes = (shape.size, shape.ring, shape.slots, shape.vectors, kind, shape.clients, shape.kept)
-        header[0] = (0, LAYOUT, *sizes, shape.tail, -1, -1)
+        header[0] = (0, LAYOUT, *sizes, shape.tail, shape.extra, -1, -1)
         buffer._entries[:, 0] = -1
         header["magic"] = MAGIC
         return buffer
@@ -207,8 +209,9 @@ class ParameterBuffer:
             header = np.frombuffer(memory, _HEADER, count=1)[0].item()
         if header[:2] != (MAGIC, LAYOUT):
             raise SlotError(f"descriptor {fd} holds no parameter buffer of layout {LAYOUT}")
-        size, ring, slots, vectors, kind, clients, kept, tail = header[2:10]
-        shape = Shape(size, ring, slots, vectors, dict(enumerate(FORMATS)).get(kind, ""), clients, kept, tail)
+        size, ring, slots, vectors, kind, clients, kept, tail, extra = header[2:11]
+        name = dict(enumerate(FORMATS)).get(kind, "")
+        shape = Shape(size, ring, slots, vectors, name, clients, kept, tail, extra)
         if not shape.possible or len(memory) < shape.total_bytes:
             raise SlotError(f"parameter buffer of {len(memory)} bytes cannot hold its header's {shape}")
         return cls(fd, memory, shape)
@@ -271,7 +274,7 @@ class ParameterBuffer:
         return self._scales[slot]
 
     def raw(self, slot: int) -> Raw:
-        """The update in a slot as bytes, including scales."""
+        """The update in a slot as bytes, including scales and extra bytes."""
         return self._raws[slot]
 
     def lease(self, slot: int, *, task: int, client: int, base_version: int, lent: bool = False) -> None:

@@ -16,6 +16,7 @@ from edgefl.privacy.source import KEY_FILE
 from edgefl.results.record import Record
 from edgefl.results.rows import FILE_NAME
 from edgefl.results.store import Store
+from edgefl.secure import SECRET_FILE, USED_FILE
 
 CHECKPOINTS = "checkpoints"
 EXPERIMENT_FILE = "experiment.toml"
@@ -175,10 +176,11 @@ def missing_results(folder: Path) -> list[str]:
 
 
 def forget_noise(folder: Path) -> None:
-    """Delete the key of a run's secret noise if the run has ended."""
+    """Delete the keys of a run's secret noise and masks if the run has ended."""
     with Record(folder) as record:
         if record.meta.status == "done":
-            (folder / KEY_FILE).unlink(missing_ok=True)
+            for name in (KEY_FILE, SECRET_FILE, USED_FILE):
+                (folder / name).unlink(missing_ok=True)
 
 
 def remove_results(folder: Path) -> None:
@@ -213,7 +215,8 @@ def clear(folder: Path) -> None:
         partial.unlink()
     with contextlib.suppress(OSError):  # it does not exist, or holds other files
         (folder / CHECKPOINTS).rmdir()
-    (folder / KEY_FILE).unlink(missing_ok=True)
+    for name in (KEY_FILE, SECRET_FILE, USED_FILE):
+        (folder / name).unlink(missing_ok=True)
     for ending in ("-journal", "-wal", "-shm", "-seal", ""):
         (folder / (FILE_NAME + ending)).unlink(missing_ok=True)
 

@@ -111,6 +111,8 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     enforcement: Enforcement = Enforcement()
     fingerprint: bool = False
     """Fill in `Prepared.fingerprint`, by which hosts are compared."""
+    phones: bytes = b""
+    """Secret from which the phones' keys for secure aggregation are derived; empty without."""
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):

@@ -14,6 +14,7 @@ from edgefl.parameters.buffer import Shape, blocks, ring_entries
 from edgefl.results.tail import TAIL_BYTES
 from edgefl.run import control
 from edgefl.run.hosting import Share
+from edgefl.run.masked import check_secure, rules_of
 from edgefl.run.slots import ENTRIES_NOT_LENT
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
@@ -26,6 +27,7 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
     strategy = resolve(experiment.strategy, [base])
     strategy.check(len(clients))
     _check_private(experiment, strategy, len(clients))
+    check_secure(experiment, strategy, len(clients))
     kernels.backend(experiment.server.kernel_backend)
     return experiment
 
@@ -70,6 +72,7 @@ def shape_of(
         clients=clients if kept else 0,
         kept=kept,
         tail=TAIL_BYTES if experiment.clock.kind == "wall" else 0,
+        extra=0 if (rules := rules_of(experiment, strategy, size, clients)) is None else rules.overhead_bytes,
     )
 
 

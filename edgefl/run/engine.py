@@ -305,6 +305,8 @@ class Engine:
             kind = "checksum" if task in result.altered else "non-finite"
             client = self.aggregator.leases[task].client
             detail = ", summed as zero" if task in result.zero else ""
+            if result.refused:
+                kind, detail = "refused", f": {result.refused}"
             self.store.incident(now_s, client, kind, f"update of task {task}{detail}")
         if not result.bad:
             weights = result.weights or action.weights

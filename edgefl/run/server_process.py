@@ -12,7 +12,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -60,6 +60,7 @@ from edgefl.run.connection import ServerSocket
 from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate
+from edgefl.run.masked import MaskedSums, rules_of
 from edgefl.run.peers import PeerLifecycle, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.server import ServerLoop
@@ -102,6 +103,7 @@ def build(
     buffer: ParameterBuffer,
     store: Store,
     socket: ServerSocket,
+    masked: MaskedSums | None,
 ) -> ServerLoop:
     """Build the loop and the parts of a new run, or of one that continues."""
     experiment, prepared = plan.experiment, plan.prepared
@@ -110,6 +112,7 @@ def build(
     source = source_of(experiment, Path(plan.run_dir), fresh=not (plan.resume or plan.recover))
     virtual, transport = experiment.clock.kind == "virtual", experiment.server.transport
     aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size, source, prepared.buffers)
+    aggregator.masked = masked
     aggregator.lends = transport == "shm" and not virtual and not plan.door
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
     examples, apart = control.column(prepared.examples), strategy.transfers_apart
@@ -122,6 +125,7 @@ def build(
         up_bytes,
         transfers_apart=apart,
         first_tasks=first_tasks(experiment, strategy, len(clients)),
+        rules=None if aggregator.masked is None else aggregator.masked.rules,
     )
     core = core_of(experiment, strategy, KnownClients(trips), source)
     dynamics = dynamics_of(experiment, clients, trips)
@@ -178,6 +182,20 @@ def build(
     return ServerLoop(
         channel, plan, gate, timeline, engine, evaluation, peers, lifecycle, alarms, gauge, watch, restored
     )
+
+
+@contextlib.contextmanager
+def _masked(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[MaskedSums | None]:
+    """The run's masked sums, whose holders have a process; None if the server reads updates."""
+    experiment, clients = plan.experiment, len(fleet_of(plan.experiment))
+    rules = rules_of(experiment, resolve(experiment.strategy, [Path(plan.base)]), plan.prepared.size, clients)
+    if rules is None:
+        yield None
+        return
+    from edgefl.run.holders import HolderProcess
+
+    with closing(HolderProcess(experiment, Path(plan.run_dir), clients, rules, buffer)) as holders:
+        yield MaskedSums(rules, holders)
 
 
 def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client], source: Source) -> Core:
@@ -333,9 +351,10 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
             kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend),
             Store(Path(plan.run_dir), create=False) as store,
             closing(ServerSocket(largest_bytes, plan.door)) as socket,
+            _masked(plan, buffer) as masked,
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():
-                loop = build(channel, plan, buffer, store, socket)
+                loop = build(channel, plan, buffer, store, socket, masked)
             # Skip collection of objects that live as long as the run, and collect rarely.
             gc.freeze()
             gc.set_threshold(YOUNG_OBJECTS)

@@ -27,6 +27,8 @@ from edgefl.parameters.buffer import ParameterBuffer, Raw, SlotState, blocks, wi
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import Source
 from edgefl.results.rows import Aggregation
+from edgefl.run.masked import MaskedSums
+from edgefl.secure import SecureError
 from edgefl.strategies.base import Strategy, VectorSum
 from edgefl.strategies.base import Update as HeldUpdate
 from edgefl.strategies.rows import Rows
@@ -65,6 +67,8 @@ class SumResult(msgspec.Struct):
     """Tasks summed as zero in a private step; see `edgefl.core.events.Summed`."""
     weights: tuple[float, ...] = ()
     """The weights that `Strategy.combine` chose; empty: those of the step."""
+    refused: str = ""
+    """Reason why a masked sum was refused; all its tasks are bad."""
 
 
 @dataclass
@@ -92,6 +96,8 @@ class Aggregator:
     """Names of the vectors that only the server has, stored after the optimiser's in a ring entry."""
     statistics: int = 0
     """Number of elements at the model's end that are averaged and skip the optimiser."""
+    masked: MaskedSums | None = None
+    """Sums of masked updates; None if the server reads updates."""
     combine: Callable[[Rows, Sequence[float]], list[float] | Floats] | None = None
     """Combines the updates of a strategy that reads them: `edgefl.core.strategy_calls.combined`."""
 
@@ -334,7 +340,11 @@ class Aggregator:
         slots = [leases[task].slot for task in tasks]
         altered: tuple[int, ...] = ()
         started = time.perf_counter()
-        norms, seen = self._make_model(action, slots, entry)
+        try:
+            norms, seen = self._make_model(action, slots, entry)
+        except SecureError as error:
+            sums = tuple(kernels.checksum(buffer.slot(slot), self._backend) for slot in slots)
+            return SumResult(bad=tasks, checksums=sums, refused=str(error))
         whole = norms
         if self.exchanged or self.own:
             whole = [*map(sum, zip(norms, self._make_vectors(action, slots, entry), strict=True))]
@@ -380,6 +390,8 @@ class Aggregator:
         updates, scales = self._updates(slots, block)
         weights, scaled = list(action.weights), buffer.shape.update_format.scaled
         model = buffer.model(entry)[block]
+        if self.masked is not None:
+            return self._make_masked(action, slots, entry)
         if self.privacy is not None and action.clip_norm is not None:
             pairs = zip(updates, scales, strict=True)
             squares = [kernels.sq_norm(update, self._backend, scale=scale) for update, scale in pairs]
@@ -418,6 +430,22 @@ class Aggregator:
         if scaled:
             seen = [with_scales(one, buffer.scales(slot)) for one, slot in zip(seen, slots, strict=True)]
         return norms[: len(slots)].tolist(), tuple(seen)
+
+    def _make_masked(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
+        """Write the next model from the sum of masked updates.
+
+        Return bounds of the updates' squared norms, and the masked updates' checksums.
+        """
+        assert self.masked is not None
+        buffer, fixed = self.buffer, self.masked.rules.fixed
+        seen = tuple(kernels.checksum(buffer.slot(slot), self._backend) for slot in slots)
+        bounds = [buffer.shape.size * fixed.clip**2] * len(slots)
+        if seen != tuple(buffer.checksum[slot] for slot in slots):
+            return bounds, seen  # an altered update: the caller drops it, and no holder is asked
+        clients = [self.leases[task].client for task in action.tasks]
+        total, unit = self.masked.sum(buffer, slots, clients, action.weights)
+        self._step(action, entry, [total], [unit], [None])
+        return bounds, seen
 
     def _step(
         self,

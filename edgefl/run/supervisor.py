@@ -54,6 +54,7 @@ from edgefl.results.tables import many
 from edgefl.run import control
 from edgefl.run.demands import checked, shape_of, wall_scale
 from edgefl.run.hosting import Hosts, ThisHost
+from edgefl.run.masked import phones_secret
 from edgefl.run.view import RunView, make_view
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve
@@ -376,7 +377,11 @@ class _Supervisor:
 
     def _prepare(self) -> None:
         prepare = control.Prepare(
-            self._experiment, str(self._base), self._enforcement, fingerprint=self._hosts.compare
+            self._experiment,
+            str(self._base),
+            self._enforcement,
+            fingerprint=self._hosts.compare,
+            phones=phones_secret(self._experiment, self._folder),
         )
         for host in self._all_hosts:
             host.prepare(prepare, same_bits=self._virtual)

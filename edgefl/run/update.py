@@ -12,6 +12,7 @@ from edgefl import failpoints, kernels
 from edgefl.kernels.arguments import Floats, Update
 from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import ParameterBuffer, Raw, blocks, with_scales
+from edgefl.run.masked import Phones
 from edgefl.run.messages import Cut, Task, TaskResult, TripTimes
 from edgefl.strategies.base import TripInputs, Until
 
@@ -45,6 +46,10 @@ class UpdateMaker:
         self._format = buffer.shape.update_format
         self._backend = kernels.backend()
         self._plain, self._delta = self._format.name == "float32", select(self._backend).delta
+        self._phones: Phones | None = None
+        if (rules := workload.rules) is not None:
+            clients, seed = len(workload.known), workload.experiment.seed
+            self._phones, self._plain = Phones(workload.phones_secret, seed, clients, rules), False
         self._sum: int | None = None
         self._size, shape = workload.flat.size, buffer.shape
         self._blocks = blocks(self._size, len(workload.vectors))
@@ -97,11 +102,12 @@ class UpdateMaker:
             version, start, dict(zip(names, vectors, strict=True)), dict(zip(names, send, strict=True)), kept
         )
 
-    def write(self, raw: Raw, client: int, base: Floats, start: int = 0, stop: int | None = None) -> None:
-        """Write bytes ``start`` to ``stop``, in order; a rounded update is written completely at ``start`` =
-        0.
+    def write(
+        self, raw: Raw, client: int, task: int, base: Floats, start: int = 0, stop: int | None = None
+    ) -> None:
+        """Write bytes ``start`` to ``stop`` of a task's update, in order.
 
-        Rounding overwrites the trained model.
+        A rounded or masked update is written completely at ``start`` = 0, which overwrites the trained model.
         """
         stop, trained = raw.size if stop is None else stop, self._workload.flat.whole
         base = base if self._start is None else self._start
@@ -116,6 +122,9 @@ class UpdateMaker:
                 np.copyto(floats, trained[part])
             else:
                 np.subtract(trained[part], base[part], out=floats)
+        elif start == 0 and self._phones is not None:
+            np.subtract(trained, base, out=trained)
+            self._phones.write(raw, trained, client, task)
         elif start == 0:
             old = new = None  # rounding residual of the client's last update, and of this one
             if not model:

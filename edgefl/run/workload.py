@@ -38,6 +38,7 @@ from edgefl.loading import load_attribute
 from edgefl.parameters.buffer import FORMATS
 from edgefl.run.assessor import Assessor
 from edgefl.run.control import Fingerprint, FirstTrip, Prepared
+from edgefl.run.masked import rules_of
 from edgefl.run.messages import ClientScores
 from edgefl.seeds import stream
 from edgefl.strategies import resolve
@@ -155,9 +156,21 @@ class Workload:
         examples = self._rows.sizes.data
         numbers = self.flat.whole.size
         up_bytes = FORMATS[experiment.server.update_format].nbytes(numbers)
+        self.rules = rules_of(experiment, strategy, self.flat.size, len(clients))
+        """Rules of secure aggregation; None without."""
+        self.phones_secret = b""
+        """Secret of the phones' keys, if updates are masked."""
+        up_bytes += 0 if self.rules is None else self.rules.overhead_bytes
         apart = strategy.transfers_apart
         self._trips = Trips(
-            experiment, clients, examples, self.work, 4 * numbers, up_bytes, transfers_apart=apart
+            experiment,
+            clients,
+            examples,
+            self.work,
+            4 * numbers,
+            up_bytes,
+            transfers_apart=apart,
+            rules=self.rules,
         )
         self.known = KnownClients(self._trips)
         """Facts about the clients that a strategy may use."""

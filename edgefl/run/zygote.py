@@ -141,7 +141,9 @@ class Zygote:
             return self._workload
         assert self._request is not None
         experiment = self._request.experiment
-        return self._make_workload(experiment, fleet_of(experiment), Path(self._request.base))
+        made = self._make_workload(experiment, fleet_of(experiment), Path(self._request.base))
+        made.phones_secret = self._request.phones
+        return made
 
     def _write_first_model(self) -> None:
         assert self._buffer is not None

@@ -21,6 +21,11 @@ from __future__ import annotations
 
 from edgefl.errors import EdgeflError
 
+SECRET_FILE = "phones.key"
+"""File in a run's folder with the secret of the phones' keys; deleted when the run is done."""
+USED_FILE = "phones.used"
+"""File in a run's folder with the holders' used masks: lines of holder, mask id and digest of the sum."""
+
 
 class SecureError(EdgeflError):
     """A message violates the secure-aggregation protocol; the sum is refused and nothing is revealed."""

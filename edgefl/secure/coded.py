@@ -14,7 +14,6 @@ learn nothing but the sums. N − U of them may be offline.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -59,9 +58,19 @@ class Rules(msgspec.Struct, frozen=True):
         return ID_BYTES + self.code.holders * self.sealed_bytes
 
     @property
-    def message_bytes(self) -> int:
-        """Bytes of an upload: the masked update and the `overhead_bytes`, a multiple of 4."""
-        return 4 * self.code.size + self.overhead_bytes
+    def cipher_bytes(self) -> int:
+        """Bytes that a client encrypts per upload: key streams of masks, and sealed shares."""
+        return 4 * (self.code.size + self.code.noise_size) + self.code.holders * self.sealed_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a client's arithmetic reads and writes per upload: encoding and the code's shares."""
+        return 12 * self.code.size + 4 * self.code.holders * (self.code.recover + 1) * self.code.share_size
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that a holder sends per sum; it receives a sealed share per update."""
+        return 4 * self.code.share_size
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
@@ -101,24 +110,32 @@ class Sender:
             raise SecureError("two holders have the same key")
         self._client, self._keys, self._holders, self._rules = client, keys, dict(holders), rules
 
-    def mask(self, out: Floats | Words, update: Floats) -> tuple[bytes, list[bytes]]:
-        """Write the masked ``update`` to ``out``; return the mask's id and the sealed shares.
+    def mask(self, out: Floats | Words, update: Floats, trip: int) -> tuple[bytes, list[bytes]]:
+        """Write the masked ``update`` of a trip to ``out``; return the mask's id and the sealed shares.
 
-        Each call uses a new mask. ``out`` has the update's size and 4-byte elements, and may not overlap it.
-        Raises `SecureError` if the update has a number that is not finite.
+        The mask is derived from the client's private key, the trip and the update's content. So a trip that
+        is repeated after a crash sends the same bytes, and two different updates never share a mask. ``out``
+        has the update's size and 4-byte elements, and may not overlap it. Raises `SecureError` if the update
+        has a number that is not finite.
         """
         if not np.isfinite(kernels.sq_norm(update)):
             raise SecureError("the update is not finite")
-        code = self._rules.code
-        mask = masks.expand(masks.new_seed(), code.size)
-        name = secrets.token_bytes(ID_BYTES)
+        code, derived = self._rules.code, self._derived(update, trip)
+        mask, name = masks.expand(derived(b"mask"), code.size), derived(b"name")[:ID_BYTES]
         self._rules.fixed.encode(out.view(np.uint32), update, mask)
-        shares = code.shares(mask, masks.expand(masks.new_seed(), code.noise_size))
+        shares = code.shares(mask, masks.expand(derived(b"noise"), code.noise_size))
         sealed = [
             self._keys.seal(self._holders[holder], _purpose(self._client, holder, name), share.data.cast("B"))
             for holder, share in enumerate(shares, start=1)
         ]
         return name, sealed
+
+    def _derived(self, update: Floats, trip: int) -> Callable[[bytes], bytes]:
+        """32 secret bytes for each purpose."""
+        content = hashlib.blake2b(b"%d %d " % (self._client, trip), key=self._keys.private)
+        content.update(np.ascontiguousarray(update).data)
+        root = content.digest()
+        return lambda purpose: hashlib.blake2b(purpose, key=root, digest_size=32).digest()
 
 
 class Holder:

@@ -184,7 +184,7 @@ class RealParts:
                             np.copyto(workload.flat.whole, base)
                             maker.train(client, trip, version, base, None)
                             raw = buffer.raw(lease.slot)
-                            maker.write(raw, client, base)
+                            maker.write(raw, client, 0, base)
                             buffer.written(lease.slot, task=task, checksum=maker.checksum(raw))
                             arriving.append(Arrived(client, task, version, 100, STEPS, 0.0, 1.0))
                         case Sum(version=version, tasks=tasks):

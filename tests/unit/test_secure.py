@@ -158,7 +158,7 @@ class Buffer:
         floats = [(1 + k % (staleness + 1)) ** -0.5 for k in range(count)]
         self.weights, self.unit = integer_weights(floats, self.resolution)
         self.masked = [np.empty(SIZE, np.uint32) for _ in range(count)]
-        sent = [s.mask(m, u) for s, m, u in zip(self.senders, self.masked, self.updates, strict=True)]
+        sent = [s.mask(m, u, 0) for s, m, u in zip(self.senders, self.masked, self.updates, strict=True)]
         self.names, self.sealed = [name for name, _ in sent], [sealed for _, sealed in sent]
 
     def members(self, holder: int) -> list[Member]:
@@ -191,12 +191,28 @@ def test_a_masked_sum_is_the_plain_sum_to_the_step(count: int, lost: int) -> Non
     assert (np.abs(made - plain) <= bound).all()
 
 
-def test_a_masked_update_is_independent_of_the_update() -> None:
-    """The same update twice gives unrelated words; a mask that is reused would give equal ones."""
+def test_a_mask_is_used_for_one_update_of_one_trip() -> None:
+    """Masks that depend on the trip alone fail: the difference of two updates would be visible."""
     buffer = Buffer()
-    again = np.empty(SIZE, np.uint32)
-    buffer.senders[0].mask(again, buffer.updates[0])
-    assert np.count_nonzero(again == buffer.masked[0]) < 3
+    again, changed = np.empty(SIZE, np.uint32), buffer.updates[0].copy()
+    changed[0] += 0.5
+    for update, trip in ((buffer.updates[0], 1), (changed, 0)):
+        name, _ = buffer.senders[0].mask(again, update, trip)
+        assert np.count_nonzero(again == buffer.masked[0]) < 3
+        assert name != buffer.names[0]
+
+
+def test_a_repeated_trip_sends_the_same_bytes() -> None:
+    buffer, again = Buffer(), np.empty(SIZE, np.uint32)
+    buffer.senders[0].mask(again, buffer.updates[0], 0)
+    buffer.answers()
+    name, sealed = buffer.senders[0].mask(again, buffer.updates[0], 0)
+    assert (name, sealed) == (buffer.names[0], buffer.sealed[0])
+    assert np.array_equal(again, buffer.masked[0])
+
+
+def test_a_masked_update_does_not_show_the_update() -> None:
+    buffer = Buffer()
     plain = np.zeros(SIZE, np.uint32)
     buffer.rules.fixed.encode(plain, buffer.updates[0], plain)
     assert np.count_nonzero(plain == buffer.masked[0]) < 3
@@ -324,7 +340,7 @@ def test_14_an_update_that_is_not_finite_is_not_sent() -> None:
     buffer = Buffer()
     for value in (np.nan, np.inf):
         with pytest.raises(SecureError, match="the update is not finite"):
-            buffer.senders[0].mask(buffer.masked[0], np.full(SIZE, value, np.float32))
+            buffer.senders[0].mask(buffer.masked[0], np.full(SIZE, value, np.float32), 0)
 
 
 def test_15_keys_that_are_missing_copied_or_invalid() -> None:

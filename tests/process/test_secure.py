@@ -1,0 +1,265 @@
+"""Runs with secure aggregation: the same results, hidden updates, both clocks, kills."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+import edgefl
+from edgefl import Clock, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
+from edgefl.errors import ConfigError
+from edgefl.experiment import Attackers, Privacy, Secure
+from edgefl.lab.verify import verify
+from edgefl.results.record import Record
+from edgefl.results.result import Result
+from edgefl.run.demands import checked
+from edgefl.run.masked import rules_of
+from edgefl.strategies import resolve
+
+from .disturbed import check_every_kill_was_certain, killed
+from .runs import PATIENCE_S, Command, experiment, incidents, summary, virtual, wait_for_versions
+
+pytest.importorskip("cryptography", reason="needs edgefl[secure]")
+pytestmark = pytest.mark.timeout(300)
+
+SECURE = Secure(clip=1.0, resolution=64, holders=4, recover=3, private=1)
+MASKED = Server(secure=SECURE, heartbeat_s=PATIENCE_S)
+TIMED = Fleet(devices={"paper-exponential": 8}, network="none")
+"""Trips whose drawn times include everything: masking does not change the order of events."""
+
+
+def finished(wanted: Experiment, folder: Path) -> dict[str, Any]:
+    Command.run(wanted, folder).ends()
+    return summary(folder)
+
+
+def model(folder: Path) -> np.ndarray:
+    return np.concatenate([part.reshape(-1) for part in Result(folder).model().values()])
+
+
+@pytest.mark.parametrize("strategy", ["fedbuff", "fedstaleweight", "fedavg"])
+def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(strategy: str, tmp_path: Path) -> None:
+    """Rounded weights and steps change the model by far less than a step of training."""
+    fields = {"cohort": 4} if strategy == "fedavg" else {"buffer_size": 3}
+    wanted = virtual(fleet=TIMED, strategy={"name": strategy, **fields})
+    plain = finished(wanted, tmp_path / "plain")
+    masked = finished(msgspec.structs.replace(wanted, server=MASKED), tmp_path / "masked")
+    assert masked["client_trips"] == plain["client_trips"]
+    assert masked["dropped_updates"] == 0
+    change = np.abs(model(tmp_path / "masked") - model(tmp_path / "plain")).max()
+    assert 0 < change < 0.01 * np.abs(model(tmp_path / "plain")).max()
+
+
+def test_the_same_bits_for_any_workers_and_transport(tmp_path: Path) -> None:
+    runs = [(1, MASKED), (2, Server(secure=SECURE, heartbeat_s=PATIENCE_S, transport="wire"))]
+    found = [
+        finished(virtual(workers, server=server), tmp_path / str(workers))["model_sha256"]
+        for workers, server in runs
+    ]
+    assert found[0] == found[1]
+
+
+def test_masking_and_shares_are_part_of_a_trip(tmp_path: Path) -> None:
+    """Bytes of masks' shares in the upload, seconds of masking in the computing."""
+    wanted = virtual()
+    plain, masked = tmp_path / "plain", tmp_path / "masked"
+    finished(wanted, plain)
+    finished(msgspec.structs.replace(wanted, server=MASKED), masked)
+    size, clients = int(model(plain).size), 6
+    secured = msgspec.structs.replace(wanted, server=MASKED)
+    rules = rules_of(secured, resolve(wanted.strategy), size, clients)
+    assert rules is not None
+    first: list[dict[str, float]] = []
+    for folder in (plain, masked):
+        with Record(folder) as record:
+            trips = record.trips
+            row = int(np.flatnonzero(trips["task"] == 0)[0])
+            first.append({k: float(trips[k][row]) for k in ("up_bytes", "compute_s", "up_s")})
+    assert first[1]["up_bytes"] - first[0]["up_bytes"] == rules.overhead_bytes > 4 * size
+    assert first[1]["compute_s"] > first[0]["compute_s"]
+    assert first[1]["up_s"] > first[0]["up_s"]
+
+
+def test_a_run_under_the_wall_clock(tmp_path: Path) -> None:
+    found = finished(experiment(server=MASKED), tmp_path / "run")
+    assert found["versions"] == 12
+    assert found["dropped_updates"] == 0
+    assert not (tmp_path / "run" / "phones.key").exists()
+    with pytest.raises(ConfigError, match="updates were masked with deleted keys: nothing to compare"):
+        verify(tmp_path / "run")
+
+
+def test_servers_killed_around_sums_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holders answer a repeated request, and refuse no recomputed update."""
+    wanted = virtual(server=MASKED, stop=Stop(versions=40))
+    calm = finished(wanted, tmp_path / "calm")
+    points = ["sum:0:5", "summed:1:9", "published:2:4", "event:3:50"]
+    folder = tmp_path / "killed"
+    assert killed(wanted, folder, points, monkeypatch) == len(points)
+    check_every_kill_was_certain(folder, points)
+    assert incidents(folder, "refused") == []
+    assert summary(folder)["model_sha256"] == calm["model_sha256"]
+
+
+def test_killed_holders_are_started_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = Command.run(experiment(server=MASKED, stop=Stop(versions=30)), folder)
+    wait_for_versions(folder, 3, command)
+    command.child("edgefl-holders").kill()
+    command.ends()
+    assert summary(folder)["versions"] == 30
+    assert summary(folder)["dropped_updates"] == 0
+
+
+def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:
+    """Two phones, one of them much faster: some buffers hold two updates of one client."""
+    secure = Secure(holders=2, recover=2, private=1)
+    fleet = Fleet(devices={"pixel-4": 1, "pi-zero-2w": 1}, network="fios")
+    strategy = {"name": "fedbuff", "buffer_size": 2}
+    wanted = virtual(
+        fleet=fleet, strategy=strategy, stop=Stop(trips=60), server=Server(secure=secure, heartbeat_s=60.0)
+    )
+    found = finished(wanted, tmp_path / "run")
+    refusals = incidents(tmp_path / "run", "refused")
+    assert found["dropped_updates"] == len(refusals) > 0
+    assert all("the sum has updates of 1 clients; 2 are required" in row.detail for row in refusals)
+    assert found["versions"] > 0
+
+
+# ---- nothing unmasked in the server --------------------------------------------------------------
+
+CODE = """
+import numpy as np
+import torch
+from torch import nn
+
+def pattern(client):
+    rng = np.random.default_rng([17, client])
+    return (rng.integers(-100, 101, 64 * 10) * 2.0**-8).astype(np.float32)
+
+def attack(delta, client, trip, rng):
+    delta[: 640] = pattern(client)
+
+def make(**sizes):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False))
+    nn.init.zeros_(net[1].weight)
+    return net
+"""
+
+
+def patterned(folder: Path, server: Server) -> Experiment:
+    """Clients that send patterns; all sums are exact in float32, so that y − w is the pattern itself."""
+    (folder / "hidden_updates.py").write_text(CODE)
+    return experiment(
+        fleet=Fleet(
+            devices={"pi-zero-2w": 6},
+            network="fios",
+            attackers=Attackers(share=0.9, kind="hidden_updates:attack"),
+        ),
+        model=Model(name="hidden_updates:make"),
+        training=Training(steps=1, lr=1.2e-38),
+        strategy={"name": "fedbuff", "buffer_size": 4, "exponent": 0.0},
+        clock=Clock(kind="wall", time_scale="auto"),
+        server=server,
+        evaluation=Evaluation(every_versions=1000),
+        checkpoint=edgefl.Checkpoint(every_s=0.1),
+        stop=Stop(versions=100_000),
+    )
+
+
+def memory_of(process: psutil.Process) -> bytes:
+    """All readable memory of a stopped process, shared mappings included."""
+    parts = []
+    with open(f"/proc/{process.pid}/maps") as maps, open(f"/proc/{process.pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            found = re.match(r"([0-9a-f]+)-([0-9a-f]+) r\S* \S+ \S+ \S+ *(.*)", line)
+            if found is None or found[3].startswith(("[v", "/usr", "/lib")):
+                continue
+            start, end = int(found[1], 16), int(found[2], 16)
+            try:
+                memory.seek(start)
+                parts.append(memory.read(end - start))
+            except (OSError, ValueError, OverflowError):
+                continue
+    return b"\0".join(parts)
+
+
+def places_of_updates(folder: Path, server: Server) -> set[str]:
+    """Where a client's update is found byte for byte: the server's memory, and files of the run."""
+    scope: dict[str, Any] = {}
+    exec(CODE, scope)
+    updates = [scope["pattern"](client) for client in range(6)]
+    needles = [update[at : at + 32].tobytes() for update in updates for at in (0, 320, 600)]
+    run = folder / "run"
+    command = Command.run(patterned(folder, server), run)
+    found = set()
+    try:
+        wait_for_versions(run, 4, command)
+        process = command.child("edgefl-server")
+        for _ in range(2):
+            process.send_signal(signal.SIGSTOP)
+            memory = memory_of(process)
+            assert memory.count(b"edgefl-server") > 0  # it was read
+            if any(needle in memory for needle in needles):
+                found.add("memory")
+            for path in run.rglob("*"):
+                if path.is_file() and any(needle in path.read_bytes() for needle in needles):
+                    found.add("files")
+            process.send_signal(signal.SIGCONT)
+            wait_for_versions(run, 3 + summary_versions(run), command)
+        command.interrupt()
+    finally:
+        command.finish()
+    return found
+
+
+def summary_versions(folder: Path) -> int:
+    with Record(folder) as record:
+        return len(record.versions["version"])
+
+
+def test_the_server_holds_no_unmasked_update(tmp_path: Path) -> None:
+    """Memory, journal and checkpoints, searched byte for byte; the same search finds plain updates."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "masked").mkdir()
+    assert places_of_updates(tmp_path / "plain", Server(heartbeat_s=PATIENCE_S)) == {"memory", "files"}
+    assert places_of_updates(tmp_path / "masked", MASKED) == set()
+
+
+# ---- refused at the door -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"strategy": {"name": "median"}}, "hides updates, which strategy 'median' reads"),
+        ({"strategy": {"name": "scaffold"}}, "needs a strategy that uses only weighted sums"),
+        ({"strategy": {"name": "fedasync"}}, "needs a strategy|least_clients: at most 1"),
+        ({"server": Server(secure=SECURE, update_format="int8")}, "update_format: must be 'float32'"),
+        ({"server": Server(secure=Secure(holders=9, recover=8))}, "holders: at most 6, the clients, got 9"),
+        ({"server": Server(secure=Secure(holders=5, recover=3))}, "recover: at least 4 with 5 holders"),
+        ({"server": Server(secure=Secure(holders=3, recover=3, private=3))}, "private < recover ≤ holders"),
+        ({"server": Server(secure=Secure(least_clients=4))}, "least_clients: at most 3, the updates that"),
+        ({"privacy": Privacy(clip_norm=1.0)}, r"excludes \[privacy\]"),
+    ],
+)
+def test_experiments_that_cannot_be_masked(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        checked(virtual(**{"server": MASKED, **changes}), Path.cwd())
+
+
+def test_a_run_on_nodes_is_refused() -> None:
+    from edgefl.hosts.nodes import on_nodes
+
+    with pytest.raises(ConfigError, match="needs all clients on this host"):
+        on_nodes(virtual(server=MASKED), Path(os.devnull))
