@@ -20,7 +20,8 @@ EF_PRIM void EF(field_words)(const ef_field_sum *s, int exact, int64_t at)
     for (int64_t k = 0; k < s->count; k++) {
         const ef_loose_uint32 *v = s->v[k] + at;
         const EF(U) w = s->w[k] - (EF(U)){0};
-        __builtin_prefetch(v + EF_AHEAD / 4, 0, 2);
+        for (size_t line = 0; line < VECTORS * sizeof(EF(U)); line += 64)
+            __builtin_prefetch((const char *)v + EF_AHEAD + line, 0, 2);
         for (int j = 0; j < VECTORS; j++) {
             EF(U) x;
             memcpy(&x, v + j * EF(WORDS), sizeof x);

@@ -309,7 +309,7 @@ class Trips:
         self._experiment, self._clients, self.examples = experiment, clients, examples
         self._apart, self._first_tasks = transfers_apart, first_tasks
         self._rule = LocalRule.of(experiment.training)
-        self._work, self._rules = work, rules
+        self._work, self.rules = work, rules
         self._lines: dict[int | str, tuple[float, float]] = {}
         self._work_s: dict[tuple[int | str, int, int | None], float] = {}
         self._down_bytes, self._up_bytes = down_bytes, up_bytes
@@ -432,7 +432,7 @@ class Trips:
         device, network, work_s = _profile(info.profile), self._network(info), self._whole_s(info)
         amount = experiment.fleet.variation if work_s and _varies(info.profile) else 0.0
         scatter = TripScatter(experiment.seed, client, amount) if amount else None
-        masking_s = 0.0 if self._rules is None else masking_time_s(device, self._rules) * self._unit(info)
+        masking_s = 0.0 if self.rules is None else masking_time_s(device, self.rules) * self._unit(info)
         steps = self._rule.work(self.examples[client]).steps
         facts = _Facts(info, device, work_s, steps, scatter, masking_s)
         more = network.replays or device.delay_model is not None or experiment.fleet.churn.die_per_trip > 0.0

@@ -103,6 +103,7 @@ def report(record: Record, summary: dict[str, Any]) -> str:
             *_learning(record),
             *_on_clients(summary["on_clients"]),
             *_privacy(record),
+            *_secure(summary.get("secure")),
             *_attackers(summary.get("attackers")),
             *_logged(record),
             page.figure("Applied weight by client", "Share of all applied weight, times n: 1 is fair.",
@@ -228,6 +229,26 @@ def _privacy(record: Record) -> list[str]:
         curves = [Curve("c1", "ε", made["at_s"], found.epsilon[made["version"]])]
     drawn = curves_picture(curves, "at_s", "ε", ends=True, share=False)
     return [page.figure("Privacy over emulated time", found.says, drawn, found.says)]
+
+
+def _secure(found: dict[str, Any] | None) -> list[str]:
+    """The card that says who is protected from whom by secure aggregation, and what it costs."""
+    if found is None:
+        return []
+    about = (
+        f"The server learns weighted sums of at least {found['least_clients']} clients' updates and no single "
+        f"update, even together with {found['private']} of {found['holders']} holders; {found['recover']} of "
+        f"them unmask a sum. Elements are limited to ±{found['clip']:g} and rounded to multiples of "
+        f"{found['step']:.3g}, weights to 1/{found['resolution']} of the largest. "
+        "Sums and models themselves are not protected."
+    )
+    rows = [
+        ["Shares in an upload", f"{found['share_bytes_per_trip']:,} bytes"],
+        ["A holder receives per update", f"{found['holder_bytes_per_update']:,} bytes"],
+        ["A holder sends per version", f"{found['holder_bytes_per_version']:,} bytes"],
+        *([f"Masking on {name}", f"{seconds:.3g} s"] for name, seconds in found["masking_s"].items()),
+    ]
+    return [page.card("Secure aggregation", about, html_table(["Cost", ">Amount"], rows), wide=False)]
 
 
 def _attackers(found: dict[str, Any] | None) -> list[str]:

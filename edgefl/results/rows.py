@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from edgefl.devices.energy import PowerDraw
-from edgefl.experiment import Privacy
+from edgefl.experiment import Privacy, Secure
 
 APPLICATION_ID = 0x45464C52
 """``EFLR`` in the SQLite header: tells a run record from any other database."""
@@ -199,6 +199,20 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """``used``, ``others``, ``steal`` and ``throttled`` as in `Meta`."""
 
 
+class SecureCost(msgspec.Struct, frozen=True):
+    """Secure aggregation of a run: its settings and what it adds to trips and versions."""
+
+    settings: Secure
+    step: float
+    """Resolution of the encoded elements."""
+    share_bytes: int
+    """Bytes of sealed shares in an upload, besides the masked update."""
+    held_bytes: tuple[int, int]
+    """Bytes that a holder receives per update of a sum, and sends per sum."""
+    masking_s: dict[str, float]
+    """Emulated seconds of masking an update, by profile."""
+
+
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the whole run; table ``meta`` has one row of JSON for each field. See `Store.set_meta`."""
 
@@ -226,6 +240,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     clock: str = ""
     seed: int = 0
     clients: int = 0
+    secure: SecureCost | None = None
+    """Secure aggregation; None if the server reads updates."""
     attackers: list[int] = []
     """Clients that send harmful updates."""
     processes: int = 0

@@ -20,7 +20,7 @@ from edgefl.host.verdict import Conditions
 from edgefl.results.energy import energy_of
 from edgefl.results.phase import phase_of
 from edgefl.results.record import Record
-from edgefl.results.rows import FATES, EvaluationRow
+from edgefl.results.rows import FATES, EvaluationRow, SecureCost
 from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.spending import Spending, spending, summary_of
 
@@ -472,6 +472,18 @@ def _staleness(record: Record) -> dict[str, Any]:
     return {**spread(staleness[used]), "arrived": spread(staleness[known]), "by_profile": by_profile}
 
 
+def _secure(cost: SecureCost) -> dict[str, Any]:
+    """Settings and costs of secure aggregation."""
+    return {
+        **msgspec.structs.asdict(cost.settings),
+        "step": cost.step,
+        "share_bytes_per_trip": cost.share_bytes,
+        "holder_bytes_per_update": cost.held_bytes[0],
+        "holder_bytes_per_version": cost.held_bytes[1],
+        "masking_s": {name: rounded(seconds) for name, seconds in cost.masking_s.items()},
+    }
+
+
 def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.float64]) -> dict[str, Any]:
     """Applied weight and accuracy by honest and attacking clients; ``share`` is `applied_weight`.
 
@@ -514,6 +526,7 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
     groups = {name: share[profile == name] for name in [*profiles_by_speed(record), ""]}
     training = np.isin(clients, record.trips["client"])
     return {
+        **({"secure": _secure(record.meta.secure)} if record.meta.secure is not None else {}),
         **({"attackers": _attackers(record, clients, share)} if record.meta.attackers else {}),
         "slow_phones": {
             "profiles": list(group.profiles),

@@ -35,6 +35,7 @@ from edgefl.devices.fleet import (
     fleet_of,
     in_phase,
     kinds_of,
+    masking_time_s,
     network_of,
 )
 from edgefl.devices.link import mean_mbps
@@ -50,7 +51,7 @@ from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Source, source_of
-from edgefl.results.rows import ClientRow
+from edgefl.results.rows import ClientRow, SecureCost
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail
@@ -245,6 +246,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         clock=experiment.clock.kind,
         seed=experiment.seed,
         clients=len(trips.examples),
+        secure=_secure_cost(experiment, trips),
         attackers=list(attacking_clients(experiment.fleet.attackers, len(trips.examples), experiment.seed)),
         processes=plan.workers,
         transport=experiment.server.transport,
@@ -265,6 +267,19 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         toml=config.dump(experiment),
     )
     store.clients(_ClientRows(plan, trips))
+
+
+def _secure_cost(experiment: Experiment, trips: Trips) -> SecureCost | None:
+    """Return what secure aggregation adds to trips and versions; None without it."""
+    rules, settings = trips.rules, experiment.server.secure
+    if rules is None or settings is None:
+        return None
+    seconds = {}
+    for info in kinds_of(fleet_of(experiment)).values():
+        device = device_of(experiment, info.client, info.profile)
+        seconds[device.id] = masking_time_s(device, rules)
+    held = (rules.sealed_bytes, rules.held_bytes)
+    return SecureCost(settings, rules.fixed.step, rules.overhead_bytes, held, seconds)
 
 
 class _ClientRows(LazySequence[ClientRow]):

@@ -86,6 +86,12 @@ def test_masking_and_shares_are_part_of_a_trip(tmp_path: Path) -> None:
     assert first[1]["up_bytes"] - first[0]["up_bytes"] == rules.overhead_bytes > 4 * size
     assert first[1]["compute_s"] > first[0]["compute_s"]
     assert first[1]["up_s"] > first[0]["up_s"]
+    cost = summary(masked)["secure"]
+    assert cost["share_bytes_per_trip"] == rules.overhead_bytes
+    assert set(cost["masking_s"]) == {"pixel-4", "moto-g4"}
+    assert min(cost["masking_s"].values()) > 0
+    assert "secure" not in summary(plain)
+    assert "The server learns weighted sums of at least 2 clients" in (masked / "report.html").read_text()
 
 
 def test_a_run_under_the_wall_clock(tmp_path: Path) -> None:
