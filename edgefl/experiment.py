@@ -217,18 +217,22 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Secure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Secure aggregation: the server learns weighted sums of updates and no single one (docs/secure.md)."""
 
+    kind: Literal["masks", "trusted"] = "masks"
+    """``masks``: one-time coded masks, which clients remove from sums together; ``trusted``: a process of its
+    own opens encrypted updates and releases sums."""
     clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
-    """Limit of the magnitude of each element of an update."""
+    """``masks``: limit of the magnitude of each element of an update."""
     resolution: Annotated[int, Meta(ge=1, le=4096)] = 256
-    """Weights are rounded to multiples of a sum's largest weight divided by ``resolution``."""
+    """``masks``: weights are rounded to multiples of a sum's largest weight divided by ``resolution``;
+    ``trusted``: clients with less than this share do not count for ``least_clients``."""
     holders: Annotated[int, Meta(ge=2, le=1000)] = 5
-    """N: number of clients, drawn by the seed, that hold shares of all masks."""
+    """``masks``: N: number of clients, drawn by the seed, that hold shares of all masks."""
     recover: Annotated[int, Meta(ge=2, le=1000)] = 4
-    """U: number of holders whose shares recover a sum; above (N + T) / 2."""
+    """``masks``: U: number of holders whose shares recover a sum; above (N + T) / 2."""
     private: Annotated[int, Meta(ge=1, le=1000)] = 1
-    """T: number of holders that together with the server learn nothing but sums."""
+    """``masks``: T: number of holders that together with the server learn nothing but sums."""
     least_clients: Annotated[int, Meta(ge=2, le=10**6)] = 2
-    """Minimum number of clients in a sum; holders refuse to help with fewer."""
+    """Minimum number of clients in a sum; sums of fewer are refused."""
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -246,7 +250,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Kernel back end that sums updates; ``auto``: the one in ``EDGEFL_BACKEND``, else the fastest CPU back
     end."""
     secure: Secure | None = None
-    """Mask updates; None: the server reads them."""
+    """Hide updates from the server; None: the server reads them."""
     heartbeat_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 5.0
     """Wall seconds without a heartbeat after which a client counts as hung. Clients send three heartbeats in
     this time."""

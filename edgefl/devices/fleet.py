@@ -30,6 +30,7 @@ from edgefl.strategies.base import Client, Strategy
 
 if TYPE_CHECKING:
     from edgefl.secure.coded import Rules
+    from edgefl.secure.trusted import TrustedRules
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -245,7 +246,7 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
     return any(_profile(profile).exact for profile, _ in kinds_of(clients))
 
 
-def masking_time_s(device: Device, rules: Rules) -> float:
+def masking_time_s(device: Device, rules: Rules | TrustedRules) -> float:
     """Seconds of masking an update on one core: bytes through the cipher, and bytes moved by arithmetic.
 
     The rates are those of AES-256-CBC and of memcpy on the device's fastest core. 0 if the profile does not
@@ -304,7 +305,7 @@ class Trips:
         *,
         transfers_apart: bool = False,
         first_tasks: int = 0,
-        rules: Rules | None = None,
+        rules: Rules | TrustedRules | None = None,
     ) -> None:
         self._experiment, self._clients, self.examples = experiment, clients, examples
         self._apart, self._first_tasks = transfers_apart, first_tasks

@@ -235,19 +235,21 @@ def _secure(found: dict[str, Any] | None) -> list[str]:
     """The card that says who is protected from whom by secure aggregation, and what it costs."""
     if found is None:
         return []
-    about = (
-        f"The server learns weighted sums of at least {found['least_clients']} clients' updates and no single "
-        f"update, even together with {found['private']} of {found['holders']} holders; {found['recover']} of "
-        f"them unmask a sum. Elements are limited to ±{found['clip']:g} and rounded to multiples of "
-        f"{found['step']:.3g}, weights to 1/{found['resolution']} of the largest. "
-        "Sums and models themselves are not protected."
-    )
-    rows = [
-        ["Shares in an upload", f"{found['share_bytes_per_trip']:,} bytes"],
-        ["A holder receives per update", f"{found['holder_bytes_per_update']:,} bytes"],
-        ["A holder sends per version", f"{found['holder_bytes_per_version']:,} bytes"],
-        *([f"Masking on {name}", f"{seconds:.3g} s"] for name, seconds in found["masking_s"].items()),
-    ]
+    rows = [["Added to an upload", f"{found['share_bytes_per_trip']:,} bytes"]]
+    about = f"The server learns weighted sums of at least {found['least_clients']} clients' updates and no "
+    if found["kind"] == "trusted":
+        about += "single update: a process of its own opens encrypted updates and releases their sum. "
+    else:
+        about += f"single update, even together with {found['private']} of {found['holders']} holders; "
+        about += f"{found['recover']} of them unmask a sum. Elements are limited to ±{found['clip']:g} and "
+        about += f"rounded to multiples of {found['step']:.3g}, "
+        about += f"weights to 1/{found['resolution']} of the largest. "
+        rows += [
+            ["A holder receives per update", f"{found['holder_bytes_per_update']:,} bytes"],
+            ["A holder sends per version", f"{found['holder_bytes_per_version']:,} bytes"],
+        ]
+    about += "Sums and models themselves are not protected."
+    rows += [[f"Masking on {name}", f"{seconds:.3g} s"] for name, seconds in found["masking_s"].items()]
     return [page.card("Secure aggregation", about, html_table(["Cost", ">Amount"], rows), wide=False)]
 
 

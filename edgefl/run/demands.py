@@ -13,8 +13,8 @@ from edgefl.host.capacity import TRIP_OVERHEAD_S, Burst, Demand, TimeScale, choo
 from edgefl.parameters.buffer import Shape, blocks, ring_entries
 from edgefl.results.tail import TAIL_BYTES
 from edgefl.run import control
+from edgefl.run.hidden import check_secure, rules_of
 from edgefl.run.hosting import Share
-from edgefl.run.masked import check_secure, rules_of
 from edgefl.run.slots import ENTRIES_NOT_LENT
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy

@@ -61,7 +61,7 @@ from edgefl.run.connection import ServerSocket
 from edgefl.run.engine import Engine, WriteAhead
 from edgefl.run.evaluation import EvaluationQueue
 from edgefl.run.gate import Gate
-from edgefl.run.masked import MaskedSums, rules_of
+from edgefl.run.hidden import HiddenSums, rules_of
 from edgefl.run.peers import PeerLifecycle, Peers
 from edgefl.run.progress import Gauge, Stopwatch
 from edgefl.run.server import ServerLoop
@@ -104,7 +104,7 @@ def build(
     buffer: ParameterBuffer,
     store: Store,
     socket: ServerSocket,
-    masked: MaskedSums | None,
+    hidden: HiddenSums | None,
 ) -> ServerLoop:
     """Build the loop and the parts of a new run, or of one that continues."""
     experiment, prepared = plan.experiment, plan.prepared
@@ -113,7 +113,7 @@ def build(
     source = source_of(experiment, Path(plan.run_dir), fresh=not (plan.resume or plan.recover))
     virtual, transport = experiment.clock.kind == "virtual", experiment.server.transport
     aggregator = Aggregator.of(experiment, strategy, buffer, prepared.size, source, prepared.buffers)
-    aggregator.masked = masked
+    aggregator.hidden = hidden
     aggregator.lends = transport == "shm" and not virtual and not plan.door
     down_bytes, up_bytes = 4 * buffer.shape.size, buffer.shape.update_bytes
     examples, apart = control.column(prepared.examples), strategy.transfers_apart
@@ -126,7 +126,7 @@ def build(
         up_bytes,
         transfers_apart=apart,
         first_tasks=first_tasks(experiment, strategy, len(clients)),
-        rules=None if aggregator.masked is None else aggregator.masked.rules,
+        rules=None if aggregator.hidden is None else aggregator.hidden.rules,
     )
     core = core_of(experiment, strategy, KnownClients(trips), source)
     dynamics = dynamics_of(experiment, clients, trips)
@@ -186,17 +186,17 @@ def build(
 
 
 @contextlib.contextmanager
-def _masked(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[MaskedSums | None]:
-    """The run's masked sums, whose holders have a process; None if the server reads updates."""
+def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums | None]:
+    """The run's sums of hidden updates, and their process; None if the server reads updates."""
     experiment, clients = plan.experiment, len(fleet_of(plan.experiment))
     rules = rules_of(experiment, resolve(experiment.strategy, [Path(plan.base)]), plan.prepared.size, clients)
     if rules is None:
         yield None
         return
-    from edgefl.run.holders import HolderProcess
+    from edgefl.run.secure_process import SecureProcess
 
-    with closing(HolderProcess(experiment, Path(plan.run_dir), clients, rules, buffer)) as holders:
-        yield MaskedSums(rules, holders)
+    with closing(SecureProcess(experiment, Path(plan.run_dir), clients, rules, buffer)) as process:
+        yield HiddenSums(rules, process)
 
 
 def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client], source: Source) -> Core:
@@ -278,8 +278,7 @@ def _secure_cost(experiment: Experiment, trips: Trips) -> SecureCost | None:
     for info in kinds_of(fleet_of(experiment)).values():
         device = device_of(experiment, info.client, info.profile)
         seconds[device.id] = masking_time_s(device, rules)
-    held = (rules.sealed_bytes, rules.held_bytes)
-    return SecureCost(settings, rules.fixed.step, rules.overhead_bytes, held, seconds)
+    return SecureCost(settings, rules.step, rules.overhead_bytes, rules.held_bytes, seconds)
 
 
 class _ClientRows(LazySequence[ClientRow]):
@@ -366,10 +365,10 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
             kernels.page_locked(buffer.memory, plan.experiment.server.kernel_backend),
             Store(Path(plan.run_dir), create=False) as store,
             closing(ServerSocket(largest_bytes, plan.door)) as socket,
-            _masked(plan, buffer) as masked,
+            _hidden(plan, buffer) as hidden,
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():
-                loop = build(channel, plan, buffer, store, socket, masked)
+                loop = build(channel, plan, buffer, store, socket, hidden)
             # Skip collection of objects that live as long as the run, and collect rarely.
             gc.freeze()
             gc.set_threshold(YOUNG_OBJECTS)

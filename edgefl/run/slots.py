@@ -27,7 +27,7 @@ from edgefl.parameters.buffer import ParameterBuffer, Raw, SlotState, blocks, wi
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import Source
 from edgefl.results.rows import Aggregation
-from edgefl.run.masked import MaskedSums
+from edgefl.run.hidden import HiddenSums
 from edgefl.secure import SecureError
 from edgefl.strategies.base import Strategy, VectorSum
 from edgefl.strategies.base import Update as HeldUpdate
@@ -68,7 +68,7 @@ class SumResult(msgspec.Struct):
     weights: tuple[float, ...] = ()
     """The weights that `Strategy.combine` chose; empty: those of the step."""
     refused: str = ""
-    """Reason why a masked sum was refused; all its tasks are bad."""
+    """Reason why a sum of hidden updates was refused; all its tasks are bad."""
 
 
 @dataclass
@@ -96,8 +96,8 @@ class Aggregator:
     """Names of the vectors that only the server has, stored after the optimiser's in a ring entry."""
     statistics: int = 0
     """Number of elements at the model's end that are averaged and skip the optimiser."""
-    masked: MaskedSums | None = None
-    """Sums of masked updates; None if the server reads updates."""
+    hidden: HiddenSums | None = None
+    """Sums of hidden updates; None if the server reads updates."""
     combine: Callable[[Rows, Sequence[float]], list[float] | Floats] | None = None
     """Combines the updates of a strategy that reads them: `edgefl.core.strategy_calls.combined`."""
 
@@ -390,8 +390,8 @@ class Aggregator:
         updates, scales = self._updates(slots, block)
         weights, scaled = list(action.weights), buffer.shape.update_format.scaled
         model = buffer.model(entry)[block]
-        if self.masked is not None:
-            return self._make_masked(action, slots, entry)
+        if self.hidden is not None:
+            return self._make_hidden(action, slots, entry)
         if self.privacy is not None and action.clip_norm is not None:
             pairs = zip(updates, scales, strict=True)
             squares = [kernels.sq_norm(update, self._backend, scale=scale) for update, scale in pairs]
@@ -431,19 +431,19 @@ class Aggregator:
             seen = [with_scales(one, buffer.scales(slot)) for one, slot in zip(seen, slots, strict=True)]
         return norms[: len(slots)].tolist(), tuple(seen)
 
-    def _make_masked(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
-        """Write the next model from the sum of masked updates.
+    def _make_hidden(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
+        """Write the next model from the sum of hidden updates.
 
-        Return bounds of the updates' squared norms, and the masked updates' checksums.
+        Return bounds of the updates' squared norms, and the hidden updates' checksums.
         """
-        assert self.masked is not None
-        buffer, fixed = self.buffer, self.masked.rules.fixed
+        assert self.hidden is not None
+        buffer = self.buffer
         seen = tuple(kernels.checksum(buffer.slot(slot), self._backend) for slot in slots)
-        bounds = [buffer.shape.size * fixed.clip**2] * len(slots)
+        bounds = [buffer.shape.size * self.hidden.rules.clip**2] * len(slots)
         if seen != tuple(buffer.checksum[slot] for slot in slots):
             return bounds, seen  # an altered update: the caller drops it, and no holder is asked
         clients = [self.leases[task].client for task in action.tasks]
-        total, unit = self.masked.sum(buffer, slots, clients, action.weights)
+        total, unit = self.hidden.sum(buffer, slots, clients, action.weights)
         self._step(action, entry, [total], [unit], [None])
         return bounds, seen
 

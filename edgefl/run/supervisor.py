@@ -53,8 +53,8 @@ from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.run import control
 from edgefl.run.demands import checked, shape_of, wall_scale
+from edgefl.run.hidden import phones_secret
 from edgefl.run.hosting import Hosts, ThisHost
-from edgefl.run.masked import phones_secret
 from edgefl.run.view import RunView, make_view
 from edgefl.run.web import with_page
 from edgefl.strategies import resolve

@@ -12,7 +12,7 @@ from edgefl import failpoints, kernels
 from edgefl.kernels.arguments import Floats, Update
 from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import ParameterBuffer, Raw, blocks, with_scales
-from edgefl.run.masked import Phones
+from edgefl.run.hidden import Phones
 from edgefl.run.messages import Cut, Task, TaskResult, TripTimes
 from edgefl.strategies.base import TripInputs, Until
 

@@ -38,7 +38,7 @@ from edgefl.loading import load_attribute
 from edgefl.parameters.buffer import FORMATS
 from edgefl.run.assessor import Assessor
 from edgefl.run.control import Fingerprint, FirstTrip, Prepared
-from edgefl.run.masked import rules_of
+from edgefl.run.hidden import rules_of
 from edgefl.run.messages import ClientScores
 from edgefl.seeds import stream
 from edgefl.strategies import resolve

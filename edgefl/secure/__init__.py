@@ -5,6 +5,7 @@
     keys.py       key agreement and authenticated encryption between clients
     coding.py     codes that split a mask into N shares, of which T reveal nothing and U recover it
     coded.py      one-time coded masks (LightSecAgg), for buffers of updates of different versions
+    trusted.py    a trusted aggregator in a process of its own: sealed updates, plain sums
     pairwise.py   pairwise masks (Bonawitz et al.), for rounds
 
 All arithmetic is modulo the prime p, by the kernels of `edgefl.kernels.field`: fixed-point numbers, masks and
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 from edgefl.errors import EdgeflError
 
+ID_BYTES = 16
+"""Bytes of the id of a mask or a sealed update."""
 SECRET_FILE = "phones.key"
 """File in a run's folder with the secret of the phones' keys; deleted when the run is done."""
 USED_FILE = "phones.used"

@@ -22,15 +22,13 @@ import numpy as np
 from edgefl import kernels
 from edgefl.kernels.arguments import Floats
 from edgefl.kernels.field import PRIME, Words
-from edgefl.secure import SecureError, masks
+from edgefl.secure import ID_BYTES, SecureError, masks
 from edgefl.secure.coding import Code
 from edgefl.secure.fixed import FixedPoint
 from edgefl.secure.keys import TAG_BYTES, KeyPair
 
-ID_BYTES = 16
 
-
-class Rules(msgspec.Struct, frozen=True):
+class Rules(msgspec.Struct, frozen=True, tag="masks"):
     """What sender, holders and server of a run agree on."""
 
     code: Code
@@ -68,9 +66,19 @@ class Rules(msgspec.Struct, frozen=True):
         return 12 * self.code.size + 4 * self.code.holders * (self.code.recover + 1) * self.code.share_size
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes that a holder sends per sum; it receives a sealed share per update."""
-        return 4 * self.code.share_size
+    def held_bytes(self) -> tuple[int, int]:
+        """Bytes that a holder receives per update of a sum, and sends per sum."""
+        return self.sealed_bytes, 4 * self.code.share_size
+
+    @property
+    def step(self) -> float:
+        """Resolution of the encoded elements."""
+        return self.fixed.step
+
+    @property
+    def clip(self) -> float:
+        """Limit of the magnitude of an element."""
+        return self.fixed.clip
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):

@@ -21,7 +21,7 @@ from edgefl.lab.verify import verify
 from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.run.demands import checked
-from edgefl.run.masked import rules_of
+from edgefl.run.hidden import rules_of
 from edgefl.strategies import resolve
 
 from .disturbed import check_every_kill_was_certain, killed
@@ -32,6 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 
 SECURE = Secure(clip=1.0, resolution=64, holders=4, recover=3, private=1)
 MASKED = Server(secure=SECURE, heartbeat_s=PATIENCE_S)
+TRUSTED = Server(secure=Secure(kind="trusted"), heartbeat_s=PATIENCE_S)
 TIMED = Fleet(devices={"paper-exponential": 8}, network="none")
 """Trips whose drawn times include everything: masking does not change the order of events."""
 
@@ -56,6 +57,20 @@ def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(strategy: st
     assert masked["dropped_updates"] == 0
     change = np.abs(model(tmp_path / "masked") - model(tmp_path / "plain")).max()
     assert 0 < change < 0.01 * np.abs(model(tmp_path / "plain")).max()
+
+
+@pytest.mark.parametrize("strategy", ["fedbuff", "fedavg"])
+def test_a_trusted_aggregator_gives_the_plain_run_within_float32s_rounding(
+    strategy: str, tmp_path: Path
+) -> None:
+    fields = {"cohort": 4} if strategy == "fedavg" else {"buffer_size": 3}
+    wanted = virtual(fleet=TIMED, strategy={"name": strategy, **fields})
+    plain = finished(wanted, tmp_path / "plain")
+    trusted = finished(msgspec.structs.replace(wanted, server=TRUSTED), tmp_path / "trusted")
+    assert trusted["client_trips"] == plain["client_trips"]
+    change = np.abs(model(tmp_path / "trusted") - model(tmp_path / "plain")).max()
+    assert change < 1e-5 * np.abs(model(tmp_path / "plain")).max()
+    assert trusted["secure"]["share_bytes_per_trip"] == 32
 
 
 def test_the_same_bits_for_any_workers_and_transport(tmp_path: Path) -> None:
@@ -103,11 +118,12 @@ def test_a_run_under_the_wall_clock(tmp_path: Path) -> None:
         verify(tmp_path / "run")
 
 
+@pytest.mark.parametrize("server", [MASKED, TRUSTED], ids=["masks", "trusted"])
 def test_servers_killed_around_sums_give_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The holders answer a repeated request, and refuse no recomputed update."""
-    wanted = virtual(server=MASKED, stop=Stop(versions=40))
+    """A repeated request has the same answer, and no recomputed update is refused."""
+    wanted = virtual(server=server, stop=Stop(versions=40))
     calm = finished(wanted, tmp_path / "calm")
     points = ["sum:0:5", "summed:1:9", "published:2:4", "event:3:50"]
     folder = tmp_path / "killed"
@@ -121,7 +137,7 @@ def test_killed_holders_are_started_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = Command.run(experiment(server=MASKED, stop=Stop(versions=30)), folder)
     wait_for_versions(folder, 3, command)
-    command.child("edgefl-holders").kill()
+    command.child("edgefl-secure").kill()
     command.ends()
     assert summary(folder)["versions"] == 30
     assert summary(folder)["dropped_updates"] == 0
@@ -234,12 +250,14 @@ def summary_versions(folder: Path) -> int:
         return len(record.versions["version"])
 
 
-def test_the_server_holds_no_unmasked_update(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("server", "places"),
+    [(Server(heartbeat_s=PATIENCE_S), {"memory", "files"}), (MASKED, set()), (TRUSTED, set())],
+    ids=["plain", "masks", "trusted"],
+)
+def test_the_server_holds_no_readable_update(server: Server, places: set[str], tmp_path: Path) -> None:
     """Memory, journal and checkpoints, searched byte for byte; the same search finds plain updates."""
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "masked").mkdir()
-    assert places_of_updates(tmp_path / "plain", Server(heartbeat_s=PATIENCE_S)) == {"memory", "files"}
-    assert places_of_updates(tmp_path / "masked", MASKED) == set()
+    assert places_of_updates(tmp_path, server) == places
 
 
 # ---- refused at the door -------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Secure aggregation in a run: its rules, the phones' keys, and the server's masked sums.
+"""Secure aggregation in a run: its rules, the phones' keys, and the server's sums of hidden updates.
 
-The phones' keys are derived from one secret, which the zygote's processes and the holders' process have and
-the server's process does not. An update in its slot is the masked numbers, the mask's id, and a sealed share
-of the mask for each holder.
+The phones' keys are derived from one secret, which the zygote's processes and `edgefl.run.secure_process`
+have and the server's process does not.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import secrets
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,16 +22,17 @@ from edgefl.experiment import Experiment
 from edgefl.files import flush_folder, read
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, Raw
-from edgefl.secure import SECRET_FILE, SecureError
+from edgefl.secure import ID_BYTES, SECRET_FILE, SecureError
 from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from edgefl.secure.coded import Answer, Rules, Sender
+    from edgefl.run.secure_process import SecureProcess
+    from edgefl.secure.coded import Rules, Sender
     from edgefl.secure.keys import KeyPair
+    from edgefl.secure.trusted import TrustedRules
 
 SECRET_BYTES = 32
-ID_BYTES = 16
 
 
 def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> None:
@@ -54,6 +54,13 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
     if experiment.server.update_format != "float32":
         rounded = experiment.server.update_format
         raise ConfigError(f"server.update_format: must be 'float32' with [server.secure], got {rounded!r}")
+    if secure.least_clients > (held := strategy.max_held(clients)):
+        raise ConfigError(
+            f"server.secure.least_clients: at most {held}, the updates that {name!r} sums, "
+            f"got {secure.least_clients}"
+        )
+    if secure.kind == "trusted":
+        return
     if secure.holders > clients:
         raise ConfigError(f"server.secure.holders: at most {clients}, the clients, got {secure.holders}")
     if not secure.private < secure.recover <= secure.holders:
@@ -65,14 +72,11 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
             f"server.secure.recover: at least {least} with {secure.holders} holders and private = "
             f"{secure.private}, got {secure.recover}; with fewer, one mask could be used in two sums"
         )
-    if secure.least_clients > (held := strategy.max_held(clients)):
-        raise ConfigError(
-            f"server.secure.least_clients: at most {held}, the updates that {name!r} sums, "
-            f"got {secure.least_clients}"
-        )
 
 
-def rules_of(experiment: Experiment, strategy: Strategy, size: int, clients: int) -> Rules | None:
+def rules_of(
+    experiment: Experiment, strategy: Strategy, size: int, clients: int
+) -> Rules | TrustedRules | None:
     """Return the rules of the run's secure aggregation, None without."""
     secure = experiment.server.secure
     if secure is None:
@@ -80,7 +84,10 @@ def rules_of(experiment: Experiment, strategy: Strategy, size: int, clients: int
     from edgefl.secure.coded import Rules
     from edgefl.secure.coding import Code
     from edgefl.secure.fixed import FixedPoint
+    from edgefl.secure.trusted import TrustedRules
 
+    if secure.kind == "trusted":
+        return TrustedRules(size, secure.least_clients, secure.resolution)
     code = Code(size, secure.holders, secure.recover, secure.private)
     fixed = FixedPoint(secure.clip, strategy.max_held(clients) * secure.resolution)
     return Rules(code, fixed, secure.resolution, secure.least_clients)
@@ -108,24 +115,37 @@ def phones_secret(experiment: Experiment, folder: Path) -> bytes:
 
 
 class Phones:
-    """The keys of the run's phones."""
+    """The keys of the run's phones, and of the trusted aggregator."""
 
-    def __init__(self, secret: bytes, seed: int, clients: int, rules: Rules) -> None:
-        self._secret, self._clients, self._rules = secret, clients, rules
-        drawn = stream(seed, "holders").choice(clients, rules.code.holders, replace=False)
-        self.holders: list[int] = sorted(map(int, drawn))
-        """Clients that hold shares; holder j is the j-th of them."""
+    def __init__(self, secret: bytes, seed: int, clients: int, rules: Rules | TrustedRules) -> None:
+        self._secret, self._clients, self._rules, self._seed = secret, clients, rules, seed
         self._keys: dict[int, KeyPair] = {}
         self._senders: dict[int, Sender] = {}
 
+    @cached_property
+    def holders(self) -> list[int]:
+        """Clients that hold shares, drawn by the seed; holder j is the j-th of them."""
+        from edgefl.secure.coded import Rules
+
+        assert isinstance(self._rules, Rules)
+        drawn = stream(self._seed, "holders").choice(self._clients, self._rules.code.holders, replace=False)
+        return sorted(map(int, drawn))
+
     def keys(self, client: int) -> KeyPair:
         """Return a client's keys."""
+        if client not in self._keys:
+            self._keys[client] = self._derived(b"client %d" % client)
+        return self._keys[client]
+
+    @cached_property
+    def aggregator(self) -> KeyPair:
+        """The trusted aggregator's keys."""
+        return self._derived(b"aggregator")
+
+    def _derived(self, name: bytes) -> KeyPair:
         from edgefl.secure.keys import KeyPair
 
-        if client not in self._keys:
-            private = hashlib.blake2b(b"client %d" % client, key=self._secret, digest_size=32).digest()
-            self._keys[client] = KeyPair(private)
-        return self._keys[client]
+        return KeyPair(hashlib.blake2b(name, key=self._secret, digest_size=32).digest())
 
     def public(self, client: int) -> bytes | None:
         """Return a client's public key, None for an unknown client."""
@@ -136,23 +156,32 @@ class Phones:
         return {number: self.keys(client).public for number, client in enumerate(self.holders, start=1)}
 
     def write(self, raw: Raw, update: Floats, client: int, task: int) -> None:
-        """Write a client's masked update, with the mask's id and sealed shares, to the bytes of its slot."""
-        from edgefl.secure.coded import Sender
+        """Write a client's hidden update to the bytes of its slot.
 
+        With masks: the masked numbers, the mask's id, and the holders' sealed shares. For a trusted
+        aggregator: the encrypted numbers, the update's id, and the cipher's tag.
+        """
+        from edgefl.secure.coded import Rules, Sender
+        from edgefl.secure.trusted import seal
+
+        size, rules = 4 * update.size, self._rules
+        if not isinstance(rules, Rules):
+            name, sealed = seal(self.keys(client), self.aggregator.public, client, task, update)
+            raw[:size] = np.frombuffer(sealed, np.uint8, size)
+            raw[size:] = np.frombuffer(name + sealed[size:], np.uint8)
+            return
         if client not in self._senders:
-            self._senders[client] = Sender(client, self.keys(client), self._publics, self._rules)
-        size = 4 * self._rules.code.size
-        name, sealed = self._senders[client].mask(raw[:size].view(np.uint32), update, task)
-        raw[size:] = np.frombuffer(b"".join((name, *sealed)), np.uint8)
+            self._senders[client] = Sender(client, self.keys(client), self._publics, rules)
+        name, shares = self._senders[client].mask(raw[:size].view(np.uint32), update, task)
+        raw[size:] = np.frombuffer(b"".join((name, *shares)), np.uint8)
 
 
 # ---- the server ----------------------------------------------------------------------------------
 
 
-def mask_id(raw: Raw, rules: Rules) -> bytes:
-    """Return the mask's id of an update's bytes."""
-    start = 4 * rules.code.size
-    return raw[start : start + ID_BYTES].tobytes()
+def id_of(raw: Raw, size: int) -> bytes:
+    """Return the id in the bytes of an update with ``size`` numbers."""
+    return raw[4 * size : 4 * size + ID_BYTES].tobytes()
 
 
 def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
@@ -161,33 +190,38 @@ def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
     return raw[start : start + rules.sealed_bytes].tobytes()
 
 
-class Holders(Protocol):
-    """The phones that hold shares of masks, as the server reaches them."""
-
-    def answers(self, members: Sequence[tuple[int, int, int]]) -> list[Answer]:
-        """Return each holder's answer for the updates in ``members``: (client, slot, weight)."""
+def sealed_update(raw: Raw, size: int) -> bytes:
+    """Return the encrypted update in an update's bytes, with its tag."""
+    return raw[: 4 * size].tobytes() + raw[4 * size + ID_BYTES :].tobytes()
 
 
-class MaskedSums:
-    """The server's half of secure aggregation: weighted sums of masked updates in their slots."""
+class HiddenSums:
+    """The server's half of secure aggregation: weighted sums of hidden updates in their slots."""
 
-    def __init__(self, rules: Rules, holders: Holders) -> None:
-        self.rules, self._holders = rules, holders
+    def __init__(self, rules: Rules | TrustedRules, process: SecureProcess) -> None:
+        self.rules, self._process = rules, process
 
     def sum(
         self, buffer: ParameterBuffer, slots: Sequence[int], clients: Sequence[int], weights: Sequence[float]
     ) -> tuple[Floats, float]:
-        """Return Σ n_k Δ_k and the unit of the weights, w_k ≈ n_k · unit. `SecureError` if it is refused."""
-        from edgefl.secure.coded import check_members, unmasked
+        """Return a vector and its factor, whose product is Σ w_k Δ_k. `SecureError` if it is refused."""
+        from edgefl.secure.coded import Rules, check_members, unmasked
         from edgefl.secure.fixed import integer_weights
 
+        rules = self.rules
+        if not isinstance(rules, Rules):
+            chosen = [one for one in zip(clients, slots, weights, strict=True) if one[2]]
+            reply = self._process.ask(chosen)
+            if reply.refused:
+                raise SecureError(reply.refused)
+            return np.frombuffer(reply.total, np.float32), 1.0
         try:
-            whole, unit = integer_weights(weights, self.rules.resolution)
+            whole, unit = integer_weights(weights, rules.resolution)
         except ValueError as error:
             raise SecureError(str(error)) from None
         members = [one for one in zip(clients, slots, whole, strict=True) if one[2]]
-        named = [(client, mask_id(buffer.raw(slot), self.rules), n) for client, slot, n in members]
-        check_members(self.rules, named)
+        named = [(client, id_of(buffer.raw(slot), rules.code.size), n) for client, slot, n in members]
+        check_members(rules, named)
         updates = [buffer.slot(slot).view(np.uint32) for _, slot, _ in members]
-        answers = self._holders.answers(members)
-        return unmasked(self.rules, updates, [n for *_, n in members], answers), unit
+        answers = self._process.ask(members).answers
+        return unmasked(rules, updates, [n for *_, n in members], answers), unit

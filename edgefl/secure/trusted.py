@@ -1,0 +1,145 @@
+"""A trusted aggregator: a process of its own that opens sealed updates and releases weighted sums only.
+
+It stands for a trusted execution environment, as FedBuff's paper proposes. Clients seal their update for the
+aggregator's key; the server stores and relays ciphertext. The aggregator opens the updates of a sum, checks
+the request as a holder of masks would, and returns Σ w_k Δ_k. Sums have the bits of a plain sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from edgefl import kernels
+from edgefl.kernels.arguments import Floats
+from edgefl.secure import ID_BYTES, SecureError
+from edgefl.secure.keys import TAG_BYTES, KeyPair
+
+
+class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
+    """What clients, aggregator and server of a run agree on."""
+
+    size: int
+    """Elements of an update."""
+    least_clients: int
+    """Minimum number of clients in a sum; clients with less than the largest weight / ``resolution`` do not
+    count."""
+    resolution: int = 256
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes that an upload has in addition to the encrypted update: its id and its tag."""
+        return ID_BYTES + TAG_BYTES
+
+    @property
+    def cipher_bytes(self) -> int:
+        """Bytes that a client encrypts per upload."""
+        return 4 * self.size
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a client's arithmetic reads and writes per upload: none."""
+        return 0
+
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """Bytes that holders receive and send: there are none."""
+        return 0, 0
+
+    @property
+    def step(self) -> float:
+        """Resolution of the elements: 0, they are not rounded."""
+        return 0.0
+
+    @property
+    def clip(self) -> float:
+        """Limit of the magnitude of an element: none below float32's."""
+        return 3e38
+
+
+class SealedUpdate(msgspec.Struct, frozen=True):
+    """An encrypted update with its id, and its client and weight in a sum."""
+
+    client: int
+    name: bytes
+    weight: float
+    sealed: bytes
+
+
+def seal(keys: KeyPair, aggregator: bytes, client: int, trip: int, update: Floats) -> tuple[bytes, bytes]:
+    """Return the id and the ciphertext of a trip's update for the ``aggregator``'s public key.
+
+    The id, and with it the key, are derived from the client's private key, the trip and the update's content:
+    a repeated trip sends the same bytes, and no key encrypts two messages. Raises `SecureError` if the update
+    has a number that is not finite.
+    """
+    if not np.isfinite(kernels.sq_norm(update)):
+        raise SecureError("the update is not finite")
+    content = hashlib.blake2b(b"%d %d " % (client, trip), key=keys.private, digest_size=ID_BYTES)
+    data = np.ascontiguousarray(update).data
+    content.update(data)
+    name = content.digest()
+    return name, keys.seal(aggregator, _purpose(client, name), data.cast("B"))
+
+
+def _purpose(client: int, name: bytes) -> bytes:
+    return b"update %d " % client + name
+
+
+class TrustedAggregator:
+    """Opens and sums updates. ``clients`` gives a client's public key, or None.
+
+    ``used`` maps the ids of updates that it has summed to the digest of their sum, and is extended.
+    """
+
+    def __init__(
+        self,
+        keys: KeyPair,
+        clients: Callable[[int], bytes | None],
+        rules: TrustedRules,
+        used: dict[bytes, bytes] | None = None,
+    ) -> None:
+        self._keys, self._clients, self._rules = keys, clients, rules
+        self.used: dict[bytes, bytes] = {} if used is None else used
+
+    def sum(self, updates: Sequence[SealedUpdate]) -> Floats:
+        """Σ w_k Δ_k of the updates, float32. Raises `SecureError` if the request is refused."""
+        names = [one.name for one in updates]
+        if len(set(names)) < len(names):
+            raise SecureError("one update is in the sum twice")
+        for one in updates:
+            if not (math.isfinite(one.weight) and one.weight > 0):
+                raise SecureError(f"the weight of client {one.client} is {one.weight}; it must be above 0")
+        least = max((one.weight for one in updates), default=0.0) / self._rules.resolution
+        clients = len({one.client for one in updates if one.weight >= least})
+        if clients < (required := self._rules.least_clients):
+            raise SecureError(f"the sum has updates of {clients} clients; {required} are required")
+        digest = _digest(updates)
+        for one in updates:
+            if self.used.get(one.name, digest) != digest:
+                raise SecureError(f"the update of client {one.client} was used in another sum")
+        opened = [self._open(one) for one in updates]
+        out = np.empty(self._rules.size, np.float32)
+        kernels.weighted_sum(out, None, opened, [one.weight for one in updates])
+        self.used.update(dict.fromkeys(names, digest))
+        return out
+
+    def _open(self, one: SealedUpdate) -> Floats:
+        key = self._clients(one.client)
+        if key is None:
+            raise SecureError(f"client {one.client} is unknown")
+        opened = self._keys.open(key, _purpose(one.client, one.name), one.sealed)
+        if len(opened) != 4 * self._rules.size:
+            raise SecureError(f"the update of client {one.client} has {len(opened)} bytes")
+        return np.frombuffer(opened, np.float32)
+
+
+def _digest(updates: Iterable[SealedUpdate]) -> bytes:
+    """Digest of a sum's clients, updates and weights, in any order."""
+    parts = sorted(b"%d " % one.client + struct.pack("<d", one.weight) + one.name for one in updates)
+    return hashlib.sha256(b"".join(parts)).digest()

@@ -1,0 +1,94 @@
+"""The trusted aggregator: plain sums of sealed updates, and every misuse refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl import kernels
+
+pytest.importorskip("cryptography", reason="needs edgefl[secure]")
+
+from edgefl.secure import SecureError
+from edgefl.secure.keys import KeyPair
+from edgefl.secure.trusted import SealedUpdate, TrustedAggregator, TrustedRules, seal
+
+SIZE = 501
+
+
+class World:
+    def __init__(self, count: int = 4) -> None:
+        self.keys, self.own = [KeyPair.new() for _ in range(count)], KeyPair.new()
+        publics = {client: keys.public for client, keys in enumerate(self.keys)}
+        self.aggregator = TrustedAggregator(self.own, publics.get, TrustedRules(SIZE, least_clients=3))
+        rng = np.random.default_rng(count)
+        self.updates = [rng.standard_normal(SIZE, dtype=np.float32) for _ in self.keys]
+        self.weights = [0.1 * (k + 1) for k in range(count)]
+        pairs = enumerate(zip(self.keys, self.updates, strict=True))
+        sealed = [seal(keys, self.own.public, client, 0, update) for client, (keys, update) in pairs]
+        parts = zip(sealed, self.weights, strict=True)
+        self.sealed = [SealedUpdate(c, name, w, box) for c, ((name, box), w) in enumerate(parts)]
+
+    def refused(self, why: str, **changes: Any) -> None:
+        """Refused with the last update changed."""
+        changed = [*self.sealed[:-1], msgspec.structs.replace(self.sealed[-1], **changes)]
+        with pytest.raises(SecureError, match=why):
+            self.aggregator.sum(changed)
+
+
+def test_a_sum_has_the_bits_of_the_plain_sum() -> None:
+    world, plain = World(), np.empty(SIZE, np.float32)
+    kernels.weighted_sum(plain, None, world.updates, world.weights)
+    assert world.aggregator.sum(world.sealed).tobytes() == plain.tobytes()
+    assert world.aggregator.sum(world.sealed).tobytes() == plain.tobytes()  # a repeated request
+
+
+def test_a_sealed_update_does_not_show_the_update_and_repeats_only_for_the_same_trip() -> None:
+    world = World()
+    keys, update = world.keys[0], world.updates[0]
+    first = world.sealed[0]
+    assert update[:8].tobytes() not in first.sealed
+    assert seal(keys, world.own.public, 0, 0, update) == (first.name, first.sealed)
+    other = seal(keys, world.own.public, 0, 1, update)
+    assert other[0] != first.name
+    assert other[1][:64] != first.sealed[:64]
+
+
+def test_altered_redirected_and_unknown_updates() -> None:
+    world = World()
+    box = world.sealed[-1].sealed
+    world.refused("altered", sealed=bytes([box[0] ^ 1]) + box[1:])
+    world.refused("altered", sealed=world.sealed[0].sealed)
+    world.refused("altered", name=bytes(16))
+    world.refused("client 9 is unknown", client=9)
+
+
+def test_an_update_counts_once() -> None:
+    world = World()
+    world.refused("one update is in the sum twice", name=world.sealed[0].name)
+    world.aggregator.sum(world.sealed)
+    world.refused("was used in another sum", weight=0.2)
+    with pytest.raises(SecureError, match="was used in another sum"):
+        world.aggregator.sum(world.sealed[:3])
+
+
+def test_few_clients_and_weights_that_single_one_out() -> None:
+    world = World()
+    with pytest.raises(SecureError, match="updates of 2 clients; 3 are required"):
+        world.aggregator.sum(world.sealed[:2])
+    light = [msgspec.structs.replace(one, weight=1e-6 * one.weight) for one in world.sealed[2:]]
+    with pytest.raises(SecureError, match="updates of 2 clients; 3 are required"):
+        world.aggregator.sum([*world.sealed[:2], *light])
+    for weight in (0.0, -1.0, float("nan"), float("inf")):
+        world.refused("it must be above 0", weight=weight)
+
+
+def test_wrong_sizes_and_numbers() -> None:
+    world = World()
+    name, box = seal(world.keys[3], world.own.public, 3, 5, np.ones(3, np.float32))
+    world.refused("has 12 bytes", name=name, sealed=box)
+    with pytest.raises(SecureError, match="not finite"):
+        seal(world.keys[3], world.own.public, 3, 5, np.full(3, np.nan, np.float32))
