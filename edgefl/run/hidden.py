@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from edgefl.seeds import stream
 from edgefl.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from edgefl.run.secure_process import SecureProcess
     from edgefl.secure.coded import Rules, Sender
     from edgefl.secure.keys import KeyPair
     from edgefl.secure.trusted import TrustedRules
@@ -195,10 +194,17 @@ def sealed_update(raw: Raw, size: int) -> bytes:
     return raw[: 4 * size].tobytes() + raw[4 * size + ID_BYTES :].tobytes()
 
 
+class SumProcess(Protocol):
+    """The process that unmasks or opens sums: `edgefl.run.secure_process.SecureProcess`."""
+
+    def ask(self, members: Sequence[tuple[int, int, float]]) -> Any:
+        """Return the `SumReply` to a sum of (client, slot, weight)."""
+
+
 class HiddenSums:
     """The server's half of secure aggregation: weighted sums of hidden updates in their slots."""
 
-    def __init__(self, rules: Rules | TrustedRules, process: SecureProcess) -> None:
+    def __init__(self, rules: Rules | TrustedRules, process: SumProcess) -> None:
         self.rules, self._process = rules, process
 
     def sum(

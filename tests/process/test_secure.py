@@ -60,9 +60,7 @@ def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(strategy: st
 
 
 @pytest.mark.parametrize("strategy", ["fedbuff", "fedavg"])
-def test_a_trusted_aggregator_gives_the_plain_run_within_float32s_rounding(
-    strategy: str, tmp_path: Path
-) -> None:
+def test_a_trusted_aggregator_gives_the_plain_run_but_for_rounding(strategy: str, tmp_path: Path) -> None:
     fields = {"cohort": 4} if strategy == "fedavg" else {"buffer_size": 3}
     wanted = virtual(fleet=TIMED, strategy={"name": strategy, **fields})
     plain = finished(wanted, tmp_path / "plain")
