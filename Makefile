@@ -17,6 +17,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 FLOWER := .venv-flower/bin
 STAMP  := $(VENV)/.edgefl-stamp
+UNIT   := --ignore=tests/process --ignore=tests/fault -m "not slow"
 NATIVE := $(wildcard kernels/*.*)
 MEASURE_DEVICE := build/measure-device
 
@@ -46,13 +47,13 @@ demo: $(STAMP)
 	$(BIN)/edgefl compare runs/demo/sweep/runs/* --target 0.7 --out runs/demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not process and not slow"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal $(UNIT)
 	$(BIN)/python -m pytest -q -n 3 --dist loadscope -m "process and not slow" tests/process tests/fault
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not process and not slow"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal $(UNIT)
 
 bench: $(STAMP)
 	mkdir -p runs/bench

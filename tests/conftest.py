@@ -47,9 +47,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "edgefl"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    folders = tuple(f"{Path(__file__).with_name(name)}{os.sep}" for name in ("process", "fault"))
     for item in items:
-        if any(folder in item.path.parents for folder in (here / "process", here / "fault")):
+        if str(item.path).startswith(folders):
             item.add_marker(pytest.mark.process)
 
 

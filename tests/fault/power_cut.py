@@ -39,6 +39,7 @@ from tests.fault.disk import Disk
 from tests.fault.shim import Change, Kind
 from tests.process.test_virtual_resume import outcome
 
+ROOT = Path(__file__).parents[2]
 RUN = "run"
 _load = config.load
 COLUMNS = (
@@ -46,6 +47,17 @@ COLUMNS = (
     "fate", "steps", "examples", "loss", "checksum_sent",
 )  # fmt: skip
 """Columns of trips that are as they will stay once their trip is on record."""
+FORKED = """
+import os
+import sys
+from importlib import import_module
+from tests.process import warm
+
+for name in warm.MODULES:
+    import_module(name)
+sys.exit(warm.command(warm.Wanted(("run", *sys.argv[1:]), dict(os.environ), os.getcwd())))
+"""
+"""``edgefl run``, whose processes are forked from it: all are under the shim, and torch is imported once."""
 
 
 def record(wanted: Experiment, folder: Path, library: Path) -> list[Change]:
@@ -53,8 +65,8 @@ def record(wanted: Experiment, folder: Path, library: Path) -> list[Change]:
     folder.mkdir()
     file, log = folder.with_suffix(".toml"), folder.with_suffix(".log")
     file.write_text(config.dump(wanted))
-    command = [sys.executable, "-m", "edgefl", "run", str(file), "--accept-invalid", "--quiet"]
-    environment = {**os.environ, **shim.environment(library, folder, log)}
+    command = [sys.executable, "-c", FORKED, str(file), "--accept-invalid", "--quiet"]
+    environment = {**os.environ, **shim.environment(library, folder, log), "PYTHONPATH": str(ROOT)}
     subprocess.run([*command, "--out", str(folder / RUN)], check=True, env=environment, capture_output=True)
     return list(shim.changes(log, folder))
 
