@@ -56,7 +56,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 SHARING = {
     "tests/process/test_nodes.py": "alone",
     "tests/process/test_regression_counted.py": "unchanged",
-    "tests/process/test_regression_worker.py": "process",
+    "tests/process/test_pytest_plugin.py": "warm_measuring",
+    "tests/process/test_regression_worker.py": "warm_measuring",
     "tests/process/test_results.py": "runs",
     "tests/process/test_sweep.py": "swept",
     "tests/fault/test_bit_flips.py": "recorded",
@@ -156,7 +157,11 @@ def fork_server() -> Iterator[ForkServer]:
                 self.fork_server = self.fork_server or server
             super().__post_init__()
 
-    with ForkServer() as server, warm.Commands(server) as commands, pytest.MonkeyPatch.context() as patch:
+    with (
+        ForkServer() as server,
+        warm.Commands(server.start(warm.__name__, int, dict(os.environ))[1]) as commands,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         cold = running.start_process, sweep.warm
 
         def start_process(*given: Any, **more: Any) -> Any:

@@ -211,16 +211,25 @@ def become_forkable(file: str) -> None:
     gc.freeze()
 
 
-if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # restart without random addresses and hashes
+def restart_without_randomness(module: str) -> None:
+    """Restart ``python -m module`` once, with addresses and hashes that are not random."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
         personality = ctypes.CDLL(None).personality
         if (current := personality(0xFFFFFFFF)) >= 0:  # if the system allows a process to choose
             personality(current | _ADDR_NO_RANDOMIZE)
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "edgefl.regression.worker", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+
+
+def main() -> None:
     become_child(int(sys.argv[2]), "edgefl-regression")
     adopt_orphans()
     try:
         RegressionWorker(Channel.inherit(int(sys.argv[1]), process.Request)).serve()
     finally:
         end_children()
+
+
+if __name__ == "__main__":
+    restart_without_randomness("edgefl.regression.worker")
+    main()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edgefl
 from edgefl.host.fork_server import ForkServer
+from edgefl.host.process import start_process
+from edgefl.regression import process
+from tests.process import warm
 
 from .runs import virtual
 
@@ -15,6 +21,23 @@ from .runs import virtual
 @pytest.fixture(scope="session", autouse=True)
 def _warm(fork_server: ForkServer) -> None:
     """Have the fork server before all else, so that fixtures' runs are forked too."""
+
+
+@pytest.fixture(scope="session")
+def warm_measuring(fork_server: ForkServer) -> Iterator[None]:
+    """Fork measuring processes of device tests from one that has imported torch."""
+    started, channel = start_process("tests.process.warm_measuring", int, dict(os.environ))
+    cold, home = process.start_process, {"HOME": os.environ.get("HOME", "")}
+
+    def forked(module: str, incoming: Any, environment: dict[str, str]) -> Any:
+        if commands.fit(environment | home):  # pytester has a home of its own, which does not matter here
+            return commands.start_process(module, incoming, {**environment, "PYTHONHASHSEED": "0"})
+        return cold(module, incoming, environment)
+
+    with warm.Commands(channel) as commands, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "start_process", forked)
+        yield
+    started.wait()
 
 
 @pytest.fixture(scope="session")

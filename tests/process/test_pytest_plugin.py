@@ -12,6 +12,7 @@ import scipy.stats  # noqa: F401
 from edgefl.regression import device, measurement, table  # noqa: F401
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("warm_measuring")
 
 PAGE = Path(__file__).parents[2] / "docs" / "regression.md"
 OPTIONS = (

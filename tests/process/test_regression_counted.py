@@ -20,9 +20,11 @@ from edgefl.regression.process import FunctionLocation, MeasuringProcess, Prepar
 from tests.process import counted_steps as steps
 from tests.process import native_steps as natives
 
+pytestmark = pytest.mark.usefixtures("warm_measuring")
+
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[MeasuringProcess]:
+def process(warm_measuring: None) -> Iterator[MeasuringProcess]:
     with contextlib.closing(MeasuringProcess()) as started:
         yield started
 

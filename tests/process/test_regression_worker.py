@@ -27,9 +27,11 @@ from edgefl.regression.measurement import MeasurementPlan
 from edgefl.regression.process import MeasuringProcess, PrepareRequest, RepeatRequest, Repetition, TrialRun
 from tests.process import measured_steps as steps
 
+pytestmark = pytest.mark.usefixtures("warm_measuring")
+
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[MeasuringProcess]:
+def process(warm_measuring: None) -> Iterator[MeasuringProcess]:
     with contextlib.closing(MeasuringProcess()) as started:
         yield started
 

@@ -68,9 +68,9 @@ AT_ONCE = 4
 class Commands:
     """Client of the process that forks commands. A context manager."""
 
-    def __init__(self, server: fork_server.ForkServer) -> None:
+    def __init__(self, channel: Channel[int]) -> None:
         self.first = dict(os.environ)
-        _, self._channel = server.start(__name__, int, self.first)
+        self._channel = channel
 
     def __enter__(self) -> Commands:
         return self
@@ -160,15 +160,24 @@ class Forked:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self._code
 
     def wait(self, timeout: float | None = None) -> int:
+        if self._code is not None:
+            return self._code
         fd = os.pidfd_open(self.pid)
         try:
             if not select.select([fd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         finally:
             os.close(fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)

@@ -1,0 +1,30 @@
+"""Measuring processes of device tests, forked from one that has imported torch, as `warm` forks commands.
+
+Addresses and hashes are not random in it either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from importlib import import_module
+
+from edgefl.host.channel import Channel, Closed
+from edgefl.host.process import become_child
+from edgefl.regression import worker  # before `become_child`: it keeps the handlers of the stop signals
+from tests.process import warm
+
+
+def main(channel_fd: int, parent_pid: int) -> None:
+    become_child(parent_pid, "edgefl-warm")
+    import_module("edgefl.regression.counted")
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(Closed):
+        warm.serve(Channel.inherit(channel_fd, warm.Wanted | warm.More))
+
+
+if __name__ == "__main__":
+    worker.restart_without_randomness(__spec__.name)
+    main(int(sys.argv[1]), int(sys.argv[2]))
