@@ -21,7 +21,7 @@ from edgefl.secure.fixed import FixedPoint
 from edgefl.secure.keys import KeyPair
 
 
-def best_s(work: Callable[[], object], times: int = 3) -> float:
+def best_s(work: Callable[[], object], times: int = 7) -> float:
     taken = []
     for _ in range(times):
         started = time.perf_counter()
