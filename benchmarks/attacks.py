@@ -1,0 +1,73 @@
+"""Run robust strategies against attackers on one experiment, experiments/attacks.toml, on FashionMNIST.
+
+    python benchmarks/attacks.py [--seeds 3] [--out runs/attacks] [--set KEY=VALUE …]
+
+makes sweeps of `STRATEGIES` × `ATTACKS` in ``--out`` (`edgefl.sweep`) and prints the table of
+docs/strategies.md: the final accuracy on the test examples, mean over the seeds ± half of its 95% interval.
+Runs that the folder already has are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import edgefl
+from edgefl import config
+from edgefl.results.compare import group, load
+from edgefl.results.statistics import share
+
+EXPERIMENT = Path(__file__).parents[1] / "experiments" / "attacks.toml"
+BUFFER: dict[str, Any] = {"buffer_size": 20, "restart": "after-step"}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "fedbuff": {},
+    "median": {},
+    "trimmed-mean": {"beta": 0.3},
+    "krum": {"attackers": 6, "selected": 14},
+    "rfa": {"iterations": 8},
+}
+"""Fields that differ from the defaults. A buffer of 20 has 4 attackers on average and seldom more than 6."""
+ATTACKS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "sign-flip, scale 4": {"kind": "sign-flip", "scale": 4.0},
+    "gaussian, scale 10": {"kind": "gaussian", "scale": 10.0},
+    "label-flip": {"kind": "label-flip"},
+    "alie": {"kind": "alie"},
+    "alie, z = 1.5": {"kind": "alie", "z": 1.5},
+}
+SHARE = 0.2
+
+
+def attacked(out: Path, name: str, seeds: range, changes: list[str]) -> dict[str, str]:
+    """Run all strategies under one attack; return each one's accuracy as text."""
+    rules = ATTACKS[name]
+    fleet = [] if rules is None else [f"fleet.attackers.{key}={value}" for key, value in rules.items()]
+    fleet += [] if rules is None else [f"fleet.attackers.share={SHARE}"]
+    experiment = config.load(EXPERIMENT, [*changes, *fleet])
+    kinds = [{"name": strategy, **BUFFER, **fields} for strategy, fields in STRATEGIES.items()]
+    found = edgefl.sweep(experiment, out, seeds=seeds, grid={"strategy": kinds}, quiet=False)
+    runs = zip(STRATEGIES, found.results().values(), strict=True)
+    return {
+        strategy: share(group(load([run.dir for run in ones]))[0].figures["accuracy"])
+        for strategy, ones in runs
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Robust strategies against attackers.")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/attacks"))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
+    given = parser.parse_args()
+    columns = {
+        name: attacked(given.out / str(place), name, range(1, given.seeds + 1), given.changes)
+        for place, name in enumerate(ATTACKS)
+    }
+    print(f"| strategy | {' | '.join(ATTACKS)} |\n{'|---' * (1 + len(ATTACKS))}|")
+    for strategy in STRATEGIES:
+        print(f"| `{strategy}` | {' | '.join(column[strategy] for column in columns.values())} |")
+
+
+if __name__ == "__main__":
+    main()
