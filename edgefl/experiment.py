@@ -262,12 +262,17 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """User-level differential privacy of the global models (docs/privacy.md)."""
+    """Differential privacy: of the global models, of each client against the server, or both
+    (docs/privacy.md)."""
 
     clip_norm: Annotated[float, Meta(gt=0, le=MAX_CLIP_NORM)]
     """L: updates are clipped to this L2 norm, Δ·min(1, L/‖Δ‖)."""
     noise_multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """σ: standard deviation of the noise, relative to the largest change by one update; 0: only clip."""
+    """σ: standard deviation of the server's noise, relative to the largest change by one update; 0: only
+    clip."""
+    local_noise_multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Standard deviation, relative to L, of the noise that each client adds to its clipped update before it
+    sends it; 0: none. The client clips then, and the server does not."""
     mechanism: Literal["tree", "gaussian"] = "tree"
     """``tree``: DP-FTRL's tree aggregation over versions; ``gaussian``: independent noise per version
     (DP-SGD)."""
@@ -284,7 +289,7 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Standard deviation of the noise added to the number of updates within L; None: a twentieth of a step's
     updates."""
     max_participations: Count | None = None
-    """Maximum number of updates applied per client; None: no limit."""
+    """Maximum number of updates applied per client; None: no limit. With local noise: of trips started."""
     min_separation: Count = 1
     """Minimum number of versions between two updates of one client."""
     delta: Annotated[float, Meta(gt=0, le=0.01)] = 1e-7
@@ -293,6 +298,11 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     noise: Literal["secure", "seeded"] = "secure"
     """``secure``: noise from a secret key that is deleted at the end of the run; ``seeded``: reproducible
     noise from the seed, which protects nobody."""
+
+    @property
+    def central(self) -> bool:
+        """True if the server clips, or adds noise; False if only clients protect themselves."""
+        return self.noise_multiplier > 0 or not self.local_noise_multiplier
 
     def count_deviation(self, count: float) -> float:
         """Standard deviation of the noise added to a count of ``count`` updates (Andrew et al. 2021, section

@@ -115,6 +115,20 @@ def _check_privacy(privacy: Privacy | None) -> None:
         if (got := getattr(privacy, name)) != getattr(Privacy(clip_norm=1.0), name):
             needs = "privacy.quantile" if name.startswith("quantile") else "privacy.mechanism = 'tree'"
             raise _no_effect(f"privacy.{name}", needs, got)
+    if privacy.local_noise_multiplier:
+        _check_local(privacy)
+
+
+def _check_local(privacy: Privacy) -> None:
+    if privacy.max_participations is None:
+        needs = "the trips for which local_noise_multiplier protects a client"
+        raise _at("privacy.max_participations", f"missing; it declares {needs}")
+    if privacy.quantile is not None:
+        why = "no quantile with local_noise_multiplier (the server sees no norm without noise)"
+        raise wrong("privacy.quantile", why, privacy.quantile)
+    for name in () if privacy.central else ("mechanism", "restart_every", "honaker"):
+        if (got := getattr(privacy, name)) != getattr(Privacy(clip_norm=1.0), name):
+            raise _no_effect(f"privacy.{name}", "privacy.noise_multiplier above 0", got)
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:

@@ -73,8 +73,9 @@ class Core(Ledger):
         self.strategy = strategy
         self.stopped: str | None = None
         """Why the run is over; None while it runs."""
-        self._clip_norm = None if privacy is None else privacy.clip_norm
-        self._max_weight = math.inf if privacy is None else strategy.max_weight(len(self.devices)) or 0.0
+        central = self.privacy
+        self._clip_norm = None if central is None else central.clip_norm
+        self._max_weight = math.inf if central is None else strategy.max_weight(len(self.devices)) or 0.0
         self._stop, self._patience, self._standstill = stop, Patience(stop), Standstill(stop)
         self._end_s = math.inf if stop.emulated_s is None else stop.emulated_s
         self._periods = Periods(evaluate_every)
@@ -188,7 +189,7 @@ class Core(Ledger):
             return False
         self.end(task)
         self.deaths.delivered(client)
-        self._deliver(event, actions)
+        self._deliver(event, actions, zero=event.failed if self.rules is not None else "")
         return True
 
     def _deliver(self, event: Arrived, actions: list[Action], zero: str = "") -> None:

@@ -61,6 +61,8 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
     """L2 norm of the update, inf if the update is not finite; None if the strategy does not measure it."""
     distance: float = 0.0
     """See `edgefl.strategies.Update`."""
+    failed: str = ""
+    """With local noise: why the update is zero plus noise; empty if it is not."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -31,7 +31,9 @@ class Ledger:
 
     def __init__(self, devices: Sequence[Client], seed: int, privacy: Privacy | None = None) -> None:
         self.devices = devices
-        self.privacy = privacy
+        self.privacy = privacy if privacy is not None and privacy.central else None
+        """Rules by which the server protects clients from those who see the models; None: it does not."""
+        self.rules = privacy
         count = len(devices)
         self.seed = seed
         self.version = 0
@@ -186,11 +188,12 @@ class Ledger:
     def hold(self, event: Arrived) -> Update:
         """Hold an arrived update and compute its staleness.
 
-        In a private run its examples and steps are those that the device declares, and its loss is NaN.
+        In a private run, also with local noise alone, its examples and steps are those that the device
+        declares, and its loss is NaN.
         """
         base, staleness = event.base_version, self.version - event.base_version
         known = (event.examples, event.steps, event.loss)
-        if self.privacy is not None:
+        if self.rules is not None:
             device = self.devices[event.client]
             known = (device.examples, device.steps, math.nan)
         update = self._updates[event.task] = Update(

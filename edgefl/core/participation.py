@@ -14,6 +14,9 @@ from edgefl.strategies.base import Arrivals
 class Participation:
     """Counts each client's updates; running tasks and held updates count as applied.
 
+    With local noise every task counts that the client starts, whatever becomes of its update: the server may
+    have seen it.
+
     >>> part = Participation(Privacy(clip_norm=1.0, max_participations=2, min_separation=3), clients=1)
     >>> part.record([Train(client=0, task=7, version=0, trip=0)])
     >>> part.may_start(0, version=0)  # the version that will contain the update in flight is not known yet
@@ -26,7 +29,8 @@ class Participation:
     def __init__(self, rules: Privacy, clients: int) -> None:
         self._most, self._apart = rules.max_participations, rules.min_separation
         self.applied = [0] * clients
-        """Number of applied updates of each client."""
+        """Number of applied updates of each client; with local noise, of its tasks."""
+        self._counts_tasks = rules.local_noise_multiplier > 0
         self._in_flight = [0] * clients
         self._last = [-self._apart] * clients
         self._owners: dict[int, int] = {}  # task in flight → client
@@ -35,7 +39,8 @@ class Participation:
 
     def may_start(self, client: int, version: int) -> bool:
         """True if the limits allow an update of this client that starts from ``version``."""
-        if self._most is not None and self.applied[client] + self._in_flight[client] >= self._most:
+        pending = 0 if self._counts_tasks else self._in_flight[client]
+        if self._most is not None and self.applied[client] + pending >= self._most:
             return False
         near = self._last[client] + self._apart > version + 1
         return not near and (self._apart == 1 or not self._in_flight[client])
@@ -50,6 +55,7 @@ class Participation:
             if type(action) is Train:
                 self._owners[action.task] = action.client
                 self._in_flight[action.client] += 1
+                self.applied[action.client] += self._counts_tasks
             elif type(action) is Release and (client := self._owners.pop(action.task, None)) is not None:
                 self._in_flight[client] -= 1
                 self.changed = True
@@ -58,7 +64,7 @@ class Participation:
         """Record that these tasks' updates were applied in ``version``."""
         for task in tasks:
             client = self._owners.pop(task)
-            self.applied[client] += 1
+            self.applied[client] += not self._counts_tasks
             self._in_flight[client] -= 1
             self._last[client] = version
         self.changed = True

@@ -162,7 +162,8 @@ class Dynamics:
             if event.declared:
                 back_s = (action.at_s for action in actions if isinstance(action, Rejoin))
                 state.not_before_s = next(back_s, math.inf)
-            follows = consequence(event, private=self._experiment.privacy is not None)
+            rules = self._experiment.privacy
+            follows = consequence(event, private=rules is not None and rules.central)
             change = follows if follows is not None and state.here else event
         if isinstance(change, Joined | Left | Arrived | Failed) and change.client in self._states:
             self._happened(change, self._states[change.client])

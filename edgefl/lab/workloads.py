@@ -41,6 +41,7 @@ class IdleResult(NamedTuple):
     accuracy: float = 0.0
     metrics: Mapping[str, float] = {}
     counted: int | None = None
+    failed: str = ""
     correct: tuple[int, ...] = (0,)
     total: tuple[int, ...] = (1,)
     problem: str = ""
@@ -89,8 +90,11 @@ class IdleWorkload:
     def assess(self, version: int, beat: Callable[[], None]) -> tuple[IdleResult, ClientScores]:
         return IdleResult(), NO_SCORES
 
-    def attack_update(self, *_: object) -> None:
-        """Do nothing: no client attacks."""
+    protects = False
+
+    def finish_update(self, *_: object) -> str:
+        """Change nothing: no client attacks or adds noise."""
+        return ""
 
     def settle(self) -> None:
         """Do nothing: the model does not move to another device."""

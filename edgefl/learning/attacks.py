@@ -95,6 +95,10 @@ class Attack:
         """Return the training targets that this client uses."""
         return self._flipped if self._flipped is not None and client in self._clients else honest
 
+    def replaces_update(self, client: int) -> bool:
+        """Return True if the client sends something else than what its training gives."""
+        return client in self._clients and self._flipped is None
+
     def colluders(self, client: int, trip: int) -> list[int]:
         """Return the other attackers as which an ``alie`` attacker also trains: up to 7, drawn for the trip.
 
@@ -117,7 +121,7 @@ class Attack:
         `TrainingError` if the user's function fails.
         """
         rules = self._rules
-        if rules is None or client not in self._clients or rules.kind == "label-flip":
+        if rules is None or not self.replaces_update(client):
             return
         delta = trained - base
         rng = stream(self._seed, "attack", client, trip)

@@ -29,6 +29,8 @@ class Clipped(NamedTuple):
 class Mechanism:
     """Σ weights[k]·Δ_k·min(1, L/‖Δ_k‖) plus noise of deviation σ·L·``max_weight`` per tree node or step.
 
+    With local noise the clients have clipped already, and the sum is Σ weights[k]·Δ_k.
+
     L is ``rules.clip_norm``. If it adapts to a quantile γ, each step sets L ← L·exp(−η(b + noise − γ)), where
     b is the share of updates with a norm of at most L (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
     Here the factor is limited to [1/e, e].
@@ -44,13 +46,16 @@ class Mechanism:
         self.tree = TreeNoise(self.source, rules.restart_every, honaker=rules.honaker)
 
     def clip(self, weights: Sequence[float], squares: Sequence[float] | Doubles, clip_norm: float) -> Clipped:
-        """Clip updates with the squared norms ``squares``. A zero or non-finite update is summed as zero.
+        """Clip updates with the squared norms ``squares``, unless clients add noise, which clipping would
+        take for a part of the update. A zero or non-finite update is summed as zero.
 
         `next_norm` releases the count minus ½ per update. An update of zero counts ½ and so contributes 0.
         Any other update contributes ±½, the sensitivity to which the noise of the count is scaled.
         """
         sizes = np.asarray(squares, np.float64)
         factors = np.nan_to_num(kernels.clip_factors(squares, clip_norm))
+        if self.rules.local_noise_multiplier:
+            factors = np.isfinite(sizes).astype(np.float64)
         clipped = [weight * factor for weight, factor in zip(weights, factors.tolist(), strict=True)]
         empty = (sizes == 0.0) | ~np.isfinite(sizes)
         return Clipped(clipped, float(np.where(empty, 0.5, sizes <= clip_norm**2).sum()))

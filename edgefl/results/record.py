@@ -285,14 +285,14 @@ class Record:
         """
         tags = (b"\xa6joined", b"\xa4left", b"\xa4died")
         statement = f"SELECT event FROM journal WHERE {' OR '.join(['instr(event, ?)'] * 3)} ORDER BY seq"
-        here, finishing = set[int](), set[int]()
+        here, finishing, rules = set[int](), set[int](), self.meta.privacy
         with self._errors():
             for (encoded,) in self._db.execute(statement, tags):
                 event = event_decoder.decode(encoded)
                 if isinstance(event, Died):
                     on_trip = event.client in finishing and (event.declared or event.task is not None)
                     if event.client in here or on_trip:
-                        event = consequence(event, private=self.meta.privacy is not None) or event
+                        event = consequence(event, private=rules is not None and rules.central) or event
                 if isinstance(event, Joined):
                     here.add(event.client)
                     yield event

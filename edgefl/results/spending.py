@@ -11,9 +11,28 @@ from numpy.typing import NDArray
 
 from edgefl.core.events import Joined, Summed
 from edgefl.experiment import Privacy
-from edgefl.privacy.accounting import PrivacyAccount, composed, delta_warning
+from edgefl.privacy.accounting import (
+    ORDERS,
+    PrivacyAccount,
+    composed,
+    delta_warning,
+    epsilon,
+    gaussian_rdp,
+    local_epsilon,
+    local_square,
+)
 from edgefl.results.record import Record
 from edgefl.strategies.base import Sampling
+
+
+class LocalSpending(NamedTuple):
+    """What the client with the most trips has spent by noise of its own."""
+
+    trips: int
+    epsilon: float
+    limit: int
+    limit_epsilon: float
+    """ε at the declared number of trips, ``limit``."""
 
 
 class Spending(NamedTuple):
@@ -21,12 +40,14 @@ class Spending(NamedTuple):
 
     rules: Privacy
     account: PrivacyAccount
+    """The account of the models; without the server's noise it only counts participations."""
     sampled: bool
     """Each version's cohort was drawn uniformly from all clients, which lowers ε."""
     epsilon: NDArray[np.float64]
-    """ε spent until each version, from version 0 on."""
+    """ε spent until each version, from version 0 on: of the models, or with local noise alone of uploads."""
     clip_norm: NDArray[np.float64]
     """Clipping norm of each version's updates; NaN for version 0."""
+    local: LocalSpending | None = None
 
     @property
     def private(self) -> bool:
@@ -35,17 +56,36 @@ class Spending(NamedTuple):
 
     @property
     def says(self) -> str:
-        """The guarantee in a sentence."""
+        """Who is protected from whom."""
+        warning = delta_warning(self.rules, len(self.account.squares))
+        parts = [self._says_local, self._says_central if self.rules.central else ""]
+        return " ".join([part for part in parts if part] + ([f"{warning}."] if warning else []))
+
+    @property
+    def _says_local(self) -> str:
+        if (local := self.local) is None:
+            return ""
+        bound = f"ε = {local.limit_epsilon:.3g} at δ = {self.rules.delta:g} for {local.limit} trips"
+        whom = "from the server and from anyone who sees its updates or the models"
+        text = f"Each client's own noise would protect it {whom}: {bound}, {local.epsilon:.3g} for the "
+        text += (
+            f"{local.trips} that it made at most; here this noise follows from the seed and protects nobody."
+        )
+        return text
+
+    @property
+    def _says_central(self) -> str:
         rules, bound = self.rules, f"ε = {self.epsilon[-1]:.3g} at δ = {self.rules.delta:g}"
         if not rules.noise_multiplier:
             return "Updates are clipped, but no noise is added: clients are not protected."
         if not self.private:
-            return f"The noise follows from the seed and protects nobody; a secret key would give {bound}."
+            return (
+                f"The server's noise follows from the seed and protects nobody; with a secret key it would "
+                f"protect each client from anyone who sees only the models: {bound}."
+            )
         how = "the tree of DP-FTRL" if rules.mechanism == "tree" else "noise in each version"
         text = "Each client is protected from anyone who sees only the models of this run: "
-        text += f"{bound}, by {how}."
-        warning = delta_warning(rules, len(self.account.squares))
-        return f"{text} {warning}." if warning else text
+        return f"{text}{bound}, by {how}. The server is trusted: it sees each update."
 
 
 def spending(record: Record) -> Spending | None:
@@ -62,26 +102,54 @@ def spending(record: Record) -> Spending | None:
     for _, tasks, _ in record.sums():
         account.version([owner[task] for task in tasks.tolist()])
         found.append(account.epsilon())
-    return Spending(rules, account, counts, np.array(found), _clip_norms(record, rules, len(found)))
+    spent, local = np.array(found), None
+    if rules.local_noise_multiplier and rules.max_participations is not None:
+        trips, limit = most_trips(record), rules.max_participations
+        last = int(trips.max(initial=0))
+        local = LocalSpending(last, local_epsilon(rules, last), limit, local_epsilon(rules, limit))
+        if not rules.central:
+            at_s = np.concatenate([[0.0], record.versions["at_s"]])
+            sent = np.searchsorted(np.sort(record.trips["sent_s"]), at_s, side="right")
+            spent = np.array([local_epsilon(rules, int(trips[k - 1]) if k else 0) for k in sent.tolist()])
+    return Spending(rules, account, counts, spent, _clip_norms(record, rules, len(found)), local)
+
+
+def most_trips(record: Record) -> NDArray[np.int64]:
+    """The largest number of tasks that one client has been given, after each task in order of their times."""
+    trips = record.trips
+    return np.maximum.accumulate(trips["trip"][np.argsort(trips["sent_s"], kind="stable")] + 1)
 
 
 def summary_of(found: Spending | None) -> dict[str, Any] | None:
     """The figures for ``summary.json``."""
     if found is None:
         return None
-    rules, bound = found.rules, float(found.epsilon[-1])
-    parts = found.account.participations
+    rules, local, bound = found.rules, found.local, float(found.epsilon[-1])
+    most = int(found.account.participations.max(initial=0)) if local is None else local.trips
     return {
         "private": found.private,
-        "epsilon": bound if math.isfinite(bound) else None,
+        "epsilon": _finite(bound),
         "delta": rules.delta,
         "noise": rules.noise,
-        "mechanism": rules.mechanism,
+        "mechanism": rules.mechanism if rules.central else None,
         "noise_multiplier": rules.noise_multiplier,
         "clip_norm": float(found.clip_norm[-1]) if len(found.clip_norm) > 1 else rules.clip_norm,
         "sampled": found.sampled,
-        "participations": {"max": int(parts.max(initial=0)), "limit": rules.max_participations},
+        "participations": {"max": most, "limit": rules.max_participations},
+        **({} if local is None else {"local": _local_summary(rules, local)}),
         "says": found.says,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _local_summary(rules: Privacy, local: LocalSpending) -> dict[str, Any]:
+    return {
+        "noise_multiplier": rules.local_noise_multiplier,
+        "epsilon": _finite(local.epsilon),
+        "epsilon_at_limit": _finite(local.limit_epsilon),
     }
 
 
@@ -105,14 +173,24 @@ def _clip_norms(record: Record, rules: Privacy, count: int) -> NDArray[np.float6
 
 
 def together(records: Iterable[Record]) -> str:
-    """A sentence on the ε of several runs on one fleet; "" where fewer than two runs add noise."""
-    found = [one for one in map(spending, records) if one is not None and one.rules.noise_multiplier]
-    if len(found) < 2:
-        return ""
-    delta = max(one.rules.delta for one in found)
-    bound = composed([one.account for one in found], delta)
-    return (
-        f"Each ε is that of one run. All {len(found)} runs together have spent ε = {bound:.3g} at "
-        f"δ = {delta:g} on their clients, if these are the same people. This bound applies to anyone who "
-        "sees several of the runs or chooses one by its results."
-    )
+    """Sentences on the ε of several runs on one fleet; "" where fewer than two runs add noise of a kind."""
+    all_found = [one for one in map(spending, records) if one is not None]
+    found = [one for one in all_found if one.rules.noise_multiplier]
+    local = [(one.rules, one.local.trips) for one in all_found if one.local is not None]
+    texts = []
+    if len(found) > 1:
+        delta = max(one.rules.delta for one in found)
+        bound = composed([one.account for one in found], delta)
+        texts.append(
+            f"Each ε is that of one run. All {len(found)} runs together have spent ε = {bound:.3g} at "
+            f"δ = {delta:g} on their clients, if these are the same people. This bound applies to anyone who "
+            "sees several of the runs or chooses one by its results."
+        )
+    if len(local) > 1:
+        delta, square = max(rules.delta for rules, _ in local), sum(local_square(*one) for one in local)
+        bound = epsilon(ORDERS, gaussian_rdp(ORDERS, square), delta) if square else 0.0
+        texts.append(
+            f"All uploads of a client in the {len(local)} runs with local noise together have spent "
+            f"ε = {bound:.3g} at δ = {delta:g}."
+        )
+    return " ".join(texts)

@@ -173,6 +173,17 @@ def _socket_of(spec: control.Spawn) -> Dealer:
     return PeerSocket(spec.address, name, spec.password, spec.server)
 
 
+def of_training(error: Exception) -> bool:
+    """Return True for an error of the user's model or training, of which only the task fails."""
+    others = (Cancelled, Leave, MemoryError, SlotError, WireError, Disconnected)
+    return not isinstance(error, others) and "can't allocate memory" not in str(error)
+
+
+def reason(error: Exception) -> str:
+    """Describe an error of training in a line."""
+    return printable(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+
+
 class Connection:
     """A peer's connection to the server; sends heartbeats also during waits."""
 
@@ -235,9 +246,9 @@ class Connection:
         except (SlotError, WireError, Disconnected) as error:
             self.return_task(task, str(error))
         except Exception as error:  # a user's model may raise anything: only the task fails
-            if "can't allocate memory" in str(error):
+            if not of_training(error):
                 raise MemoryError(str(error)) from error
-            self.return_task(task, f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+            self.return_task(task, reason(error))
 
     def return_task(self, task: messages.Task, reason: str) -> None:
         self.report(messages.Gone(task.client, task.task, printable(reason), task.order))

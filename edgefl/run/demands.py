@@ -37,9 +37,14 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
     rules, name = experiment.privacy, experiment.strategy["name"]
     if rules is None:
         return
+    if rules.local_noise_multiplier and strategy.vectors:
+        raise ConfigError(
+            f"privacy.local_noise_multiplier: clients add noise to their update only, but strategy {name!r} "
+            f"also exchanges {', '.join(strategy.vectors)}; choose another"
+        )
     vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures
     most = None if vectors else strategy.max_weight(clients)
-    if most is None:
+    if most is None and rules.central:
         raise ConfigError(
             f"[privacy] needs a strategy that bounds an update's weight, got {name!r} as it is set: fedbuff "
             "without normalize, fedavg, fedavgm or their like, with weighting = 'uniform'"

@@ -241,6 +241,7 @@ class Engine:
             arrival.at_s,
             norm,
             distance,
+            result.failed,
         )
 
     def _decide(self, event: Event) -> list[Action]:

@@ -122,6 +122,8 @@ class TaskResult(_Message, frozen=True, tag=23):
     metrics: Metrics
     counted: Count | None = None
     """Number of examples by which the update is weighted, if not all that its client holds."""
+    failed: str = ""
+    """With local noise: why the update is zero plus noise, for the record; empty if it is not."""
     order: int = 0
     """Number of the order, as in `Task`."""
     times: TripTimes | None = None

@@ -135,7 +135,7 @@ class Aggregator:
         assert isinstance(experiment.fleet.devices, dict)
         most = strategy.max_weight(sum(experiment.fleet.devices.values()))
         rules, private = experiment.privacy, None
-        if rules is not None and most is not None and source is not None:
+        if rules is not None and rules.central and most is not None and source is not None:
             private = Mechanism(rules, most, source)
         return cls(
             buffer,

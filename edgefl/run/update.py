@@ -12,6 +12,7 @@ from edgefl import failpoints, kernels
 from edgefl.kernels.arguments import Floats, Update
 from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import ParameterBuffer, Raw, blocks, with_scales
+from edgefl.run.connection import of_training, reason
 from edgefl.run.hidden import Phones
 from edgefl.run.messages import Cut, Task, TaskResult, TripTimes
 from edgefl.strategies.base import TripInputs, Until
@@ -74,13 +75,20 @@ class UpdateMaker:
         """Train as this client does on this trip, for ``steps`` steps if given, and amplify the result by
         ``cut``."""
         given = self._inputs(client, version, base) if self._workload.needs_inputs else None
-        result = self._workload.train(client, trip, done, steps, given)
+        start = base[: self._size]
+        try:
+            result = self._workload.train(client, trip, done, steps, given)
+        except Exception as error:
+            if not self._workload.protects or not of_training(error):
+                raise
+            result = self._workload.fail(start, reason(error))
         if cut is not None and (cut.gain != 1.0 or cut.per_step):
-            amplify(self._workload.flat.array, base[: self._size], cut.gain, cut.per_step, result.steps)
-        self._workload.attack_update(client, trip, base[: self._size], done)
+            amplify(self._workload.flat.array, start, cut.gain, cut.per_step, result.steps)
+        if not_finite := self._workload.finish_update(client, trip, start, done):
+            result = result._replace(failed=result.failed or not_finite)
         if self._own:
             old, new = (self._buffer.kept(client, new=side)[: self._own] for side in (False, True))
-            if not np.isfinite(new).all():  # the update is not finite either and will be dropped
+            if result.failed or not np.isfinite(new).all():  # the update is dropped or summed as zero
                 np.copyto(new, old)
         return result
 
@@ -156,6 +164,7 @@ class UpdateMaker:
             peak_mib=self._workload.peak_mib(task.client),
             metrics=dict(trained.metrics),
             counted=trained.counted,
+            failed=trained.failed,
             order=task.order,
             times=times,
         )

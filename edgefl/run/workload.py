@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from edgefl.learning.train import Trainer, TrainResult
 from edgefl.learning.work import batch_work, traced_work
 from edgefl.loading import load_attribute
 from edgefl.parameters.buffer import FORMATS
+from edgefl.privacy.local import LocalNoise
 from edgefl.run.assessor import Assessor
 from edgefl.run.control import Fingerprint, FirstTrip, Prepared
 from edgefl.run.hidden import rules_of
@@ -133,6 +135,9 @@ class Workload:
         parts = partition(experiment.data, data.train_y, profiles, data.classes, seed, data.owners, [base])
         self._rows, held_out = hold_out(parts, experiment.data.client_test_fraction, seed)
         self.attack = Attack(experiment.fleet.attackers, len(clients), seed, data, [base])
+        self._local_noise = LocalNoise.of(experiment)
+        self.protects = self._local_noise is not None
+        """True if clients add noise to their updates; then a failed training must not show."""
         self._loss = make_loss(experiment.training.loss, data, [base])
         module = make_model(experiment.model, data.input_shape, data.outputs, seed, [base])
         self.rule = LocalRule.of(experiment.training, strategy.local_rule())
@@ -304,13 +309,19 @@ class Workload:
         self._strategy.end_trip(self.flat.array, given)
         return result
 
-    def attack_update(
+    def finish_update(
         self, client: int, trip: int, base: Floats, done: Callable[[float], None] | None
-    ) -> None:
-        """Change the trained model in `flat` if the client attacks; ``base`` is the version it started from.
+    ) -> str:
+        """Change the trained model in `flat` into what the client sends; ``base`` is what it downloaded.
 
-        ``done`` is called with 0 after each step of a training that the attack needs.
+        An attacker attacks, any other client clips and adds noise, if the experiment says so. ``done`` is
+        called with 0 after each step of a training that the attack needs. Returns why only noise is sent, or
+        "".
         """
+        if not self.attack.replaces_update(client):
+            noise = self._local_noise
+            finite = noise is None or noise.protect(self.flat.array, base, client, trip)
+            return "" if finite else "not finite"
         flat, others = self.flat.array, []
         step = None if done is None else lambda examples: done(0.0)
         if colluders := self.attack.colluders(client, trip):
@@ -322,6 +333,12 @@ class Workload:
                 others.append(flat - base)
             np.copyto(flat, own)
         self.attack.change(flat, base, client, trip, others)
+        return ""
+
+    def fail(self, base: Floats, why: str) -> TrainResult:
+        """Reset the model in `flat` to ``base``; return the result of a training that failed."""
+        np.copyto(self.flat.array, base)
+        return TrainResult(steps=0, examples=0, loss=math.nan, failed=why)
 
     def _blank(self) -> TripInputs:
         """Return the inputs of a run's first trip, in which all vectors are zeros."""

@@ -159,7 +159,7 @@ def test_alie_sends_the_mean_less_z_deviations_of_what_attackers_would_send(tmp_
     deviations = [float(np.std([update[place] for update in updates])) for place in range(50)]
     steps: list[float] = []
     trained(client)
-    workload.attack_update(client, 3, base, steps.append)
+    workload.finish_update(client, 3, base, steps.append)
     np.testing.assert_allclose(
         (flat - base)[:50], np.array(honest) - 1.5 * np.array(deviations), rtol=1e-3, atol=1e-6
     )
@@ -167,7 +167,7 @@ def test_alie_sends_the_mean_less_z_deviations_of_what_attackers_would_send(tmp_
     for other in range(12):
         if other not in attackers:
             expected = trained(other).copy()
-            workload.attack_update(other, 3, base, None)
+            workload.finish_update(other, 3, base, None)
             np.testing.assert_array_equal(flat - base, expected)
 
 

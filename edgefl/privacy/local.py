@@ -1,0 +1,58 @@
+"""Local differential privacy: a client clips its update and adds noise to it before it sends anything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgefl import kernels
+from edgefl.errors import TrainingError
+from edgefl.experiment import Experiment
+from edgefl.kernels.arguments import Floats
+from edgefl.privacy.source import Seeded, Source
+
+
+@dataclass(frozen=True)
+class LocalNoise:
+    """Sends Δ·min(1, L/‖Δ‖) + N(0, (σL)²) in place of the update Δ, with a stream per client and trip.
+
+    Two updates that a client might send differ by at most 2L after clipping, so σ bounds what one upload
+    tells about its data (`edgefl.privacy.accounting.local_epsilon`).
+    """
+
+    clip_norm: float
+    """L."""
+    noise_multiplier: float
+    """σ."""
+    most_trips: int
+    """Trips for which a client's ε is declared; it makes no more."""
+    source: Source
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> LocalNoise | None:
+        """Return the noise of an experiment's clients; None if they add none."""
+        rules = experiment.privacy
+        if rules is None or not rules.local_noise_multiplier or rules.max_participations is None:
+            return None
+        source = Seeded(experiment.seed)
+        return cls(rules.clip_norm, rules.local_noise_multiplier, rules.max_participations, source)
+
+    def protect(self, trained: Floats, base: Floats, client: int, trip: int) -> bool:
+        """Change a trained model, in place, into what the client sends; ``base`` is the model it downloaded.
+
+        An update that is not finite becomes zero plus noise; returns False then. Raises `TrainingError` for a
+        trip beyond the declared ones.
+        """
+        if trip >= self.most_trips:
+            raise TrainingError(f"privacy.max_participations: {self.most_trips} trips, got one more")
+        delta = trained - base
+        sent = self.source.normal(delta.size, "local-privacy", client, trip)
+        sent *= np.float32(self.noise_multiplier * self.clip_norm)
+        square = kernels.sq_norm(delta)
+        if finite := math.isfinite(square):
+            delta *= np.float32(kernels.clip_factors([square], self.clip_norm)[0])
+            sent += delta
+        np.add(base, sent, out=trained)
+        return finite

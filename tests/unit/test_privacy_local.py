@@ -1,0 +1,391 @@
+"""Local differential privacy: what a client sends, and its ε against exact ones of independent formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from test_privacy_fuzz import exact_epsilon
+
+import edgefl
+from edgefl import config
+from edgefl.core import Core
+from edgefl.core.events import Event, Joined, Left, Train
+from edgefl.devices.fleet import fleet_of
+from edgefl.errors import ConfigError, RunError, TrainingError
+from edgefl.experiment import Attackers, Privacy
+from edgefl.kernels.arguments import Floats
+from edgefl.learning.train import TrainResult
+from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.privacy.accounting import local_epsilon
+from edgefl.privacy.local import LocalNoise
+from edgefl.privacy.mechanism import Mechanism
+from edgefl.privacy.source import Seeded
+from edgefl.run.demands import checked, shape_of
+from edgefl.run.update import UpdateMaker
+from edgefl.run.workload import Workload
+from edgefl.strategies import resolve
+from edgefl.strategies.base import Strategy
+from edgefl.strategies.fedavg import FedAvg
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.testing import TripFails, fleet, run_in_memory
+
+L, SIGMA, TRIPS = 2.0, 4.0, 6
+RULES = Privacy(clip_norm=L, local_noise_multiplier=SIGMA, max_participations=TRIPS, delta=1e-6)
+KINDS = ("large", "opposite", "small", "zero", "nan", "infinite", "fails")
+
+
+# ---- ε -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1e-7, 1e-10])
+@pytest.mark.parametrize("trips", [1, 2, 7, 50])
+@pytest.mark.parametrize("sigma", [0.5, 2.0, 20.0, 100.0])
+def test_epsilon_is_that_of_the_analytic_gaussian_mechanism(sigma: float, trips: int, delta: float) -> None:
+    """Balle and Wang 2018, theorem 8: updates within L differ by up to 2L, so m trips shift by 2√m/σ."""
+    rules = Privacy(clip_norm=0.3, local_noise_multiplier=sigma, max_participations=trips, delta=delta)
+    exact = exact_epsilon(2.0 * math.sqrt(trips) / sigma, delta)
+    assert exact <= local_epsilon(rules, trips) <= 1.15 * exact + 1e-3
+
+
+def test_epsilon_of_several_trips_is_that_of_the_composed_losses() -> None:
+    """The trips' privacy losses add up: their distribution is the single one's, convolved with itself."""
+    sigma, trips, delta, step = 5.0, 9, 1e-5, 1e-3
+    mean = (2.0 / sigma) ** 2 / 2  # of the loss of one trip, whose variance is twice as large
+    grid = np.arange(-4.0, 4.0, step)
+    single = np.exp(-((grid - mean) ** 2) / (4 * mean)) / math.sqrt(4 * math.pi * mean) * step
+    composed = single
+    for _ in range(trips - 1):
+        composed = np.convolve(composed, single)
+    losses = trips * grid[0] + step * np.arange(len(composed))
+    rules = Privacy(clip_norm=1.0, local_noise_multiplier=sigma, max_participations=trips, delta=delta)
+
+    def lost(epsilon: float) -> float:
+        beyond = losses > epsilon
+        return float((composed[beyond] * -np.expm1(epsilon - losses[beyond])).sum())
+
+    reported = local_epsilon(rules, trips)
+    assert lost(reported) <= delta  # enough …
+    assert lost(reported / 1.15) > delta  # … and hardly more than that
+
+
+# ---- uploads -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def phones(privacy: Privacy | None = RULES, **changes: Any) -> Iterator[tuple[UpdateMaker, Workload, Floats]]:
+    """The real parts of a client that make its upload, and the model that it has downloaded."""
+    wanted = config.validate(
+        edgefl.Experiment(
+            **{
+                "fleet": edgefl.Fleet(devices={"pixel-4": 5}),
+                "model": edgefl.Model(name="mlp", args={"hidden": [64]}),
+                "privacy": privacy,
+                "stop": edgefl.Stop(versions=1),
+                **changes,
+            }
+        ),
+        Path(),
+    )
+    workload, strategy = Workload(wanted, fleet_of(wanted), Path()), resolve(wanted.strategy)
+    base = workload.flat.array.copy()
+    with closing(ParameterBuffer.create(shape_of(wanted, strategy, workload.flat.size, 5))) as buffer:
+        yield UpdateMaker(workload, buffer), workload, base
+
+
+def update_of(kind: str, size: int) -> Floats:
+    direction = np.ones(size, np.float32) / np.float32(math.sqrt(size))
+    norm = {"large": 50 * L, "opposite": -50 * L, "small": L / 10, "zero": 0.0, "nan": math.nan}
+    return direction * np.float32(norm.get(kind, math.inf))
+
+
+def upload(
+    parts: tuple[UpdateMaker, Workload, Floats], kind: str, client: int, trip: int
+) -> tuple[Floats, TrainResult]:
+    """What the client sends for a training with an update of this kind, as it lies in its slot."""
+    maker, workload, base = parts
+
+    def train(*_: Any) -> TrainResult:
+        if kind == "fails":
+            workload.flat.array[:] = 7.0  # left half trained
+            raise ValueError("its data broke it")
+        workload.flat.array += update_of(kind, base.size)
+        return TrainResult(5, 100, 0.5)
+
+    np.copyto(workload.flat.array, base)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workload, "train", train)
+        result = maker.train(client, trip, 0, base, None)
+    raw = np.zeros(4 * base.size, np.uint8)
+    maker.write(raw, client, base)
+    return raw.view(np.float32).copy(), result
+
+
+def squared_shift(kinds: list[str], others: list[str]) -> float:
+    """μ² of all uploads of a client whose trips give these updates, against those of its neighbour."""
+    with phones() as parts:
+        pairs = enumerate(zip(kinds, others, strict=True))
+        sent = [[upload(parts, kind, 2, trip)[0] for kind in pair] for trip, pair in pairs]
+    return sum(float(np.sum(np.square((a - b) / (SIGMA * L), dtype=float))) for a, b in sent)
+
+
+def faults() -> list[str]:
+    """What is wrong with what clients send: its noise, its mean, or what it tells about their updates."""
+    found = []
+    with phones() as parts:
+        size = parts[2].size
+        unit = update_of("small", size) * 10 / L
+        clipped = dict.fromkeys(KINDS, 0 * unit)
+        clipped |= {"large": L * unit, "opposite": -L * unit, "small": update_of("small", size)}
+        noises = []
+        for trip, kind in enumerate(KINDS[:TRIPS]):
+            noise = (upload(parts, kind, 1, trip)[0] - clipped[kind]) / (SIGMA * L)
+            noises.append(noise)
+            counted = [np.mean(noise < at) for at in (-2.0, -1.0, 0.0, 1.0, 2.0)]
+            near = np.abs(np.subtract(counted, [0.02275, 0.15866, 0.5, 0.84134, 0.97725])) < 0.03
+            if not (near.all() and abs(np.sum(noise.astype(float) * unit)) < 5.0):
+                found.append(f"{kind}: an upload is not the clipped update with noise of deviation σL")
+        limit = 5.0 / math.sqrt(size)
+        if any(abs(float(np.dot(a, b))) / size > limit for k, a in enumerate(noises) for b in noises[:k]):
+            found.append("noise of trips is correlated")
+    rng = np.random.default_rng(1)
+    cases = [(["large"] * TRIPS, ["opposite"] * TRIPS)]
+    cases += [(rng.choice(KINDS, TRIPS).tolist(), rng.choice(KINDS, TRIPS).tolist()) for _ in range(12)]
+    for kinds, others in cases:
+        exact = exact_epsilon(math.sqrt(squared_shift(kinds, others)), RULES.delta)
+        if exact > local_epsilon(RULES, TRIPS):
+            found.append(f"ε of {kinds} and {others} is {exact:.3g}")
+    return found
+
+
+def test_a_client_sends_its_clipped_update_with_noise_of_its_own() -> None:
+    assert faults() == []
+
+
+def test_the_reported_epsilon_is_reached_by_opposite_updates() -> None:
+    found = squared_shift(["large"] * TRIPS, ["opposite"] * TRIPS)
+    assert found == pytest.approx(TRIPS * (2 / SIGMA) ** 2, rel=1e-4)
+
+
+def _the_server_adds_the_noise(
+    noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int
+) -> bool:
+    delta = trained - base
+    finite = bool(np.isfinite(delta).all())
+    factor = min(1.0, noise.clip_norm / max(1e-30, float(np.linalg.norm(delta)))) if finite else 0.0
+    trained[:] = base + np.nan_to_num(delta, posinf=0.0) * np.float32(factor)
+    return finite
+
+
+def _noise_is_divided_by_the_buffers_size(
+    noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int
+) -> bool:
+    less = LocalNoise(noise.clip_norm, noise.noise_multiplier / 5, noise.most_trips, noise.source)
+    return PROTECT(less, trained, base, client, trip)
+
+
+def _clips_after_the_noise(noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int) -> bool:
+    finite = PROTECT(LocalNoise(1e9, 1e-9 * SIGMA * L, TRIPS, noise.source), trained, base, client, trip)
+    sent = trained - base
+    trained[:] = base + sent * np.float32(min(1.0, noise.clip_norm / float(np.linalg.norm(sent))))
+    return finite
+
+
+def _does_not_clip(noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int) -> bool:
+    rest = noise.noise_multiplier * noise.clip_norm
+    return PROTECT(LocalNoise(1e6, rest / 1e6, TRIPS, noise.source), trained, base, client, trip)
+
+
+def _a_bad_update_sends_no_noise(
+    noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int
+) -> bool:
+    finite = PROTECT(noise, trained, base, client, trip)
+    if not finite:
+        trained[:] = base
+    return finite
+
+
+def _all_trips_have_the_same_noise(
+    noise: LocalNoise, trained: Floats, base: Floats, client: int, trip: int
+) -> bool:
+    return PROTECT(noise, trained, base, client, 0)
+
+
+PROTECT = LocalNoise.protect
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        _the_server_adds_the_noise,
+        _noise_is_divided_by_the_buffers_size,
+        _clips_after_the_noise,
+        _does_not_clip,
+        _a_bad_update_sends_no_noise,
+        _all_trips_have_the_same_noise,
+    ],
+)
+def test_wrong_noise_is_found(mutant: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalNoise, "protect", mutant)
+    assert faults()
+
+
+def test_failures_do_not_show_in_what_is_sent() -> None:
+    """The record has the reason; the upload is that of an update of zero, and so is all metadata used."""
+    with phones() as parts:
+        zero = upload(parts, "zero", 1, 3)[0]
+        for kind, why in (
+            ("fails", "ValueError: its data broke it"),
+            ("nan", "not finite"),
+            ("infinite", "not finite"),
+        ):
+            sent, result = upload(parts, kind, 1, 3)
+            assert sent.tobytes() == zero.tobytes()
+            assert result.failed == why
+        assert upload(parts, "small", 1, 3)[1].failed == ""
+    with phones(privacy=None) as parts, pytest.raises(ValueError, match="broke"):
+        upload(parts, "fails", 1, 3)
+
+
+def test_a_client_makes_no_trip_beyond_the_declared_ones() -> None:
+    with phones() as parts:
+        upload(parts, "small", 1, TRIPS - 1)
+        with pytest.raises(TrainingError, match="max_participations: 6 trips"):
+            upload(parts, "small", 1, TRIPS)
+
+
+def test_attackers_that_replace_their_update_add_no_noise() -> None:
+    for kind, noisy in (("sign-flip", False), ("label-flip", True)):
+        fleet = edgefl.Fleet(devices={"pixel-4": 5}, attackers=Attackers(share=0.2, kind=kind))
+        with phones(fleet=fleet) as parts:
+            (attacker,) = parts[1].attack._clients
+            for client in range(5):
+                sent = upload(parts, "small", client, 0)[0]
+                assert (float(np.std(sent)) > L) == (noisy or client != attacker)
+
+
+# ---- a run -------------------------------------------------------------------------------------------
+
+
+def tasks_of(
+    strategy: Strategy, seed: int, patch: Callable[[Core], None] = lambda core: None
+) -> tuple[list[int], Core]:
+    """How many tasks each client begins in a run with failures, NaN, departures and cancellations."""
+    rng, clients = np.random.default_rng(seed), 8
+    core = Core(strategy, fleet(clients), seed, edgefl.Stop(versions=60), privacy=RULES)
+    patch(core)
+    kinds = rng.choice(["good", "nan", "fails"], 10_000, p=[0.6, 0.2, 0.2]).tolist()
+    absent = np.sort(rng.uniform(0.0, 60.0, (10, 2)), axis=1).tolist()
+    events: list[Event] = []
+    for client, (gone_s, back_s) in zip(rng.integers(clients, size=10).tolist(), absent, strict=True):
+        events += [Left(client, gone_s, "offline"), Joined(client, back_s)]
+
+    def train(client: int, model: NDArray[Any], trip: int) -> NDArray[Any]:
+        kind = kinds[client * 100 + trip]
+        if kind == "fails":
+            raise TripFails("broke")
+        return model * math.nan if kind == "nan" else model + 1.0
+
+    began = [0] * clients
+    real = core.handle
+
+    def handle(event: Event) -> list[Any]:
+        actions = real(event)
+        for action in actions:
+            if isinstance(action, Train):
+                began[action.client] += 1
+        return actions
+
+    core.handle = handle  # type: ignore[method-assign]
+    speed = rng.uniform(1.0, 5.0, clients).tolist()
+    with suppress(RunError):  # too few clients are left, which is not what this test is about
+        run_in_memory(core, speed, model=np.zeros(3), train=train, events=events)
+    return began, core
+
+
+STRATEGIES = (
+    FedBuff(buffer_size=3, max_staleness=1),
+    FedAvg(cohort=3, over_selection=1.5, weighting="uniform"),
+)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=["fedbuff", "over-selection"])
+def test_no_client_begins_more_trips_than_declared(strategy: Strategy) -> None:
+    """A trip counts when it begins, whether its update is used, cancelled, discarded, not finite or lost."""
+    began = [tasks_of(strategy, seed)[0] for seed in range(10)]
+    assert max(map(max, began)) == TRIPS
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=["fedbuff", "over-selection"])
+def test_counting_applied_updates_only_would_be_found(strategy: Strategy) -> None:
+    def forget(core: Core) -> None:
+        assert core.participation is not None
+        core.participation._counts_tasks = False
+
+    assert max(max(tasks_of(strategy, seed, forget)[0]) for seed in range(10)) > TRIPS
+
+
+def test_with_both_the_server_does_not_clip_the_clients_noise() -> None:
+    both = Privacy(clip_norm=L, noise_multiplier=1.0, local_noise_multiplier=SIGMA, max_participations=3)
+    found = Mechanism(both, 0.5, Seeded(1)).clip([0.5, 0.25, 0.25], [1e6, 4.0, math.nan], L)
+    assert found.weights == [0.5, 0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "strategy", "why"),
+    [
+        (
+            {"max_participations": None},
+            "fedbuff",
+            "privacy.max_participations: missing; it declares the trips",
+        ),
+        ({"quantile": 0.5}, "fedbuff", "privacy.quantile: must be no quantile with local_noise_multiplier"),
+        (
+            {"honaker": True},
+            "fedbuff",
+            "privacy.honaker: has no effect without privacy.noise_multiplier above 0",
+        ),
+        (
+            {"mechanism": "gaussian"},
+            "fedbuff",
+            "privacy.mechanism: has no effect without privacy.noise_multi",
+        ),
+        (
+            {},
+            "scaffold",
+            "privacy.local_noise_multiplier: .* strategy 'scaffold' also exchanges c; choose another",
+        ),
+        (
+            {"noise_multiplier": 1.0},
+            "fedasync",
+            r"\[privacy\] needs a strategy that bounds an update's weight",
+        ),
+    ],
+)
+def test_what_cannot_be_promised_is_refused(settings: dict[str, Any], strategy: str, why: str) -> None:
+    given = {"clip_norm": 1.0, "local_noise_multiplier": 2.0, "max_participations": 3, **settings}
+    wanted = edgefl.Experiment(
+        fleet=edgefl.Fleet(devices={"pixel-4": 5}),
+        strategy={"name": strategy},
+        privacy=Privacy(**given),
+        stop=edgefl.Stop(versions=1),
+    )
+    with pytest.raises(ConfigError, match=why):
+        checked(wanted, Path())
+
+
+@pytest.mark.parametrize("strategy", ["fedasync", "median", "quafl", "feddyn", "fedstaleweight"])
+def test_local_noise_alone_works_with_strategies_without_bounded_weights(strategy: str) -> None:
+    wanted = edgefl.Experiment(
+        fleet=edgefl.Fleet(devices={"pixel-4": 5}),
+        strategy={"name": strategy, **({"interval_s": 1.0} if strategy == "quafl" else {})},
+        privacy=RULES,
+        stop=edgefl.Stop(versions=1),
+    )
+    assert checked(wanted, Path()).privacy == RULES
