@@ -224,10 +224,11 @@ def _restored(
 
 
 def _forbids_repetition(experiment: Experiment) -> bool:
-    """Return True if a version made again would get different noise, so that both together reveal more."""
+    """Return True if a version or trip made again would be different, so that both together reveal more."""
     rules = experiment.privacy
-    secret = rules is not None and rules.noise == "secure" and rules.noise_multiplier > 0
-    return secret and experiment.clock.kind == "wall"
+    if rules is None or experiment.clock.kind != "wall":
+        return False
+    return bool(rules.local_noise_multiplier or (rules.noise == "secure" and rules.noise_multiplier))
 
 
 def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips) -> None:

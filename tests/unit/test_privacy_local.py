@@ -28,6 +28,7 @@ from edgefl.privacy.local import LocalNoise
 from edgefl.privacy.mechanism import Mechanism
 from edgefl.privacy.source import Seeded
 from edgefl.run.demands import checked, shape_of
+from edgefl.run.server_process import _forbids_repetition
 from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
 from edgefl.strategies import resolve
@@ -389,3 +390,22 @@ def test_local_noise_alone_works_with_strategies_without_bounded_weights(strateg
         stop=edgefl.Stop(versions=1),
     )
     assert checked(wanted, Path()).privacy == RULES
+
+
+@pytest.mark.parametrize(
+    ("clock", "privacy", "forbidden"),
+    [
+        ("wall", RULES, True),
+        ("virtual", RULES, False),
+        ("wall", Privacy(clip_norm=1.0, noise_multiplier=1.0, noise="seeded"), False),
+        ("wall", None, False),
+    ],
+)
+def test_trips_that_the_server_has_seen_are_not_made_again_under_the_wall_clock(
+    clock: Any, privacy: Privacy | None, forbidden: bool
+) -> None:
+    """They would be other updates with the same noise, and not be counted."""
+    wanted = edgefl.Experiment(
+        fleet=edgefl.Fleet(devices={"pixel-4": 5}), clock=edgefl.Clock(kind=clock), privacy=privacy
+    )
+    assert _forbids_repetition(wanted) == forbidden
