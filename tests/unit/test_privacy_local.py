@@ -124,7 +124,7 @@ def upload(
         patch.setattr(workload, "train", train)
         result = maker.train(client, trip, 0, base, None)
     raw = np.zeros(4 * base.size, np.uint8)
-    maker.write(raw, client, base)
+    maker.write(raw, client, trip, base)
     return raw.view(np.float32).copy(), result
 
 
