@@ -130,6 +130,8 @@ class FlatModel:
         self.grad = torch.zeros_like(self.weights)
         self._places: list[tuple[nn.Module, Entry, Tensor, Tensor, bool]] = []
         self._gradients: list[tuple[str, Tensor, Tensor]] = []
+        self._trained: list[Tensor] = []
+        """The trainable parameters' views of the vector."""
         for entry in self.layout:
             tensor = _tensor(self.module, entry.name)
             tensor.data = view = self.vector[entry.part].view(entry.shape)
@@ -137,6 +139,7 @@ class FlatModel:
             self._places.append((owner, entry, tensor, view, tensor.requires_grad))
             if entry.name in trainable:
                 tensor.grad = None  # it may be on another device
+                self._trained.append(view)
                 self._gradients.append((entry.name, tensor, self.grad[entry.part].view(entry.shape)))
         self.prepare()
         self._attributes = _Attributes(self.module)
@@ -175,6 +178,27 @@ class FlatModel:
         with torch.no_grad():
             for name, first in self._fixed:
                 self.module.get_buffer(name).copy_(first)
+
+    def discard_gradients(self) -> None:
+        """Let the next backward pass allocate the gradients, which is faster than adding to zeros."""
+        for _, parameter, _ in self._gradients:
+            parameter.grad = None
+
+    def gather_gradients(self) -> None:
+        """Copy the gradients of the last backward pass to ``grad``; zeros for unused parameters."""
+        used = [(own, parameter.grad) for _, parameter, own in self._gradients if parameter.grad is not None]
+        if len(used) < len(self._gradients):
+            self.grad.zero_()
+        torch._foreach_copy_(*_columns(used))
+
+    def descend(self, rate: float) -> None:
+        """Subtract ``rate`` times the gradients of the last backward pass from the weights."""
+        used = [
+            (view, parameter.grad)
+            for (_, parameter, _), view in zip(self._gradients, self._trained, strict=True)
+            if parameter.grad is not None
+        ]
+        torch._foreach_add_(*_columns(used), alpha=-rate)
 
     @property
     def gradients(self) -> int:
@@ -230,6 +254,12 @@ class FlatModel:
                 yield entry, None, view
             elif tensor.data_ptr() != view.data_ptr() or not _same_layout(tensor, view):
                 yield entry, tensor, view
+
+
+def _columns(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """The targets, and the gradients as dense tensors."""
+    dense = [gradient.to_dense() if gradient.is_sparse else gradient for _, gradient in pairs]
+    return [target for target, _ in pairs], dense
 
 
 def _same_layout(tensor: Tensor, view: Tensor) -> bool:

@@ -87,7 +87,7 @@ class Trainer:
         flat.push()
         terms = _VectorTerms(flat, rule.terms, given) if rule.terms.vectors else None
         step = self._stepper(rule, terms)
-        module, loss_of, grad = flat.module, self._loss, flat.grad
+        module, loss_of = flat.module, self._loss
         made = examples = 0
         total = 0.0
         with torch_seed(int(rng.integers(2**63)), device):
@@ -98,7 +98,7 @@ class Trainer:
                 batch = order[position : position + size]
                 position += size
                 inputs, targets = arithmetic.batch(x[batch], device), torch.from_numpy(y[batch]).to(device)
-                grad.zero_()
+                flat.discard_gradients()
                 with arithmetic.cast(device):
                     loss = loss_of(module(inputs), targets)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -108,6 +108,7 @@ class Trainer:
                 examples += size
                 if done is not None:
                     done(size)
+        flat.discard_gradients()
         if terms is not None and made:
             terms.finish()
         flat.check_bound()
@@ -116,12 +117,15 @@ class Trainer:
 
     def _stepper(self, rule: LocalRule, terms: _VectorTerms | None) -> Callable[[float], None]:
         """Return the weight update of this rule, with only the terms it needs."""
-        weights, grad, mu = self._flat.weights, self._flat.grad, rule.terms.prox_mu
+        flat, weights, grad, mu = self._flat, self._flat.weights, self._flat.grad, rule.terms.prox_mu
+        if not (mu or terms or rule.momentum or rule.weight_decay):
+            return flat.descend
         start = self._vector("start").copy_(weights) if mu else None
         scratch = self._vector("scratch") if mu else None
         velocity = self._vector("velocity").zero_() if rule.momentum else None
 
         def step(rate: float) -> None:
+            flat.gather_gradients()
             if rule.weight_decay:
                 grad.add_(weights, alpha=rule.weight_decay)
             if start is not None:

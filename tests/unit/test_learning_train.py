@@ -368,3 +368,39 @@ def test_phones_have_no_gpu() -> None:
     config.validate(edgefl.Experiment(**tables))
     with pytest.raises(ConfigError, match=r"training\.device: must be 'cpu' where clock\.kind = 'wall'"):
         config.validate(edgefl.Experiment(**tables, clock=Clock(kind="wall")))
+
+
+class Ragged(nn.Module):
+    """A sparse gradient, a parameter that is used twice, and one that no step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.embedding = nn.Embedding(12, 6, sparse=True)
+            self.unused = nn.Parameter(torch.ones(5))
+            self.shared = nn.Linear(6, 6)
+            self.out = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(x.long()).mean(1)
+        made: torch.Tensor = self.out(self.shared(torch.relu(self.shared(hidden))))
+        return made
+
+
+@pytest.mark.parametrize("choices", [{}, {"momentum": 0.9, "weight_decay": 0.1}], ids=["plain", "terms"])
+def test_gradients_of_any_kind_train_as_torchs_optimizer_does(choices: dict[str, float]) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 12, (16, 4)).astype(np.float32), rng.integers(0, 3, 16)
+    flat, theirs = FlatModel(Ragged()), Ragged()
+    Trainer(flat).run(x, y, LocalRule(steps=6, batch_size=16, lr=0.1, **choices), np.random.default_rng(0))
+    theirs.embedding.sparse = False  # torch's weight decay takes no sparse gradients
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, **choices)
+    for _ in range(6):  # whole batches: their order does not matter but for rounding
+        optimizer.zero_grad(set_to_none=False)
+        nn.functional.cross_entropy(theirs(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        theirs.unused.grad = torch.zeros(5)
+        optimizer.step()
+    expected = torch.cat([parameter.detach().flatten() for parameter in theirs.parameters()])
+    torch.testing.assert_close(torch.from_numpy(flat.array), expected, rtol=1e-4, atol=1e-6)
+    assert all(parameter.grad is None for parameter in flat.module.parameters())
