@@ -66,7 +66,9 @@ def by_plugin(device: str, name: str) -> float:
             )
         )
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
-        subprocess.run(command, check=False, cwd=HERE, capture_output=True, env=None)
+        done = subprocess.run(command, check=False, cwd=HERE, capture_output=True, text=True)
+        if not out.exists():
+            raise SystemExit(f"the device test of {name} failed:\n{done.stdout}{done.stderr}")
         seconds, _, doubt = out.read_text().partition(" ")
         if doubt:
             print(f"{name}: device test: {doubt}", file=sys.stderr)

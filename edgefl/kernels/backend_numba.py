@@ -22,7 +22,16 @@ from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, 
 from edgefl.kernels.backend_reference import decoded, difference, folded, round_all, words_of
 from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.field import PRIME, CodeArguments, FieldSumArguments
-from edgefl.kernels.numba_vectors import GROUP, ITEM_BYTES, STREAM_ALIGNMENT, add_group, copy_bytes, word_at
+from edgefl.kernels.numba_vectors import (
+    GROUP,
+    ITEM_BYTES,
+    SOURCE_DIGEST,
+    STREAM_ALIGNMENT,
+    WIDTH,
+    add_group,
+    copy_bytes,
+    word_at,
+)
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.ranks import GRAIN, RankArguments, network
 from edgefl.kernels.steps import StepArguments
@@ -41,6 +50,7 @@ _SPAN = 8
 
 def _jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__qualname__ = f"{function.__name__}_{SOURCE_DIGEST}"
         options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "numpy"}
         try:
             return numba.njit([signature], cache=True, **options)(function)
@@ -86,7 +96,7 @@ def _sum_span(
     sums: Floats,
     padded: Any,
 ) -> None:
-    """Add all updates to one span. Vectors of a tile that is no multiple of 8 are copied to ``padded``."""
+    """Add all updates to one span. An incomplete vector of `WIDTH` is padded with zeros."""
     lanes, vectors, scales = np.empty((GROUP, LANES)), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     out, base, updates = listed[0, 0], listed[0, 1], listed[:, 2:]
     count, k = updates.shape[1], 0
@@ -101,7 +111,7 @@ def _sum_span(
         for at in range(start, stop, TILE):
             size = min(TILE, stop - at)
             here = sums.ctypes.data + 4 * (at - start)
-            whole = size % LANES == 0
+            whole = size % WIDTH == 0
             source = here if k else base + 4 * at if base else padded[GROUP].ctypes.data
             target = out + 4 * at if last and whole else here
             for j in range(group):
@@ -121,7 +131,7 @@ def _sum_span(
                 vectors.ctypes.data,
                 scales.ctypes.data,
                 weights.ctypes.data + 4 * k,
-                -(-size // LANES) * LANES,
+                -(-size // WIDTH) * WIDTH,
                 lanes.ctypes.data,
             )
             if last and not whole:

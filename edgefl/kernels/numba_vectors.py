@@ -1,4 +1,4 @@
-"""LLVM code for the sums of the numba back end, in vectors of eight elements.
+"""LLVM code for the sums of the numba back end, in vectors of 8 or 16 elements.
 
 LLVM does not find these loops in Python code: it vectorises neither the conversion of halves nor several
 float64 sums beside a float32 sum. Every product and every sum is rounded by itself; only squares of float32
@@ -7,7 +7,9 @@ numbers may be fused with their sum, because they are exact in float64.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
@@ -30,12 +32,17 @@ _host_features: Any = codegen.get_host_cpu_features
 
 _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
 _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-_FLOATS, _DOUBLES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_DOUBLE, LANES)
-_INTS = ir.VectorType(_INT32, LANES)
-STREAM_ALIGNMENT = 32
 _FEATURES: str = getattr(config, "CPU_FEATURES", None) or _host_features()
 _CONVERTS_HALVES = "+f16c" in _FEATURES.split(",")
 """Whether the processor converts float16; elsewhere LLVM would call a function for each element."""
+WIDTH = 2 * LANES if "+avx512f" in _FEATURES.split(",") else LANES
+"""Elements per vector; sizes are multiples of it. Fewer registers do not hold the sums of longer ones."""
+_FLOATS, _INTS = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_INT32, WIDTH)
+_DOUBLES = ir.VectorType(_DOUBLE, LANES)
+STREAM_ALIGNMENT = 64
+SOURCE_DIGEST = f"{zlib.crc32(Path(__file__).read_bytes()):08x}"
+"""Names numba's cache files: numba looks only at the file of the function that it compiles."""
+_AHEAD_BYTES = 1024
 
 
 def _add_group(
@@ -51,7 +58,7 @@ def _add_group(
     size: Any,
     norms: Any,
 ) -> Any:
-    """target = source + Σ_j weights[j] · vectors[j] over ``size`` elements, a multiple of 8. All are int64.
+    """target = source + Σ_j weights[j] · vectors[j] over ``size`` elements, a multiple of `WIDTH`; all int64.
 
     ``vectors`` and ``scales`` are addresses of ``group`` (1 to `GROUP`) addresses: of updates of type
     ``kind`` and of their scales. ``weights`` is the address of as many float32. ``norms`` is the address of
@@ -131,16 +138,20 @@ class _Pass:
             self._loop(_int(0), self._size, SCALE_BLOCK, [], self._scale_block)
             return
         zeros = [_constant(_DOUBLES, 0.0)] * len(self._vectors)
-        sums = self._loop(_int(0), self._size, LANES, zeros, self._add_lanes)
+        sums = self._loop(_int(0), self._size, WIDTH, zeros, self._add_lanes)
         for j, lanes in enumerate(sums):
             self._write(self._norms, _int(8 * LANES * j), lanes, 8)
 
     def _add_lanes(self, i: Value, sums: Sequence[Value]) -> list[Value]:
-        """Add one vector of each update to the result, and its squares to the sums of the lanes."""
+        """Add one vector of each update to the result, and its squares to the sums of the lanes, in order."""
         builder, values = self._builder, [self._floats(vector, i) for vector in self._vectors]
         self._add(i, values)
-        wide = [builder.fpext(value, _DOUBLES) for value in values]
-        return [_fused(builder, each, each, lanes) for each, lanes in zip(wide, sums, strict=True)]
+        made = list(sums)
+        for row in range(WIDTH // LANES):
+            for j, value in enumerate(values):
+                wide = builder.fpext(_row(builder, value, row), _DOUBLES)
+                made[j] = _fused(builder, wide, wide, made[j])
+        return made
 
     def _scale_block(self, first: Value, _: Sequence[Value]) -> list[Value]:
         """Add one scale block of int8 updates; its norm is scale² · Σ q², the inner sum in integers."""
@@ -151,8 +162,10 @@ class _Pass:
         end = builder.select(builder.icmp_signed("<", end, self._size), end, self._size)
 
         def add(i: Value, sums: Sequence[Value]) -> list[Value]:
+            for vector in self._vectors:
+                self._prefetch(builder.add(vector, i))
             whole = [
-                builder.sext(self._read(vector, i, ir.VectorType(_INT8, LANES)), _INTS)
+                builder.sext(self._read(vector, i, ir.VectorType(_INT8, WIDTH)), _INTS)
                 for vector in self._vectors
             ]
             values = [
@@ -164,7 +177,7 @@ class _Pass:
                 builder.add(total, builder.mul(each, each)) for total, each in zip(sums, whole, strict=True)
             ]
 
-        sums = self._loop(first, end, LANES, [_constant(_INTS, 0)] * len(factors), add)
+        sums = self._loop(first, end, WIDTH, [_constant(_INTS, 0)] * len(factors), add)
         for j, (factor, lanes) in enumerate(zip(factors, sums, strict=True)):
             wide, squares = builder.fpext(factor, _DOUBLE), builder.sitofp(_lane_sum(builder, lanes), _DOUBLE)
             place = builder.add(_int(8 * LANES * j), builder.mul(number, _int(8)))
@@ -181,16 +194,27 @@ class _Pass:
             written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT32, 1)]))
 
     def _floats(self, vector: Value, i: Value) -> Value:
-        """Eight elements of a float32, float16 or bfloat16 update from element ``i`` on, as float32."""
+        """A vector of a float32, float16 or bfloat16 update from element ``i`` on, as float32."""
         builder, place = self._builder, self._builder.mul(i, _int(ITEM_BYTES[self._kind]))
+        self._prefetch(builder.add(vector, place))
         if self._kind == FLOAT32:
             return self._read(vector, place, _FLOATS)
-        halves = self._read(vector, place, ir.VectorType(_INT16, LANES))
+        halves = self._read(vector, place, ir.VectorType(_INT16, WIDTH))
         if self._kind == BFLOAT16:
             return builder.bitcast(builder.shl(builder.zext(halves, _INTS), _constant(_INTS, 16)), _FLOATS)
         if _CONVERTS_HALVES:
-            return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
+            return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), WIDTH)), _FLOATS)
         return _from_half(builder, builder.zext(halves, _INTS))
+
+    def _prefetch(self, address: Value) -> None:
+        """Load the line `_AHEAD_BYTES` behind an address, float32 into the second-level cache."""
+        builder, pointer = self._builder, _INT8.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
+        ahead = builder.inttoptr(builder.add(address, _int(_AHEAD_BYTES)), pointer)
+        reading, level, data = 0, 2 if self._kind == FLOAT32 else 3, 1
+        arguments = [ahead, *(ir.Constant(_INT32, number) for number in (reading, level, data))]
+        name = "llvm.prefetch.p0" if str(pointer) == "ptr" else "llvm.prefetch.p0i8"
+        builder.call(_function(builder, kind, name), arguments)
 
     def _entry(self, array: Value, j: int, kind: Any) -> Value:
         return self._read(array, _int(j * (8 if kind == _INT64 else 4)), kind)
@@ -238,13 +262,19 @@ def _int(number: int) -> Value:
 
 
 def _constant(kind: Any, number: float) -> Value:
-    return ir.Constant(kind, [number] * LANES)
+    return ir.Constant(kind, [number] * kind.count)
 
 
 def _splat(builder: Builder, scalar: Value) -> Value:
-    kind = ir.VectorType(scalar.type, LANES)
+    kind = ir.VectorType(scalar.type, WIDTH)
     one = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(_INT32, 0))
     return builder.shuffle_vector(one, one, _constant(_INTS, 0))
+
+
+def _row(builder: Builder, vector: Value, row: int) -> Value:
+    """Row ``row`` of the lanes: elements 8 · row to 8 · row + 7."""
+    places = [ir.Constant(_INT32, LANES * row + lane) for lane in range(LANES)]
+    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_INT32, LANES), places))
 
 
 def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
@@ -255,7 +285,7 @@ def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
 
 def _lane_sum(builder: Builder, lanes: Value) -> Value:
     kind = ir.FunctionType(_INT32, [_INTS])
-    return builder.call(_function(builder, kind, f"llvm.vector.reduce.add.v{LANES}i32"), [lanes])
+    return builder.call(_function(builder, kind, f"llvm.vector.reduce.add.v{WIDTH}i32"), [lanes])
 
 
 def _function(builder: Builder, kind: Any, name: str) -> Any:
