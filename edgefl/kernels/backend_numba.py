@@ -24,6 +24,7 @@ from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.field import PRIME, CodeArguments, FieldSumArguments
 from edgefl.kernels.numba_vectors import (
     GROUP,
+    INT8,
     ITEM_BYTES,
     SOURCE_DIGEST,
     STREAM_ALIGNMENT,
@@ -298,38 +299,65 @@ def _field_decode(out: Any, words: Any, mask: Any, factor: Any) -> Any:
     return largest
 
 
-_LAYOUT = np.array([object.__basicsize__, id(np.ndarray), id(arguments.FLOAT32)])
-"""Size of the head of a Python object, and the addresses of numpy's array type and of its float32."""
+_LAYOUT = np.array([object.__basicsize__, id(np.ndarray), *map(id, arguments.DTYPES)])
+"""Size of the head of a Python object, and the addresses of numpy's array type and of the updates' dtypes."""
 _CONTIGUOUS, _WRITEABLE = 0x0001, 0x0400
 
 
-@_jit(types.boolean(types.Array(_I64, 2, "C"), types.Array(_I64, 1, "C")))
-def _resolve(listed: Any, layout: Any) -> bool:
-    """Replace the ids in the first row by the addresses of the arrays' data; False if one is unusual.
+@_helper
+def _kind_of(array: int, size: int, layout: Any) -> int:
+    """The type of a flat array of ``size`` elements, as its place in DTYPES; −1 for anything else.
 
-    The ids are those of the result, of the base (0: none) and of the updates. They must be flat, contiguous
-    float32 arrays of one size; the result must be writable and overlap none, or be the base. Behind its head,
-    an array object is PyArrayObject_fields of numpy's C interface: address, number of dimensions, addresses
-    of sizes and strides, base, type, flags.
+    Behind its head, an array object is PyArrayObject_fields of numpy's C interface: address, number of
+    dimensions, addresses of sizes and strides, base, dtype, flags.
     """
-    size = 0
+    fields = array + layout[0]
+    if word_at(fields - 8) != layout[1]:
+        return -1
+    if word_at(fields + 8) & 0xFFFFFFFF != 1 or not word_at(fields + 48) & _CONTIGUOUS:
+        return -1
+    if word_at(word_at(fields + 16)) != size:
+        return -1
+    for kind in range(layout.size - 2):
+        if word_at(fields + 40) == layout[2 + kind]:
+            return kind
+    return -1
+
+
+@_helper
+def _overlap(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
+    return a < b + b_bytes and b < a + a_bytes
+
+
+@_jit(types.boolean(types.Array(_I64, 2, "C"), _I64, types.Array(_I64, 1, "C")))
+def _resolve(listed: Any, size: int, layout: Any) -> bool:
+    """Turn ids of arrays into what `_sum_tiles` reads; False if one is not as it must be.
+
+    The first row has the ids of the result, the base (0: none) and the updates, the third row those of their
+    scales. Result and base must be float32 of ``size`` elements; the result must be writable and overlap no
+    other array, but may be the base.
+    """
+    blocks = -(-size // SCALE_BLOCK)
     for k in range(listed.shape[1]):
-        listed[1, k] = listed[2, k] = 0
-        if listed[0, k] == 0:
-            continue
-        fields = listed[0, k] + layout[0]
-        if word_at(fields - 8) != layout[1] or word_at(fields + 40) != layout[2]:
+        kind, address, scales = 0, listed[0, k], listed[2, k]
+        if address:
+            kind = _kind_of(address, size, layout)
+            if kind < 0 or (k < 2 and kind > 0) or (kind == INT8) != (scales != 0):
+                return False
+            if k == 0 and not word_at(address + layout[0] + 48) & _WRITEABLE:
+                return False
+            address = word_at(address + layout[0])
+        elif k != 1:
             return False
-        flags = word_at(fields + 48)
-        if word_at(fields + 8) & 0xFFFFFFFF != 1 or not flags & _CONTIGUOUS:
-            return False
-        if k == 0:
-            size = word_at(word_at(fields + 16))
-        if word_at(word_at(fields + 16)) != size or (k == 0 and not flags & _WRITEABLE):
-            return False
-        listed[0, k] = word_at(fields)
-        apart = abs(listed[0, k] - listed[0, 0]) >= 4 * size
-        if k and not apart and not (k == 1 and listed[0, 1] == listed[0, 0]):
+        if scales:
+            if _kind_of(scales, blocks, layout) != 0:
+                return False
+            scales = word_at(scales + layout[0])
+            if _overlap(scales, 4 * blocks, listed[0, 0], 4 * size):
+                return False
+        listed[0, k], listed[1, k], listed[2, k] = address, kind, scales
+        in_place = k == 1 and address == listed[0, 0]
+        if k and not in_place and _overlap(address, ITEM_BYTES[kind] * size, listed[0, 0], 4 * size):
             return False
     return True
 
@@ -341,9 +369,12 @@ def _address(array: Any) -> int:
 
 def _layout_holds() -> bool:
     """Whether this numpy lays out its arrays as `_resolve` assumes."""
-    array = np.empty(3, dtype=np.float32)
-    listed = np.full((3, 1), id(array))
-    return _resolve(listed, _LAYOUT) and int(listed[0, 0]) == _address(array)
+    array, other = np.empty(3, dtype=np.float32), np.empty(3, dtype=np.int8)
+    scales = np.empty(1, dtype=np.float32)
+    listed = np.array([[id(array), 0, id(other)], [0] * 3, [0, 0, id(scales)]])
+    known: bool = _resolve(listed, 3, _LAYOUT)
+    expected = [[_address(array), 0, _address(other)], [0, 0, INT8], [0, 0, _address(scales)]]
+    return known and listed.tolist() == expected
 
 
 _FAST_CHECKS = _layout_holds()
@@ -460,22 +491,22 @@ _KINDS: dict[Any, int] = {dtype: kind for kind, dtype in enumerate(arguments.DTY
 
 
 def _usual(given: Any) -> NDArray[np.int64] | None:
-    """The arrays as `_sum_tiles` lists them, if all are plain float32; None if anything is unusual.
+    """The arrays as `_sum_tiles` lists them, if all are plain; None if anything is unusual.
 
     They are checked by compiled code, because checks in Python take longer than a small sum.
     """
-    out, base, updates, weights, scales, checksums = given
-    if checksums is not None or type(updates) is not list or not updates or not _FAST_CHECKS:
+    out, base, updates, weights, scales, _ = given
+    if type(updates) is not list or not updates or type(out) is not np.ndarray or not _FAST_CHECKS:
         return None
     if type(weights) is not list or len(weights) != len(updates):
         return None
-    if scales is not None and not (type(scales) is list and all(scale is None for scale in scales)):
-        return None
-    if scales is not None and len(scales) != len(updates):
-        return None
-    listed = np.empty((3, len(updates) + 2), dtype=np.int64)
+    listed = np.zeros((3, len(updates) + 2), dtype=np.int64)
     listed[0] = [id(out), 0 if base is None else id(base), *map(id, updates)]
-    return listed if _resolve(listed, _LAYOUT) else None
+    if scales is not None:
+        if type(scales) is not list or len(scales) != len(updates):
+            return None
+        listed[2, 2:] = [0 if scale is None else id(scale) for scale in scales]
+    return listed if _resolve(listed, out.size, _LAYOUT) else None
 
 
 def _listed(given: SumArguments) -> NDArray[np.int64]:
@@ -489,7 +520,7 @@ def _listed(given: SumArguments) -> NDArray[np.int64]:
 
 
 def weighted_sum(given: SumArguments, threads: int) -> Doubles:
-    listed = _usual(given)
+    listed = None if given.checksums is not None else _usual(given)
     if listed is None:
         given = given.checked()
         listed = _listed(given)

@@ -36,8 +36,8 @@ _FEATURES: str = getattr(config, "CPU_FEATURES", None) or _host_features()
 _CONVERTS_HALVES = "+f16c" in _FEATURES.split(",")
 """Whether the processor converts float16; elsewhere LLVM would call a function for each element."""
 WIDTH = 2 * LANES if "+avx512f" in _FEATURES.split(",") else LANES
-"""Elements per vector; sizes are multiples of it. Fewer registers do not hold the sums of longer ones."""
-_FLOATS, _INTS = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_INT32, WIDTH)
+"""Elements per vector of the types that are converted to float32, which itself has vectors of 8. Sizes are
+multiples of it for every type."""
 _DOUBLES = ir.VectorType(_DOUBLE, LANES)
 STREAM_ALIGNMENT = 64
 SOURCE_DIGEST = f"{zlib.crc32(Path(__file__).read_bytes()):08x}"
@@ -128,17 +128,18 @@ class _Pass:
         norms: Value,
     ) -> None:
         self._builder, self._kind, self._stream = builder, kind, stream
+        self._width = LANES if kind == FLOAT32 else WIDTH
         self._source, self._target, self._size, self._norms = source, target, size, norms
         self._vectors = [self._entry(vectors, j, _INT64) for j in range(group)]
         self._scales = [self._entry(scales, j, _INT64) for j in range(group)]
-        self._weights = [_splat(builder, self._entry(weights, j, _FLOAT)) for j in range(group)]
+        self._weights = [_splat(builder, self._entry(weights, j, _FLOAT), self._width) for j in range(group)]
 
     def emit(self) -> None:
         if self._kind == INT8:
             self._loop(_int(0), self._size, SCALE_BLOCK, [], self._scale_block)
             return
         zeros = [_constant(_DOUBLES, 0.0)] * len(self._vectors)
-        sums = self._loop(_int(0), self._size, WIDTH, zeros, self._add_lanes)
+        sums = self._loop(_int(0), self._size, self._width, zeros, self._add_lanes)
         for j, lanes in enumerate(sums):
             self._write(self._norms, _int(8 * LANES * j), lanes, 8)
 
@@ -147,7 +148,7 @@ class _Pass:
         builder, values = self._builder, [self._floats(vector, i) for vector in self._vectors]
         self._add(i, values)
         made = list(sums)
-        for row in range(WIDTH // LANES):
+        for row in range(self._width // LANES):
             for j, value in enumerate(values):
                 wide = builder.fpext(_row(builder, value, row), _DOUBLES)
                 made[j] = _fused(builder, wide, wide, made[j])
@@ -165,11 +166,11 @@ class _Pass:
             for vector in self._vectors:
                 self._prefetch(builder.add(vector, i))
             whole = [
-                builder.sext(self._read(vector, i, ir.VectorType(_INT8, WIDTH)), _INTS)
+                builder.sext(self._read(vector, i, self._vector(_INT8)), self._vector(_INT32))
                 for vector in self._vectors
             ]
             values = [
-                builder.fmul(_splat(builder, factor), builder.sitofp(each, _FLOATS))
+                builder.fmul(_splat(builder, factor, self._width), builder.sitofp(each, self._vector(_FLOAT)))
                 for factor, each in zip(factors, whole, strict=True)
             ]
             self._add(i, values)
@@ -177,7 +178,7 @@ class _Pass:
                 builder.add(total, builder.mul(each, each)) for total, each in zip(sums, whole, strict=True)
             ]
 
-        sums = self._loop(first, end, WIDTH, [_constant(_INTS, 0)] * len(factors), add)
+        sums = self._loop(first, end, self._width, [_constant(self._vector(_INT32), 0)] * len(factors), add)
         for j, (factor, lanes) in enumerate(zip(factors, sums, strict=True)):
             wide, squares = builder.fpext(factor, _DOUBLE), builder.sitofp(_lane_sum(builder, lanes), _DOUBLE)
             place = builder.add(_int(8 * LANES * j), builder.mul(number, _int(8)))
@@ -186,7 +187,7 @@ class _Pass:
 
     def _add(self, i: Value, values: Sequence[Value]) -> None:
         builder, place = self._builder, self._builder.mul(i, _int(4))
-        total = self._read(self._source, place, _FLOATS)
+        total = self._read(self._source, place, self._vector(_FLOAT))
         for weight, value in zip(self._weights, values, strict=True):
             total = builder.fadd(total, builder.fmul(weight, value))
         written = self._write(self._target, place, total, STREAM_ALIGNMENT if self._stream else 1)
@@ -198,13 +199,16 @@ class _Pass:
         builder, place = self._builder, self._builder.mul(i, _int(ITEM_BYTES[self._kind]))
         self._prefetch(builder.add(vector, place))
         if self._kind == FLOAT32:
-            return self._read(vector, place, _FLOATS)
-        halves = self._read(vector, place, ir.VectorType(_INT16, WIDTH))
+            return self._read(vector, place, self._vector(_FLOAT))
+        halves = self._read(vector, place, self._vector(_INT16))
         if self._kind == BFLOAT16:
-            return builder.bitcast(builder.shl(builder.zext(halves, _INTS), _constant(_INTS, 16)), _FLOATS)
+            return builder.bitcast(
+                builder.shl(builder.zext(halves, self._vector(_INT32)), _constant(self._vector(_INT32), 16)),
+                self._vector(_FLOAT),
+            )
         if _CONVERTS_HALVES:
-            return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), WIDTH)), _FLOATS)
-        return _from_half(builder, builder.zext(halves, _INTS))
+            return builder.fpext(builder.bitcast(halves, self._vector(ir.HalfType())), self._vector(_FLOAT))
+        return _from_half(builder, builder.zext(halves, self._vector(_INT32)))
 
     def _prefetch(self, address: Value) -> None:
         """Load the line `_AHEAD_BYTES` behind an address, float32 into the second-level cache."""
@@ -215,6 +219,9 @@ class _Pass:
         arguments = [ahead, *(ir.Constant(_INT32, number) for number in (reading, level, data))]
         name = "llvm.prefetch.p0" if str(pointer) == "ptr" else "llvm.prefetch.p0i8"
         builder.call(_function(builder, kind, name), arguments)
+
+    def _vector(self, element: Any) -> Any:
+        return ir.VectorType(element, self._width)
 
     def _entry(self, array: Value, j: int, kind: Any) -> Value:
         return self._read(array, _int(j * (8 if kind == _INT64 else 4)), kind)
@@ -265,10 +272,10 @@ def _constant(kind: Any, number: float) -> Value:
     return ir.Constant(kind, [number] * kind.count)
 
 
-def _splat(builder: Builder, scalar: Value) -> Value:
-    kind = ir.VectorType(scalar.type, WIDTH)
+def _splat(builder: Builder, scalar: Value, width: int) -> Value:
+    kind = ir.VectorType(scalar.type, width)
     one = builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(_INT32, 0))
-    return builder.shuffle_vector(one, one, _constant(_INTS, 0))
+    return builder.shuffle_vector(one, one, _constant(ir.VectorType(_INT32, width), 0))
 
 
 def _row(builder: Builder, vector: Value, row: int) -> Value:
@@ -284,8 +291,8 @@ def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
 
 
 def _lane_sum(builder: Builder, lanes: Value) -> Value:
-    kind = ir.FunctionType(_INT32, [_INTS])
-    return builder.call(_function(builder, kind, f"llvm.vector.reduce.add.v{WIDTH}i32"), [lanes])
+    kind = ir.FunctionType(_INT32, [lanes.type])
+    return builder.call(_function(builder, kind, f"llvm.vector.reduce.add.v{lanes.type.count}i32"), [lanes])
 
 
 def _function(builder: Builder, kind: Any, name: str) -> Any:
@@ -294,10 +301,11 @@ def _function(builder: Builder, kind: Any, name: str) -> Any:
 
 def _from_half(builder: Builder, halves: Value) -> Value:
     """float16 to float32 by integers: the magnitude's bits, shifted, are the number divided by 2^112."""
-    magnitude = builder.and_(halves, _constant(_INTS, 0x7FFF))
-    shifted = builder.bitcast(builder.shl(magnitude, _constant(_INTS, 13)), _FLOATS)
-    finite = builder.bitcast(builder.fmul(shifted, _constant(_FLOATS, 2.0**112)), _INTS)
-    not_finite = builder.icmp_unsigned(">=", magnitude, _constant(_INTS, 0x7C00))
-    exponent = builder.select(not_finite, _constant(_INTS, 0x7F800000), _constant(_INTS, 0))
-    sign = builder.shl(builder.and_(halves, _constant(_INTS, 0x8000)), _constant(_INTS, 16))
-    return builder.bitcast(builder.or_(builder.or_(finite, exponent), sign), _FLOATS)
+    ints, floats = halves.type, ir.VectorType(_FLOAT, halves.type.count)
+    magnitude = builder.and_(halves, _constant(ints, 0x7FFF))
+    shifted = builder.bitcast(builder.shl(magnitude, _constant(ints, 13)), floats)
+    finite = builder.bitcast(builder.fmul(shifted, _constant(floats, 2.0**112)), ints)
+    not_finite = builder.icmp_unsigned(">=", magnitude, _constant(ints, 0x7C00))
+    exponent = builder.select(not_finite, _constant(ints, 0x7F800000), _constant(ints, 0))
+    sign = builder.shl(builder.and_(halves, _constant(ints, 0x8000)), _constant(ints, 16))
+    return builder.bitcast(builder.or_(builder.or_(finite, exponent), sign), floats)

@@ -51,6 +51,8 @@ class RegressionWorker:
         self._limit_s = 0.0
         self._printed: process.CountRequest | None = None
         """The last request whose function could print its output."""
+        self._threads = 1
+        """Number of threads of this process that are not the user's."""
 
     def serve(self) -> None:
         with contextlib.suppress(Closed):
@@ -88,7 +90,7 @@ class RegressionWorker:
                 assert self._watch is not None
                 _import_all(trial.imported)
                 self._measure = repetition.prepared(call, trial, self._watch)
-                become_forkable(request.function.file)
+                become_forkable(request.function.file, self._threads)
             return trial
         except EdgeflError as error:
             return process.Failure("refused", str(error))
@@ -105,8 +107,10 @@ class RegressionWorker:
             self._watch = memory.TreeWatch()
         device = load_device(request.device)
         network = None if request.network is None else load_network(request.network)
+        refuse_started(request.function.file, self._threads)
         repetition.warm_up()
-        become_forkable(request.function.file)
+        self._threads = num_threads()  # with a GPU's driver, torch's first backward pass leaves one
+        become_forkable(request.function.file, self._threads)
         outlive_parent()
         self._limit_s = request.limit_s
         arguments = request.args, request.kwargs
@@ -192,18 +196,28 @@ def _result(measure: Callable[[], Any]) -> Any:
         return process.failure_of(error)
 
 
-def become_forkable(file: str) -> None:
-    """Make this process safe to fork. ConfigError if the user's module started processes or threads."""
+def num_threads() -> int:
+    count: int = psutil.Process().num_threads()
+    return count
+
+
+def refuse_started(file: str, threads: int = 1) -> None:
+    """ConfigError if the user's module started processes, or threads besides ``threads`` of this process."""
     if has_children():
         raise ConfigError(
             f"{file}: importing it starts processes, which every repetition would share; start them in the "
             "function or its setup"
         )
-    if (count := psutil.Process().num_threads()) > 1:
+    if (count := num_threads() - threads) > 0:
         raise ConfigError(
-            f"{file}: importing it starts {count - 1} threads, and a process with threads cannot be forked "
+            f"{file}: importing it starts {count} threads, and a process with threads cannot be forked "
             "safely; start them in the function or its setup"
         )
+
+
+def become_forkable(file: str, threads: int = 1) -> None:
+    """Make this process safe to fork, or raise as `refuse_started` does."""
+    refuse_started(file, threads)
     gc.collect()
     # Return the allocator's free pages to the system, so that reused memory counts as growth.
     with contextlib.suppress(AttributeError):

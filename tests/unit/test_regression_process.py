@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import functools
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ import torch
 from edgefl.devices import load_device, load_network
 from edgefl.devices.link import Disconnected
 from edgefl.errors import ConfigError
+from edgefl.regression import worker
 from edgefl.regression.memory import kib
 from edgefl.regression.process import FunctionLocation, find, locate
 from edgefl.regression.repetition import DeviceClock, DeviceHandle, ProcessUsage, nbytes
@@ -232,3 +234,17 @@ def _burn(seconds: float) -> float:
     while (used := (ProcessUsage.now().cpu_ns - start) / 1e9) < seconds:
         pass
     return used
+
+
+def test_threads_of_the_worker_itself_are_no_reason_to_refuse_a_module() -> None:
+    """With a GPU's driver, torch's first backward pass leaves a thread in the worker."""
+    before, stop = worker.num_threads(), threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        worker.refuse_started("steps.py", before + 1)
+        with pytest.raises(ConfigError, match=r"^steps\.py: importing it starts 1 threads"):
+            worker.refuse_started("steps.py", before)
+    finally:
+        stop.set()
+        thread.join()
