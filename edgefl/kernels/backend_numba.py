@@ -425,6 +425,7 @@ class _Pool:
         while True:
             wake.acquire()
             if (work := self._work) is None:
+                finished.release()
                 return
             with suppress(BaseException):  # the work keeps its exception
                 work()
@@ -439,6 +440,7 @@ class _Pool:
         with self._free:
             for wake, _ in self._threads:
                 wake.release()
+            _acquire_all([finished for _, finished in self._threads])
             self._threads.clear()
 
 

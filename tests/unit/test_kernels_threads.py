@@ -54,8 +54,9 @@ def _pool_size(backend: str) -> int:
 
 @each_pool
 def test_threads_come_when_needed_and_go_when_asked(backend: str) -> None:
+    before = _own_threads() - _pool_size("c") - _pool_size("numba")
     kernels.set_threads(3)
-    before = _own_threads()
+    _wait_for_threads(before)
     assert _pool_size(backend) == 0
     small = np.ones(1000, dtype=np.float32)
     kernels.weighted_sum(np.empty_like(small), None, [small], [1.0], backend)
@@ -65,8 +66,13 @@ def test_threads_come_when_needed_and_go_when_asked(backend: str) -> None:
     assert _own_threads() == before + 2
     kernels.set_threads(1)
     assert _pool_size(backend) == 0
+    _wait_for_threads(before)
+
+
+def _wait_for_threads(count: int) -> None:
+    """One that has ended may be on the kernel's list for a moment longer."""
     patience = Patience(BOUND_S)
-    while _own_threads() > before:  # one that was joined may be on the kernel's list for a moment longer
+    while _own_threads() > count:
         assert not patience.over()
 
 
