@@ -141,6 +141,32 @@ def test_killed_holders_are_started_again(tmp_path: Path) -> None:
     assert summary(folder)["dropped_updates"] == 0
 
 
+def test_a_server_killed_under_the_wall_clock_loses_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = Command.run(experiment(server=MASKED, stop=Stop(versions=30)), folder)
+    wait_for_versions(folder, 3, command)
+    command.child("edgefl-server").kill()
+    command.ends()
+    found = summary(folder)
+    assert (found["versions"], found["dropped_updates"]) == (30, 0)
+    assert len(incidents(folder, "restart")) == 1
+
+
+def test_a_killed_run_is_resumed_under_the_wall_clock(tmp_path: Path) -> None:
+    """Only updates whose sum was released after the checkpoint may be refused."""
+    folder = tmp_path / "run"
+    wanted = experiment(server=MASKED, checkpoint=edgefl.Checkpoint(every_s=0.1), stop=Stop(versions=30))
+    command = Command.run(wanted, folder)
+    wait_for_versions(folder, 5, command)
+    command.kill_group()
+    command.finish()
+    Command("resume", str(folder), "--accept-invalid").ends()
+    assert summary(folder)["versions"] == 30
+    refusals = incidents(folder, "refused")
+    assert summary(folder)["dropped_updates"] == len(refusals)
+    assert all("was used in another sum" in row.detail for row in refusals)
+
+
 def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:
     """Two phones, one of them much faster: some buffers hold two updates of one client."""
     secure = Secure(holders=2, recover=2, private=1)
