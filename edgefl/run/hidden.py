@@ -48,8 +48,11 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
             "[server.secure] needs a strategy that uses only weighted sums of updates, got "
             f"{name!r}: it uploads models, exchanges vectors, or reads updates' norms"
         )
-    if experiment.privacy is not None:
-        raise ConfigError("[server.secure] excludes [privacy], whose server reads updates' norms")
+    if experiment.privacy is not None and experiment.privacy.central:
+        raise ConfigError(
+            "[server.secure] excludes [privacy] with noise of the server, which reads updates' norms; "
+            "privacy.local_noise_multiplier alone works"
+        )
     if experiment.server.update_format != "float32":
         rounded = experiment.server.update_format
         raise ConfigError(f"server.update_format: must be 'float32' with [server.secure], got {rounded!r}")

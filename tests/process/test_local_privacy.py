@@ -132,3 +132,16 @@ def test_local_noise_alone_goes_with_a_strategy_that_reads_updates(tmp_path: Pat
     )
     assert found.summary()["versions"] == 12
     assert verify(tmp_path / "run").versions == 12
+
+
+@pytest.mark.parametrize("kind", ["masks", "trusted"])
+def test_local_noise_alone_goes_with_secure_aggregation(kind: Any, tmp_path: Path) -> None:
+    secure = edgefl.experiment.Secure(kind=kind)
+    wanted = virtual(privacy=LOCAL, server=Server(heartbeat_s=30, secure=secure))
+    found = edgefl.run(wanted, tmp_path / "run").summary()
+    assert found["versions"] == 12
+    most = found["privacy"]["participations"]["max"]
+    assert found["privacy"]["local"]["epsilon"] == pytest.approx(local_epsilon(Privacy(**LOCAL), most))
+    central = msgspec.structs.replace(wanted, privacy=Privacy(**BOTH))
+    with pytest.raises(edgefl.ConfigError, match=r"excludes \[privacy\] with noise of the server"):
+        edgefl.run(central, tmp_path / "refused")
