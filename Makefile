@@ -17,7 +17,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 FLOWER := .venv-flower/bin
 STAMP  := $(VENV)/.edgefl-stamp
-UNIT   := --ignore=tests/process --ignore=tests/fault -m "not slow"
+UNIT   := --ignore=tests/process --ignore=tests/fault -m "not process and not slow"
 NATIVE := $(wildcard kernels/*.*)
 MEASURE_DEVICE := build/measure-device
 
