@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import os
 import secrets
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from edgefl import kernels
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.files import flush_folder, read
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from edgefl.secure.trusted import TrustedRules
 
 SECRET_BYTES = 32
+CLIP_MARGIN = 1.0 - 2.0**-20
+"""Factor on a clipping norm, for the rounding of clipped elements to float32."""
 
 
 def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> None:
@@ -48,10 +52,12 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
             "[server.secure] needs a strategy that uses only weighted sums of updates, got "
             f"{name!r}: it uploads models, exchanges vectors, or reads updates' norms"
         )
-    if experiment.privacy is not None and experiment.privacy.central:
+    rules = experiment.privacy
+    if rules is not None and rules.quantile is not None:
+        raise ConfigError("privacy.quantile reads updates' norms, which [server.secure] hides; leave it out")
+    if rules is not None and rules.central and rules.local_noise_multiplier:
         raise ConfigError(
-            "[server.secure] excludes [privacy] with noise of the server, which reads updates' norms; "
-            "privacy.local_noise_multiplier alone works"
+            "[server.secure] works with noise of the server or with privacy.local_noise_multiplier, not with both"
         )
     if experiment.server.update_format != "float32":
         rounded = experiment.server.update_format
@@ -92,7 +98,29 @@ def rules_of(
         return TrustedRules(size, secure.least_clients, secure.resolution)
     code = Code(size, secure.holders, secure.recover, secure.private)
     fixed = FixedPoint(secure.clip, strategy.max_held(clients) * secure.resolution)
-    return Rules(code, fixed, secure.resolution, secure.least_clients)
+    rules = Rules(code, fixed, secure.resolution, secure.least_clients)
+    limit = norm_limit(experiment, rules)
+    if limit is not None and limit <= 0:
+        raise ConfigError(
+            f"privacy.clip_norm: must be above {rounding_norm(rules):.3g}, the norm of the rounding of "
+            "masked updates (a smaller server.secure.clip or resolution rounds less)"
+        )
+    return rules
+
+
+def rounding_norm(rules: Rules | TrustedRules) -> float:
+    """Return the largest L2 norm by which rounding changes an update."""
+    return rules.step * math.sqrt(rules.size) / 2
+
+
+def norm_limit(experiment: Experiment, rules: Rules | TrustedRules) -> float | None:
+    """Return the norm to which clients clip updates so that, rounded, they are within ``privacy.clip_norm``.
+
+    None without ``[privacy]``, and with local noise alone, to which the clipping belongs.
+    """
+    if experiment.privacy is None or not experiment.privacy.central:
+        return None
+    return experiment.privacy.clip_norm * CLIP_MARGIN - rounding_norm(rules)
 
 
 # ---- the phones ----------------------------------------------------------------------------------
@@ -157,8 +185,10 @@ class Phones:
     def _publics(self) -> dict[int, bytes]:
         return {number: self.keys(client).public for number, client in enumerate(self.holders, start=1)}
 
-    def write(self, raw: Raw, update: Floats, client: int, task: int) -> None:
-        """Write a client's hidden update to the bytes of its slot.
+    def write(
+        self, raw: Raw, update: Floats, client: int, task: int, norm_limit: float | None = None
+    ) -> None:
+        """Clip a client's update to ``norm_limit``, if given, and write it, hidden, to the bytes of its slot.
 
         With masks: the masked numbers, the mask's id, and the holders' sealed shares. For a trusted
         aggregator: the encrypted numbers, the update's id, and the cipher's tag.
@@ -167,6 +197,9 @@ class Phones:
         from edgefl.secure.trusted import seal
 
         size, rules = 4 * update.size, self._rules
+        norm = math.sqrt(kernels.sq_norm(update))
+        if norm_limit is not None and norm_limit < norm < math.inf:
+            np.multiply(update, np.float32(norm_limit / norm), out=update)
         if not isinstance(rules, Rules):
             name, sealed = seal(self.keys(client), self.aggregator.public, client, task, update)
             raw[:size] = np.frombuffer(sealed, np.uint8, size)
@@ -210,27 +243,28 @@ class HiddenSums:
     def __init__(self, rules: Rules | TrustedRules, process: SumProcess) -> None:
         self.rules, self._process = rules, process
 
-    def sum(
-        self, buffer: ParameterBuffer, slots: Sequence[int], clients: Sequence[int], weights: Sequence[float]
-    ) -> tuple[Floats, float]:
-        """Return a vector and its factor, whose product is Σ w_k Δ_k. `SecureError` if it is refused."""
+    def sum(self, buffer: ParameterBuffer, members: Sequence[tuple[int, int, float]]) -> tuple[Floats, float]:
+        """Return a vector and its factor, whose product is Σ w_k Δ_k over (client, slot, weight).
+
+        Raises `SecureError` if the sum is refused.
+        """
         from edgefl.secure.coded import Rules, check_members, unmasked
         from edgefl.secure.fixed import integer_weights
 
         rules = self.rules
         if not isinstance(rules, Rules):
-            chosen = [one for one in zip(clients, slots, weights, strict=True) if one[2]]
-            reply = self._process.ask(chosen)
+            reply = self._process.ask([one for one in members if one[2]])
             if reply.refused:
                 raise SecureError(reply.refused)
             return np.frombuffer(reply.total, np.float32), 1.0
         try:
-            whole, unit = integer_weights(weights, rules.resolution)
+            whole, unit = integer_weights([weight for *_, weight in members], rules.resolution)
         except ValueError as error:
             raise SecureError(str(error)) from None
-        members = [one for one in zip(clients, slots, whole, strict=True) if one[2]]
-        named = [(client, id_of(buffer.raw(slot), rules.code.size), n) for client, slot, n in members]
+        pairs = zip(members, whole, strict=True)
+        counted = [(client, slot, n) for (client, slot, _), n in pairs if n]
+        named = [(client, id_of(buffer.raw(slot), rules.code.size), n) for client, slot, n in counted]
         check_members(rules, named)
-        updates = [buffer.slot(slot).view(np.uint32) for _, slot, _ in members]
-        answers = self._process.ask(members).answers
-        return unmasked(rules, updates, [n for *_, n in members], answers), unit
+        updates = [buffer.slot(slot).view(np.uint32) for _, slot, _ in counted]
+        answers = self._process.ask(counted).answers
+        return unmasked(rules, updates, [n for *_, n in counted], answers), unit

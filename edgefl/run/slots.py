@@ -27,7 +27,7 @@ from edgefl.parameters.buffer import ParameterBuffer, Raw, SlotState, blocks, wi
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import Source
 from edgefl.results.rows import Aggregation
-from edgefl.run.hidden import HiddenSums
+from edgefl.run.hidden import HiddenSums, id_of
 from edgefl.secure import SecureError
 from edgefl.strategies.base import Strategy, VectorSum
 from edgefl.strategies.base import Update as HeldUpdate
@@ -115,7 +115,7 @@ class Aggregator:
         self._clipped = Clipped([], 0)
         self._chosen: tuple[float, ...] = ()  # weights of the step by `combine`
         self._zero: set[int] = set()  # tasks of a private step whose updates are summed as zero
-        self._salt = ""
+        self._salt = self._refused = ""
 
     @classmethod
     def of(
@@ -329,7 +329,7 @@ class Aggregator:
         """
         failpoints.pass_by("sum")
         self.buffer.retire(entry)
-        self._zero = set(zero)
+        self._zero, self._refused = set(zero), ""
         while (result := self._attempt(action, entry)) is None:
             pass
         return result
@@ -343,6 +343,10 @@ class Aggregator:
         try:
             norms, seen = self._make_model(action, slots, entry)
         except SecureError as error:
+            if self.privacy is not None:  # which updates are dropped must not depend on data: sum none
+                self._zero.update(tasks)
+                self._refused = str(error)
+                return None
             sums = tuple(kernels.checksum(buffer.slot(slot), self._backend) for slot in slots)
             return SumResult(bad=tasks, checksums=sums, refused=str(error))
         whole = norms
@@ -379,7 +383,9 @@ class Aggregator:
         if self.privacy is not None and action.clip_norm is not None:
             next_norm = self.privacy.next_norm(action.version, self._clipped, action.clip_norm, self._salt)
         zero = tuple(task for task in tasks if task in self._zero)
-        return SumResult((), altered, seen, seconds, norms, next_norm, self._salt, zero, self._chosen)
+        return SumResult(
+            (), altered, seen, seconds, norms, next_norm, self._salt, zero, self._chosen, self._refused
+        )
 
     def _make_model(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model and the optimiser's vectors.
@@ -437,14 +443,31 @@ class Aggregator:
         Return bounds of the updates' squared norms, and the hidden updates' checksums.
         """
         assert self.hidden is not None
-        buffer = self.buffer
+        buffer, size = self.buffer, self.hidden.rules.size
         seen = tuple(kernels.checksum(buffer.slot(slot), self._backend) for slot in slots)
         bounds = [buffer.shape.size * self.hidden.rules.clip**2] * len(slots)
-        if seen != tuple(buffer.checksum[slot] for slot in slots):
-            return bounds, seen  # an altered update: the caller drops it, and no holder is asked
-        clients = [self.leases[task].client for task in action.tasks]
-        total, unit = self.hidden.sum(buffer, slots, clients, action.weights)
-        self._step(action, entry, [total], [unit], [None])
+        sent = (buffer.checksum[slot] for slot in slots)
+        altered = {task for task, was, now in zip(action.tasks, sent, seen, strict=True) if was != now}
+        if not altered <= self._zero:
+            return bounds, seen  # the caller drops altered updates, and the process is not asked
+        private = self.privacy is not None
+        members = [
+            (self.leases[task].client, slot, weight)
+            for task, slot, weight in zip(action.tasks, slots, action.weights, strict=True)
+            if not private or (task not in self._zero and any(id_of(buffer.raw(slot), size)))
+        ]
+        total, unit = np.zeros(size, np.float32), 1.0
+        if members:
+            total, unit = self.hidden.sum(buffer, members)
+        vectors, factors = [total], [unit]
+        mechanism, norm = self.privacy, action.clip_norm
+        if mechanism is not None and norm is not None and (deviation := mechanism.deviation(norm)):
+            exact = np.array([action.version, *(weight for *_, weight in members), deviation]).tobytes()
+            pieces = [buffer.raw(slot).data for _, slot, _ in members]
+            self._salt = mechanism.source.digest(exact, *pieces)
+            vectors.append(mechanism.noise(action.version, size, self._salt))
+            factors.append(deviation)
+        self._step(action, entry, vectors, factors, [None] * len(vectors))
         return bounds, seen
 
     def _step(

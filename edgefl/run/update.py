@@ -13,7 +13,7 @@ from edgefl.kernels.arguments import Floats, Update
 from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import ParameterBuffer, Raw, blocks, with_scales
 from edgefl.run.connection import of_training, reason
-from edgefl.run.hidden import Phones
+from edgefl.run.hidden import Phones, norm_limit
 from edgefl.run.messages import Cut, Task, TaskResult, TripTimes
 from edgefl.strategies.base import TripInputs, Until
 
@@ -51,6 +51,7 @@ class UpdateMaker:
         if (rules := workload.rules) is not None:
             clients, seed = len(workload.known), workload.experiment.seed
             self._phones, self._plain = Phones(workload.phones_secret, seed, clients, rules), False
+            self._norm_limit = norm_limit(workload.experiment, rules)
         self._sum: int | None = None
         self._size, shape = workload.flat.size, buffer.shape
         self._blocks = blocks(self._size, len(workload.vectors))
@@ -132,7 +133,7 @@ class UpdateMaker:
                 np.subtract(trained[part], base[part], out=floats)
         elif start == 0 and self._phones is not None:
             np.subtract(trained, base, out=trained)
-            self._phones.write(raw, trained, client, task)
+            self._phones.write(raw, trained, client, task, self._norm_limit)
         elif start == 0:
             old = new = None  # rounding residual of the client's last update, and of this one
             if not model:

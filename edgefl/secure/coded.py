@@ -71,6 +71,11 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
         return self.sealed_bytes, 4 * self.code.share_size
 
     @property
+    def size(self) -> int:
+        """Elements of an update."""
+        return self.code.size
+
+    @property
     def step(self) -> float:
         """Resolution of the encoded elements."""
         return self.fixed.step

@@ -71,6 +71,40 @@ def test_a_trusted_aggregator_gives_the_plain_run_but_for_rounding(strategy: str
     assert trusted["secure"]["share_bytes_per_trip"] == 32
 
 
+@pytest.mark.parametrize("server", [MASKED, TRUSTED], ids=["masks", "trusted"])
+def test_a_private_run_is_the_same_with_hidden_updates(server: Server, tmp_path: Path) -> None:
+    """FedBuff with DP-FTRL's tree: clients clip as the server would, and the server adds the same noise."""
+    rules = Privacy(clip_norm=0.1, noise_multiplier=0.05, noise="seeded")
+    wanted = virtual(
+        fleet=TIMED, privacy=rules, strategy={"name": "fedbuff", "buffer_size": 3, "momentum": 0.5}
+    )
+    plain = finished(wanted, tmp_path / "plain")
+    hidden = finished(msgspec.structs.replace(wanted, server=server), tmp_path / "hidden")
+    assert hidden["client_trips"] == plain["client_trips"]
+    assert hidden["privacy"]["epsilon"] == plain["privacy"]["epsilon"]
+    change = np.abs(model(tmp_path / "hidden") - model(tmp_path / "plain")).max()
+    assert change < 0.01 * np.abs(model(tmp_path / "plain")).max()
+
+
+def test_failed_trips_and_refused_sums_are_zero_in_a_private_run(tmp_path: Path) -> None:
+    """Two phones, one much faster: sums of one client are refused, and one update is not finite."""
+    secure = Secure(holders=2, recover=2, private=1)
+    wanted = virtual(
+        fleet=Fleet(devices={"pixel-4": 1, "pi-zero-2w": 1}, network="fios"),
+        strategy={"name": "fedbuff", "buffer_size": 2},
+        privacy=Privacy(clip_norm=0.1, noise_multiplier=0.1),
+        server=Server(secure=secure, heartbeat_s=PATIENCE_S),
+        stop=Stop(trips=60),
+    )
+    folder = tmp_path / "run"
+    Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "nan:0:1"}).ends()
+    found, refusals = summary(folder), incidents(folder, "refused")
+    assert found["versions"] == 30
+    assert found["dropped_updates"] == 0
+    assert any("updates of 1 clients; 2 are required" in row.detail for row in refusals)
+    assert any("the update is not finite" in row.detail for row in incidents(folder, "failed"))
+
+
 def test_the_same_bits_for_any_workers_and_transport(tmp_path: Path) -> None:
     runs = [(1, MASKED), (2, Server(secure=SECURE, heartbeat_s=PATIENCE_S, transport="wire"))]
     found = [
@@ -116,12 +150,22 @@ def test_a_run_under_the_wall_clock(tmp_path: Path) -> None:
         verify(tmp_path / "run")
 
 
-@pytest.mark.parametrize("server", [MASKED, TRUSTED], ids=["masks", "trusted"])
+PRIVATE = {
+    "privacy": Privacy(clip_norm=0.1, noise_multiplier=0.5, noise="seeded"),
+    "strategy": {"name": "fedbuff", "buffer_size": 3, "momentum": 0.5},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"server": MASKED}, {"server": TRUSTED}, {"server": MASKED, **PRIVATE}],
+    ids=["masks", "trusted", "private masks"],
+)
 def test_servers_killed_around_sums_give_the_same_bits(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A repeated request has the same answer, and no recomputed update is refused."""
-    wanted = virtual(server=server, stop=Stop(versions=40))
+    wanted = virtual(stop=Stop(versions=40), **changes)
     calm = finished(wanted, tmp_path / "calm")
     points = ["sum:0:5", "summed:1:9", "published:2:4", "event:3:50"]
     folder = tmp_path / "killed"
@@ -141,9 +185,10 @@ def test_killed_holders_are_started_again(tmp_path: Path) -> None:
     assert summary(folder)["dropped_updates"] == 0
 
 
-def test_a_server_killed_under_the_wall_clock_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, PRIVATE], ids=["masks", "private masks"])
+def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = Command.run(experiment(server=MASKED, stop=Stop(versions=30)), folder)
+    command = Command.run(experiment(server=MASKED, stop=Stop(versions=30), **changes), folder)
     wait_for_versions(folder, 3, command)
     command.child("edgefl-server").kill()
     command.ends()
@@ -298,7 +343,7 @@ def test_the_server_holds_no_readable_update(server: Server, places: set[str], t
         ({"server": Server(secure=Secure(holders=5, recover=3))}, "recover: at least 4 with 5 holders"),
         ({"server": Server(secure=Secure(holders=3, recover=3, private=3))}, "private < recover ≤ holders"),
         ({"server": Server(secure=Secure(least_clients=4))}, "least_clients: at most 3, the updates that"),
-        ({"privacy": Privacy(clip_norm=1.0)}, r"excludes \[privacy\]"),
+        ({"privacy": Privacy(clip_norm=1.0, quantile=0.5)}, "privacy.quantile reads updates' norms"),
     ],
 )
 def test_experiments_that_cannot_be_masked(changes: dict[str, Any], why: str) -> None:
