@@ -57,7 +57,7 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
         raise ConfigError("privacy.quantile reads updates' norms, which [server.secure] hides; leave it out")
     if rules is not None and rules.central and rules.local_noise_multiplier:
         raise ConfigError(
-            "[server.secure] works with noise of the server or with privacy.local_noise_multiplier, not with both"
+            "[server.secure] works with privacy.noise_multiplier or privacy.local_noise_multiplier, not both"
         )
     if experiment.server.update_format != "float32":
         rounded = experiment.server.update_format

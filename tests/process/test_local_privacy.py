@@ -143,5 +143,5 @@ def test_local_noise_alone_goes_with_secure_aggregation(kind: Any, tmp_path: Pat
     most = found["privacy"]["participations"]["max"]
     assert found["privacy"]["local"]["epsilon"] == pytest.approx(local_epsilon(Privacy(**LOCAL), most))
     central = msgspec.structs.replace(wanted, privacy=Privacy(**BOTH))
-    with pytest.raises(edgefl.ConfigError, match=r"excludes \[privacy\] with noise of the server"):
+    with pytest.raises(edgefl.ConfigError, match=r"or privacy\.local_noise_multiplier, not both"):
         edgefl.run(central, tmp_path / "refused")
