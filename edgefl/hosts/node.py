@@ -16,12 +16,11 @@ import msgspec
 import zmq
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.experiment import Experiment
 from edgefl.host.capacity import UsageMeter, capacity_cores, host, machine
 from edgefl.host.channel import Channel, Closed, Refused
 from edgefl.host.children import Child, end_child, exit_of
 from edgefl.host.confinement import enforced
-from edgefl.host.process import start_process, without_gpus
+from edgefl.host.process import start_process
 from edgefl.hosts import messages
 from edgefl.hosts.nodes import LOOPBACK, encode, software
 from edgefl.processes import usable_cores
@@ -165,7 +164,7 @@ class _Node:
             case control.Prepare():
                 say(f"edgefl: joined {self._address}: loading data and model", err=True)
                 enforcement = self._stack.enter_context(enforced(message.experiment))
-                self._start_zygote(message.experiment)
+                self._start_zygote()
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
             case control.Adopt():
                 self._usage.begin()
@@ -176,10 +175,8 @@ class _Node:
         if self._zygote is not None and not isinstance(message, messages.Alive):
             self._zygote.tell(message)
 
-    def _start_zygote(self, experiment: Experiment) -> None:
+    def _start_zygote(self) -> None:
         environment, module = dict(os.environ), "edgefl.run.zygote"
-        if experiment.training.device == "cpu":
-            environment = without_gpus(environment)
         self._child, self._zygote = start_process(
             "edgefl.host.child", control.FromZygote, environment, module
         )

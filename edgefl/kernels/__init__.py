@@ -11,6 +11,7 @@
     backend_reference.py   numpy, the reference
     backend_numba.py       compiled at run time; the fallback without a C compiler
     numba_vectors.py       its vector loops, as LLVM code
+    numba_threads.py       its threads
     backend_c.py, _c       the native extension, built from the repository's kernels/
     backend_cuda.py        NVIDIA GPUs; cuda_library loads or builds kernels/cuda.cu
 

@@ -6,10 +6,7 @@ product and every sum as numpy does.
 
 from __future__ import annotations
 
-import _thread
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, cast
 
 import numba
@@ -22,6 +19,8 @@ from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, 
 from edgefl.kernels.backend_reference import decoded, difference, folded, round_all, words_of
 from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.field import PRIME, CodeArguments, FieldSumArguments
+from edgefl.kernels.numba_threads import CHUNK, in_parts, useful_threads
+from edgefl.kernels.numba_threads import close_pool as close_pool
 from edgefl.kernels.numba_vectors import (
     GROUP,
     INT8,
@@ -37,9 +36,6 @@ from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.ranks import GRAIN, RankArguments, network
 from edgefl.kernels.steps import StepArguments
 
-_CHUNK = 64 * TILE
-_THREAD_ELEMENTS = 1 << 18
-"""Minimum elements per thread: waking one takes as long as summing about half of them."""
 _STREAM_BYTES = 1 << 20
 """Size from which a result is written past the caches."""
 _SPAN = 8
@@ -380,112 +376,6 @@ def _layout_holds() -> bool:
 _FAST_CHECKS = _layout_holds()
 
 
-# ---- chunks on threads -----------------------------------------------------------------------------
-
-
-def _useful_threads(elements: int, threads: int) -> int:
-    """Number of threads that pay off for reading ``elements``, at most ``threads``."""
-    return max(1, min(threads, elements // _THREAD_ELEMENTS))
-
-
-class _Pool:
-    """Threads that wait for work. A forked child starts its own."""
-
-    def __init__(self) -> None:
-        self._free = _thread.allocate_lock()
-        self._threads: list[tuple[Any, Any]] = []
-        """A lock to wake each thread, and one that it releases when it has finished."""
-        self._work: Callable[[], None] | None = None
-
-    def run(self, work: Callable[[], None], threads: int) -> None:
-        """Call ``work`` in this thread and in ``threads`` − 1 others; in this one only if they are busy."""
-        if threads < 2 or not self._free.acquire(blocking=False):
-            work()
-            return
-        try:
-            self._work = work
-            while len(self._threads) < threads - 1:
-                locks = _thread.allocate_lock(), _thread.allocate_lock()
-                for lock in locks:
-                    lock.acquire()
-                _thread.start_new_thread(self._wait, locks)
-                self._threads.append(locks)
-            helpers = self._threads[: threads - 1]
-            for wake, _ in helpers:
-                wake.release()
-            try:
-                work()
-            finally:
-                _acquire_all([finished for _, finished in helpers])
-        finally:
-            self._work = None
-            self._free.release()
-
-    def _wait(self, wake: Any, finished: Any) -> None:
-        while True:
-            wake.acquire()
-            if (work := self._work) is None:
-                finished.release()
-                return
-            with suppress(BaseException):  # the work keeps its exception
-                work()
-            del work
-            finished.release()
-
-    def size(self) -> int:
-        return len(self._threads)
-
-    def close(self) -> None:
-        """End the threads; the next call starts others."""
-        with self._free:
-            for wake, _ in self._threads:
-                wake.release()
-            _acquire_all([finished for _, finished in self._threads])
-            self._threads.clear()
-
-
-def _acquire_all(locks: Sequence[Any]) -> None:
-    """Acquire all locks, then raise what a signal handler raised meanwhile."""
-    raised: BaseException | None = None
-    for lock in locks:
-        while True:
-            try:
-                lock.acquire()
-                break
-            except BaseException as error:
-                raised = error
-    if raised is not None:
-        raise raised
-
-
-_pool = _Pool()
-os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
-
-
-close_pool, pool_size = _pool.close, _pool.size
-
-
-def _in_parts(work: Callable[[int, int], None], size: int, threads: int, largest: int = _CHUNK) -> None:
-    """Call work(start, stop) for parts of all elements; threads share the parts.
-
-    Parts are multiples of `TILE` of at most ``largest`` elements: by default the temporaries fit the cache.
-    """
-    part = -(-size // (2 * threads if threads > 1 else 1) // TILE) * TILE or TILE
-    part = min(part, largest)
-    starts, errors = iter(range(0, size, part)), list[BaseException]()
-
-    def run_parts() -> None:
-        try:
-            for start in starts:
-                work(start, min(start + part, size))
-        except BaseException as error:
-            errors.append(error)
-
-    _pool.run(run_parts, threads)
-    if errors:
-        raise errors[0]
-
-
 # ---- the kernel table ------------------------------------------------------------------------------
 
 
@@ -540,7 +430,7 @@ def weighted_sum(given: SumArguments, threads: int) -> Doubles:
         _sum_tiles(listed, weights, start, stop, partial)
 
     if count:
-        _in_parts(work, size, _useful_threads(size * count, threads), largest=size + TILE)
+        in_parts(work, size, useful_threads(size * count, threads), largest=None)
     return _finished(given, partial, threads)
 
 
@@ -559,18 +449,15 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
     listed, weights = _listed(total._replace(base=None)), total.weights.astype(np.float64)
 
     def work(start: int, stop: int) -> None:
-        here = listed.copy()
-        for first in range(start, stop, _CHUNK):
-            last = min(first + _CHUNK, stop)
-            part, mean = slice(first, last), np.zeros(last - first, dtype=np.float32)
-            if count:
-                here[0, 0] = _address(mean) - 4 * first
-                _sum_tiles(here, weights, first, last, partial)
-            old_a, old_b = [*(x[part] for x in old), unused][:2]
-            a, b = [*(x[part] for x in new), unused][:2]
-            _step(kind, numbers, mean, base[part], old_a, old_b, total.out[part], a, b)
+        here, part, mean = listed.copy(), slice(start, stop), np.zeros(stop - start, dtype=np.float32)
+        if count:
+            here[0, 0] = _address(mean) - 4 * start
+            _sum_tiles(here, weights, start, stop, partial)
+        old_a, old_b = [*(x[part] for x in old), unused][:2]
+        a, b = [*(x[part] for x in new), unused][:2]
+        _step(kind, numbers, mean, base[part], old_a, old_b, total.out[part], a, b)
 
-    _in_parts(work, size, _useful_threads(size * (count + 2), threads))
+    in_parts(work, size, useful_threads(size * (count + 2), threads))
     return _finished(total, partial, threads)
 
 
@@ -592,8 +479,8 @@ def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
 def quantize(given: QuantizationArguments, threads: int) -> float:
     given = given.checked()
     size = given.update.size
-    useful = _useful_threads(2 * size, threads)
-    _in_parts(lambda start, stop: round_all(given.part(start, stop)), size, useful)
+    useful = useful_threads(2 * size, threads)
+    in_parts(lambda start, stop: round_all(given.part(start, stop)), size, useful)
     return _norm(given.out, given.scales)
 
 
@@ -608,7 +495,7 @@ def trimmed_mean(given: RankArguments, threads: int) -> None:
             last = min(first + width, stop)
             _trimmed(_rows(updates, scales, first, last), comparisons, trim, out[first:last])
 
-    _in_parts(work, out.size, _useful_threads(out.size * len(updates), threads))
+    in_parts(work, out.size, useful_threads(out.size * len(updates), threads))
 
 
 def products(given: RankArguments, threads: int) -> Doubles:
@@ -631,7 +518,7 @@ def field_sum(given: FieldSumArguments, threads: int) -> None:
                 _field_add(total, vector[part], np.uint64(weight))
             _field_fold(out[part], total)
 
-    _in_parts(work, out.size, _useful_threads(out.size * len(vectors), threads))
+    in_parts(work, out.size, useful_threads(out.size * len(vectors), threads))
 
 
 def field_encode(given: CodeArguments, threads: int) -> int:
@@ -644,7 +531,7 @@ def field_encode(given: CodeArguments, threads: int) -> int:
             _field_encode(update[part], out[part], mask[part], np.float32(factor), np.float32(clip))
         )
 
-    _in_parts(work, out.size, _useful_threads(3 * out.size, threads))
+    in_parts(work, out.size, useful_threads(3 * out.size, threads))
     return sum(limited)
 
 
@@ -656,7 +543,7 @@ def field_decode(given: CodeArguments, threads: int) -> int:
         part = slice(start, stop)
         largest.append(_field_decode(out[part], words[part], mask[part], np.float32(factor)))
 
-    _in_parts(work, out.size, _useful_threads(3 * out.size, threads))
+    in_parts(work, out.size, useful_threads(3 * out.size, threads))
     return max(largest)
 
 
@@ -675,12 +562,12 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 def _norm(update: Update, scale: Floats | None) -> float:
     """Squared norm of an update, computed exactly as by the sum, but without keeping the sum."""
     partial = np.zeros((1, -(-update.size // TILE)))
-    scratch, zero = np.empty(min(_CHUNK, update.size), dtype=np.float32), np.zeros(1)
+    scratch, zero = np.empty(min(CHUNK, update.size), dtype=np.float32), np.zeros(1)
     given = SumArguments(scratch, None, [update], zero.astype(np.float32), [scale], None)
     listed = _listed(given)
-    for start in range(0, update.size, _CHUNK):
+    for start in range(0, update.size, CHUNK):
         listed[0, 0] = _address(scratch) - 4 * start
-        _sum_tiles(listed, zero, start, min(start + _CHUNK, update.size), partial)
+        _sum_tiles(listed, zero, start, min(start + CHUNK, update.size), partial)
     return float(_finished(given, partial, 1)[0])
 
 

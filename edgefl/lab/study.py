@@ -19,12 +19,13 @@ from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
 from edgefl.files import write_json, write_text
 from edgefl.results import compare, page, statistics, tables
+from edgefl.results.groups import applied_weight, profile_of, slow_group
 from edgefl.results.pictures import AXES, curves_picture
 from edgefl.results.record import Record
 from edgefl.results.rows import EvaluationRow
 from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.statistics import Over
-from edgefl.results.summary import applied_weight, profile_of, rounded, slow_group, summarize
+from edgefl.results.summary import rounded, summarize
 from edgefl.results.targets import RaceTarget, settings_of, target_of
 from edgefl.run.sweep import finished, warm
 

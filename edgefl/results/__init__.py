@@ -5,6 +5,7 @@ result       `Result`, which reads a finished run's folder
 rows         the record's tables as typed rows; record: `Record`, which reads them, also during the run
 store        `Store`, which writes the record; tail: its calls since the last commit; seal: page checksums
 summary      summary.json: a run in numbers
+groups       clients by profile, speed and classes: their weight and accuracy
 headline     the headline figures of a run, in words
 phase        tests whether phones of one model act in step
 report       one run: report.html, and its summary for the terminal
@@ -20,5 +21,6 @@ compare      comparison of runs: figures, tables, folder and page
 page         the page kit: the parts of every HTML page, its tables and its glossary
 pictures     the drawing kit: pictures for pages, and cards with learning curves
 tables       the table kit: tables for the terminal, and figures as text
+protection   cards of a report that state who is protected from whom
 spending     the ε that a private run has spent by each version
 """

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
 from edgefl.files import write_bytes
+from edgefl.results.groups import applied_weight, profile_of
 from edgefl.results.record import Columns, Record
 from edgefl.results.rows import CHECKSUMS
 from edgefl.results.spending import spending
-from edgefl.results.summary import applied_weight, metric_names, profile_of, value_of
+from edgefl.results.summary import metric_names, value_of
 
 
 class Table(dict[str, NDArray[Any]]):

@@ -21,26 +21,21 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_json, write_text
 from edgefl.results import fleets, page, trace
+from edgefl.results.groups import (
+    Group,
+    applied_weight,
+    label_accuracy,
+    profile_of,
+    profiles_by_speed,
+    slow_group,
+)
 from edgefl.results.page import html_table
 from edgefl.results.pictures import Curve, close_fonts, curves_picture, learning_figures, series
 from edgefl.results.record import Record
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
 from edgefl.results.spending import together
 from edgefl.results.statistics import NONE, Estimate, difference, estimate, higher, share, summary_curve
-from edgefl.results.summary import (
-    Group,
-    applied_weight,
-    is_scored,
-    label_accuracy,
-    measured,
-    measures,
-    metric_names,
-    profile_of,
-    profiles_by_speed,
-    rounded,
-    slow_group,
-    summarize,
-)
+from edgefl.results.summary import is_scored, measured, measures, metric_names, rounded, summarize
 from edgefl.results.tables import FittedTable, number, percent, table
 from edgefl.results.targets import COSTS, RaceTarget, ToTarget, race_in_words, target_of, to_target
 

@@ -14,6 +14,15 @@ from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_text
 from edgefl.host.fidelity import PHASES, RESOLUTION_WALL_S
 from edgefl.results import page
+from edgefl.results.groups import (
+    applied_weight,
+    by_profile,
+    class_accuracy,
+    profile_of,
+    profile_of_trips,
+    profiles_by_speed,
+    slow_group,
+)
 from edgefl.results.headline import headline
 from edgefl.results.page import Picture, html_table
 from edgefl.results.pictures import (
@@ -23,26 +32,13 @@ from edgefl.results.pictures import (
     bars_of,
     close_fonts,
     colour,
-    curves_picture,
     house_style,
     learning_figures,
     series,
 )
+from edgefl.results.protection import privacy_card, secure_card
 from edgefl.results.record import Record
-from edgefl.results.spending import spending
-from edgefl.results.summary import (
-    applied_weight,
-    by_profile,
-    class_accuracy,
-    is_scored,
-    measured,
-    metric_names,
-    profile_of,
-    profile_of_trips,
-    profiles_by_speed,
-    slow_group,
-    summarize,
-)
+from edgefl.results.summary import is_scored, measured, metric_names, summarize
 from edgefl.results.tables import FittedTable, figure, many, number, percent, seconds, table
 from edgefl.results.trace import phases
 
@@ -102,8 +98,8 @@ def report(record: Record, summary: dict[str, Any]) -> str:
         "Learning": [
             *_learning(record),
             *_on_clients(summary["on_clients"]),
-            *_privacy(record),
-            *_secure(summary.get("secure")),
+            *privacy_card(record),
+            *secure_card(summary.get("secure")),
             *_attackers(summary.get("attackers")),
             *_logged(record),
             page.figure("Applied weight by client", "Share of all applied weight, times n: 1 is fair.",
@@ -218,39 +214,6 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
     about += "Personal: after one more trip's training on the client's other examples."
     table = html_table(["Profile", ">Clients", *(f">{kind.capitalize()} model" for kind in kinds)], rows)
     return [page.card("On the clients' own examples", about, table)]
-
-
-def _privacy(record: Record) -> list[str]:
-    """The card with the ε of a private run."""
-    if (found := spending(record)) is None:
-        return []
-    made, curves = record.versions, []
-    if len(made["version"]) and np.isfinite(found.epsilon[-1]):
-        curves = [Curve("c1", "ε", made["at_s"], found.epsilon[made["version"]])]
-    drawn = curves_picture(curves, "at_s", "ε", ends=True, share=False)
-    return [page.figure("Privacy over emulated time", found.says, drawn, found.says)]
-
-
-def _secure(found: dict[str, Any] | None) -> list[str]:
-    """The card that says who is protected from whom by secure aggregation, and what it costs."""
-    if found is None:
-        return []
-    rows = [["Added to an upload", f"{found['share_bytes_per_trip']:,} bytes"]]
-    about = f"The server learns weighted sums of at least {found['least_clients']} clients' updates and no "
-    if found["kind"] == "trusted":
-        about += "single update: a process of its own opens encrypted updates and releases their sum. "
-    else:
-        about += f"single update, even together with {found['private']} of {found['holders']} holders; "
-        about += f"{found['recover']} of them unmask a sum. Elements are limited to ±{found['clip']:g} and "
-        about += f"rounded to multiples of {found['step']:.3g}, "
-        about += f"weights to 1/{found['resolution']} of the largest. "
-        rows += [
-            ["A holder receives per update", f"{found['holder_bytes_per_update']:,} bytes"],
-            ["A holder sends per version", f"{found['holder_bytes_per_version']:,} bytes"],
-        ]
-    about += "Sums and models themselves are not protected."
-    rows += [[f"Masking on {name}", f"{seconds:.3g} s"] for name, seconds in found["masking_s"].items()]
-    return [page.card("Secure aggregation", about, html_table(["Cost", ">Amount"], rows), wide=False)]
 
 
 def _attackers(found: dict[str, Any] | None) -> list[str]:

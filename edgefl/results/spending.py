@@ -26,7 +26,7 @@ from edgefl.strategies.base import Sampling
 
 
 class LocalSpending(NamedTuple):
-    """What the client with the most trips has spent by noise of its own."""
+    """The privacy spent, by the noise of its own, by the client with the most trips."""
 
     trips: int
     epsilon: float
@@ -56,7 +56,7 @@ class Spending(NamedTuple):
 
     @property
     def says(self) -> str:
-        """Who is protected from whom."""
+        """Sentences that state who is protected from whom, and by which ε."""
         warning = delta_warning(self.rules, len(self.account.squares))
         parts = [self._says_local, self._says_central if self.rules.central else ""]
         return " ".join([part for part in parts if part] + ([f"{warning}."] if warning else []))

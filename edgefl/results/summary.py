@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +17,18 @@ from edgefl.files import json_text, write_text
 from edgefl.host.fidelity import Seconds, assess
 from edgefl.host.verdict import Conditions
 from edgefl.results.energy import energy_of
+from edgefl.results.groups import (
+    accuracy_by_client,
+    applied_weight,
+    class_accuracy,
+    jain,
+    label_accuracy,
+    labels_by_profile,
+    profile_of,
+    profile_of_trips,
+    profiles_by_speed,
+    slow_group,
+)
 from edgefl.results.phase import phase_of
 from edgefl.results.record import Record
 from edgefl.results.rows import FATES, EvaluationRow, SecureCost
@@ -39,21 +50,6 @@ _LONG_TRAINING_S = 0.01
 _EXACT_SCALE = 1e9
 
 
-class Group(NamedTuple):
-    """Profiles, their clients, and classes."""
-
-    profiles: tuple[str, ...]
-    clients: NDArray[np.int64]
-    labels: tuple[int, ...]
-
-
-class Shares(NamedTuple):
-    """Clients, ascending, and each one's share."""
-
-    clients: NDArray[np.int64]
-    shares: NDArray[np.float64]
-
-
 def rounded(value: float | np.floating[Any] | None, digits: int = 6) -> float | None:
     """A number for JSON with at most ``digits`` digits; None if it is missing or not finite.
 
@@ -73,125 +69,6 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
         return {"mean": 0.0, "median": 0.0, "p95": 0.0, "max": 0}
     found = {"mean": values.mean(), "median": np.median(values), "p95": np.percentile(values, 95)}
     return {name: rounded(value) for name, value in found.items()} | {"max": values.max().item()}
-
-
-def profiles_by_speed(record: Record) -> list[str]:
-    """The fleet's profiles, slowest first, by the declared time of a whole trip.
-
-    Training is counted with the fleet's median number of steps, so that the split of the examples does not
-    change the order. Profiles without a completed trip come first.
-    """
-    trips, fleet = record.trips, record.fleet
-    names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())
-    of_each = np.nan_to_num(fleet["step_s"])
-    step_s = {name: float(np.median(of_each[fleet["profile"] == name])) for name in names}
-    steps, compute_s = trips["steps"], np.nan_to_num(trips["compute_declared_s"])
-    equal = np.median(steps) / np.maximum(steps, 1) if steps.any() else 1.0
-    trip_s = by_profile(record, trips["trip_declared_s"] + compute_s * (equal - 1.0))
-    return sorted(step_s, key=lambda name: (-trip_s.get(name, math.inf), -step_s[name], name))
-
-
-def labels_by_profile(record: Record) -> dict[str, set[int]]:
-    """The classes of each profile's clients, slowest profile first."""
-    held: dict[str, set[int]] = {profile: set() for profile in profiles_by_speed(record)}
-    for profile, labels in record.select("SELECT DISTINCT profile, labels FROM clients"):
-        held[profile].update(json.loads(labels))
-    return held
-
-
-BY_CHANCE = ("dirichlet", "iid", "natural", "shards")
-"""Partitions in which the seed decides which classes a profile holds."""
-
-
-def slow_group(record: Record, *others: Record) -> Group:
-    """The slowest profiles, their clients, and the classes that only these hold in all of the runs.
-
-    The group is the smallest set of slowest profiles with a class that no faster profile has. Without one, or
-    where the seed decides the classes (`BY_CHANCE`), it is the slowest profile alone.
-    """
-    held = labels_by_profile(record)
-    for other in others:
-        for name, labels in labels_by_profile(other).items():
-            held[name] = held.get(name, set()) | labels
-    order = list(held)
-    chosen, only = order[:1], set[int]()
-    for k in range(1, len(order)):
-        slow, fast = (set().union(*(held[p] for p in part)) for part in (order[:k], order[k:]))
-        if slow - fast:
-            chosen, only = order[:k], slow - fast
-            break
-        if record.meta.partition in BY_CHANCE:
-            break
-    profile = record.fleet["profile"]
-    theirs = np.logical_or.reduce([profile == name for name in chosen]) if chosen else slice(0)
-    return Group(tuple(chosen), record.fleet["client"][theirs], tuple(sorted(only)))
-
-
-def profile_of(record: Record, clients: NDArray[np.int64]) -> NDArray[Any]:
-    """The profile of each client; "" for a client that is not in the record."""
-    known, profile = record.fleet["client"], record.fleet["profile"]
-    found = np.full(len(clients), "", dtype=object)
-    place = np.searchsorted(known, clients)
-    there = place < len(known)
-    there[there] = known[place[there]] == clients[there]
-    found[there] = profile[place[there]]
-    return found
-
-
-def profile_of_trips(record: Record) -> NDArray[Any]:
-    """The profile of each trip, by task; "" for a client that is not in the record."""
-    return profile_of(record, record.trips["client"])
-
-
-def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
-    """Median over each profile's trips, without missing values."""
-    profile, known = profile_of_trips(record), np.isfinite(values)
-    return {
-        name: float(np.median(values[chosen]))
-        for name in sorted(set(profile.tolist()))
-        if (chosen := known & (profile == name)).any()
-    }
-
-
-def applied_weight(record: Record) -> Shares:
-    """Each client's share of all applied weight, times the number of clients; empty if nothing was applied.
-
-    1 is fair by FedStaleWeight's definition (Ma 2024, eq. 3).
-    """
-    weight, owner = record.trips["weight"], record.trips["client"]
-    clients = record.fleet["client"] if len(record.fleet["client"]) else np.unique(owner)
-    used = np.isfinite(weight)
-    total = float(weight[used].sum())
-    if not len(clients) or not total > 0.0:
-        return Shares(clients[:0], np.empty(0))
-    size = max(int(clients[-1]), int(owner.max(initial=0))) + 1
-    sums = np.bincount(owner[used], weights=weight[used], minlength=size)
-    return Shares(clients, sums[clients] * len(clients) / total)
-
-
-def jain(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """Jain's fairness index (Σx)² / (n·Σx²): 1 if all are equal, 1/n if one has everything.
-
-    >>> jain([1.0, 1.0]), jain([2.0, 0.0])
-    (1.0, 0.5)
-    """
-    x = np.asarray(values, dtype=np.float64)
-    squares = float((x * x).sum())
-    return float(x.sum()) ** 2 / (x.size * squares) if squares > 0.0 else float("nan")
-
-
-def class_accuracy(row: EvaluationRow) -> NDArray[np.float64]:
-    """Accuracy in each class; NaN for a class without test examples."""
-    correct, total = (np.array(counts, dtype=np.float64) for counts in (row.correct, row.total))
-    share: NDArray[np.float64] = np.full(total.shape, np.nan)
-    return np.divide(correct, total, out=share, where=total > 0)
-
-
-def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
-    """Accuracy over all test examples of ``labels``; NaN if there are none."""
-    known = [label for label in labels if 0 <= label < len(row.total)]
-    total = sum(row.total[label] for label in known)
-    return sum(row.correct[label] for label in known) / total if total else float("nan")
 
 
 def fidelity_of(record: Record) -> dict[str, Any]:
@@ -504,18 +381,6 @@ def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.flo
         }
     attacking = groups["attacking"]["weight_share"]
     return {"clients": len(record.meta.attackers), "weight_share": attacking, "accuracy_on": basis, **groups}
-
-
-def accuracy_by_client(record: Record) -> tuple[dict[int, float], str]:
-    """Each client's accuracy under the last model evaluated, where known, and the examples that it is on."""
-    row = next((row for row in reversed(record.evaluations) if row.client_accuracy), None)
-    if row is not None:
-        return dict(zip(row.clients, row.client_accuracy, strict=True)), "their own held-out examples"
-    if not record.evaluations:
-        return {}, ""
-    held = record.select("SELECT client, labels FROM clients")
-    found = {client: label_accuracy(record.evaluations[-1], json.loads(labels)) for client, labels in held}
-    return {client: value for client, value in found.items() if np.isfinite(value)}, "their classes"
 
 
 def _weights(record: Record) -> dict[str, dict[str, Any]]:

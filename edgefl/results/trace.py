@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.files import write_text
+from edgefl.results.groups import profile_of, profiles_by_speed
 from edgefl.results.record import Record
-from edgefl.results.summary import profile_of, profiles_by_speed
 
 FILE_NAME = "trace.json"
 PIDS_A_RUN = 1000

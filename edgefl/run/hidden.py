@@ -197,8 +197,7 @@ class Phones:
         from edgefl.secure.trusted import seal
 
         size, rules = 4 * update.size, self._rules
-        norm = math.sqrt(kernels.sq_norm(update))
-        if norm_limit is not None and norm_limit < norm < math.inf:
+        if norm_limit is not None and norm_limit < (norm := math.sqrt(kernels.sq_norm(update))) < math.inf:
             np.multiply(update, np.float32(norm_limit / norm), out=update)
         if not isinstance(rules, Rules):
             name, sealed = seal(self.keys(client), self.aggregator.public, client, task, update)

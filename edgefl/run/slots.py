@@ -392,12 +392,12 @@ class Aggregator:
 
         Return the squared norms of the updates' model changes, and the updates' checksums.
         """
+        if self.hidden is not None:
+            return self._make_hidden(action, slots, entry)
         buffer, block = self.buffer, self.blocks[0]
         updates, scales = self._updates(slots, block)
         weights, scaled = list(action.weights), buffer.shape.update_format.scaled
         model = buffer.model(entry)[block]
-        if self.hidden is not None:
-            return self._make_hidden(action, slots, entry)
         if self.privacy is not None and action.clip_norm is not None:
             pairs = zip(updates, scales, strict=True)
             squares = [kernels.sq_norm(update, self._backend, scale=scale) for update, scale in pairs]

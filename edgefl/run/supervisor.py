@@ -42,7 +42,7 @@ from edgefl.host.children import Child, end_child, exit_of
 from edgefl.host.confinement import Enforcement, enforced
 from edgefl.host.fork_server import ForkServer
 from edgefl.host.memory import proportional_mib
-from edgefl.host.process import handled, start_process, stops, without_gpus
+from edgefl.host.process import handled, start_process, stops
 from edgefl.parameters import checkpoint
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.processes import stopped_by
@@ -361,8 +361,6 @@ class _Supervisor:
     def _start(self, name: str, module: str, incoming: Any, *arguments: str) -> Channel[Any]:
         child: Child
         environment, whole = dict(os.environ), f"edgefl.run.{module}"
-        if name == "zygote" and self._experiment.training.device == "cpu":
-            environment = without_gpus(environment)
         if self.fork_server is not None:
             child, channel = self.fork_server.start(whole, incoming, environment, *arguments)
         else:

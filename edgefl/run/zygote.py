@@ -26,7 +26,13 @@ from edgefl.host.children import OUT_OF_MEMORY_EXIT, ChildWatch, collect, end_ch
 from edgefl.host.confinement import ClientLimits, Enforcement
 from edgefl.host.held import govern
 from edgefl.host.pacing import set_time_slice, set_timer_slack
-from edgefl.host.process import adopt_orphans, become_child, keep_freed_memory, kill_forks_with_parent
+from edgefl.host.process import (
+    adopt_orphans,
+    become_child,
+    keep_freed_memory,
+    kill_forks_with_parent,
+    without_gpus,
+)
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.run import control
 from edgefl.run.client import ClientProcess
@@ -85,6 +91,8 @@ class Zygote:
         match message:
             case control.Prepare():
                 self._enforcement, self._request = message.enforcement, message
+                if not self._on_gpu:
+                    os.environ.update(without_gpus({}))  # CUDA reads it when it starts
                 self._run_without_cuda("edgefl-prepare", self._prepare)
             case control.Adopt(initialise=initialise, shape=shape):
                 if shape is None:
@@ -112,13 +120,17 @@ class Zygote:
                     if (spec.role, spec.peer, spec.epoch) == (role, peer, epoch):
                         kill(pid)
 
+    @property
+    def _on_gpu(self) -> bool:
+        assert self._request is not None
+        return self._request.experiment.training.device != "cpu"
+
     def _run_without_cuda(self, name: str, main: Callable[[], None]) -> None:
         """Run ``main`` here, or in a child if the workers compute on a GPU.
 
         If torch sees a GPU, its first backward pass starts CUDA, which cannot be used in later forks.
         """
-        assert self._request is not None
-        if self._request.experiment.training.device == "cpu":
+        if not self._on_gpu:
             main()
         elif (end := collect(fork(name, main))).code:
             self._channel.send(Refused(f"{name} ended early ({end})", config=False))

@@ -29,7 +29,7 @@ from edgefl.secure.keys import TAG_BYTES, KeyPair
 
 
 class Rules(msgspec.Struct, frozen=True, tag="masks"):
-    """What sender, holders and server of a run agree on."""
+    """Parameters of the protocol that senders, holders and server of a run must share."""
 
     code: Code
     fixed: FixedPoint

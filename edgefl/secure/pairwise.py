@@ -94,7 +94,7 @@ class Revealed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RoundRules(msgspec.Struct, frozen=True):
-    """What the clients of a round agree on; ``name`` must be new for each round."""
+    """Parameters that the clients of a round must share. Each round needs a new ``name``."""
 
     name: bytes
     size: int

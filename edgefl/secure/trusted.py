@@ -22,7 +22,7 @@ from edgefl.secure.keys import TAG_BYTES, KeyPair
 
 
 class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
-    """What clients, aggregator and server of a run agree on."""
+    """Parameters of the protocol that clients, aggregator and server of a run must share."""
 
     size: int
     """Elements of an update."""

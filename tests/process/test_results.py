@@ -21,10 +21,11 @@ from edgefl.cli import main
 from edgefl.devices import load_device, load_network
 from edgefl.devices.energy import draw_of
 from edgefl.results.compare import FIGURES, compare, group, load
+from edgefl.results.groups import applied_weight
 from edgefl.results.record import Record
 from edgefl.results.report import write_report
 from edgefl.results.result import Result
-from edgefl.results.summary import applied_weight, summarize, write_summary
+from edgefl.results.summary import summarize, write_summary
 from edgefl.results.trace import write_events, write_trace
 from tests.reports import Page, read_json, read_trace
 

@@ -47,9 +47,9 @@ def _own_threads() -> int:
 
 
 def _pool_size(backend: str) -> int:
-    from edgefl.kernels import _c, backend_numba
+    from edgefl.kernels import _c, numba_threads
 
-    return _c.pool_size() if backend == "c" else backend_numba.pool_size()
+    return _c.pool_size() if backend == "c" else numba_threads.pool_size()
 
 
 @each_pool
@@ -113,7 +113,7 @@ from edgefl import kernels
 kernels.set_threads(4)
 x = numpy.ones(2_000_000, numpy.float32)
 kernels.weighted_sum(numpy.empty_like(x), None, [x], [1.0], "{backend}")
-from edgefl.kernels import {"_c as pool" if backend == "c" else "backend_numba as pool"}
+from edgefl.kernels import {"_c as pool" if backend == "c" else "numba_threads as pool"}
 print(pool.pool_size())
 """
     env = os.environ | {"PYTHONPATH": str(Path(edgefl.__file__).parent.parent)}
@@ -127,7 +127,7 @@ class _Stop(Exception):
 
 
 def test_what_a_part_or_a_signal_raises_reaches_the_caller_of_numba_and_the_pool_works_on() -> None:
-    from edgefl.kernels import backend_numba
+    from edgefl.kernels import numba_threads
 
     def fail(start: int, stop: int) -> None:
         raise _Stop
@@ -135,7 +135,7 @@ def test_what_a_part_or_a_signal_raises_reaches_the_caller_of_numba_and_the_pool
     kernels.set_threads(2)
     expected = _sum("c")
     with pytest.raises(_Stop):
-        backend_numba._in_parts(fail, SIZE, 2)
+        numba_threads.in_parts(fail, SIZE, 2)
     assert _sum("numba") == expected
     reached = threading.Event()
 
@@ -155,7 +155,7 @@ def test_what_a_part_or_a_signal_raises_reaches_the_caller_of_numba_and_the_pool
     before = signal.signal(signal.SIGUSR1, stop)
     try:
         with pytest.raises(_Stop):
-            backend_numba._in_parts(slow, 2 * SIZE, 2)
+            numba_threads.in_parts(slow, 2 * SIZE, 2)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert ended  # nothing returns while a part is still being computed

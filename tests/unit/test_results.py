@@ -31,12 +31,13 @@ from edgefl.parameters.checkpoint import SavedState
 from edgefl.privacy.accounting import PrivacyAccount, composed
 from edgefl.results import run_folder, summary
 from edgefl.results.compare import compare
+from edgefl.results.groups import profiles_by_speed, slow_group
 from edgefl.results.record import Record
 from edgefl.results.report import profile_roles, summary_table, write_report
 from edgefl.results.result import Result
 from edgefl.results.rows import Aggregation, CostRow, Meta
 from edgefl.results.store import Store
-from edgefl.results.summary import profiles_by_speed, rounded, slow_group, summarize, write_summary
+from edgefl.results.summary import rounded, summarize, write_summary
 from edgefl.results.tables import table
 from edgefl.results.trace import write_trace
 from tests.reports import EVIL, Page, client, evaluation, read_json, read_trace, trip, version, write_run

@@ -19,10 +19,10 @@ from edgefl import toml
 from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.results.compare import compare, goal_of, group, load
+from edgefl.results.groups import slow_group
 from edgefl.results.record import Record
 from edgefl.results.statistics import summary_curve
 from edgefl.results.store import Store
-from edgefl.results.summary import slow_group
 from edgefl.results.targets import RaceTarget
 from tests.reports import Page, client, evaluation, read_json
 

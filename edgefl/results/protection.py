@@ -1,0 +1,46 @@
+"""Cards of a report that state who is protected from whom: by privacy noise, and by secure aggregation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edgefl.results import page
+from edgefl.results.page import html_table
+from edgefl.results.pictures import Curve, curves_picture
+from edgefl.results.record import Record
+from edgefl.results.spending import spending
+
+
+def privacy_card(record: Record) -> list[str]:
+    """The card with the ε of a private run."""
+    if (found := spending(record)) is None:
+        return []
+    made, curves = record.versions, []
+    if len(made["version"]) and np.isfinite(found.epsilon[-1]):
+        curves = [Curve("c1", "ε", made["at_s"], found.epsilon[made["version"]])]
+    drawn = curves_picture(curves, "at_s", "ε", ends=True, share=False)
+    return [page.figure("Privacy over emulated time", found.says, drawn, found.says)]
+
+
+def secure_card(found: dict[str, Any] | None) -> list[str]:
+    """The card that says who is protected from whom by secure aggregation, and what it costs."""
+    if found is None:
+        return []
+    rows = [["Added to an upload", f"{found['share_bytes_per_trip']:,} bytes"]]
+    about = f"The server learns weighted sums of at least {found['least_clients']} clients' updates and no "
+    if found["kind"] == "trusted":
+        about += "single update: a process of its own opens encrypted updates and releases their sum. "
+    else:
+        about += f"single update, even together with {found['private']} of {found['holders']} holders; "
+        about += f"{found['recover']} of them unmask a sum. Elements are limited to ±{found['clip']:g} and "
+        about += f"rounded to multiples of {found['step']:.3g}, "
+        about += f"weights to 1/{found['resolution']} of the largest. "
+        rows += [
+            ["A holder receives per update", f"{found['holder_bytes_per_update']:,} bytes"],
+            ["A holder sends per version", f"{found['holder_bytes_per_version']:,} bytes"],
+        ]
+    about += "Sums and models themselves are not protected."
+    rows += [[f"Masking on {name}", f"{seconds:.3g} s"] for name, seconds in found["masking_s"].items()]
+    return [page.card("Secure aggregation", about, html_table(["Cost", ">Amount"], rows), wide=False)]
