@@ -149,7 +149,8 @@ class Undrawn(supervisor._Supervisor):
 
 
 DRAWING = (
-    *(f"report.{name}" for name in ("draw_classes", "draw_weights", "draw_timeline", "curves_picture")),
+    *(f"report.{name}" for name in ("draw_classes", "draw_weights", "draw_timeline")),
+    "protection.curves_picture",
     "pictures.curves_picture",
 )
 """The functions that draw a report's pictures."""
