@@ -116,7 +116,9 @@ def _cache_problem() -> str:
     """Compile numba's kernels now if no earlier process has; a problem if they cannot be kept."""
     from edgefl.kernels.backend_numba import cached_in
 
-    return "" if cached_in() else "no folder for numba's cache is writable: each process compiles, about 10 s"
+    return (
+        "" if cached_in() else "numba has no writable cache folder, so each process compiles for about 10 s"
+    )
 
 
 def _calibration() -> Iterator[Check]:

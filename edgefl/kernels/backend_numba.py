@@ -302,7 +302,7 @@ _CONTIGUOUS, _WRITEABLE = 0x0001, 0x0400
 
 @_helper
 def _kind_of(array: int, size: int, layout: Any) -> int:
-    """The type of a flat array of ``size`` elements, as its place in DTYPES; −1 for anything else.
+    """Return the index of a flat array's type in DTYPES; −1 if it is no flat array of ``size`` elements.
 
     Behind its head, an array object is PyArrayObject_fields of numpy's C interface: address, number of
     dimensions, addresses of sizes and strides, base, dtype, flags.

@@ -14,9 +14,9 @@ from typing import Any
 from edgefl.kernels.arguments import TILE
 
 CHUNK = 64 * TILE
-"""Elements whose temporaries fit the cache."""
+"""Number of elements whose temporary arrays fit the cache."""
 _THREAD_ELEMENTS = 1 << 18
-"""Minimum elements per thread: waking one takes as long as summing about half of them."""
+"""Minimum number of elements per thread. Waking a thread takes as long as summing about half of them."""
 
 
 def useful_threads(elements: int, threads: int) -> int:

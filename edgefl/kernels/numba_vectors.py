@@ -34,7 +34,8 @@ _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
 _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _FEATURES: str = getattr(config, "CPU_FEATURES", None) or _host_features()
 _CONVERTS_HALVES = "+f16c" in _FEATURES.split(",")
-"""Whether the processor converts float16; elsewhere LLVM would call a function for each element."""
+"""True if the processor has an instruction that converts float16. Without one, LLVM would call a function for
+each element."""
 WIDTH = 2 * LANES if "+avx512f" in _FEATURES.split(",") else LANES
 """Elements per vector of the types that are converted to float32, which itself has vectors of 8. Sizes are
 multiples of it for every type."""
@@ -97,7 +98,7 @@ def _copy_bytes(_: Any, source: Any, target: Any, size: Any) -> Any:
 
 
 def _word_at(_: Any, address: Any) -> Any:
-    """The int64 at an address."""
+    """Return the int64 at an address."""
 
     def generate(context: Any, builder: Builder, _: Any, arguments: Sequence[Value]) -> Any:
         return builder.load(builder.inttoptr(arguments[0], _INT64.as_pointer()))

@@ -96,7 +96,7 @@ class Attack:
         return self._flipped if self._flipped is not None and client in self._clients else honest
 
     def replaces_update(self, client: int) -> bool:
-        """Return True if the client sends something else than what its training gives."""
+        """Return True if the client sends something other than the result of its training."""
         return client in self._clients and self._flipped is None
 
     def colluders(self, client: int, trip: int) -> list[int]:

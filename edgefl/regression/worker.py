@@ -209,9 +209,10 @@ def refuse_started(file: str, threads: int = 1) -> None:
             "function or its setup"
         )
     if (count := num_threads() - threads) > 0:
+        started = "1 thread" if count == 1 else f"{count} threads"
         raise ConfigError(
-            f"{file}: importing it starts {count} threads, and a process with threads cannot be forked "
-            "safely; start them in the function or its setup"
+            f"{file}: importing it starts {started}, and a process with threads cannot be forked safely; "
+            "start them in the function or its setup"
         )
 
 

@@ -32,7 +32,7 @@ FLAGS = (
     "-Werror",
 )
 CHUNK = ("-Wno-unknown-pragmas", "-Wno-sign-compare", "-DEF_CHUNK_BYTES=65536")
-"""Small chunks, so that small sums have several."""
+"""Further compiler options. The chunks are so small that small sums have several."""
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 

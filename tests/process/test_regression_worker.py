@@ -180,7 +180,7 @@ def test_a_module_that_starts_threads_or_processes_is_refused(tmp_path: Path) ->
     }
     # In a process of its own: what they start stays in it.
     with contextlib.closing(MeasuringProcess()) as own:
-        for kind, says in (("threads", "starts 1 threads"), ("processes", "starts processes")):
+        for kind, says in (("threads", "starts 1 thread,"), ("processes", "starts processes")):
             file = tmp_path / f"{kind}_of_this_test.py"
             file.write_text(f"{start[kind]}def step(): pass\n")
             function = measuring.FunctionLocation(file.stem, str(file), "step")

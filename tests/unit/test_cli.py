@@ -591,7 +591,7 @@ def test_doctor_says_that_numba_keeps_no_code(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("edgefl.kernels.backend_numba.cached_in", lambda: None)
     (numba,) = [found for found in doctor.examine() if found.what == "kernel numba"]
-    assert numba.problem.startswith("no folder for numba's cache is writable")
+    assert numba.problem.startswith("numba has no writable cache folder")
 
 
 def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:

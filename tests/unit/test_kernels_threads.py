@@ -70,7 +70,7 @@ def test_threads_come_when_needed_and_go_when_asked(backend: str) -> None:
 
 
 def _wait_for_threads(count: int) -> None:
-    """One that has ended may be on the kernel's list for a moment longer."""
+    """Wait until at most ``count`` native threads exist: Linux lists an ended one for a moment longer."""
     patience = Patience(BOUND_S)
     while _own_threads() > count:
         assert not patience.over()

@@ -246,7 +246,7 @@ def test_threads_of_the_worker_itself_are_no_reason_to_refuse_a_module(
     thread.start()
     try:
         worker.refuse_started("steps.py", before + 1)
-        with pytest.raises(ConfigError, match=r"^steps\.py: importing it starts 1 threads"):
+        with pytest.raises(ConfigError, match=r"^steps\.py: importing it starts 1 thread,"):
             worker.refuse_started("steps.py", before)
     finally:
         stop.set()
