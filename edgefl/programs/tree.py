@@ -185,6 +185,7 @@ class ProcessTree:
 
     def runnable(self) -> int:
         """Return the number of threads, of all processes, that run or wait for a core."""
+        self._refresh_if_old()
         return sum(target.runnable() for target in self._members.values())
 
     def stop(self) -> None:

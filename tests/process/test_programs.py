@@ -25,6 +25,7 @@ from edgefl.devices import load_device
 from edgefl.programs import Phone, ProgramOptions, RunningPhones, run, start
 from edgefl.programs.messages import Absence
 from edgefl.programs.running import no_group
+from edgefl.programs.tree import ProcessTree
 
 from .runs import UNPRIVILEGED, Command, needs_unprivileged
 
@@ -158,6 +159,25 @@ def test_each_busy_process_has_a_core_of_the_device(
             running.turn(0.5)
     share = (last.declared_cpu_s - first.declared_cpu_s) / (last.wall_s - first.wall_s)
     assert least <= share <= most
+
+
+def test_threads_of_processes_started_since_the_last_look_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A phone that starts four loops between two stops has cores for all of them, not for its shell alone."""
+    monkeypatch.setattr("edgefl.programs.tree.REFRESH_NS", 0)
+    command = "read line; (while :; do :; done) & (while :; do :; done) & echo started; read line"
+    with subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        tree = ProcessTree(shell.pid)
+        try:
+            tree.refresh()
+            assert len(tree) == 1
+            assert shell.stdin and shell.stdout
+            shell.stdin.write(b"go\n")
+            shell.stdin.flush()
+            assert shell.stdout.readline() == b"started\n"
+            assert tree.runnable() >= 2
+        finally:
+            tree.kill()
+            tree.close()
 
 
 def test_a_phone_that_sleeps_wants_no_core(throttle: str) -> None:
