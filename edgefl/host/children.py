@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn, Protocol
 import psutil
 
 from edgefl.errors import RunError
-from edgefl.host.process import become_child, ignore_stopped_children
+from edgefl.host.process import become_child, ignore_stopped_children, read_kernel_file
 
 OUT_OF_MEMORY_EXIT = 77
 """Exit code of a forked child that ran out of memory."""
@@ -164,8 +164,8 @@ def children_of(pid: int) -> list[int] | None:
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
+            with suppress(OSError):
+                found += map(int, read_kernel_file(f"/proc/{pid}/task/{task}/children").split())
     except OSError:
         return None
     return found

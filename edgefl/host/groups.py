@@ -15,6 +15,7 @@ from typing import NamedTuple
 import psutil
 
 from edgefl.errors import ConfigError
+from edgefl.host.process import read_kernel_file
 
 PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
@@ -83,7 +84,7 @@ def read_counters(file: Path) -> dict[str, int]:
 def used_ns(place: Place) -> int:
     """CPU time of all present and past processes of a group of `ACCOUNTING`, ns."""
     if place.version == 1:
-        return int(_text(place.folder / "cpuacct.usage") or 0)
+        return int(_text(f"{place.folder}/cpuacct.usage") or 0)
     return read_counters(place.folder / "cpu.stat").get("usage_usec", 0) * 1000
 
 
@@ -106,9 +107,9 @@ def write(file: Path, text: str) -> None:
         raise NoGroup(f"{file} cannot be written: {error.strerror}") from None
 
 
-def _text(file: Path) -> str:
+def _text(file: str | Path) -> str:
     try:
-        return os.fsdecode(file.read_bytes())  # a mount's path may hold any bytes
+        return os.fsdecode(read_kernel_file(file))  # a mount's path may hold any bytes
     except OSError:
         return ""
 
@@ -293,8 +294,7 @@ def process_stat(pid: int | str) -> list[str]:
     ``PID/task/TID`` is a thread.
     """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # fast: a throttle reads it often
-            return file.read().decode("ascii", "replace").rpartition(")")[2].split()
+        return read_kernel_file(f"/proc/{pid}/stat").decode("ascii", "replace").rpartition(")")[2].split()
     except OSError:
         return []
 

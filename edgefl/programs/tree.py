@@ -11,16 +11,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from edgefl.errors import ConfigError
 from edgefl.host import groups
 from edgefl.host.children import children_of, kill_marked
 from edgefl.host.groups import NoGroup, Place, find, process_stat, remove_orphans, throttled_ns
+from edgefl.host.process import read_kernel_file
 from edgefl.host.throttle import Target, cpu_ns
 from edgefl.programs.phone import INDEX_VARIABLE
 
-_PROC = Path("/proc")
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 REFRESH_NS = 40_000_000
@@ -230,7 +229,7 @@ class ProcessTree:
         pages = 0
         for pid in self._members:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = (_PROC / f"{pid}/statm").read_bytes().split()
+                fields = read_kernel_file(f"/proc/{pid}/statm").split()
                 pages += int(fields[1]) - int(fields[2])
         return pages * _PAGE_MIB
 
@@ -257,18 +256,15 @@ def waited_for_core_ns(pid: int) -> int:
     waited = 0
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
-            with (
-                contextlib.suppress(OSError, IndexError),
-                open(f"/proc/{pid}/task/{task}/schedstat", "rb") as file,
-            ):
-                waited += int(file.read().split()[1])
+            with contextlib.suppress(OSError, IndexError):
+                waited += int(read_kernel_file(f"/proc/{pid}/task/{task}/schedstat").split()[1])
     return waited
 
 
 def phone_of(pid: int) -> int | None:
     """Return the number of the phone that a process belongs to by its environment, or None."""
     with contextlib.suppress(OSError, ValueError):
-        for entry in (_PROC / f"{pid}/environ").read_bytes().split(b"\0"):
+        for entry in read_kernel_file(f"/proc/{pid}/environ").split(b"\0"):
             name, _, value = entry.partition(b"=")
             if name == INDEX_VARIABLE.encode():
                 return int(value)
