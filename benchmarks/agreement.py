@@ -1,11 +1,13 @@
 """Compare three answers to one question: how long does a device take for a function?
 
-    python benchmarks/agreement.py [--device pi-4] [--calls 15]
+    python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7]
 
 For a Python loop, numpy, a training step in torch, compression, and a function that is half torch, half
 Python: seconds of a call on the device by `edgefl exec` (the program's own clock, divided by the time scale),
 by a device test (`pytest`, mark ``edge_device``), and by `edgefl predict` (this host's CPU time ÷ `relative`;
-a step's own time). Prints the three, and each one's distance from their mean. Run it on a quiet host.
+a step's own time). Prints the median of each over the rounds, and its distance from the mean of the three.
+Run it on a quiet host: each answer contains this host's CPU time, which other guests of the same machine
+change by a third within seconds, so the three are measured in turn.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from edgefl import programs
 from edgefl.devices import load_device
@@ -75,32 +77,46 @@ def by_plugin(device: str, name: str) -> float:
         return float(seconds)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="pi-4")
-    parser.add_argument("--calls", type=int, default=15)
-    given = parser.parse_args()
-    device, host = load_device(given.device), calibrate()
+def one_round(name_of_device: str, calls: int) -> dict[str, tuple[float, ...]]:
+    """Return seconds of a call of each function: here, by ``exec``, by a device test, by ``predict``."""
+    device, host = load_device(name_of_device), calibrate()
     module, _ = model_to_trace(MODEL)
     step_s = predict(module, BATCH, device=device, input_shape=SHAPE).seconds
-    host_s = {name: call_s(name, given.calls, time.thread_time) for name in FUNCTION}
+    host_s = {name: call_s(name, calls, time.thread_time) for name in FUNCTION}
     speed = {name: relative(clusters_of(device), of, 1, host).value for name, of in CLASS.items()}  # type: ignore[arg-type]
     predicted = {name: host_s[name] / speed[name] for name in ("loop", "numpy", "gzip")}
     predicted["step"] = step_s
     predicted["half"] = step_s + host_s["loop"] / speed["half"]
     part = host_s["loop"] / host_s["half"]
     likes = {**CLASS, "step": STEP, "half": f"interpreter={part:.4f},{STEP}={1 - part:.4f}"}
-    rows = []
-    for name in FUNCTION:
-        ways = (
-            by_exec(given.device, name, likes[name], given.calls),
-            by_plugin(given.device, name),
+    return {
+        name: (
+            host_s[name],
+            by_exec(name_of_device, name, likes[name], calls),
+            by_plugin(name_of_device, name),
             predicted[name],
         )
-        off = [percent(way / fmean(ways) - 1, 1) for way in ways]
-        rows.append((name, short_time(host_s[name]), *map(short_time, ways), *off))
+        for name in FUNCTION
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="pi-4")
+    parser.add_argument("--calls", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=7)
+    given = parser.parse_args()
+    ways: dict[str, list[tuple[float, ...]]] = {name: [] for name in FUNCTION}
+    for _ in range(given.rounds):
+        for name, seconds in one_round(given.device, given.calls).items():
+            ways[name].append(seconds)
+    rows = []
+    for name, rounds in ways.items():
+        here_s, *answers = map(median, zip(*rounds, strict=True))
+        off = [percent(answer / fmean(answers) - 1, 1) for answer in answers]
+        rows.append((name, short_time(here_s), *map(short_time, answers), *off))
     heads = ("function", ">this host", ">exec", ">device test", ">predict", ">exec", ">test", ">predict")
     show(table(heads, rows, f"{given.device}: seconds of a call, and each one's distance from the mean"))
 
