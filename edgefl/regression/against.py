@@ -337,10 +337,11 @@ def verdict_of(found: Comparison, tolerance: float) -> Verdict:
 
 def _time_text(found: Comparison, time: Estimate) -> str:
     base_s, head_s = (statistics.median(getattr(pair, f"{side}_s") for pair in found.pairs) for side in SIDES)
+    pairs = "1 pair" if len(found.pairs) == 1 else f"{len(found.pairs)} pairs"
     sure = f" ({_share(time.least)} to {_share(time.most)})" if math.isfinite(time.most) else ""
     return (
         f"time {_share(time.growth)}{sure} since {found.base}: {short_time(base_s)} → {short_time(head_s)} a "
-        f"call, in turns, {len(found.pairs)} pairs of processes"
+        f"call, in turns, {pairs} of processes"
     )
 
 

@@ -34,9 +34,10 @@ def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
         "History": [_figure(one) for one in ordered[:MOST_PICTURES]],
     }
     base = f"Compared with {results.base}" if results.base else "Device tests"
-    footer = (
+    history = (
         "Each point is a commit that changed a baseline. A dashed line is a change of level by 2% or more."
     )
+    footer = history if series else ""
     return page("edgefl · device tests", results.headline, f"{base}, {when}", headline, sections, footer)
 
 

@@ -139,7 +139,7 @@ def html_table(
 ) -> str:
     """A table of a page, which scrolls if its card is too narrow. Cells are escaped.
 
-    Long words of the columns ``wrap``, by default the last, are broken.
+    Long words of the columns ``wrap``, by default the last, are broken, after ``::`` if they have one.
     """
     wrapped = (len(columns) - 1,) if wrap is None else wrap
 
@@ -147,7 +147,8 @@ def html_table(
         number = columns[place].startswith(">")
         kind = ' class="n"' if number else ' class="text"' if tag == "td" and place in wrapped else ""
         kind += hint(str(value)) if tag == "th" else ""
-        return f"<{tag}{kind}>{escape(tables.figure(value))}</{tag}>"
+        text = escape(tables.figure(value)).replace("::", "::<wbr>")
+        return f"<{tag}{kind}>{text}</{tag}>"
 
     head = "".join(cell("th", place, name.lstrip(">")) for place, name in enumerate(columns))
     body = "".join(f"<tr>{''.join(cell('td', k, value) for k, value in enumerate(row))}</tr>" for row in rows)

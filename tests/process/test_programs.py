@@ -170,7 +170,8 @@ def test_threads_of_processes_started_since_the_last_look_count_too(monkeypatch:
         try:
             tree.refresh()
             assert len(tree) == 1
-            assert shell.stdin and shell.stdout
+            assert shell.stdin
+            assert shell.stdout
             shell.stdin.write(b"go\n")
             shell.stdin.flush()
             assert shell.stdout.readline() == b"started\n"
