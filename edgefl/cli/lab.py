@@ -61,6 +61,33 @@ def memory(json: Json = None, quick: Quick = False) -> None:
 
 
 @bench.command()
+def peers(
+    json: Json = None,
+    quick: Quick = False,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Some of edgefl,torch,pfl,flower,flsim, separated by commas."),
+    ] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Some of pfl,flute,fedstaleweight, separated by commas."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", min=0.1, help="Duration of a turn; default 30, --quick 10.")
+    ] = None,
+    venvs: Annotated[
+        Path | None,
+        folder_option("Folder for the frameworks' environments; default peers in the cache folder."),
+    ] = None,
+) -> None:
+    """Measure experiments of other frameworks beside edgefl's.
+
+    pip installs each framework into an environment of its own.
+    """
+    _measure("peers", json, quick, only=only, settings=settings, seconds=seconds, venvs=venvs)
+
+
+@bench.command()
 def spawn(json: Json = None, quick: Quick = False) -> None:
     """Measure the start time and memory of clients."""
     _measure("spawn", json, quick)

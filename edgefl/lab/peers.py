@@ -1,0 +1,345 @@
+"""Measure whole experiments of edgefl and of other frameworks: same machine, local training and data.
+
+Each framework runs in an environment of its own, which this module creates with pip. The programs in
+`edgefl.lab.rivals` report when each new model is complete; the speed is that of all models after the first.
+A framework that cannot be installed or run is a row with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+
+from edgefl.errors import ConfigError, RunError, unknown
+from edgefl.experiment import Data
+from edgefl.files import cache_folder
+from edgefl.host.children import kill_tree
+from edgefl.host.memory import proportional_mib
+from edgefl.lab import bench
+from edgefl.lab.bench import Say
+from edgefl.processes import usable_cores
+from edgefl.results import tables
+
+PACKAGES = {
+    "pfl": ("pfl==0.6.0", "torch=={torch}"),
+    "flower": ("flwr[simulation]==1.42.0", "torch=={torch}"),
+    "flsim": ("flsim==0.1.0", "torch=={torch}"),
+}
+"""What pip installs for each framework; ``{torch}`` is the version that edgefl uses."""
+FRAMEWORKS = ("edgefl", "torch", *PACKAGES)
+"""``torch`` is the limit: training alone, with edgefl's own interpreter."""
+PATIENCE_S = 300.0
+"""Seconds without a new model after which a program is stopped."""
+LOOK_S = 1.0
+"""Seconds between two readings of memory."""
+_START = "import sys; sys.path.append({lab!r}); from rivals.with_{name} import main; main(sys.argv[1])"
+
+
+class Setting(NamedTuple):
+    """One published experiment; the fields of `rivals.task.Task` that it determines."""
+
+    net: str
+    data: str
+    clients: int
+    cohort: int
+    batch_size: int
+    lr: float
+    steps: int | None = None
+    asynchronous: bool = False
+
+
+SETTINGS = {
+    "pfl": Setting("cnn-pfl", "cifar-10", clients=1000, cohort=50, batch_size=10, lr=0.1),
+    "flute": Setting("linear", "mnist", clients=1000, cohort=10, batch_size=10, lr=0.03),
+    "fedstaleweight": Setting("cnn-groupnorm", "mnist", 15, 5, 32, 0.01, steps=1, asynchronous=True),
+}
+"""pfl-research's CIFAR-10 benchmark without noise (``image_classification/configs/baseline.yaml``: 50 images
+per client); FLUTE's logistic regression (``experiments/cv_lr_mnist``); FedStaleWeight's FashionMNIST setting
+(Ma 2024, section 6.2), here on MNIST's images of the same size. Frameworks without an asynchronous mode train
+rounds of its buffer's size."""
+
+
+class Case(NamedTuple):
+    """One framework in one arrangement of processes and threads."""
+
+    setting: str
+    framework: str
+    processes: int
+    threads: int
+
+    def __str__(self) -> str:
+        shape = f"{tables.many(self.processes, 'process')} × {tables.many(self.threads, 'thread')}"
+        return f"{self.setting}: {self.framework}, {shape}"
+
+
+class Turn(NamedTuple):
+    """What one run of a program showed."""
+
+    version: str
+    trips_per_s: float
+    start_s: float
+    """Seconds until the first new model, without its trips at the later speed."""
+    peak_mib: float
+    """Largest proportional memory of all its processes."""
+
+
+def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
+    """Return every arrangement that could be a framework's best: all cores as processes, or as threads."""
+    cores = usable_cores()
+    each = {name: [(cores, 1)] for name in ("edgefl", "torch")}
+    each |= {"pfl": [(1, 1), (1, cores), (cores, 1)], "flower": [(cores, 1), (1, cores)]}
+    each |= {"flsim": [(1, 1), (1, cores)]}
+    shapes = {name: list(dict.fromkeys(found)) for name, found in each.items()}
+    return [Case(s, name, *shape) for s in settings for name in frameworks for shape in shapes[name]]
+
+
+def chosen(option: str, text: str | None, known: Sequence[str]) -> list[str]:
+    """Return the names in a comma-separated option, all of them without it; `ConfigError` for another one."""
+    names = list(known) if text is None else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option}: {unknown('name', name, known)}")
+    return names
+
+
+def run(
+    quick: bool = False,
+    *,
+    only: str | None = None,
+    settings: str | None = None,
+    venvs: Path | None = None,
+    seconds: float | None = None,
+    say: Say = bench.silent,
+) -> dict[str, Any]:
+    """Measure all cases in turns; return plain values for `show` and a JSON file.
+
+    ``only`` and ``settings`` are comma-separated names. ``rows`` has an entry per case: medians over the
+    turns of `Turn`'s figures, the ``spread`` of ``trips_per_s``, and ``why``, the reason for having none.
+    """
+    frameworks = chosen("--only", only, FRAMEWORKS)
+    wanted = cases(chosen("--settings", settings, list(SETTINGS)), frameworks)
+    folder = venvs or cache_folder() / "peers"
+    seconds, repetitions = seconds or (10.0 if quick else 30.0), 1 if quick else 3
+    pythons: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for name in frameworks:
+        if name in PACKAGES:
+            say(f"{name}: environment in {folder / name}")
+        try:
+            pythons[name] = interpreter(name, folder)
+        except RunError as error:
+            missing[name] = str(error)
+    turns: dict[Case, list[Turn]] = {case: [] for case in wanted}
+    why = {case: missing[case.framework] for case in wanted if case.framework in missing}
+    for number in range(repetitions):
+        for case in wanted:
+            if case not in why:
+                say(f"turn {number + 1} of {repetitions}: {case}")
+                try:
+                    turns[case].append(measured(case, pythons[case.framework], seconds))
+                except RunError as error:
+                    why[case] = str(error)
+    return {
+        "host": bench.machine(),
+        "seconds": seconds,
+        "repetitions": repetitions,
+        "venvs": str(folder),
+        "rows": [_row(case, turns[case], why.get(case, "")) for case in wanted],
+    }
+
+
+def _row(case: Case, turns: Sequence[Turn], why: str) -> dict[str, Any]:
+    row: dict[str, Any] = {**case._asdict(), "why": why}
+    if turns:
+        rate, spread = bench.median_and_spread([turn.trips_per_s for turn in turns])
+        row |= {"version": turns[0].version, "trips_per_s": rate, "spread": spread}
+        row |= {
+            name: statistics.median(getattr(turn, name) for turn in turns) for name in ("start_s", "peak_mib")
+        }
+    return row
+
+
+def interpreter(framework: str, folder: Path) -> str:
+    """Return the interpreter of a framework, after pip has installed it in ``folder``.
+
+    An environment with the same packages is used again. Raises `RunError` with pip's last line.
+    """
+    if framework not in PACKAGES:
+        return sys.executable
+    import torch
+
+    release = torch.__version__.partition("+")[0]
+    packages = [name.format(torch=release) for name in PACKAGES[framework]]
+    home, stamp = folder / framework, folder / framework / "edgefl-packages.json"
+    python = str(home / "bin" / "python")
+    with suppress(OSError, ValueError):
+        if json.loads(stamp.read_text()) == packages:
+            return python
+    _finish([sys.executable, "-m", "venv", "--clear", str(home)], "venv")
+    _finish([python, "-m", "pip", "install", "--quiet", *packages], "pip")
+    stamp.write_text(json.dumps(packages))
+    return python
+
+
+def measured(case: Case, python: str, seconds: float) -> Turn:
+    """Run one program to its end. Raises `RunError` with its last line if it fails."""
+    lab = str(Path(__file__).parent)
+    threads = {name: str(case.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    with tempfile.TemporaryDirectory(prefix="edgefl-peers-") as name:
+        write_task(case, Path(name), seconds)
+        start = _START.format(lab=lab, name=case.framework)
+        started_s = time.monotonic()
+        with open(Path(name) / "errors", "w+") as errors:
+            with (
+                subprocess.Popen(
+                    [python, "-c", start, name],
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    cwd=name,
+                    env={**os.environ, **threads},
+                ) as program,
+                _peak_memory(program) as peak_mib,
+            ):
+                printed = _printed(program)
+            if program.returncode:
+                errors.seek(0)
+                raise RunError(last_line(errors.read()) or f"exit code {program.returncode}")
+    return speed(printed, started_s, peak_mib[0])
+
+
+def write_task(case: Case, folder: Path, seconds: float) -> None:
+    """Write what a program reads: ``task.json``, and all clients' examples in ``x`` and ``y``."""
+    from edgefl.learning.data import load_data
+
+    setting = SETTINGS[case.setting]
+    data = load_data(Data(name=setting.data), seed=0)
+    x = np.ascontiguousarray(data.train_x[:], np.float32)
+    x.tofile(folder / "x")
+    np.asarray(data.train_y, np.int64).tofile(folder / "y")
+    shape = {"processes": case.processes, "threads": case.threads, "shape": x.shape, "seconds": seconds}
+    (folder / "task.json").write_text(json.dumps({**setting._asdict(), **shape}))
+
+
+def _printed(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """Return the JSON objects that a program prints. Kill it if it prints none for `PATIENCE_S`."""
+    assert program.stdout is not None
+    killer = threading.Timer(PATIENCE_S, kill_tree, [program])
+    killer.start()
+    found = []
+    try:
+        for line in program.stdout:
+            with suppress(ValueError):
+                if isinstance(line := json.loads(line), dict):
+                    found.append(line)
+                    killer.cancel()
+                    killer = threading.Timer(PATIENCE_S, kill_tree, [program])
+                    killer.start()
+        program.wait()
+    finally:
+        killer.cancel()
+        if program.poll() is None:
+            kill_tree(program)
+            program.wait()
+    return found
+
+
+@contextmanager
+def _peak_memory(program: subprocess.Popen[str]) -> Iterator[list[float]]:
+    """Yield a list whose element is the largest proportional memory of a program and its descendants, MiB."""
+    ended, peak = threading.Event(), [0.0]
+
+    def look() -> None:
+        while not ended.wait(LOOK_S):
+            with suppress(psutil.Error):
+                family = psutil.Process(program.pid)
+                pids = [family.pid, *(child.pid for child in family.children(recursive=True))]
+                peak[0] = max(peak[0], sum(proportional_mib(pid) or 0.0 for pid in pids))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        ended.set()
+        thread.join()
+
+
+def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) -> Turn:
+    """Return the figures in a program's report. Raises `RunError` if it made fewer than two models.
+
+    >>> rounds = [{"trips": 10, "at_s": 107.0}, {"trips": 20, "at_s": 109.0}, {"trips": 30, "at_s": 111.0}]
+    >>> speed([{"version": "1.0"}, *rounds], started_s=100.0, peak_mib=50.0)
+    Turn(version='1.0', trips_per_s=5.0, start_s=5.0, peak_mib=50.0)
+    """
+    release = next((line["version"] for line in printed if "version" in line), "")
+    models = [line for line in printed if "trips" in line]
+    if len(models) < 2:
+        raise RunError(f"{tables.many(len(models), 'model')} in the time given, at least 2 are needed")
+    first, last = models[0], models[-1]
+    rate = (last["trips"] - first["trips"]) / (last["at_s"] - first["at_s"])
+    start_s = max(0.0, first["at_s"] - started_s - first["trips"] / rate)
+    return Turn(release, rate, start_s, peak_mib)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a row per case, and each framework's best beside edgefl."""
+    heads = ["setting", "framework", "version", ">processes", ">threads"]
+    heads += [">trips/s", ">spread", ">edgefl ÷ it", ">start s", ">peak MiB"]
+    rows, reasons = [], []
+    for row in result["rows"]:
+        name = [row["setting"], row["framework"], row.get("version"), row["processes"], row["threads"]]
+        found: list[Any] = [None] * 5
+        if not row["why"]:
+            ours = [
+                each.get("trips_per_s")
+                for each in result["rows"]
+                if (each["setting"], each["framework"]) == (row["setting"], "edgefl")
+            ]
+            ratio = ours[0] / row["trips_per_s"] if ours and ours[0] else None
+            found = [
+                row["trips_per_s"],
+                tables.percent(row["spread"]),
+                ratio,
+                row["start_s"],
+                row["peak_mib"],
+            ]
+        else:
+            reasons.append(f"{row['setting']}: {row['framework']}: {row['why']}")
+        rows.append([tables.figure(each) for each in (*name, *found)])
+    facts = bench.machine_line(result["host"])
+    tables.show(
+        tables.table(heads, rows, "Whole experiments"),
+        f"{facts}; {tables.many(result['repetitions'], 'turn')} of {result['seconds']:g} s",
+        *dict.fromkeys(reasons),
+        f"rm -r {result['venvs']} removes what pip installed",
+    )
+
+
+def _finish(command: Sequence[str], what: str) -> None:
+    """Run a command to its end. Raises `RunError` with its last line if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RunError(f"{what}: {last_line(done.stdout) or f'exit code {done.returncode}'}")
+
+
+def last_line(text: str) -> str:
+    """Return the last line that is not empty.
+
+    >>> last_line("Traceback\\nImportError: no pfl\\n\\n")
+    'ImportError: no pfl'
+    """
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,0 +1,12 @@
+"""Programs of ``edgefl bench peers``: one framework each, on the same local training.
+
+Each runs in the interpreter of its framework's environment, where edgefl is not installed. So these modules
+import only the standard library, numpy and torch, and their framework inside functions.
+
+task          the data, the network and the local training of a setting; how a program reports its speed
+with_edgefl   edgefl under the virtual clock
+with_pfl      Apple's pfl-research
+with_flower   Flower's simulation on Ray
+with_flsim    Meta's FLSim
+with_torch    the limit: training alone, in one process per core
+"""

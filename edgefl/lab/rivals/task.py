@@ -1,0 +1,121 @@
+"""What all programs share: the data, network and local training of a setting, and the report of a round."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+MIN_ROUNDS = 3
+"""Reported rounds after which a program may end; the first one is the start and is not counted."""
+
+
+class Task(NamedTuple):
+    """One setting and arrangement; `edgefl.lab.peers` writes it to ``task.json`` beside ``x`` and ``y``."""
+
+    net: str
+    """A key of `NETS`."""
+    clients: int
+    cohort: int
+    """Updates per new model, and clients per round of a synchronous framework."""
+    batch_size: int
+    lr: float
+    steps: int | None
+    """SGD steps of a trip; None for an epoch."""
+    asynchronous: bool
+    """Every client trains at any time (FedBuff, FedStaleWeight), instead of rounds of a cohort (FedAvg)."""
+    data: str
+    """edgefl's name of the data set."""
+    shape: list[int]
+    """Shape of all inputs."""
+    seconds: float
+    """Duration of the measurement after the first round."""
+    processes: int
+    threads: int
+    """Threads of torch in each process."""
+
+
+@cache
+def read(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
+    """Return the task in ``folder`` and the examples of its clients: inputs and classes."""
+    task = Task(**json.loads((Path(folder) / "task.json").read_text()))
+    x = torch.from_numpy(np.fromfile(Path(folder) / "x", np.float32).reshape(task.shape))
+    y = torch.from_numpy(np.fromfile(Path(folder) / "y", np.int64))
+    held = len(y) // task.clients
+    return task, [(x[at : at + held], y[at : at + held]) for at in range(0, held * task.clients, held)]
+
+
+def _cnn_pfl() -> nn.Module:
+    """The CNN of pfl-research's CIFAR-10 benchmark (``simple_cnn``): 1,626,442 parameters."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Dropout(0.25), nn.Flatten()),
+        *(nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),
+    )
+
+
+def _linear() -> nn.Module:
+    """Logistic regression on 28×28 images: 7,850 parameters."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+
+def _cnn_groupnorm() -> nn.Module:
+    """edgefl's ``cnn-groupnorm``, which needs edgefl: 468,458 parameters."""
+    layers: list[nn.Module] = []
+    for before, after, rate in ((1, 32, 0.3), (32, 64, 0.5)):
+        for width in (before, after):
+            conv = nn.Conv2d(width, after, 3, padding="same")
+            layers += [conv, nn.ReLU(), nn.GroupNorm(after // 4, after)]
+        layers += [nn.MaxPool2d(2), nn.Dropout2d(rate)]
+    head = (nn.Flatten(), nn.Linear(3136, 128), nn.ReLU(), nn.GroupNorm(32, 128), nn.Dropout(0.5))
+    return nn.Sequential(*layers, *head, nn.Linear(128, 10))
+
+
+NETS = {"cnn-pfl": _cnn_pfl, "linear": _linear, "cnn-groupnorm": _cnn_groupnorm}
+
+
+def make(input_shape: Any = (), classes: int = 10, *, net: str) -> nn.Module:
+    """Create a network of `NETS`; the other arguments are those of edgefl's ``model.name``."""
+    return NETS[net]()
+
+
+def train(net: nn.Module, x: Tensor, y: Tensor, task: Task) -> None:
+    """Train ``net`` in place on one client's examples, as fast as torch's own SGD can."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=task.lr, foreach=True)
+    net.train()
+    for rows in torch.split(torch.randperm(len(y)), task.batch_size)[: task.steps]:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+class Report:
+    """Prints when each new model is complete, and knows when the measurement is."""
+
+    def __init__(self, seconds: float, package: str) -> None:
+        print(json.dumps({"version": metadata.version(package)}), flush=True)
+        self._seconds, self._first_s = seconds, 0.0
+        self._rounds = self._trips = 0
+
+    def add(self, trips: int) -> bool:
+        """Report a model made of ``trips`` updates; return True if the program should end."""
+        now_s = time.monotonic()
+        self._trips += trips
+        self._rounds += 1
+        self._first_s = self._first_s or now_s
+        print(json.dumps({"trips": self._trips, "at_s": now_s}), flush=True)
+        return self._rounds >= MIN_ROUNDS and now_s >= self._first_s + self._seconds
+
+
+def prepare(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
+    """`read` the task, and limit torch to its threads."""
+    found = read(folder)
+    torch.set_num_threads(found[0].threads)
+    return found

@@ -1,0 +1,130 @@
+"""Peers: what the programs report becomes figures, and what cannot be installed or run becomes a reason."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgefl.cli import main
+from edgefl.errors import ConfigError, RunError
+from edgefl.experiment import Model
+from edgefl.lab import peers
+from edgefl.lab.peers import SETTINGS, Case
+from edgefl.lab.rivals import task as shared
+from edgefl.learning.models import make_model
+
+CASE = Case("flute", "torch", 1, 1)
+
+
+@pytest.fixture
+def digits(monkeypatch: pytest.MonkeyPatch) -> peers.Setting:
+    """A setting on the bundled digits, whose rounds take milliseconds."""
+    setting = peers.Setting("linear", "digits", clients=20, cohort=2, batch_size=10, lr=0.1)
+    monkeypatch.setitem(SETTINGS, "flute", setting)
+    monkeypatch.setitem(shared.NETS, "linear", lambda: torch.nn.Linear(64, 10))
+    return setting
+
+
+def test_the_nets_are_the_published_ones() -> None:
+    sizes = {name: sum(p.numel() for p in make().parameters()) for name, make in shared.NETS.items()}
+    assert sizes == {"cnn-pfl": 1_626_442, "linear": 7_850, "cnn-groupnorm": 468_458}
+    ours = make_model(Model(name="cnn-groupnorm"), (1, 28, 28), 10, seed=0)
+    assert [str(layer) for layer in shared.make(net="cnn-groupnorm")] == [str(layer) for layer in ours]
+
+
+def test_every_client_reads_its_own_examples(digits: peers.Setting, tmp_path: Path) -> None:
+    peers.write_task(CASE, tmp_path, seconds=1.5)
+    task, clients = shared.read(str(tmp_path))
+    assert (task.clients, task.cohort, task.seconds, task.asynchronous) == (20, 2, 1.5, False)
+    assert len(clients) == 20
+    x = torch.cat([x for x, _ in clients])
+    assert len(x) == task.shape[0] // 20 * 20
+    assert len(x.unique(dim=0)) > 0.9 * len(x)  # nobody has another's examples
+
+
+def test_a_trip_is_an_epoch_or_the_given_steps(digits: peers.Setting, tmp_path: Path) -> None:
+    peers.write_task(CASE, tmp_path, seconds=1.0)
+    task, ((x, y), *_) = shared.read(str(tmp_path))
+    for steps, expected in ((None, -(-len(y) // 10)), (1, 1)):
+        net, seen = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), []
+        net.register_forward_hook(lambda *call, seen=seen: seen.append(len(call[2])))
+        shared.train(net, x, y, task._replace(steps=steps))
+        assert len(seen) == expected
+        assert sum(seen) == (len(y) if steps is None else 10)
+
+
+def test_only_models_after_the_first_count() -> None:
+    rounds = [{"trips": 50, "at_s": 20.0}, {"trips": 100, "at_s": 24.0}, {"trips": 150, "at_s": 30.0}]
+    turn = peers.speed([{"version": "2"}, *rounds], started_s=8.0, peak_mib=1.0)
+    assert turn == ("2", 10.0, 7.0, 1.0)  # 100 trips in 10 s; 12 s until the first, less its 50 trips
+    with pytest.raises(RunError, match="1 model in the time given, at least 2 are needed"):
+        peers.speed(rounds[:1], started_s=8.0, peak_mib=1.0)
+
+
+def test_a_report_ends_after_the_time_and_three_models(capsys: pytest.CaptureFixture[str]) -> None:
+    report = shared.Report(0.0, "torch")
+    assert [report.add(5) for _ in range(3)] == [False, False, True]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["trips"] for line in lines[1:]] == [5, 10, 15]
+    assert not any(shared.Report(1e9, "torch").add(5) for _ in range(4))
+
+
+def test_a_framework_that_pip_cannot_install_is_a_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(peers.PACKAGES, "pfl", (str(tmp_path / "no-such.whl"),))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    result = peers.run(only="pfl", settings="flute", venvs=tmp_path / "venvs")
+    assert json.loads(json.dumps(result)) == result
+    assert {row["framework"] for row in result["rows"]} == {"pfl"}
+    assert all(row["why"].startswith("pip: ") and "no-such.whl" in row["why"] for row in result["rows"])
+    assert "trips_per_s" not in result["rows"][0]
+    peers.show(result)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("no-such.whl") == 1  # one reason for all arrangements
+    assert f"rm -r {tmp_path / 'venvs'}" in shown
+
+
+def test_an_environment_is_made_again_only_for_other_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(peers, "_finish", lambda command, what: made.append(what))
+    home = tmp_path / "pfl"
+    home.mkdir()
+    python = str(home / "bin" / "python")
+    assert [peers.interpreter("pfl", tmp_path) for _ in range(2)] == [python, python]
+    assert made == ["venv", "pip"]
+    monkeypatch.setitem(peers.PACKAGES, "pfl", ("pfl==0.0",))
+    peers.interpreter("pfl", tmp_path)
+    assert made == ["venv", "pip"] * 2
+    assert peers.interpreter("torch", tmp_path) == sys.executable
+
+
+def test_a_program_that_fails_is_a_row_with_its_last_line(
+    digits: peers.Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers, "interpreter", lambda framework, folder: sys.executable)
+    monkeypatch.setattr(peers, "_START", "raise RuntimeError('no {name} here')")
+    result = peers.run(only="flsim", settings="flute", venvs=tmp_path)
+    assert {row["why"] for row in result["rows"]} == {"RuntimeError: no flsim here"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "pfl,plato"], "--only: name 'plato' not found"),
+        (["--settings", "femnist"], "--settings: name 'femnist' not found"),
+    ],
+)
+def test_unknown_names_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "peers", *options]) == 2
+    assert message in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--only"):
+        peers.chosen("--only", "", ["edgefl"])
