@@ -7,6 +7,7 @@ bench        the scaffold of every bench: a run that measures, the host's facts,
 aggregate    the weighted sum against its alternatives and the memory's limit
 ingest       updates per second that the server takes in; bare: its limits in ZeroMQ and memory
 spawn        start of clients, and their memory
+peers        whole experiments of other frameworks beside edgefl; rivals: the program of each framework
 fidelity     the emulation's errors: runs, limits and verdicts
 memory       predicted beside measured memory of training steps on this host
 truth        predicted beside measured step times of all devices and this host, and their limits

@@ -24,11 +24,12 @@ class _Ended(Exception):
 def _importable() -> None:
     original = dataclasses.dataclass
 
-    def dataclass(cls: Any = None, **given: Any) -> Any:
-        made = partial(original, eq=False, **given)
-        return made if cls is None else made(cls)
+    def made(cls: type, **given: Any) -> Any:
+        hashed = {"unsafe_hash": True} if cls.__module__.startswith("flsim.") else {}
+        return original(cls, **{**given, **hashed})
 
-    import hydra  # noqa: F401 its own settings keep their equality
+    def dataclass(cls: Any = None, **given: Any) -> Any:
+        return partial(made, **given) if cls is None else made(cls, **given)
 
     dataclasses.dataclass = dataclass
 
