@@ -41,6 +41,8 @@ Sample = dict[str, float]
 MEMORY = "memory, MiB"
 MOST_MIB = 4.0
 PATIENCE_S = 600.0
+LEAST_SAMPLES = 20
+"""So that a quarter has several: a client that was just forked counts as its parent for an instant."""
 
 
 class Trend(NamedTuple):
@@ -97,7 +99,8 @@ def trends(samples: Sequence[tuple[float, Sample]]) -> Iterator[Trend]:
 def soak(
     file: Path, changes: Sequence[str], folder: Path, seconds: float, every_s: float, samples: Path
 ) -> list[tuple[float, Sample]]:
-    """Run the experiment for ``seconds``; return samples of its resources, and write them to ``samples`` too.
+    """Run the experiment for ``seconds``, and longer until there are `LEAST_SAMPLES`; return samples of its
+    resources, and write them to ``samples`` too.
 
     The first sample is taken once the run has as many checkpoints as it keeps.
     """
@@ -113,7 +116,10 @@ def soak(
             time.sleep(0.1)
         began = time.monotonic()
         with open(samples, "w") as out:
-            while (now_s := time.monotonic() - began) < seconds and command.process.poll() is None:
+            while command.process.poll() is None:
+                now_s = time.monotonic() - began
+                if now_s >= seconds and len(made) >= LEAST_SAMPLES:
+                    break
                 made.append((round(now_s, 2), look(command, folder)))
                 out.write(json.dumps(made[-1]) + "\n")
                 out.flush()
