@@ -240,6 +240,15 @@ def unmasked(
     Raises `SecureError` if fewer than U holders answered, if answers contradict each other, or if the masks
     do not cancel.
     """
+    mask = sum_of_masks(rules, answers)
+    total, out = np.empty_like(mask), np.empty(mask.size, np.float32)
+    kernels.field_sum(total, updates, weights)
+    rules.fixed.decode(out, total, mask, weights)
+    return out
+
+
+def sum_of_masks(rules: Rules, answers: Iterable[Answer]) -> Words:
+    """The weighted sum of a request's masks, by the holders' answers. Raises `SecureError` as `unmasked`."""
     shares: dict[int, Words] = {}
     refused = ""
     for answer in answers:
@@ -252,8 +261,4 @@ def unmasked(
         shares[answer.holder] = _words(answer.share, rules.code.share_size, name)
     if len(shares) < rules.code.recover:
         raise SecureError(f"{len(shares)} holders answered; {rules.code.recover} are needed{refused}")
-    mask = rules.code.recovered(shares)
-    total, out = np.empty_like(mask), np.empty(mask.size, np.float32)
-    kernels.field_sum(total, updates, weights)
-    rules.fixed.decode(out, total, mask, weights)
-    return out
+    return rules.code.recovered(shares)

@@ -14,6 +14,7 @@ from edgefl.kernels.field import PRIME, Words
 
 pytest.importorskip("cryptography", reason="needs edgefl[secure]")
 
+from benchmarks.secure_equality import Trial, is_right
 from edgefl.secure import SecureError, masks
 from edgefl.secure.coded import Answer, Holder, Member, Request, Rules, Sender, unmasked
 from edgefl.secure.coding import Code
@@ -79,6 +80,35 @@ def test_words_of_p_or_more_are_replaced_by_uniform_ones() -> None:
     assert words[[1, 3]].tolist() == [5, PRIME - 1]
     assert words.max() < PRIME
     assert words[0] != words[2]
+
+
+@pytest.mark.parametrize("updates", [10, 100])
+def test_sums_under_masks_are_the_sums_of_integers_whoever_is_lost(updates: int) -> None:
+    trial = Trial(SIZE, updates)
+    sums, answers = trial.sums(), list(trial.answers())
+    for rest in (answers, answers[1:], answers[3:], answers[:-3]):
+        assert is_right(trial.errors(sums, rest))
+    with pytest.raises(SecureError, match="6 holders answered; 7 are needed"):
+        trial.errors(sums, answers[4:])
+
+
+@pytest.mark.parametrize("wrong", ["truncates", "doubles"])
+def test_wrong_sums_are_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding that rounds to zero, and a client that sends twice its update."""
+    trial, encode, mask = Trial(SIZE, 10), FixedPoint.encode, Sender.mask
+
+    def truncate(self: FixedPoint, out: Words, update: Any, words: Words) -> int:
+        return encode(self, out, np.trunc(update / np.float32(self.step)) * np.float32(self.step), words)
+
+    def double(self: Sender, out: Any, update: Any, trip: int) -> Any:
+        return mask(self, out, update if self._client else 2 * update, trip)
+
+    if wrong == "truncates":
+        monkeypatch.setattr(FixedPoint, "encode", truncate)
+    else:
+        monkeypatch.setattr(Sender, "mask", double)
+    sums = trial.sums()
+    assert not is_right(trial.errors(sums, list(trial.answers())))
 
 
 # ---- the code ------------------------------------------------------------------------------------

@@ -1,0 +1,177 @@
+"""``python benchmarks/secure_equality.py``: sums under masks equal sums without.
+
+For 10 and for 100 updates of 25,000,000 parameters, whose weights are those of staleness 0 to 20, the masks
+are made, shared among ten holders, summed, recovered and removed as in a run, with 0, 1 and 3 holders lost.
+Each result is compared with three sums of the same updates:
+
+- of integers: Σ n·round(Δ/step) by numpy's int64 must be the same number in every element;
+- exact: Σ n·Δ in float64 may differ by Σ n·step/2 and one rounding to float32;
+- plain: the kernel's Σ w·Δ in float32, also by the rounding of the weights and of its own additions.
+
+Updates are made again where they are needed, and holders answer in turns, so that memory stays below 8 GiB.
+Exit code 1 if a sum is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from edgefl import kernels
+from edgefl.kernels.arguments import Floats
+from edgefl.kernels.field import Words
+from edgefl.secure.coded import Answer, Holder, Member, Request, Rules, Sender, sum_of_masks
+from edgefl.secure.coding import Code
+from edgefl.secure.fixed import FixedPoint, integer_weights
+from edgefl.secure.keys import KeyPair
+
+HOLDERS, RECOVER, PRIVATE = 10, 7, 2
+LOST = (0, 1, 3)
+"""Numbers of holders that do not answer: 0, 10 and 30 %."""
+STALENESS, RESOLUTION, CLIP = 20, 256, 1.0
+DEVIATION = 0.1
+"""Standard deviation of the updates' elements: a tenth of the clip, so that none is limited."""
+SEALED_BYTES = 2 << 30
+"""Memory for sealed shares, which determines the number of holders that answer at a time."""
+GROUP = 10
+"""Number of updates per call of a kernel."""
+
+
+class Sums(NamedTuple):
+    """Sums of the same updates."""
+
+    masked: Words
+    """Σ n·(round(Δ/step) + mask) modulo p."""
+    whole: np.ndarray
+    """Σ n·round(Δ/step), int64."""
+    exact: np.ndarray
+    """Σ n·Δ, float64."""
+    plain: Floats
+    """Σ w·Δ by the kernel that sums plain updates."""
+
+
+class Errors(NamedTuple):
+    """How a sum under masks differs from the sums of `Sums`."""
+
+    unequal: int
+    """Number of elements that are not those of the integer sum."""
+    exact: float
+    """Largest error, as a share of its bound."""
+    plain: float
+    """Largest difference from the plain kernel's sum, as a share of its bound."""
+
+
+class Trial:
+    """K updates with their weights and keys."""
+
+    def __init__(self, size: int, updates: int, seed: int = 0) -> None:
+        self.size, self.seed = size, seed
+        staleness = np.rint(np.linspace(0, STALENESS, updates))
+        self.weights = ((1.0 + staleness) ** -0.5 / updates).tolist()
+        self.whole, self.unit = integer_weights(self.weights, RESOLUTION)
+        code = Code(size, HOLDERS, RECOVER, PRIVATE)
+        self.rules = Rules(code, FixedPoint(CLIP, RESOLUTION * updates), RESOLUTION, updates)
+        self._keys = [KeyPair.new() for _ in range(updates)]
+        self._held = {number: KeyPair.new() for number in range(1, HOLDERS + 1)}
+        publics = {number: key.public for number, key in self._held.items()}
+        self._senders = [Sender(k, key, publics, self.rules) for k, key in enumerate(self._keys)]
+
+    def update(self, k: int) -> Floats:
+        rng = np.random.default_rng([self.seed, len(self.weights), k])
+        return np.float32(DEVIATION) * rng.standard_normal(self.size, np.float32)
+
+    def sums(self) -> Sums:
+        """Sum all updates in groups."""
+        size, step, count = self.size, self.rules.fixed.step, len(self.weights)
+        masked, plain = np.zeros(size, np.uint32), np.zeros(size, np.float32)
+        whole, exact = np.zeros(size, np.int64), np.zeros(size)
+        for first in range(0, count, GROUP):
+            group = range(first, min(first + GROUP, count))
+            updates = [self.update(k) for k in group]
+            words = [np.empty(size, np.uint32) for _ in group]
+            for k, update, out in zip(group, updates, words, strict=True):
+                self._senders[k].mask(out, update, 0)
+                whole += self.whole[k] * np.rint(update / np.float32(step)).astype(np.int64)
+                exact += self.whole[k] * update.astype(np.float64)
+            masked = _summed([masked, *words], [1, *(self.whole[k] for k in group)])
+            kernels.weighted_sum(plain, plain, updates, [self.weights[k] for k in group])
+        return Sums(masked, whole, exact, plain)
+
+    def answers(self) -> Iterator[Answer]:
+        """The answers of all holders, as many at a time as `SEALED_BYTES` hold."""
+        count = len(self.weights)
+        at_once = max(1, SEALED_BYTES // (count * self.rules.sealed_bytes))
+        out = np.empty(self.size, np.uint32)
+        for first in range(1, HOLDERS + 1, at_once):
+            numbers = range(first, min(first + at_once, HOLDERS + 1))
+            members: dict[int, list[Member]] = {number: [] for number in numbers}
+            for k, weight in enumerate(self.whole):
+                name, sealed = self._senders[k].mask(out, self.update(k), 0)
+                for number in numbers:
+                    members[number].append(Member(k, name, weight, sealed[number - 1]))
+            for number in numbers:
+                holder = Holder(number, self._held[number], lambda k: self._keys[k].public, self.rules)
+                yield holder.answer(Request(members.pop(number)))
+
+    def errors(self, sums: Sums, answers: Sequence[Answer]) -> Errors:
+        """Unmask the sum and compare it."""
+        fixed, size = self.rules.fixed, self.size
+        out = np.empty(size, np.float32)
+        fixed.decode(out, sums.masked, sum_of_masks(self.rules, answers), self.whole)
+        unequal = np.count_nonzero(out != sums.whole.astype(np.float32) * np.float32(fixed.step))
+        bound = sum(self.whole) * fixed.step / 2
+        rounding = np.abs(sums.exact) * 2.0**-23
+        exact = np.max(np.abs(out - sums.exact) / (bound + rounding))
+        # Weights are rounded by up to unit/2; each of the plain sum's additions rounds once more.
+        largest = sum(abs(n * self.unit - w) for n, w in zip(self.whole, self.weights, strict=True))
+        element = CLIP * (largest + len(self.weights) * sum(self.weights) * 2.0**-23)
+        plain = np.max(np.abs(self.unit * out.astype(np.float64) - sums.plain))
+        allowed = self.unit * (bound + float(np.max(rounding))) + element
+        return Errors(int(unequal), float(exact), float(plain / allowed))
+
+
+def _summed(vectors: Sequence[Words], weights: Sequence[int]) -> Words:
+    out = np.empty(vectors[0].size, np.uint32)
+    kernels.field_sum(out, vectors, weights)
+    return out
+
+
+def is_right(errors: Errors) -> bool:
+    return errors.unequal == 0 and errors.exact <= 1.0 and errors.plain <= 1.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--parameters", type=int, default=25_000_000)
+    parser.add_argument("--updates", type=int, nargs="+", default=[10, 100])
+    options = parser.parse_args()
+    print(f"{options.parameters} parameters, {kernels.threads()} threads, {kernels.backend()}")
+    right = True
+    for count in options.updates:
+        started, trial = time.perf_counter(), Trial(options.parameters, count)
+        sums, answers = trial.sums(), list(trial.answers())
+        print(
+            f"{count} updates, {RECOVER} of {HOLDERS} holders needed, weights {min(trial.whole)} to "
+            f"{max(trial.whole)}, step 2^{np.log2(trial.rules.fixed.step):g}"
+        )
+        for lost in LOST:
+            gone = set(np.random.default_rng([count, lost]).choice(HOLDERS, lost, replace=False) + 1)
+            errors = trial.errors(sums, [answer for answer in answers if answer.holder not in gone])
+            right = right and is_right(errors)
+            print(
+                f"  {lost} holders lost: {errors.unequal} elements differ from the integer sum; error "
+                f"{errors.exact:.2f} of its bound; difference from the plain sum {errors.plain:.2f} of its"
+            )
+        peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"  {time.perf_counter() - started:.0f} s, peak memory {peak_gib:.1f} GiB", flush=True)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
