@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from edgefl import kernels
+from edgefl.kernels.field import PRIME
 from edgefl.strategies import ServerOptimizer
 
 TILE, BLOCK = kernels.TILE, kernels.SCALE_BLOCK
@@ -191,6 +192,33 @@ def _delta_case(rng: np.random.Generator) -> Any:
     return run
 
 
+def _field_case(rng: np.random.Generator) -> Any:
+    size, count = _size(rng), int(rng.integers(0, 14))
+    vectors = [_words(size, rng) for _ in range(count)]
+    weights = rng.integers(0, rng.choice([2, 256, PRIME]), count).tolist()
+    update, mask, place = _placed(_floats(size, rng), rng), _words(size, rng), _place(rng)
+    factor = float(rng.choice([1.0, 0.3, 2.0**20, 2.0**-40]))
+    clip, in_place = min(float(rng.choice([1e-6, 0.5, 1e6])), 2.0**30 / factor), rng.random() < 0.2
+
+    def run(backend: str) -> list[np.ndarray]:
+        total, coded, floats = (_blank(size, kind, place) for kind in (np.uint32, np.uint32, np.float32))
+        kernels.field_sum(total, vectors, weights, backend)
+        if in_place:
+            coded[:] = mask
+        limited = kernels.field_encode(coded, update, coded if in_place else mask, clip, factor, backend)
+        largest = kernels.field_decode(floats, total, mask, factor, backend)
+        return [total, coded, floats, np.array([limited, largest])]
+
+    return run
+
+
+def _words(size: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw numbers below p; some arrays consist of the smallest and largest ones."""
+    edges = np.array([0, 1, PRIME // 2, PRIME // 2 + 1, PRIME - 1], np.uint32)
+    made = rng.choice(edges, size) if rng.random() < 0.2 else rng.integers(0, PRIME, size, dtype=np.uint32)
+    return _placed(made, rng)
+
+
 def _same(a: np.ndarray, b: np.ndarray, backend: str) -> bool:
     """Return True if the bits are equal; any NaN equals any other. CUDA adds norms in another order."""
     if a.dtype.kind == "f":
@@ -218,7 +246,7 @@ def _ways(names: list[str]) -> list[tuple[str, str | None]]:
 
 def _differs(seed: int, number: int, ways: list[tuple[str, str | None]]) -> str | None:
     rng = np.random.default_rng([seed, number])
-    makers = [_sum_case, _sum_case, _step_case, _quantize_case, _checksum_case, _delta_case]
+    makers = [_sum_case, _sum_case, _step_case, _quantize_case, _checksum_case, _delta_case, _field_case]
     make = makers[rng.integers(0, len(makers))]
     run = make(rng)
     kernels.set_threads(1 + number % 3) if number % 64 == 0 else None

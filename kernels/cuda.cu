@@ -1,4 +1,4 @@
-/* The CUDA back end: sums and steps of host memory through a pipeline that copies one chunk while it sums another.
+/* The CUDA back end: sums, steps and masks of host memory, in a pipeline that copies one chunk while it sums another.
  * It is a separate shared library with a C interface, loaded by edgefl/kernels/backend_cuda.py, so that edgefl builds
  * and runs without CUDA.
  *
@@ -60,6 +60,11 @@ struct arena {
 std::mutex in_use;
 arena device;
 cudaStream_t streams[STREAMS];
+
+/* Copy host memory to new device memory, in `stream`. */
+#define TO(name, source, bytes)                                                                                \
+    void *name = device.allocate(bytes);                                                                         \
+    TRY(cudaMemcpyAsync(name, source, bytes, cudaMemcpyHostToDevice, stream))
 
 int make_streams()
 {
@@ -146,9 +151,6 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
         ef_update *mine = list.data() + turn % STREAMS * count;
         TRY(cudaStreamSynchronize(stream)); /* the stream's list and buffers are reused now */
         device.used = shared + turn % STREAMS * lane;
-#define TO(name, source, bytes)                                                                              \
-    void *name = device.allocate(bytes);                                                                         \
-    TRY(cudaMemcpyAsync(name, source, bytes, cudaMemcpyHostToDevice, stream))
         float *total = (float *)device.allocate(m * 4);
         const float *model = step ? step->base : base;
         ef_step s = step ? *step : ef_step{};
@@ -172,7 +174,6 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
             mine[k].scales = (const ef_loose_float *)scales;
         }
         TO(sent, mine, count * sizeof *mine);
-#undef TO
         double *partial = r.partial + first / TILE * count * WARPS;
         sum_part(total, step || !base ? nullptr : (const float *)from, (const ef_update *)sent, count, m, first, partial,
                  sums ? r.sums : nullptr, step ? &s : nullptr, stream);
@@ -184,4 +185,71 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
     }
     for (auto stream : streams) TRY(cudaStreamSynchronize(stream));
     return finish(r, count, n, norms, sums, streams[0]);
+}
+
+/* See ef_field_sum; each weight is below EF_PRIME. */
+EXPORT int efc_field_sum(uint32_t *out, const uint32_t *const *v, const uint64_t *w, int64_t count, int64_t n)
+{
+    const std::lock_guard<std::mutex> guard(in_use);
+    constexpr int64_t FULL = CHUNK_BYTES / 4, MOST = 128; /* vectors with chunks of full size */
+    static_assert(FULL % FIELD_TILE == 0, "chunks hold whole tiles");
+    const int64_t chunk = std::max<int64_t>(FIELD_TILE, FULL * MOST / std::max(count, MOST) / FIELD_TILE * FIELD_TILE);
+    const size_t lane = padded(std::min(n, chunk) * 4) * (count + 1) + 2 * padded(count * 8);
+    if (make_streams() || device.reserve(STREAMS * lane)) return -1;
+    std::vector<void *> list(STREAMS * count);
+    for (int64_t first = 0, turn = 0; first < n; first += chunk, turn++) {
+        const int64_t m = std::min(n - first, chunk);
+        const cudaStream_t stream = streams[turn % STREAMS];
+        void **mine = list.data() + turn % STREAMS * count;
+        TRY(cudaStreamSynchronize(stream)); /* the stream's list and buffers are reused now */
+        device.used = turn % STREAMS * lane;
+        uint32_t *total = (uint32_t *)device.allocate(m * 4);
+        for (int64_t k = 0; k < count; k++) {
+            TO(vector, v[k] + first, m * 4);
+            mine[k] = vector;
+        }
+        TO(vectors, mine, count * 8);
+        TO(weights, w, count * 8);
+        LAUNCH(field_tiles, (unsigned)((m + FIELD_TILE - 1) / FIELD_TILE), stream, total, (const uint32_t *const *)vectors,
+               (const uint64_t *)weights, count, m);
+        TRY(cudaGetLastError());
+        TRY(cudaMemcpyAsync(out + first, total, m * 4, cudaMemcpyDeviceToHost, stream));
+    }
+    for (auto stream : streams) TRY(cudaStreamSynchronize(stream));
+    return 0;
+}
+
+/* Encode `floats` to `words` if `encodes`, else decode; see ef_field_code. *result receives the number of limited
+ * elements or the largest magnitude. */
+EXPORT int efc_field_code(int encodes, float *floats, uint32_t *words, const uint32_t *mask, int64_t n, float clip,
+                          float factor, uint32_t *result)
+{
+    const std::lock_guard<std::mutex> guard(in_use);
+    constexpr int64_t CHUNK = CHUNK_BYTES / 4;
+    const size_t part = padded(std::min(n, CHUNK) * 4), shared = padded(sizeof *result);
+    if (make_streams() || device.reserve(shared + STREAMS * 3 * part)) return -1;
+    unsigned *found = (unsigned *)device.allocate(sizeof *result);
+    TRY(cudaMemsetAsync(found, 0, sizeof *result, streams[0]));
+    TRY(cudaStreamSynchronize(streams[0]));
+    for (int64_t first = 0, turn = 0; first < n; first += CHUNK, turn++) {
+        const int64_t m = std::min(n - first, CHUNK);
+        const cudaStream_t stream = streams[turn % STREAMS];
+        const unsigned blocks = (unsigned)((m + THREADS - 1) / THREADS);
+        device.used = shared + turn % STREAMS * 3 * part;
+        TO(from, encodes ? (const void *)(floats + first) : words + first, m * 4);
+        TO(masks, mask + first, m * 4);
+        void *made = device.allocate(m * 4);
+        if (encodes)
+            LAUNCH(encode_field, blocks, stream, (const float *)from, (uint32_t *)made, (const uint32_t *)masks, m, clip,
+                   factor, found);
+        else
+            LAUNCH(decode_field, blocks, stream, (float *)made, (const uint32_t *)from, (const uint32_t *)masks, m, factor,
+                   found);
+        TRY(cudaGetLastError());
+        TRY(cudaMemcpyAsync(encodes ? (void *)(words + first) : floats + first, made, m * 4, cudaMemcpyDeviceToHost, stream));
+    }
+    for (auto stream : streams) TRY(cudaStreamSynchronize(stream));
+    TRY(cudaMemcpyAsync(result, found, sizeof *result, cudaMemcpyDeviceToHost, streams[0]));
+    TRY(cudaStreamSynchronize(streams[0]));
+    return 0;
 }

@@ -1,4 +1,4 @@
-/* CUDA kernels for sums and steps over tiles, and their launches.
+/* CUDA kernels for sums and steps over tiles, for arithmetic modulo EF_PRIME, and their launches.
  *
  * Elements have the same bits as from the reference: __fmul_rn and __fadd_rn round every product and every sum
  * and are never fused, updates are added in ascending order, denormals are not flushed (no -ftz). Norms are summed
@@ -211,6 +211,89 @@ void sum_part(float *out, const float *base, const ef_update *u, int64_t count, 
     case EF_ADAGRAD: return launch<EF_ADAGRAD>(out, base, u, count, n, first, partial, sums, s, stream);
     default: return launch<NO_STEP>(out, base, u, count, n, first, partial, sums, s, stream);
     }
+}
+
+/* ---- arithmetic modulo EF_PRIME: see body_field.h --------------------------------------------------------------- */
+
+constexpr int FIELD_QUADS = 4;                           /* groups of four numbers per thread */
+constexpr int FIELD_TILE = THREADS * QUAD * FIELD_QUADS; /* numbers per thread block */
+
+/* 2^32 = 5 modulo EF_PRIME. */
+__device__ __forceinline__ uint64_t folded(uint64_t x) { return (x & 0xffffffffu) + (x >> 32) * 5; }
+
+/* out[i] = sum_k w_k * v_k[i] modulo EF_PRIME, one tile per thread block. */
+__global__ void __launch_bounds__(THREADS) field_tiles(uint32_t *out, const uint32_t *const *v, const uint64_t *w,
+                                                       int64_t count, int64_t n)
+{
+    const int64_t start = (int64_t)blockIdx.x * FIELD_TILE + threadIdx.x * QUAD;
+    uint64_t total[FIELD_QUADS][QUAD];
+#pragma unroll
+    for (int g = 0; g < FIELD_QUADS; g++)
+#pragma unroll
+        for (int j = 0; j < QUAD; j++) total[g][j] = 0;
+    for (int64_t k = 0; k < count; k++) {
+        const uint32_t *from = v[k];
+        const uint64_t weight = w[k];
+#pragma unroll
+        for (int g = 0; g < FIELD_QUADS; g++) {
+            const int64_t i = start + (int64_t)g * THREADS * QUAD;
+            uint4 x = {0, 0, 0, 0};
+            if (i + QUAD <= n) x = __ldcs((const uint4 *)(from + i));
+            else if (i < n) {
+                x.x = from[i];
+                if (i + 1 < n) x.y = from[i + 1];
+                if (i + 2 < n) x.z = from[i + 2];
+            }
+            total[g][0] += folded(weight * x.x), total[g][1] += folded(weight * x.y);
+            total[g][2] += folded(weight * x.z), total[g][3] += folded(weight * x.w);
+        }
+    }
+#pragma unroll
+    for (int g = 0; g < FIELD_QUADS; g++)
+#pragma unroll
+        for (int j = 0; j < QUAD; j++) {
+            const int64_t i = start + (int64_t)g * THREADS * QUAD + j;
+            const uint64_t x = folded(folded(total[g][j]));
+            if (i < n) out[i] = (uint32_t)(x >= EF_PRIME ? x - EF_PRIME : x);
+        }
+}
+
+/* words[i] = round(floats[i] * factor) + mask[i] modulo EF_PRIME, where floats[i] is limited to clip; *over += the number
+ * of limited elements, NaN among them. One element per thread; words may be mask. */
+__global__ void __launch_bounds__(THREADS) encode_field(const float *floats, uint32_t *words, const uint32_t *mask,
+                                                        int64_t n, float clip, float factor, unsigned *over)
+{
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    unsigned limited = 0;
+    if (i < n) {
+        const float x = floats[i], below = x < clip ? x : clip, v = below > -clip ? below : -clip;
+        limited = !(v == x);
+        const int whole = __float2int_rn(__fmul_rn(v, factor));
+        const uint32_t s = (uint32_t)whole - (whole < 0 ? 5u : 0u), t = s + mask[i];
+        words[i] = t + (t < s || t >= EF_PRIME ? 5u : 0u); /* adding 5 is subtracting EF_PRIME */
+    }
+    for (int d = 16; d; d /= 2) limited += __shfl_down_sync(~0u, limited, d);
+    if (threadIdx.x % 32 == 0 && limited) atomicAdd(over, limited);
+}
+
+/* floats[i] = c[i] * factor for c = (words - mask) modulo EF_PRIME in [-(p-1)/2, (p-1)/2]; *largest receives the
+ * largest |c|. One element per thread. */
+__global__ void __launch_bounds__(THREADS) decode_field(float *floats, const uint32_t *words, const uint32_t *mask,
+                                                        int64_t n, float factor, unsigned *largest)
+{
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    unsigned size = 0;
+    if (i < n) {
+        const uint32_t t = words[i] - mask[i] - (words[i] < mask[i] ? 5u : 0u);
+        const int c = (int)(t > EF_PRIME / 2 ? t + 5u : t);
+        size = (unsigned)(c < 0 ? -c : c);
+        floats[i] = __fmul_rn(__int2float_rn(c), factor);
+    }
+    for (int d = 16; d; d /= 2) {
+        const unsigned other = __shfl_down_sync(~0u, size, d);
+        size = other > size ? other : size;
+    }
+    if (threadIdx.x % 32 == 0) atomicMax(largest, size);
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-"""The CUDA back end: sums and steps of host memory on a GPU.
+"""The CUDA back end: sums, steps and masks of host memory on a GPU.
 
 Elements and checksums have the same bits as from the reference. Norms are summed in another order: they agree
 to 1e-12 relative and are the same in every run. Other functions run on the CPU, because copying their data to
@@ -18,6 +18,7 @@ from edgefl.errors import ConfigError
 from edgefl.kernels import arguments, cuda_library, selection, steps
 from edgefl.kernels.arguments import Doubles, Floats, SumArguments
 from edgefl.kernels.backend_reference import folded
+from edgefl.kernels.field import CodeArguments, FieldSumArguments
 from edgefl.kernels.steps import ServerOptimizer, StepArguments
 
 
@@ -55,6 +56,9 @@ def library() -> ctypes.CDLL:
         loaded.efc_sum_host.argtypes = [*[address] * 3, size, size, *[address] * 3]
         loaded.efc_register.argtypes = [address, size]
         loaded.efc_unregister.argtypes = [address]
+        loaded.efc_field_sum.argtypes = [*[address] * 3, size, size]
+        whole, number = ctypes.c_int, ctypes.c_float
+        loaded.efc_field_code.argtypes = [whole, *[address] * 3, size, number, number, address]
         if loaded.efc_devices() < 1:
             raise ConfigError(f"kernel back end 'cuda' is not available: {_reason(loaded)}")
         _library = loaded
@@ -120,6 +124,29 @@ def step_vectors(
     return StepVectors(steps.KINDS.index(optimizer.kind), *numbers, *places)
 
 
+def field_sum(given: FieldSumArguments, threads: int) -> None:
+    out, vectors, weights = given.checked()
+    addresses, factors = np.array([_address(v) for v in vectors], np.uint64), np.array(weights, np.uint64)
+    size = (len(vectors), out.size)
+    _raise_if(library().efc_field_sum(_address(out), _address(addresses), _address(factors), *size))
+
+
+def field_encode(given: CodeArguments, threads: int) -> int:
+    return _code(given.checked())
+
+
+def field_decode(given: CodeArguments, threads: int) -> int:
+    return _code(given.checked())
+
+
+def _code(given: CodeArguments) -> int:
+    floats, words, mask, factor, clip = given
+    places, result = map(_address, (floats, words, mask)), np.zeros(1, np.uint32)
+    encodes, limit = clip is not None, clip or 0.0
+    _raise_if(library().efc_field_code(encodes, *places, words.size, limit, factor, _address(result)))
+    return int(result[0])
+
+
 def register(memory: Any) -> None:
     """Page-lock host memory, so that copies overlap the sum. RuntimeError if CUDA cannot lock it."""
     array = np.frombuffer(memory, dtype=np.uint8)
@@ -136,10 +163,7 @@ def _raise_if(failed: int) -> None:
         raise RuntimeError(f"CUDA: {_reason(library())}")
 
 
-_ON_CPU = (
-    *("quantize", "trimmed_mean", "products", "field_sum", "field_encode", "field_decode"),
-    *("sq_norm", "checksum", "delta", "observe"),
-)
+_ON_CPU = ("quantize", "trimmed_mean", "products", "sq_norm", "checksum", "delta", "observe")
 
 
 def __getattr__(name: str) -> Any:

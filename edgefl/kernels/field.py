@@ -97,8 +97,7 @@ def field_sum(
     """Write Σ_k weights[k] · vectors[k] modulo p to ``out``.
 
     ``out`` and the vectors are flat uint32 arrays of D elements; ``out`` overlaps no vector. All elements and
-    weights must be below p; elements are not checked. All back ends give the same numbers, and ``cuda`` uses
-    the fastest CPU back end.
+    weights must be below p; elements are not checked. All back ends give the same numbers.
 
     Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
 

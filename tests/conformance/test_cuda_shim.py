@@ -17,10 +17,11 @@ import pytest
 from benchmarks import fuzz_kernels
 from edgefl import kernels
 from edgefl.kernels import backend_cuda, cuda_library, selection
+from edgefl.kernels.field import PRIME
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("c++") or shutil.which("g++")
-CASES = 2400
+CASES = 3600
 FLAGS = (
     "-std=c++17",
     "-O2",
@@ -75,10 +76,13 @@ def _shim(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     selection._loaded.pop("cuda", None)
 
 
+CASES_OF = (fuzz_kernels._sum_case, fuzz_kernels._step_case, fuzz_kernels._field_case)
+
+
 def _first_difference(cases: int) -> str | None:
-    """Of random sums and steps: all types, sizes, addresses, denormals, infinities and NaNs."""
+    """Of random sums, steps and masks: all types, sizes, addresses, denormals, infinities and NaNs."""
     for number in range(cases):
-        make = (fuzz_kernels._sum_case, fuzz_kernels._step_case)[number % 2]
+        make = CASES_OF[number % len(CASES_OF)]
         with np.errstate(all="ignore"):
             run = make(np.random.default_rng([7, number]))
             expected, found = run("reference"), run("cuda")
@@ -89,7 +93,7 @@ def _first_difference(cases: int) -> str | None:
 
 
 @pytest.mark.usefixtures("_shim")
-def test_random_sums_and_steps_have_the_references_bits() -> None:
+def test_random_sums_steps_and_masks_have_the_references_bits() -> None:
     assert kernels.backends()["cuda"] == "ok"
     assert _first_difference(CASES) is None
 
@@ -108,6 +112,25 @@ def test_sums_of_several_chunks(size: int) -> None:
     assert made[0] == made[1]
 
 
+@pytest.mark.usefixtures("_shim")
+@pytest.mark.parametrize("size", [4095, 4097, 16_384, 16_385, 50_003])
+def test_masks_of_several_chunks(size: int) -> None:
+    """Chunks of sums are smaller where there are many vectors, as in the second sum. The third is p."""
+    rng = np.random.default_rng(size)
+    update, mask = rng.standard_normal(size, np.float32), rng.integers(0, PRIME, size, dtype=np.uint32)
+    made, opposite = [], (PRIME - mask.astype(np.int64)).astype(np.uint32) % np.uint32(PRIME)
+    for backend in ("reference", "cuda"):
+        total, coded, floats = mask.copy(), np.empty(size, np.uint32), np.empty(size, np.float32)
+        kernels.field_sum(total, [mask, mask[::-1].copy()], [PRIME - 1, 3], backend)
+        limited = kernels.field_encode(coded, update, mask, 1.0, 2.0**20, backend)
+        largest = kernels.field_decode(floats, coded, mask, 2.0**-20, backend)
+        made.append((total.tobytes(), coded.tobytes(), floats.tobytes(), limited, largest))
+        for vectors, weights in (([mask] * 600, range(600)), ([mask, opposite], [1, 1])):
+            kernels.field_sum(total, vectors, weights, backend)
+            made[-1] += (total.tobytes(),)
+    assert made[0] == made[1]
+
+
 MUTANTS = {
     "a fused product": (
         "total[g].x[j] = __fadd_rn(total[g].x[j], __fmul_rn(u.weight, q.x[j]));",
@@ -118,6 +141,17 @@ MUTANTS = {
     "scales of the first chunk": ("u[k].scales + first / EF_SCALE_BLOCK", "u[k].scales"),
     "a second moment that is not kept": ("s.new_b[i] = b;", ""),
     "norms of the first warp only": ("t < tiles * WARPS; t += THREADS", "t < tiles; t += THREADS"),
+    "products that overflow": ("total[g][2] += folded(weight * x.z)", "total[g][2] += weight * x.z"),
+    "sums that are p": ("x >= EF_PRIME ? x - EF_PRIME : x", "x > EF_PRIME ? x - EF_PRIME : x"),
+    "a masked word that is not reduced": ("(t < s || t >= EF_PRIME ? 5u : 0u)", "(t < s ? 5u : 0u)"),
+    "NaN that is not limited": ("x < clip ? x : clip", "x > clip ? clip : x"),
+    "rounding to zero": ("__float2int_rn(__fmul_rn(v, factor))", "(int)__fmul_rn(v, factor)"),
+    "the largest number of the first warp only": (
+        "if (threadIdx.x % 32 == 0) atomicMax",
+        "if (threadIdx.x == 0) atomicMax",
+    ),
+    "masks of the first chunk": ("TO(masks, mask + first, m * 4)", "TO(masks, mask, m * 4)"),
+    "vectors of the first chunk": ("TO(vector, v[k] + first, m * 4)", "TO(vector, v[k], m * 4)"),
 }
 
 
@@ -135,7 +169,8 @@ def test_mutants_are_found(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     _build(sources, tmp_path / "libmutant.so")
     _use(tmp_path / "libmutant.so", monkeypatch)
     try:
-        assert _first_difference(300) is not None or any(map(_differs_in_chunks, (17_000, 70_000)))
+        differs = _first_difference(450) is not None
+        assert differs or any(map(_differs_in_chunks, (17_000, 70_000)))
     finally:
         selection._loaded.pop("cuda", None)
 
@@ -143,6 +178,7 @@ def test_mutants_are_found(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 def _differs_in_chunks(size: int) -> bool:
     try:
         test_sums_of_several_chunks(size)
+        test_masks_of_several_chunks(size)
     except AssertionError:
         return True
     return False

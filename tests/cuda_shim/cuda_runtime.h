@@ -98,6 +98,12 @@ template <class T> T atomicAdd(T *to, T value)
     *to += value;
     return old;
 }
+template <class T> T atomicMax(T *to, T value)
+{
+    const T old = *to;
+    *to = value > old ? value : old;
+    return old;
+}
 
 /* ---- arithmetic and memory ------------------------------------------------------------------------------------- */
 
@@ -106,6 +112,8 @@ static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fsqrt_rn(float a) { return sqrtf(a); }
+static inline int __float2int_rn(float a) { return (int)nearbyintf(a); }
+static inline float __int2float_rn(int a) { return (float)a; }
 static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 static inline float __uint_as_float(uint32_t bits)

@@ -14,6 +14,7 @@ import pytest
 from edgefl import kernels
 from edgefl.errors import ConfigError
 from edgefl.kernels import backend_cuda, cuda_library, selection, steps
+from edgefl.kernels.field import PRIME
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.strategies import ServerOptimizer
 
@@ -39,8 +40,8 @@ def test_it_compiles_and_offers_its_functions(
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
     library = ctypes.CDLL(str(target))
     assert library.efc_abi() == selection.ABI
-    for name in ("efc_devices", "efc_error", "efc_sum_host", "efc_register", "efc_unregister"):
-        assert getattr(library, name)
+    for name in ("devices", "error", "sum_host", "field_sum", "field_code", "register", "unregister"):
+        assert getattr(library, f"efc_{name}")
 
 
 @needs_nvcc
@@ -146,4 +147,23 @@ def test_steps_have_the_references_bits(kind: Any) -> None:
         out, *new = (np.empty(size, np.float32) for _ in range(1 + len(old)))
         kernels.weighted_step(out, optimizer=optimizer, old_state=old, new_state=new, backend=backend, **case)
         made.append([x.tobytes() for x in (out, *new)])
+    assert made[0] == made[1]
+
+
+@pytest.mark.cuda
+@needs_device
+@pytest.mark.parametrize("size", [0, 1, 4097, 3_000_001])
+def test_masks_have_the_references_bits(size: int) -> None:
+    rng, made = np.random.default_rng(size), []
+    update, mask = rng.standard_normal(size, np.float32), rng.integers(0, PRIME, size, dtype=np.uint32)
+    for backend in ("reference", "cuda"):
+        total, coded, floats = (
+            np.empty(size, np.uint32),
+            np.empty(size, np.uint32),
+            np.empty(size, np.float32),
+        )
+        kernels.field_sum(total, [mask] * 9, [PRIME - 1] * 9, backend)
+        limited = kernels.field_encode(coded, update, mask, 1.0, 2.0**20, backend)
+        largest = kernels.field_decode(floats, coded, mask, 2.0**-20, backend)
+        made.append((total.tobytes(), coded.tobytes(), floats.tobytes(), limited, largest))
     assert made[0] == made[1]
