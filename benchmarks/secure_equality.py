@@ -8,7 +8,7 @@ Each result is compared with three sums of the same updates:
 - exact: Σ n·Δ in float64 may differ by Σ n·step/2 and one rounding to float32;
 - plain: the kernel's Σ w·Δ in float32, also by the rounding of the weights and of its own additions.
 
-Updates are made again where they are needed, and holders answer in turns, so that memory stays below 8 GiB.
+Sealed shares are kept in temporary files, 20 GB for 100 updates, so that memory stays below 8 GiB.
 Exit code 1 if a sum is wrong.
 """
 
@@ -19,6 +19,8 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +39,6 @@ LOST = (0, 1, 3)
 STALENESS, RESOLUTION, CLIP = 20, 256, 1.0
 DEVIATION = 0.1
 """Standard deviation of the updates' elements: a tenth of the clip, so that none is limited."""
-SEALED_BYTES = 2 << 30
-"""Memory for sealed shares, which determines the number of holders that answer at a time."""
 GROUP = 10
 """Number of updates per call of a kernel."""
 
@@ -68,10 +68,11 @@ class Errors(NamedTuple):
 
 
 class Trial:
-    """K updates with their weights and keys."""
+    """K updates with their weights and keys; ``folder`` holds the sealed shares, a file per holder."""
 
-    def __init__(self, size: int, updates: int, seed: int = 0) -> None:
-        self.size, self.seed = size, seed
+    def __init__(self, size: int, updates: int, folder: Path, seed: int = 0) -> None:
+        self.size, self._folder, self._seed = size, folder, seed
+        self._names: list[bytes] = []
         staleness = np.rint(np.linspace(0, STALENESS, updates))
         self.weights = ((1.0 + staleness) ** -0.5 / updates).tolist()
         self.whole, self.unit = integer_weights(self.weights, RESOLUTION)
@@ -83,11 +84,11 @@ class Trial:
         self._senders = [Sender(k, key, publics, self.rules) for k, key in enumerate(self._keys)]
 
     def update(self, k: int) -> Floats:
-        rng = np.random.default_rng([self.seed, len(self.weights), k])
+        rng = np.random.default_rng([self._seed, len(self.weights), k])
         return np.float32(DEVIATION) * rng.standard_normal(self.size, np.float32)
 
     def sums(self) -> Sums:
-        """Sum all updates in groups."""
+        """Mask all updates and sum them in groups."""
         size, step, count = self.size, self.rules.fixed.step, len(self.weights)
         masked, plain = np.zeros(size, np.uint32), np.zeros(size, np.float32)
         whole, exact = np.zeros(size, np.int64), np.zeros(size)
@@ -96,28 +97,29 @@ class Trial:
             updates = [self.update(k) for k in group]
             words = [np.empty(size, np.uint32) for _ in group]
             for k, update, out in zip(group, updates, words, strict=True):
-                self._senders[k].mask(out, update, 0)
+                self._mask(k, update, out)
                 whole += self.whole[k] * np.rint(update / np.float32(step)).astype(np.int64)
                 exact += self.whole[k] * update.astype(np.float64)
             masked = _summed([masked, *words], [1, *(self.whole[k] for k in group)])
             kernels.weighted_sum(plain, plain, updates, [self.weights[k] for k in group])
         return Sums(masked, whole, exact, plain)
 
+    def _mask(self, k: int, update: Floats, out: Words) -> None:
+        name, sealed = self._senders[k].mask(out, update, 0)
+        self._names.append(name)
+        for number, share in enumerate(sealed, start=1):
+            with open(self._folder / str(number), "ab") as file:
+                file.write(share)
+
     def answers(self) -> Iterator[Answer]:
-        """The answers of all holders, as many at a time as `SEALED_BYTES` hold."""
-        count = len(self.weights)
-        at_once = max(1, SEALED_BYTES // (count * self.rules.sealed_bytes))
-        out = np.empty(self.size, np.uint32)
-        for first in range(1, HOLDERS + 1, at_once):
-            numbers = range(first, min(first + at_once, HOLDERS + 1))
-            members: dict[int, list[Member]] = {number: [] for number in numbers}
-            for k, weight in enumerate(self.whole):
-                name, sealed = self._senders[k].mask(out, self.update(k), 0)
-                for number in numbers:
-                    members[number].append(Member(k, name, weight, sealed[number - 1]))
-            for number in numbers:
-                holder = Holder(number, self._held[number], lambda k: self._keys[k].public, self.rules)
-                yield holder.answer(Request(members.pop(number)))
+        """The answers of all holders, one after another."""
+        for number, key in self._held.items():
+            with open(self._folder / str(number), "rb") as file:
+                pairs = enumerate(zip(self._names, self.whole, strict=True))
+                size = self.rules.sealed_bytes
+                members = [Member(k, name, weight, file.read(size)) for k, (name, weight) in pairs]
+            holder = Holder(number, key, lambda k: self._keys[k].public, self.rules)
+            yield holder.answer(Request(members))
 
     def errors(self, sums: Sums, answers: Sequence[Answer]) -> Errors:
         """Unmask the sum and compare it."""
@@ -154,8 +156,10 @@ def main() -> int:
     print(f"{options.parameters} parameters, {kernels.threads()} threads, {kernels.backend()}")
     right = True
     for count in options.updates:
-        started, trial = time.perf_counter(), Trial(options.parameters, count)
-        sums, answers = trial.sums(), list(trial.answers())
+        started = time.perf_counter()
+        with TemporaryDirectory() as folder:
+            trial = Trial(options.parameters, count, Path(folder))
+            sums, answers = trial.sums(), list(trial.answers())
         print(
             f"{count} updates, {RECOVER} of {HOLDERS} holders needed, weights {min(trial.whole)} to "
             f"{max(trial.whole)}, step 2^{np.log2(trial.rules.fixed.step):g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -83,8 +84,8 @@ def test_words_of_p_or_more_are_replaced_by_uniform_ones() -> None:
 
 
 @pytest.mark.parametrize("updates", [10, 100])
-def test_sums_under_masks_are_the_sums_of_integers_whoever_is_lost(updates: int) -> None:
-    trial = Trial(SIZE, updates)
+def test_sums_under_masks_are_the_sums_of_integers_whoever_is_lost(updates: int, tmp_path: Path) -> None:
+    trial = Trial(SIZE, updates, tmp_path)
     sums, answers = trial.sums(), list(trial.answers())
     for rest in (answers, answers[1:], answers[3:], answers[:-3]):
         assert is_right(trial.errors(sums, rest))
@@ -93,9 +94,9 @@ def test_sums_under_masks_are_the_sums_of_integers_whoever_is_lost(updates: int)
 
 
 @pytest.mark.parametrize("wrong", ["truncates", "doubles"])
-def test_wrong_sums_are_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_sums_are_found(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoding that rounds to zero, and a client that sends twice its update."""
-    trial, encode, mask = Trial(SIZE, 10), FixedPoint.encode, Sender.mask
+    trial, encode, mask = Trial(SIZE, 10, tmp_path), FixedPoint.encode, Sender.mask
 
     def truncate(self: FixedPoint, out: Words, update: Any, words: Words) -> int:
         return encode(self, out, np.trunc(update / np.float32(self.step)) * np.float32(self.step), words)
