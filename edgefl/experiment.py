@@ -217,14 +217,16 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Secure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Secure aggregation: the server learns weighted sums of updates and no single one (docs/secure.md)."""
 
-    kind: Literal["masks", "trusted"] = "masks"
-    """``masks``: one-time coded masks, which clients remove from sums together; ``trusted``: a process of its
-    own opens encrypted updates and releases sums."""
+    kind: Literal["masks", "pairwise", "trusted"] = "masks"
+    """``masks``: one-time coded masks, which holders remove from sums; ``pairwise``: masks between each two
+    clients of a round, for strategies of rounds; ``trusted``: a process of its own opens encrypted updates
+    and releases sums."""
     clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
-    """``masks``: limit of the magnitude of each element of an update."""
+    """``masks``, ``pairwise``: limit of the magnitude of each element of an update."""
     resolution: Annotated[int, Meta(ge=1, le=4096)] = 256
-    """``masks``: weights are rounded to multiples of a sum's largest weight divided by ``resolution``;
-    ``trusted``: clients with less than this share do not count for ``least_clients``."""
+    """``masks``, ``pairwise``: weights are rounded to multiples of the largest weight (of the sum's clients;
+    ``pairwise``: of the fleet's) divided by ``resolution``; ``trusted``: clients with less than this share do
+    not count for ``least_clients``."""
     holders: Annotated[int, Meta(ge=2, le=1000)] = 5
     """``masks``: N: number of clients, drawn by the seed, that hold shares of all masks."""
     recover: Annotated[int, Meta(ge=2, le=1000)] = 4
@@ -232,7 +234,8 @@ class Secure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     private: Annotated[int, Meta(ge=1, le=1000)] = 1
     """``masks``: T: number of holders that together with the server learn nothing but sums."""
     least_clients: Annotated[int, Meta(ge=2, le=10**6)] = 2
-    """Minimum number of clients in a sum; sums of fewer are refused."""
+    """Minimum number of clients in a sum; sums of fewer are refused. ``pairwise``: also those of half of a
+    round's clients or fewer."""
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,7 +25,20 @@ from edgefl.core import events
 from edgefl.core import strategy_calls as calls
 from edgefl.core.deaths import Deaths, consequence
 from edgefl.core.evaluations import Patience, Periods, Standstill
-from edgefl.core.events import Action, Arrived, Event, Failed, Joined, Left, Release, Sum, Summed, Train, Wake
+from edgefl.core.events import (
+    Action,
+    Arrived,
+    Cohort,
+    Event,
+    Failed,
+    Joined,
+    Left,
+    Release,
+    Sum,
+    Summed,
+    Train,
+    Wake,
+)
 from edgefl.core.ledger import Ledger
 from edgefl.core.participation import Schedule
 from edgefl.errors import RunError
@@ -336,6 +349,7 @@ class Core(Ledger):
             if len(assigned) > self.openings:
                 allowed = f"at most {self.openings} clients now"
                 raise calls.invalid(self.strategy, "assign", allowed, f"{len(assigned)}")
+            cohort = Cohort(self.next_task, assigned) if assigned and self.strategy.closed else None
             for client in assigned:
                 begun = self.start(client)
                 if begun is None:
@@ -348,7 +362,7 @@ class Core(Ledger):
                 if until is not None and not calls.possible(until, self.now_s):
                     allowed = "a time from now on, or one or more steps, and a finite gain"
                     raise calls.invalid(self.strategy, "until", allowed, repr(until))
-                actions.append(Train(client, task, self.version, trip, until))
+                actions.append(Train(client, task, self.version, trip, until, cohort))
                 if self.participation is not None:
                     self.participation.record(actions[-1:])
         if self._wakes_itself:

@@ -119,6 +119,14 @@ class Halted(msgspec.Struct, frozen=True, tag="halted"):
 Event = Joined | Left | Died | Arrived | Failed | Summed | Ticked | Evaluated | Halted
 
 
+class Cohort(msgspec.Struct, frozen=True, array_like=True):
+    """The clients of a round that no other client joins."""
+
+    first_task: int
+    """Number of the first client's task, which no other round has."""
+    clients: tuple[int, ...]
+
+
 class Train(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """Start ``client`` on ``task``: lease a slot for its update, download ``version``, train, upload."""
 
@@ -129,6 +137,8 @@ class Train(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """Number of this client's earlier tasks; it selects the random stream of the batches."""
     until: Until | None = None
     """End of the training, if it differs from ``[training]``."""
+    cohort: Cohort | None = None
+    """The client's round, if the strategy's rounds are closed (`Strategy.closed`)."""
 
 
 class Revoke(msgspec.Struct, frozen=True):

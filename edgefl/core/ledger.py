@@ -154,6 +154,11 @@ class Ledger:
         return task, trip
 
     @property
+    def next_task(self) -> int:
+        """Number of the task that starts next."""
+        return self._next_task
+
+    @property
     def tasks(self) -> Collection[int]:
         """Running tasks."""
         return self._tasks.keys()

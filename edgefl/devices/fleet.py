@@ -29,8 +29,7 @@ from edgefl.sequences import LazySequence
 from edgefl.strategies.base import Client, Strategy
 
 if TYPE_CHECKING:
-    from edgefl.secure.coded import Rules
-    from edgefl.secure.trusted import TrustedRules
+    from edgefl.secure import SecureRules
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -246,7 +245,7 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
     return any(_profile(profile).exact for profile, _ in kinds_of(clients))
 
 
-def masking_time_s(device: Device, rules: Rules | TrustedRules) -> float:
+def masking_time_s(device: Device, rules: SecureRules) -> float:
     """Seconds of masking an update on one core: bytes through the cipher, and bytes moved by arithmetic.
 
     The rates are those of AES-256-CBC and of memcpy on the device's fastest core. 0 if the profile does not
@@ -305,7 +304,7 @@ class Trips:
         *,
         transfers_apart: bool = False,
         first_tasks: int = 0,
-        rules: Rules | TrustedRules | None = None,
+        rules: SecureRules | None = None,
     ) -> None:
         self._experiment, self._clients, self.examples = experiment, clients, examples
         self._apart, self._first_tasks = transfers_apart, first_tasks
@@ -313,7 +312,8 @@ class Trips:
         self._work, self.rules = work, rules
         self._lines: dict[int | str, tuple[float, float]] = {}
         self._work_s: dict[tuple[int | str, int, int | None], float] = {}
-        self._down_bytes, self._up_bytes = down_bytes, up_bytes
+        self._up_bytes = up_bytes
+        self._down_bytes = down_bytes + (0 if rules is None else rules.download_bytes)
         self._units: dict[int, float] = {}
         self._facts: dict[int, _Facts] = {}
         """Facts of clients whose trips were planned before; a cache."""

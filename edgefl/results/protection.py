@@ -33,13 +33,20 @@ def secure_card(found: dict[str, Any] | None) -> list[str]:
     if found["kind"] == "trusted":
         about += "single update: a process of its own opens encrypted updates and releases their sum. "
     else:
-        about += f"single update, even together with {found['private']} of {found['holders']} holders; "
-        about += f"{found['recover']} of them unmask a sum. Elements are limited to ±{found['clip']:g} and "
-        about += f"rounded to multiples of {found['step']:.3g}, "
+        pairwise = found["kind"] == "pairwise"
+        if pairwise:
+            about += "single update; more than half of a round's clients unmask its sum together. "
+        else:
+            about += f"single update, even together with {found['private']} of {found['holders']} holders; "
+            about += f"{found['recover']} of them unmask a sum. "
+        about += (
+            f"Elements are limited to ±{found['clip']:g} and rounded to multiples of {found['step']:.3g}, "
+        )
         about += f"weights to 1/{found['resolution']} of the largest. "
+        who = "A client that unmasks" if pairwise else "A holder"
         rows += [
-            ["A holder receives per update", f"{found['holder_bytes_per_update']:,} bytes"],
-            ["A holder sends per version", f"{found['holder_bytes_per_version']:,} bytes"],
+            [f"{who} receives per update", f"{found['holder_bytes_per_update']:,} bytes"],
+            [f"{who} sends per version", f"{found['holder_bytes_per_version']:,} bytes"],
         ]
     about += "Sums and models themselves are not protected."
     rows += [[f"Masking on {name}", f"{seconds:.3g} s"] for name, seconds in found["masking_s"].items()]

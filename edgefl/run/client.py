@@ -193,7 +193,7 @@ class ClientProcess:
             raise SlotError("left by a failpoint")
 
     def _send_update(self, task: messages.Task, start: int, stop: int) -> None:
-        self._update.write(self._raw, task.client, task.task, self._base, start, stop)
+        self._update.write(self._raw, task.client, task.task, self._base, start, stop, task.cohort)
         if self._raw is self._own:
             self._transport.put(task, start, self._raw[start:stop])
 

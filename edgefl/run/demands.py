@@ -13,7 +13,7 @@ from edgefl.host.capacity import TRIP_OVERHEAD_S, Burst, Demand, TimeScale, choo
 from edgefl.parameters.buffer import Shape, blocks, ring_entries
 from edgefl.results.tail import TAIL_BYTES
 from edgefl.run import control
-from edgefl.run.hidden import check_secure, rules_of
+from edgefl.run.hidden import check_secure, completed, rules_of
 from edgefl.run.hosting import Share
 from edgefl.run.slots import ENTRIES_NOT_LENT
 from edgefl.strategies import resolve
@@ -24,6 +24,7 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
     """Validate and complete an experiment. Raises `ConfigError` if it cannot run with any data."""
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
+    experiment = completed(experiment, resolve(experiment.strategy, [base]))
     strategy = resolve(experiment.strategy, [base])
     strategy.check(len(clients))
     _check_private(experiment, strategy, len(clients))

@@ -115,6 +115,8 @@ class Engine:
     """Tasks that were running then, and the times at which they were assigned."""
     write_ahead: WriteAhead | None = None
     """Secures the record before messages to clients; None under the virtual clock."""
+    exchange_bytes: int = 0
+    """Bytes that a client downloads besides the model."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
     """Returns the delay from a task's message to the start of its trip, emulated s: `Trips.wait_s`."""
 
@@ -128,7 +130,7 @@ class Engine:
         self._assessing: dict[int, tuple[float, int]] = {}
         """Publication time, and number of client trips until then, of each version at the evaluator."""
         shape = self.aggregator.buffer.shape
-        self._size_bytes = (4 * shape.size, shape.update_bytes)
+        self._size_bytes = (4 * shape.size + self.exchange_bytes, shape.update_bytes)
         self._keeps, self._measures = shape.clients > 0, self.core.strategy.measures
         self._handlers: dict[type, Callable[[Any], None]] = {
             Train: self._train,
@@ -286,7 +288,7 @@ class Engine:
             condition = self._dynamics.condition(action.client)
         entry, slot = lease.entry, lease.slot
         place = (action.client, action.task, action.trip, action.version, entry, slot)
-        return messages.Task(*place, cut, condition, wait_s, order=action.task)
+        return messages.Task(*place, cut, condition, wait_s, action.cohort, order=action.task)
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:

@@ -1,41 +1,98 @@
 """Secure aggregation in a run: its rules, the phones' keys, and the server's sums of hidden updates.
 
-The phones' keys are derived from one secret, which the zygote's processes and `edgefl.run.secure_process`
-have and the server's process does not.
+Each kind of ``[server.secure]`` is a `Scheme` in a module of its own: `hidden_masks`, `hidden_trusted` and
+`hidden_pairwise`. The phones' keys are derived from one secret, which the zygote's processes and
+`edgefl.run.secure_process` have and the server's process does not.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import math
 import os
 import secrets
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from edgefl import kernels
+from edgefl.core.events import Cohort
 from edgefl.errors import ConfigError
-from edgefl.experiment import Experiment
+from edgefl.experiment import Experiment, Secure
 from edgefl.files import flush_folder, read
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, Raw
-from edgefl.secure import ID_BYTES, SECRET_FILE, SecureError
-from edgefl.seeds import stream
+from edgefl.secure import ID_BYTES, SECRET_FILE, SecureRules
 from edgefl.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from edgefl.secure.coded import Rules, Sender
+    from edgefl.run.secure_parties import AnyRules, Parties
     from edgefl.secure.keys import KeyPair
-    from edgefl.secure.trusted import TrustedRules
 
 SECRET_BYTES = 32
 CLIP_MARGIN = 1.0 - 2.0**-20
 """Factor on a clipping norm, for the rounding of clipped elements to float32."""
+Members = Sequence[tuple[int, int, float]]
+"""Client, slot and weight of each update of a sum."""
+
+
+class Trip(NamedTuple):
+    """What a client's hidden update depends on besides its numbers."""
+
+    client: int
+    task: int
+    cohort: Cohort | None
+    """The client's round, if no other client joins it."""
+    weight: float
+    """`Strategy.own_weight` divided by the fleet's largest; 1 if the strategy has none."""
+
+
+class Writer(Protocol):
+    """The clients' half of a scheme."""
+
+    def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
+        """Write a client's update, hidden, to the bytes of its slot. `SecureError` if it is not finite."""
+
+
+class SumProcess(Protocol):
+    """The process that unmasks or opens sums: `edgefl.run.secure_process.SecureProcess`."""
+
+    def ask(self, members: Members) -> Any:
+        """Return the `SumReply` to a sum of (client, slot, weight)."""
+
+
+class Scheme(NamedTuple):
+    """One kind of secure aggregation: its three parties in a run, and its rules."""
+
+    check: Callable[[Experiment, Secure, Strategy, int], None]
+    """Raises `ConfigError` if experiment, settings and strategy do not fit a fleet of so many clients."""
+    rules: Callable[[Secure, Strategy, int, int], AnyRules]
+    """Rules for settings, strategy, elements of an update, and number of clients."""
+    writer: Callable[[Phones, Any], Writer]
+    """The clients' half, from keys and rules."""
+    parties: Callable[[Phones, Any, ParameterBuffer, Path], Parties]
+    """The half of `edgefl.run.secure_process`, from keys, rules, buffer and the file of used masks."""
+    sum: Callable[[Any, SumProcess, ParameterBuffer, Members], tuple[Floats, float]]
+    """The server's half: a vector and its factor, whose product is the weighted sum."""
+
+
+def scheme_of(kind: str) -> Scheme:
+    """Return the scheme of a kind of ``[server.secure]``. Its module needs the package cryptography."""
+    scheme: Scheme = importlib.import_module(f"edgefl.run.hidden_{kind}").SCHEME
+    return scheme
+
+
+def completed(experiment: Experiment, strategy: Strategy) -> Experiment:
+    """Return the experiment; rounds with pairwise masks are closed unless it sets ``strategy.redraw``."""
+    secure, table = experiment.server.secure, experiment.strategy
+    if secure is None or secure.kind != "pairwise" or not hasattr(strategy, "redraw"):
+        return experiment
+    return msgspec.structs.replace(experiment, strategy={"redraw": False, **table})
 
 
 def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> None:
@@ -67,38 +124,15 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
             f"server.secure.least_clients: at most {held}, the updates that {name!r} sums, "
             f"got {secure.least_clients}"
         )
-    if secure.kind == "trusted":
-        return
-    if secure.holders > clients:
-        raise ConfigError(f"server.secure.holders: at most {clients}, the clients, got {secure.holders}")
-    if not secure.private < secure.recover <= secure.holders:
-        got = f"private = {secure.private}, recover = {secure.recover}, holders = {secure.holders}"
-        raise ConfigError(f"server.secure: needs private < recover ≤ holders, got {got}")
-    if 2 * secure.recover <= secure.holders + secure.private:
-        least = (secure.holders + secure.private) // 2 + 1
-        raise ConfigError(
-            f"server.secure.recover: at least {least} with {secure.holders} holders and private = "
-            f"{secure.private}, got {secure.recover}; with fewer, one mask could be used in two sums"
-        )
+    scheme_of(secure.kind).check(experiment, secure, strategy, clients)
 
 
-def rules_of(
-    experiment: Experiment, strategy: Strategy, size: int, clients: int
-) -> Rules | TrustedRules | None:
+def rules_of(experiment: Experiment, strategy: Strategy, size: int, clients: int) -> AnyRules | None:
     """Return the rules of the run's secure aggregation, None without."""
     secure = experiment.server.secure
     if secure is None:
         return None
-    from edgefl.secure.coded import Rules
-    from edgefl.secure.coding import Code
-    from edgefl.secure.fixed import FixedPoint
-    from edgefl.secure.trusted import TrustedRules
-
-    if secure.kind == "trusted":
-        return TrustedRules(size, secure.least_clients, secure.resolution)
-    code = Code(size, secure.holders, secure.recover, secure.private)
-    fixed = FixedPoint(secure.clip, strategy.max_held(clients) * secure.resolution)
-    rules = Rules(code, fixed, secure.resolution, secure.least_clients)
+    rules = scheme_of(secure.kind).rules(secure, strategy, size, clients)
     limit = norm_limit(experiment, rules)
     if limit is not None and limit <= 0:
         raise ConfigError(
@@ -108,12 +142,12 @@ def rules_of(
     return rules
 
 
-def rounding_norm(rules: Rules | TrustedRules) -> float:
+def rounding_norm(rules: SecureRules) -> float:
     """Return the largest L2 norm by which rounding changes an update."""
     return rules.step * math.sqrt(rules.size) / 2
 
 
-def norm_limit(experiment: Experiment, rules: Rules | TrustedRules) -> float | None:
+def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
     """Return the norm to which clients clip updates so that, rounded, they are within ``privacy.clip_norm``.
 
     None without ``[privacy]``, and with local noise alone, to which the clipping belongs.
@@ -147,67 +181,39 @@ def phones_secret(experiment: Experiment, folder: Path) -> bytes:
 class Phones:
     """The keys of the run's phones, and of the trusted aggregator."""
 
-    def __init__(self, secret: bytes, seed: int, clients: int, rules: Rules | TrustedRules) -> None:
-        self._secret, self._clients, self._rules, self._seed = secret, clients, rules, seed
+    def __init__(self, secret: bytes, seed: int, clients: int) -> None:
+        self._secret, self.seed, self.clients = secret, seed, clients
         self._keys: dict[int, KeyPair] = {}
-        self._senders: dict[int, Sender] = {}
-
-    @cached_property
-    def holders(self) -> list[int]:
-        """Clients that hold shares, drawn by the seed; holder j is the j-th of them."""
-        from edgefl.secure.coded import Rules
-
-        assert isinstance(self._rules, Rules)
-        drawn = stream(self._seed, "holders").choice(self._clients, self._rules.code.holders, replace=False)
-        return sorted(map(int, drawn))
 
     def keys(self, client: int) -> KeyPair:
         """Return a client's keys."""
         if client not in self._keys:
-            self._keys[client] = self._derived(b"client %d" % client)
+            self._keys[client] = self.derived(b"client %d" % client)
         return self._keys[client]
 
-    @cached_property
-    def aggregator(self) -> KeyPair:
-        """The trusted aggregator's keys."""
-        return self._derived(b"aggregator")
-
-    def _derived(self, name: bytes) -> KeyPair:
+    def derived(self, name: bytes) -> KeyPair:
+        """Return the keys of a party other than a client."""
         from edgefl.secure.keys import KeyPair
 
         return KeyPair(hashlib.blake2b(name, key=self._secret, digest_size=32).digest())
 
     def public(self, client: int) -> bytes | None:
         """Return a client's public key, None for an unknown client."""
-        return self.keys(client).public if 0 <= client < self._clients else None
+        return self.keys(client).public if 0 <= client < self.clients else None
 
-    @cached_property
-    def _publics(self) -> dict[int, bytes]:
-        return {number: self.keys(client).public for number, client in enumerate(self.holders, start=1)}
 
-    def write(
-        self, raw: Raw, update: Floats, client: int, task: int, norm_limit: float | None = None
-    ) -> None:
-        """Clip a client's update to ``norm_limit``, if given, and write it, hidden, to the bytes of its slot.
+class HiddenUpdates:
+    """The clients' half of secure aggregation: clips updates to ``norm_limit``, if given, and hides them."""
 
-        With masks: the masked numbers, the mask's id, and the holders' sealed shares. For a trusted
-        aggregator: the encrypted numbers, the update's id, and the cipher's tag.
-        """
-        from edgefl.secure.coded import Rules, Sender
-        from edgefl.secure.trusted import seal
+    def __init__(self, phones: Phones, kind: str, rules: SecureRules, norm_limit: float | None) -> None:
+        self._writer, self._norm_limit = scheme_of(kind).writer(phones, rules), norm_limit
 
-        size, rules = 4 * update.size, self._rules
-        if norm_limit is not None and norm_limit < (norm := math.sqrt(kernels.sq_norm(update))) < math.inf:
-            np.multiply(update, np.float32(norm_limit / norm), out=update)
-        if not isinstance(rules, Rules):
-            name, sealed = seal(self.keys(client), self.aggregator.public, client, task, update)
-            raw[:size] = np.frombuffer(sealed, np.uint8, size)
-            raw[size:] = np.frombuffer(name + sealed[size:], np.uint8)
-            return
-        if client not in self._senders:
-            self._senders[client] = Sender(client, self.keys(client), self._publics, rules)
-        name, shares = self._senders[client].mask(raw[:size].view(np.uint32), update, task)
-        raw[size:] = np.frombuffer(b"".join((name, *shares)), np.uint8)
+    def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
+        """Clip and write an update to the bytes of its slot: its numbers, then what belongs to them."""
+        limit = self._norm_limit
+        if limit is not None and limit < (norm := math.sqrt(kernels.sq_norm(update))) < math.inf:
+            np.multiply(update, np.float32(limit / norm), out=update)
+        self._writer.write(raw, update, trip)
 
 
 # ---- the server ----------------------------------------------------------------------------------
@@ -218,52 +224,15 @@ def id_of(raw: Raw, size: int) -> bytes:
     return raw[4 * size : 4 * size + ID_BYTES].tobytes()
 
 
-def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
-    """Return a holder's sealed share in an update's bytes."""
-    start = 4 * rules.code.size + ID_BYTES + (holder - 1) * rules.sealed_bytes
-    return raw[start : start + rules.sealed_bytes].tobytes()
-
-
-def sealed_update(raw: Raw, size: int) -> bytes:
-    """Return the encrypted update in an update's bytes, with its tag."""
-    return raw[: 4 * size].tobytes() + raw[4 * size + ID_BYTES :].tobytes()
-
-
-class SumProcess(Protocol):
-    """The process that unmasks or opens sums: `edgefl.run.secure_process.SecureProcess`."""
-
-    def ask(self, members: Sequence[tuple[int, int, float]]) -> Any:
-        """Return the `SumReply` to a sum of (client, slot, weight)."""
-
-
 class HiddenSums:
     """The server's half of secure aggregation: weighted sums of hidden updates in their slots."""
 
-    def __init__(self, rules: Rules | TrustedRules, process: SumProcess) -> None:
-        self.rules, self._process = rules, process
+    def __init__(self, kind: str, rules: SecureRules, process: SumProcess) -> None:
+        self.rules, self._process, self._sum = rules, process, scheme_of(kind).sum
 
-    def sum(self, buffer: ParameterBuffer, members: Sequence[tuple[int, int, float]]) -> tuple[Floats, float]:
+    def sum(self, buffer: ParameterBuffer, members: Members) -> tuple[Floats, float]:
         """Return a vector and its factor, whose product is Σ w_k Δ_k over (client, slot, weight).
 
         Raises `SecureError` if the sum is refused.
         """
-        from edgefl.secure.coded import Rules, check_members, unmasked
-        from edgefl.secure.fixed import integer_weights
-
-        rules = self.rules
-        if not isinstance(rules, Rules):
-            reply = self._process.ask([one for one in members if one[2]])
-            if reply.refused:
-                raise SecureError(reply.refused)
-            return np.frombuffer(reply.total, np.float32), 1.0
-        try:
-            whole, unit = integer_weights([weight for *_, weight in members], rules.resolution)
-        except ValueError as error:
-            raise SecureError(str(error)) from None
-        pairs = zip(members, whole, strict=True)
-        counted = [(client, slot, n) for (client, slot, _), n in pairs if n]
-        named = [(client, id_of(buffer.raw(slot), rules.code.size), n) for client, slot, n in counted]
-        check_members(rules, named)
-        updates = [buffer.slot(slot).view(np.uint32) for _, slot, _ in counted]
-        answers = self._process.ask(counted).answers
-        return unmasked(rules, updates, [n for *_, n in counted], answers), unit
+        return self._sum(self.rules, self._process, buffer, members)

@@ -26,6 +26,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from edgefl.core.events import Cohort
 from edgefl.devices.condition import Condition
 from edgefl.devices.plan import End
 from edgefl.errors import WireError
@@ -198,6 +199,8 @@ class Task(_Message, frozen=True, tag=11):
     """State of the device when the trip starts; None if it does not change over time."""
     wait_s: float = 0.0
     """Emulated seconds from the receipt of the task until the trip starts."""
+    cohort: Cohort | None = None
+    """The client's round, if no other client joins it."""
     order: int = 0
     """Number of the order, which increases with each order to a peer. The peer ignores repeated and outdated
     orders, and the server ignores results that do not belong to the task's latest order."""

@@ -178,6 +178,7 @@ def build(
         restored=aggregator.leases,
         running=running,
         write_ahead=write_ahead,
+        exchange_bytes=0 if trips.rules is None else trips.rules.download_bytes,
         wait_s=trips.wait_s,
     )
     return ServerLoop(
@@ -189,14 +190,15 @@ def build(
 def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums | None]:
     """The run's sums of hidden updates, and their process; None if the server reads updates."""
     experiment, clients = plan.experiment, len(fleet_of(plan.experiment))
-    rules = rules_of(experiment, resolve(experiment.strategy, [Path(plan.base)]), plan.prepared.size, clients)
-    if rules is None:
+    strategy, secure = resolve(experiment.strategy, [Path(plan.base)]), experiment.server.secure
+    rules = rules_of(experiment, strategy, plan.prepared.size, clients)
+    if rules is None or secure is None:
         yield None
         return
     from edgefl.run.secure_process import SecureProcess
 
     with closing(SecureProcess(experiment, Path(plan.run_dir), clients, rules, buffer)) as process:
-        yield HiddenSums(rules, process)
+        yield HiddenSums(secure.kind, rules, process)
 
 
 def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client], source: Source) -> Core:

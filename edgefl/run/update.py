@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgefl import failpoints, kernels
+from edgefl.core.events import Cohort
 from edgefl.kernels.arguments import Floats, Update
 from edgefl.kernels.selection import select
 from edgefl.parameters.buffer import ParameterBuffer, Raw, blocks, with_scales
 from edgefl.run.connection import of_training, reason
-from edgefl.run.hidden import Phones, norm_limit
+from edgefl.run.hidden import HiddenUpdates, Phones, Trip, norm_limit
 from edgefl.run.messages import Cut, Task, TaskResult, TripTimes
 from edgefl.strategies.base import TripInputs, Until
 
@@ -47,11 +48,12 @@ class UpdateMaker:
         self._format = buffer.shape.update_format
         self._backend = kernels.backend()
         self._plain, self._delta = self._format.name == "float32", select(self._backend).delta
-        self._phones: Phones | None = None
-        if (rules := workload.rules) is not None:
-            clients, seed = len(workload.known), workload.experiment.seed
-            self._phones, self._plain = Phones(workload.phones_secret, seed, clients, rules), False
-            self._norm_limit = norm_limit(workload.experiment, rules)
+        self._hidden: HiddenUpdates | None = None
+        experiment, secure = workload.experiment, workload.experiment.server.secure
+        if (rules := workload.rules) is not None and secure is not None:
+            phones = Phones(workload.phones_secret, experiment.seed, len(workload.known))
+            self._hidden = HiddenUpdates(phones, secure.kind, rules, norm_limit(experiment, rules))
+            self._plain = False
         self._sum: int | None = None
         self._size, shape = workload.flat.size, buffer.shape
         self._blocks = blocks(self._size, len(workload.vectors))
@@ -112,7 +114,14 @@ class UpdateMaker:
         )
 
     def write(
-        self, raw: Raw, client: int, task: int, base: Floats, start: int = 0, stop: int | None = None
+        self,
+        raw: Raw,
+        client: int,
+        task: int,
+        base: Floats,
+        start: int = 0,
+        stop: int | None = None,
+        cohort: Cohort | None = None,
     ) -> None:
         """Write bytes ``start`` to ``stop`` of a task's update, in order.
 
@@ -131,9 +140,9 @@ class UpdateMaker:
                 np.copyto(floats, trained[part])
             else:
                 np.subtract(trained[part], base[part], out=floats)
-        elif start == 0 and self._phones is not None:
+        elif start == 0 and self._hidden is not None:
             np.subtract(trained, base, out=trained)
-            self._phones.write(raw, trained, client, task, self._norm_limit)
+            self._hidden.write(raw, trained, Trip(client, task, cohort, self._workload.own_weight(client)))
         elif start == 0:
             old = new = None  # rounding residual of the client's last update, and of this one
             if not model:

@@ -128,7 +128,7 @@ class VirtualWorker:
         if failpoints.hit("nan", *place):
             vector[0] = np.nan
         raw = self._buffer.raw(task.slot) if self._shared else self._own
-        self._update.write(raw, task.client, task.task, base)
+        self._update.write(raw, task.client, task.task, base, cohort=task.cohort)
         checksum = self._update.checksum(raw)
         self._transport.base(task.entry, task.version, frames)  # raises if the entry was overwritten
         if failpoints.hit("alter", *place):

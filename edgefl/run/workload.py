@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +182,18 @@ class Workload:
         self.host_step_s = 0.0
         """CPU time of a training step on this host, seconds; measured by `prepared`."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
+
+    def own_weight(self, client: int) -> float:
+        """Return `Strategy.own_weight` of the client divided by the fleet's largest; 1 if there is none."""
+        weight = self._weight_of(int(self._rows.sizes[client]))
+        return 1.0 if not weight else weight / self._largest_weight
+
+    def _weight_of(self, examples: int) -> float | None:
+        return self._strategy.own_weight(examples, self.rule.work(examples).steps)
+
+    @cached_property
+    def _largest_weight(self) -> float:
+        return max(self._weight_of(examples) or 0.0 for examples in set(self._rows.sizes.tolist()))
 
     def _own_rule(self, client: int) -> LocalRule:
         """Return the training rule with the client's own learning rate."""

@@ -20,6 +20,8 @@ Privacy-Preserving Machine Learning*, CCS 2017, doi:10.1145/3133956.3133982.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from edgefl.errors import EdgeflError
 
 ID_BYTES = 16
@@ -28,6 +30,42 @@ SECRET_FILE = "phones.key"
 """File in a run's folder with the secret of the phones' keys; deleted when the run is done."""
 USED_FILE = "phones.used"
 """File in a run's folder with the holders' used masks: lines of holder, mask id and digest of the sum."""
+
+
+class SecureRules(Protocol):
+    """What all protocols' rules have in common: sizes, and what they cost."""
+
+    @property
+    def size(self) -> int:
+        """Elements of an update."""
+
+    @property
+    def step(self) -> float:
+        """Resolution of the encoded elements; 0 if they are not rounded."""
+
+    @property
+    def clip(self) -> float:
+        """Limit of the magnitude of an element."""
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes that an upload has in addition to the hidden numbers."""
+
+    @property
+    def download_bytes(self) -> int:
+        """Bytes that a client receives besides the model."""
+
+    @property
+    def cipher_bytes(self) -> int:
+        """Bytes that a client encrypts or decrypts per upload."""
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a client's arithmetic reads and writes per upload."""
+
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """Bytes that a client which helps to unmask receives per update of a sum, and sends per sum."""
 
 
 class SecureError(EdgeflError):

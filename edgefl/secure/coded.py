@@ -56,6 +56,11 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
         return ID_BYTES + self.code.holders * self.sealed_bytes
 
     @property
+    def download_bytes(self) -> int:
+        """Bytes that a client receives besides the model: none."""
+        return 0
+
+    @property
     def cipher_bytes(self) -> int:
         """Bytes that a client encrypts per upload: key streams of masks, and sealed shares."""
         return 4 * (self.code.size + self.code.noise_size) + self.code.holders * self.sealed_bytes

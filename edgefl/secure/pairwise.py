@@ -13,8 +13,11 @@ secret, so an update stays hidden even if the server names different clients to 
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -22,32 +25,45 @@ import numpy as np
 from edgefl import kernels
 from edgefl.kernels.arguments import Floats
 from edgefl.kernels.field import PRIME, Words
-from edgefl.secure import SecureError, masks
+from edgefl.secure import ID_BYTES, SecureError, masks
 from edgefl.secure.fixed import FixedPoint
-from edgefl.secure.keys import KeyPair
+from edgefl.secure.keys import KEY_BYTES, TAG_BYTES, KeyPair
 
 MODULUS = 2**521 - 1
 """Prime of Shamir's scheme, above all 32-byte secrets."""
 _SHARE_BYTES = 66
 
 
-def split(secret: bytes, points: Iterable[int], threshold: int) -> dict[int, bytes]:
+def _random(_: int) -> int:
+    return secrets.randbelow(MODULUS)
+
+
+def split(
+    secret: bytes, points: Iterable[int], threshold: int, term: Callable[[int], int] = _random
+) -> dict[int, bytes]:
     """Shares of 32 secret bytes at ``points`` above 0, of which any ``threshold`` recover it (Shamir 1979).
+
+    ``term(i)`` gives coefficient i of the polynomial, a uniformly random number below `MODULUS`.
 
     >>> shares = split(bytes(range(32)), [1, 2, 3], threshold=2)
     >>> join({3: shares[3], 1: shares[1]}, 2) == bytes(range(32))
     True
     """
-    terms = [int.from_bytes(secret), *(secrets.randbelow(MODULUS) for _ in range(threshold - 1))]
-    values = {x: sum(c * pow(x, i, MODULUS) for i, c in enumerate(terms)) % MODULUS for x in points}
-    return {x: value.to_bytes(_SHARE_BYTES) for x, value in values.items()}
+    terms = [int.from_bytes(secret), *map(term, range(1, threshold))]
+    shares = {}
+    for x in points:
+        value = 0
+        for coefficient in reversed(terms):
+            value = (value * x + coefficient) % MODULUS
+        shares[x] = value.to_bytes(_SHARE_BYTES)
+    return shares
 
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """The secret of ``threshold`` or more shares. `SecureError` if there are fewer or they contradict."""
     if len(shares) < threshold:
         raise SecureError(f"{len(shares)} shares of a secret arrived; {threshold} are needed")
-    points = sorted(shares)
+    points = tuple(sorted(shares))
     used, values = points[:threshold], {x: int.from_bytes(share) for x, share in shares.items()}
     for extra in points[threshold:]:
         if _value(used, values, extra) != values[extra]:
@@ -58,16 +74,23 @@ def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
     return secret.to_bytes(32)
 
 
-def _value(points: Sequence[int], values: Mapping[int, int], at: int) -> int:
+def _value(points: tuple[int, ...], values: Mapping[int, int], at: int) -> int:
     """Value at ``at`` of the polynomial through the points."""
-    total = 0
+    factors = _factors(points, at)
+    return sum(values[x] * factor for x, factor in zip(points, factors, strict=True)) % MODULUS
+
+
+@lru_cache(maxsize=1024)
+def _factors(points: tuple[int, ...], at: int) -> list[int]:
+    """Lagrange's factors of the values at ``points`` in the value at ``at``."""
+    factors = []
     for x in points:
-        term = values[x]
+        above = below = 1
         for other in points:
             if other != x:
-                term = term * (at - other) * pow(x - other, -1, MODULUS) % MODULUS
-        total += term
-    return total % MODULUS
+                above, below = above * (at - other) % MODULUS, below * (x - other) % MODULUS
+        factors.append(above * pow(below, -1, MODULUS) % MODULUS)
+    return factors
 
 
 class Advert(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +116,16 @@ class Revealed(msgspec.Struct, frozen=True, array_like=True):
     keys: dict[int, bytes]
 
 
+SEALED_BYTES = len(msgspec.msgpack.encode(Shares(bytes(_SHARE_BYTES), bytes(_SHARE_BYTES)))) + TAG_BYTES
+"""Bytes of the sealed shares of one client for another."""
+ADVERT_BYTES = 2 * KEY_BYTES
+
+
+def least_threshold(clients: int) -> int:
+    """Minimum threshold of a round: more than half of its clients, and 2."""
+    return max(2, clients // 2 + 1)
+
+
 class RoundRules(msgspec.Struct, frozen=True):
     """Parameters that the clients of a round must share. Each round needs a new ``name``."""
 
@@ -104,7 +137,7 @@ class RoundRules(msgspec.Struct, frozen=True):
     fixed: FixedPoint
 
     def __post_init__(self) -> None:
-        need = max(2, len(self.clients) // 2 + 1)
+        need = least_threshold(len(self.clients))
         if not need <= self.threshold <= len(self.clients):
             allowed = f"{need} to {len(self.clients)}, more than half of the clients"
             raise ValueError(f"threshold must be {allowed} (got {self.threshold})")
@@ -112,45 +145,135 @@ class RoundRules(msgspec.Struct, frozen=True):
             raise ValueError("clients must be numbered from 1")
 
 
-class Participant:
-    """One client in one round."""
+class PairRules(msgspec.Struct, frozen=True, tag="pairwise"):
+    """Parameters of all rounds of a run."""
 
-    def __init__(self, client: int, rules: RoundRules) -> None:
+    size: int
+    """Elements of an update."""
+    members: int
+    """Maximum number of clients of a round."""
+    fixed: FixedPoint
+    resolution: int
+    """Weight of the client with the largest weight."""
+    least_clients: int
+    """Minimum number of clients in a sum, which must also be more than half of the round's clients."""
+
+    def of_round(self, name: bytes, clients: frozenset[int]) -> RoundRules:
+        """Rules of one round. Raises `SecureError` if it has too few or too many clients."""
+        threshold = max(self.least_clients, least_threshold(len(clients)))
+        if not threshold <= len(clients) <= self.members:
+            allowed = f"{threshold} to {self.members} are allowed"
+            raise SecureError(f"the round has {len(clients)} clients; {allowed}")
+        return RoundRules(name, self.size, clients, threshold, self.fixed)
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of an upload's header: id, round, weight and the round's clients; the advert follows."""
+        return ID_BYTES + 12 + 4 * self.members
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes that an upload has in addition to the masked update: header, advert and sealed shares."""
+        return self.header_bytes + ADVERT_BYTES + self.members * SEALED_BYTES
+
+    @property
+    def download_bytes(self) -> int:
+        """Bytes that a client receives besides the model: adverts and sealed shares of the others."""
+        return (self.members - 1) * (ADVERT_BYTES + SEALED_BYTES)
+
+    @property
+    def cipher_bytes(self) -> int:
+        """Bytes that a client encrypts or decrypts per upload: key streams of masks, and sealed shares."""
+        return 4 * self.size * self.members + 2 * (self.members - 1) * SEALED_BYTES
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a client's arithmetic reads and writes per upload: encoding, and adding each mask."""
+        return 12 * self.size * (1 + self.members)
+
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """Bytes that a client receives per update of a sum (its client's number), and sends per sum."""
+        return 4, _SHARE_BYTES * self.members
+
+    @property
+    def step(self) -> float:
+        """Resolution of the encoded elements."""
+        return self.fixed.step
+
+    @property
+    def clip(self) -> float:
+        """Limit of the magnitude of an element."""
+        return self.fixed.clip
+
+
+class Participant:
+    """One client in one round.
+
+    All secrets of the round are derived from ``secret``, 32 random bytes by default, so a client that is
+    started again can repeat its messages. ``content`` is a digest of the update: the client's own mask
+    depends on it, so that two updates never have the same mask.
+    """
+
+    def __init__(
+        self, client: int, rules: RoundRules, secret: bytes | None = None, content: bytes = b""
+    ) -> None:
         if client not in rules.clients:
             raise SecureError(f"client {client} is not in this round")
         self.client, self._rules = client, rules
-        self._mask_keys, self._seal_keys = KeyPair.new(), KeyPair.new()
-        self._seed = masks.new_seed()
+        self._secret, self._content = secret or secrets.token_bytes(KEY_BYTES), content
+        self._mask_keys, self._seal_keys = (
+            KeyPair(self._derived(name)[:KEY_BYTES]) for name in (b"mask key", b"seal key")
+        )
+        self._seed = self._derived(b"seed" + content)[: masks.SEED_BYTES]
         self._peers: dict[int, Advert] = {}
         self._held: dict[int, Shares] = {}
         self._masked = self._revealed = False
 
+    def _derived(self, purpose: bytes) -> bytes:
+        """64 secret bytes."""
+        return hashlib.blake2b(self._rules.name + b" " + purpose, key=self._secret).digest()
+
+    def _term(self, purpose: bytes, number: int) -> int:
+        """A coefficient of a polynomial; 128 bytes make it uniform below `MODULUS`."""
+        pieces = (self._derived(b"%d %d " % (number, half) + purpose) for half in (0, 1))
+        return int.from_bytes(b"".join(pieces)) % MODULUS
+
     def advert(self) -> Advert:
         return Advert(self.client, self._mask_keys.public, self._seal_keys.public)
 
-    def shares(self, adverts: Iterable[Advert]) -> dict[int, bytes]:
-        """Sealed shares for each other client, from the adverts of all."""
-        peers = {advert.client: advert for advert in adverts}
-        if peers.keys() != self._rules.clients:
-            raise SecureError(f"adverts of {len(peers)} clients; the round has {len(self._rules.clients)}")
+    def meet(self, adverts: Iterable[Advert]) -> dict[int, Shares]:
+        """Store the adverts of all clients, and this client's share for itself; return the others'."""
+        peers, rules = {advert.client: advert for advert in adverts}, self._rules
+        if peers.keys() != rules.clients:
+            raise SecureError(f"adverts of {len(peers)} clients; the round has {len(rules.clients)}")
         keys = {key for advert in peers.values() for key in (advert.mask_key, advert.seal_key)}
         if len(keys) < 2 * len(peers) or peers[self.client] != self.advert():
             raise SecureError("an advert was replaced or copied")
-        self._peers, rules = peers, self._rules
-        key = split(self._mask_keys.private, rules.clients, rules.threshold)
-        seed = split(self._seed, rules.clients, rules.threshold)
+        self._peers = peers
+        secrets_of = {b"key share": self._mask_keys.private, b"seed share" + self._content: self._seed}
+        key, seed = (
+            split(secret, rules.clients, rules.threshold, partial(self._term, purpose))
+            for purpose, secret in secrets_of.items()
+        )
         mine = {peer: Shares(key[peer], seed[peer]) for peer in rules.clients}
         self._held[self.client] = mine.pop(self.client)
-        return {peer: self._seal(peer, msgspec.msgpack.encode(shares)) for peer, shares in mine.items()}
+        return mine
 
-    def _seal(self, peer: int, message: bytes) -> bytes:
-        return self._seal_keys.seal(self._peers[peer].seal_key, self._rules.name, message)
+    def shares(self, adverts: Iterable[Advert]) -> dict[int, bytes]:
+        """Sealed shares for each other client, from the adverts of all."""
+        keys, purpose, encode = self._seal_keys, self._purpose(self._content), msgspec.msgpack.encode
+        mine = self.meet(adverts)
+        return {peer: keys.seal(self._peers[peer].seal_key, purpose, encode(mine[peer])) for peer in mine}
 
-    def receive(self, sender: int, sealed: bytes) -> None:
-        """Store the shares of another client. `SecureError` if they were altered."""
+    def _purpose(self, content: bytes) -> bytes:
+        return self._rules.name + b" " + content
+
+    def receive(self, sender: int, sealed: bytes, content: bytes = b"") -> None:
+        """Store the shares of another client with this ``content``. `SecureError` if they were altered."""
         if sender not in self._peers or sender in self._held:
             raise SecureError(f"unexpected shares of client {sender}")
-        opened = self._seal_keys.open(self._peers[sender].seal_key, self._rules.name, sealed)
+        opened = self._seal_keys.open(self._peers[sender].seal_key, self._purpose(content), sealed)
         self._held[sender] = msgspec.msgpack.decode(opened, type=Shares)
 
     def mask(self, update: Floats, weight: int) -> Words:
@@ -160,19 +283,24 @@ class Participant:
             raise SecureError("this client has already uploaded in this round: a mask is used once")
         if self._held.keys() != rules.clients:
             raise SecureError(f"shares of {len(self._held)} clients arrived; {len(rules.clients)} are needed")
+        self._masked = True
+        return self.masked(update, weight)
+
+    def masked(self, update: Floats, weight: int) -> Words:
+        """The masked, weighted update, whether or not the others' shares have arrived."""
+        rules = self._rules
         if not 1 <= weight <= rules.fixed.total_weight:
             raise SecureError(f"the weight is {weight}; 1 to {rules.fixed.total_weight} is allowed")
         if not np.isfinite(kernels.sq_norm(update)):
             raise SecureError("the update is not finite")
-        self._masked = True
-        plain, out = np.zeros(rules.size, np.uint32), np.empty(rules.size, np.uint32)
+        plain = np.zeros(rules.size, np.uint32)
         rules.fixed.encode(plain, update, plain)
-        vectors, weights = [plain, masks.expand(self._seed, rules.size)], [weight, 1]
-        for peer in sorted(rules.clients - {self.client}):
-            vectors.append(_pair_mask(self._mask_keys, self._peers[peer].mask_key, rules))
-            weights.append(_sign(self.client, peer))
-        kernels.field_sum(out, vectors, weights)
-        return out
+        pairs = (
+            (_pair_mask(self._mask_keys, self._peers[peer].mask_key, rules), _sign(self.client, peer))
+            for peer in sorted(rules.clients - {self.client})
+        )
+        own = (masks.expand(self._seed, rules.size), 1)
+        return _added([plain], [weight], chain((own,), pairs))
 
     def reveal(self, arrived: frozenset[int]) -> Revealed:
         """Shares that remove the masks of the clients that arrived. A client answers once per round."""
@@ -198,6 +326,16 @@ def _pair_mask(keys: KeyPair, other: bytes, rules: RoundRules) -> Words:
     return masks.expand(keys.secret(other, b"pairwise mask " + rules.name), rules.size)
 
 
+def _added(vectors: Sequence[Words], weights: Sequence[int], terms: Iterable[tuple[Words, int]]) -> Words:
+    """The weighted sum of ``vectors``, plus masks that are made one at a time, each times its factor."""
+    total, spare = np.empty_like(vectors[0]), np.empty_like(vectors[0])
+    kernels.field_sum(total, vectors, weights)
+    for mask, factor in terms:
+        kernels.field_sum(spare, [total, mask], [1, factor])
+        total, spare = spare, total
+    return total
+
+
 def unmasked(
     rules: RoundRules,
     adverts: Mapping[int, Advert],
@@ -214,20 +352,26 @@ def unmasked(
         raise SecureError("a client revealed its shares twice")
     if len(masked) < rules.threshold:
         raise SecureError(f"{len(masked)} clients arrived; {rules.threshold} are required")
-    vectors, signs = list(masked.values()), [1] * len(masked)
+    terms = _terms(rules, adverts, masked, revealed)
+    total, out = _added(list(masked.values()), [1] * len(masked), terms), np.empty(rules.size, np.float32)
+    rules.fixed.decode(out, total, np.zeros_like(total), [weights[client] for client in masked])
+    return out
+
+
+def _terms(
+    rules: RoundRules,
+    adverts: Mapping[int, Advert],
+    masked: Mapping[int, Words],
+    revealed: Sequence[Revealed],
+) -> Iterator[tuple[Words, int]]:
+    """Masks that remain in the sum of the ``masked`` updates, with the factors that remove them."""
     for client in masked:
         shares = {one.client: one.seeds[client] for one in revealed if client in one.seeds}
-        vectors.append(masks.expand(join(shares, rules.threshold), rules.size))
-        signs.append(PRIME - 1)
+        yield masks.expand(join(shares, rules.threshold), rules.size), PRIME - 1
     for missing in sorted(rules.clients - masked.keys()):
         shares = {one.client: one.keys[missing] for one in revealed if missing in one.keys}
         keys = KeyPair(join(shares, rules.threshold))
         if keys.public != adverts[missing].mask_key:
             raise SecureError(f"the revealed key of client {missing} is not the one that it advertised")
         for client in masked:  # add what the missing client would have added
-            vectors.append(_pair_mask(keys, adverts[client].mask_key, rules))
-            signs.append(_sign(missing, client))
-    total, out = np.empty(rules.size, np.uint32), np.empty(rules.size, np.float32)
-    kernels.field_sum(total, vectors, signs)
-    rules.fixed.decode(out, total, np.zeros_like(total), [weights[client] for client in masked])
-    return out
+            yield _pair_mask(keys, adverts[client].mask_key, rules), _sign(missing, client)

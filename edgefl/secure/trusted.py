@@ -37,6 +37,11 @@ class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
         return ID_BYTES + TAG_BYTES
 
     @property
+    def download_bytes(self) -> int:
+        """Bytes that a client receives besides the model: none."""
+        return 0
+
+    @property
     def cipher_bytes(self) -> int:
         """Bytes that a client encrypts per upload."""
         return 4 * self.size

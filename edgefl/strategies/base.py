@@ -309,6 +309,18 @@ class Strategy:
         return self.lockstep
 
     @property
+    def closed(self) -> bool:
+        """True if the clients that `assign` returns together form a round that no other client joins. Only
+        then can updates have pairwise masks (docs/secure.md)."""
+        return False
+
+    def own_weight(self, examples: int, steps: int) -> float | None:
+        """The weight of a client's update up to a factor that a step's updates share, if it is known before
+        the trip from the client's number of examples and local steps; None: it is not. Pairwise masks need
+        it, because clients weight their updates themselves."""
+        return None
+
+    @property
     def transfers_apart(self) -> bool:
         """True if transfers overlap training. A trip is then training only, and the strategy itself waits
         `Client.down_s` and `Client.up_s` for transfers."""

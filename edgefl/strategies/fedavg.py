@@ -41,6 +41,12 @@ class FedAvg(Rounds):
                 "whose clients or server keep vectors, got true"
             )
 
+        if self.closed and (self.replacement or self.cohorts == "poisson"):
+            raise ConfigError(
+                "strategy.redraw = false, which pairwise masks need, allows neither strategy.replacement nor "
+                "strategy.cohorts = 'poisson'"
+            )
+
         if self.cohorts == "poisson":
             unmet = {
                 "weighting = 'uniform'": self.weighting != "uniform",
@@ -87,6 +93,11 @@ class FedAvg(Rounds):
         if self.over_selection > 1.0 or self.replacement or type(self).draw is not FedAvg.draw:
             return None
         return Sampling(self.size(clients) / clients, self.cohorts == "poisson")
+
+    def own_weight(self, examples: int, steps: int) -> float | None:
+        if type(self).weights is not FedAvg.weights:
+            return None
+        return float(examples) if self.weighting == "examples" else 1.0
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         total = sum(update.examples for update in updates)

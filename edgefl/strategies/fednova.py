@@ -20,6 +20,11 @@ class FedNova(FedAvg):
     def max_weight(self, clients: int) -> float | None:
         return None
 
+    def own_weight(self, examples: int, steps: int) -> float | None:
+        if type(self).weights is not FedNova.weights:
+            return None
+        return (examples if self.weighting == "examples" else 1.0) / max(1, steps)
+
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         shares = super().weights(state, updates, view)
         steps = [max(1, update.steps) for update in updates]

@@ -35,6 +35,9 @@ class Round:
 class Rounds(Strategy):
     """Draw a round's members uniformly from the connected clients, and step after ``cohort`` updates.
 
+    With ``redraw = false`` a lost member is not replaced: a round's members start together, and the step
+    follows after ``cohort`` updates, or those of all remaining members if they are fewer.
+
     Members are drawn without replacement unless a subclass overrides `draw`. Later members are cancelled, or
     their updates discarded. A lost member is replaced by another draw. A subclass defines `weights`.
     """
@@ -43,6 +46,8 @@ class Rounds(Strategy):
     """Updates per round; default 10, or the most that the fleet allows."""
     over_selection: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     """Members drawn per update that the round waits for (1.3 in Bonawitz et al. 2019)."""
+    redraw: bool = True
+    """Replace a lost member by another draw. Pairwise masks need ``false``, which is then the default."""
     gather_s: NonNegative = 10.0
     """Maximum wait of the first round for the whole fleet, emulated seconds; early clients are not
     favoured."""
@@ -79,6 +84,10 @@ class Rounds(Strategy):
         return self.size(clients)
 
     @property
+    def closed(self) -> bool:
+        return not self.redraw
+
+    @property
     def lockstep(self) -> bool:
         return True
 
@@ -99,6 +108,8 @@ class Rounds(Strategy):
             state.running.clear()
             state.done.clear()
             state.copies.clear()
+        if self.closed:
+            return self._whole_round(state, view)
         missing = math.ceil(round(self.over_selection * state.size, 9)) - sum(state.copies.values())
         if missing <= 0 and not state.drawn:
             return ()
@@ -117,6 +128,18 @@ class Rounds(Strategy):
         if start:
             state.running.update(start)
             state.drawn = [client for client in state.drawn if client not in state.running]
+        return start
+
+    def _whole_round(self, state: Round, view: View) -> Sequence[int]:
+        """All members of the next round, if none is under way and enough clients are idle."""
+        clients = len(view.devices)
+        count = min(self.members(clients), len(view.idle) + view.training)
+        room = self.max_training(clients) - view.training
+        if state.copies or count < state.size or count > min(len(view.idle), room):
+            return ()
+        start = self.draw(state, view, view.idle, count)
+        state.copies.update(dict.fromkeys(start, 1))
+        state.running.update(start)
         return start
 
     def arrive(self, state: Round, update: Update, view: View) -> Sequence[Update]:
@@ -141,6 +164,8 @@ class Rounds(Strategy):
 
     def step(self, state: Round, view: View) -> Step | None:
         size = state.size - sum(count - 1 for count in state.copies.values())
+        if self.closed:
+            size = min(size, max(1, len(state.copies)))
         if state.version != view.version or len(view.held) < size:
             return None
         order = sorted(view.held[:size], key=lambda update: update.client)

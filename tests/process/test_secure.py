@@ -16,7 +16,7 @@ import pytest
 import edgefl
 from edgefl import Clock, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
 from edgefl.errors import ConfigError
-from edgefl.experiment import Attackers, Privacy, Secure
+from edgefl.experiment import Attackers, Churn, Privacy, Secure
 from edgefl.lab.verify import verify
 from edgefl.results.record import Record
 from edgefl.results.result import Result
@@ -33,8 +33,13 @@ pytestmark = pytest.mark.timeout(300)
 SECURE = Secure(clip=1.0, resolution=64, holders=4, recover=3, private=1)
 MASKED = Server(secure=SECURE, heartbeat_s=PATIENCE_S)
 TRUSTED = Server(secure=Secure(kind="trusted"), heartbeat_s=PATIENCE_S)
+PAIRS = Server(secure=Secure(kind="pairwise", resolution=4096), heartbeat_s=PATIENCE_S)
+ROUNDS = {"name": "fedavg", "cohort": 4}
 TIMED = Fleet(devices={"paper-exponential": 8}, network="none")
 """Trips whose drawn times include everything: masking does not change the order of events."""
+
+
+WALL = [(MASKED, {"name": "fedbuff", "buffer_size": 3}), (PAIRS, ROUNDS)]
 
 
 def finished(wanted: Experiment, folder: Path) -> dict[str, Any]:
@@ -46,13 +51,27 @@ def model(folder: Path) -> np.ndarray:
     return np.concatenate([part.reshape(-1) for part in Result(folder).model().values()])
 
 
-@pytest.mark.parametrize("strategy", ["fedbuff", "fedstaleweight", "fedavg"])
-def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(strategy: str, tmp_path: Path) -> None:
-    """Rounded weights and steps change the model by far less than a step of training."""
-    fields = {"cohort": 4} if strategy == "fedavg" else {"buffer_size": 3}
-    wanted = virtual(fleet=TIMED, strategy={"name": strategy, **fields})
+@pytest.mark.parametrize(
+    ("strategy", "server"),
+    [
+        ({"name": "fedbuff", "buffer_size": 3}, MASKED),
+        ({"name": "fedstaleweight", "buffer_size": 3}, MASKED),
+        (ROUNDS, MASKED),
+        (ROUNDS, PAIRS),
+        ({"name": "fednova", "cohort": 4, "over_selection": 1.5, "redraw": False}, PAIRS),
+    ],
+    ids=["fedbuff", "fedstaleweight", "fedavg", "pairwise fedavg", "pairwise fednova with late members"],
+)
+def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(
+    strategy: dict[str, Any], server: Server, tmp_path: Path
+) -> None:
+    """Rounded weights and steps change the model by far less than a step of training.
+
+    Late members of a round with pairwise masks are dropouts: their masks are recovered in each sum.
+    """
+    wanted = virtual(fleet=TIMED, strategy=strategy)
     plain = finished(wanted, tmp_path / "plain")
-    masked = finished(msgspec.structs.replace(wanted, server=MASKED), tmp_path / "masked")
+    masked = finished(msgspec.structs.replace(wanted, server=server), tmp_path / "masked")
     assert masked["client_trips"] == plain["client_trips"]
     assert masked["dropped_updates"] == 0
     change = np.abs(model(tmp_path / "masked") - model(tmp_path / "plain")).max()
@@ -106,12 +125,63 @@ def test_failed_trips_and_refused_sums_are_zero_in_a_private_run(tmp_path: Path)
 
 
 def test_the_same_bits_for_any_workers_and_transport(tmp_path: Path) -> None:
-    runs = [(1, MASKED), (2, Server(secure=SECURE, heartbeat_s=PATIENCE_S, transport="wire"))]
-    found = [
-        finished(virtual(workers, server=server), tmp_path / str(workers))["model_sha256"]
-        for workers, server in runs
-    ]
+    check_same_bits(MASKED, {"name": "fedbuff", "buffer_size": 3}, tmp_path)
+
+
+def test_pairwise_masks_give_the_same_bits_for_any_workers_and_transport(tmp_path: Path) -> None:
+    """With late members, whose computation is cancelled or not, and with one whose trips fail."""
+    check_same_bits(PAIRS, {"name": "fedavg", "cohort": 3, "over_selection": 4 / 3}, tmp_path)
+
+
+def check_same_bits(server: Server, strategy: dict[str, Any], folder: Path) -> None:
+    found = []
+    for workers, transport in ((1, "shm"), (2, "wire")):
+        wanted = virtual(
+            workers, server=msgspec.structs.replace(server, transport=transport), strategy=strategy
+        )
+        environment = {"EDGEFL_FAILPOINTS": "nan:0:1,leave:1:0"}
+        Command.run(wanted, folder / transport, environment=environment).ends()
+        found.append(summary(folder / transport)["model_sha256"])
     assert found[0] == found[1]
+
+
+def test_dropouts_are_recovered_up_to_the_threshold_of_pairwise_masks(tmp_path: Path) -> None:
+    """Three clients a round, of which two are required. Client 0 fails its first trip, so two remain; then
+    clients 1 and 2 fail in the same round, and the sum of the one that remains is refused.
+
+    Mutants: the sum of one is released; a lost member is replaced; a refused round is not drawn again.
+    """
+    wanted = virtual(
+        fleet=Fleet(devices={"pixel-4": 3}, network="lte"),
+        strategy={"name": "fedavg", "cohort": 3},
+        server=PAIRS,
+        stop=Stop(versions=5),
+    )
+    folder = tmp_path / "run"
+    Command.run(wanted, folder, environment={"EDGEFL_FAILPOINTS": "leave:0:0,leave:1:2,leave:2:2"}).ends()
+    found, refusals = summary(folder), incidents(folder, "refused")
+    assert (found["versions"], found["dropped_updates"]) == (5, 1)
+    assert [row.detail.partition(": ")[2] for row in refusals] == ["1 clients arrived; 2 are required"]
+    with Record(folder) as record:
+        assert record.versions["updates"].tolist() == [2, 3, 3, 3, 3]
+
+
+def test_members_that_die_and_leave_are_dropouts(tmp_path: Path) -> None:
+    """Under a churn that takes a third of all trips, each sum has more than half of its round's clients."""
+    wanted = virtual(
+        fleet=Fleet(devices={"pixel-4": 8}, network="lte", churn=Churn(die_per_trip=0.2)),
+        strategy={"name": "fedavg", "cohort": 5},
+        server=PAIRS,
+        stop=Stop(versions=20),
+    )
+    found = finished(wanted, tmp_path / "run")
+    with Record(tmp_path / "run") as record:
+        sizes = record.versions["updates"].tolist()
+    assert min(sizes) >= 3
+    assert min(sizes) < 5
+    refusals = incidents(tmp_path / "run", "refused")
+    assert found["dropped_updates"] == len(refusals)
+    assert all(row.detail.endswith("clients arrived; 3 are required") for row in refusals)
 
 
 def test_masking_and_shares_are_part_of_a_trip(tmp_path: Path) -> None:
@@ -141,8 +211,28 @@ def test_masking_and_shares_are_part_of_a_trip(tmp_path: Path) -> None:
     assert "The server learns weighted sums of at least 2 clients" in (masked / "report.html").read_text()
 
 
-def test_a_run_under_the_wall_clock(tmp_path: Path) -> None:
-    found = finished(experiment(server=MASKED), tmp_path / "run")
+def test_adverts_and_shares_of_pairwise_masks_are_part_of_a_trip(tmp_path: Path) -> None:
+    """Mutants: the others' shares are not downloaded, seconds of masks do not grow with the round."""
+    found = {}
+    for name, cohort in (("plain", 3), ("small", 3), ("large", 6)):
+        server = Server(heartbeat_s=PATIENCE_S) if name == "plain" else PAIRS
+        finished(virtual(server=server, strategy={"name": "fedavg", "cohort": cohort}), tmp_path / name)
+        with Record(tmp_path / name) as record:
+            trips = record.trips
+            row = int(np.flatnonzero((trips["client"] == trips["client"][0]) & (trips["trip"] == 0))[0])
+            keys = ("down_bytes", "up_bytes", "down_s", "compute_s", "up_s")
+            found[name] = {key: float(trips[key][row]) for key in keys}
+    plain, small, large = found["plain"], found["small"], found["large"]
+    assert small["down_bytes"] - plain["down_bytes"] == 2 * (64 + 153)
+    assert large["down_bytes"] - small["down_bytes"] == 3 * (64 + 153)
+    assert "more than half of a round's clients" in (tmp_path / "large" / "report.html").read_text()
+    assert large["up_bytes"] - small["up_bytes"] == 3 * (4 + 153)
+    assert all(plain[key] < small[key] < large[key] for key in ("down_s", "compute_s", "up_s"))
+
+
+@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
+def test_a_run_under_the_wall_clock(server: Server, strategy: dict[str, Any], tmp_path: Path) -> None:
+    found = finished(experiment(server=server, strategy=strategy), tmp_path / "run")
     assert found["versions"] == 12
     assert found["dropped_updates"] == 0
     assert not (tmp_path / "run" / "phones.key").exists()
@@ -158,8 +248,13 @@ PRIVATE = {
 
 @pytest.mark.parametrize(
     "changes",
-    [{"server": MASKED}, {"server": TRUSTED}, {"server": MASKED, **PRIVATE}],
-    ids=["masks", "trusted", "private masks"],
+    [
+        {"server": MASKED},
+        {"server": TRUSTED},
+        {"server": MASKED, **PRIVATE},
+        {"server": PAIRS, "strategy": {**ROUNDS, "over_selection": 1.5}},
+    ],
+    ids=["masks", "trusted", "private masks", "pairwise"],
 )
 def test_servers_killed_around_sums_give_the_same_bits(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -185,10 +280,14 @@ def test_killed_holders_are_started_again(tmp_path: Path) -> None:
     assert summary(folder)["dropped_updates"] == 0
 
 
-@pytest.mark.parametrize("changes", [{}, PRIVATE], ids=["masks", "private masks"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, PRIVATE, {"server": PAIRS, "strategy": ROUNDS}],
+    ids=["masks", "private masks", "pairwise"],
+)
 def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = Command.run(experiment(server=MASKED, stop=Stop(versions=30), **changes), folder)
+    command = Command.run(experiment(**{"server": MASKED, "stop": Stop(versions=30), **changes}), folder)
     wait_for_versions(folder, 3, command)
     command.child("edgefl-server").kill()
     command.ends()
@@ -197,10 +296,14 @@ def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, A
     assert len(incidents(folder, "restart")) == 1
 
 
-def test_a_killed_run_is_resumed_under_the_wall_clock(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
+def test_a_killed_run_is_resumed_under_the_wall_clock(
+    server: Server, strategy: dict[str, Any], tmp_path: Path
+) -> None:
     """Only updates whose sum was released after the checkpoint may be refused."""
     folder = tmp_path / "run"
-    wanted = experiment(server=MASKED, checkpoint=edgefl.Checkpoint(every_s=0.1), stop=Stop(versions=30))
+    often, end = edgefl.Checkpoint(every_s=0.1), Stop(versions=30)
+    wanted = experiment(server=server, strategy=strategy, checkpoint=often, stop=end)
     command = Command.run(wanted, folder)
     wait_for_versions(folder, 5, command)
     command.kill_group()
@@ -209,7 +312,7 @@ def test_a_killed_run_is_resumed_under_the_wall_clock(tmp_path: Path) -> None:
     assert summary(folder)["versions"] == 30
     refusals = incidents(folder, "refused")
     assert summary(folder)["dropped_updates"] == len(refusals)
-    assert all("was used in another sum" in row.detail for row in refusals)
+    assert all("another sum" in row.detail for row in refusals)
 
 
 def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:
@@ -229,6 +332,9 @@ def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:
 
 # ---- nothing unmasked in the server --------------------------------------------------------------
 
+BUFFER = {"name": "fedbuff", "buffer_size": 4, "exponent": 0.0}
+UNIFORM = {"name": "fedavg", "cohort": 4, "over_selection": 1.25, "weighting": "uniform"}
+UNWEIGHTED = Server(secure=Secure(kind="pairwise", resolution=1), heartbeat_s=PATIENCE_S)
 CODE = """
 import numpy as np
 import torch
@@ -248,7 +354,7 @@ def make(**sizes):
 """
 
 
-def patterned(folder: Path, server: Server) -> Experiment:
+def patterned(folder: Path, server: Server, strategy: dict[str, Any]) -> Experiment:
     """Clients that send patterns; all sums are exact in float32, so that y − w is the pattern itself."""
     (folder / "hidden_updates.py").write_text(CODE)
     return experiment(
@@ -259,7 +365,7 @@ def patterned(folder: Path, server: Server) -> Experiment:
         ),
         model=Model(name="hidden_updates:make"),
         training=Training(steps=1, lr=1.2e-38),
-        strategy={"name": "fedbuff", "buffer_size": 4, "exponent": 0.0},
+        strategy=strategy,
         clock=Clock(kind="wall", time_scale="auto"),
         server=server,
         evaluation=Evaluation(every_versions=1000),
@@ -285,14 +391,14 @@ def memory_of(process: psutil.Process) -> bytes:
     return b"\0".join(parts)
 
 
-def places_of_updates(folder: Path, server: Server) -> set[str]:
+def places_of_updates(folder: Path, server: Server, strategy: dict[str, Any]) -> set[str]:
     """Where a client's update is found byte for byte: the server's memory, and files of the run."""
     scope: dict[str, Any] = {}
     exec(CODE, scope)
     updates = [scope["pattern"](client) for client in range(6)]
     needles = [update[at : at + 32].tobytes() for update in updates for at in (0, 320, 600)]
     run = folder / "run"
-    command = Command.run(patterned(folder, server), run)
+    command = Command.run(patterned(folder, server, strategy), run)
     found = set()
     try:
         wait_for_versions(run, 4, command)
@@ -320,13 +426,28 @@ def summary_versions(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("server", "places"),
-    [(Server(heartbeat_s=PATIENCE_S), {"memory", "files"}), (MASKED, set()), (TRUSTED, set())],
-    ids=["plain", "masks", "trusted"],
+    ("server", "strategy", "places"),
+    [
+        (Server(heartbeat_s=PATIENCE_S), BUFFER, {"memory", "files"}),
+        (MASKED, BUFFER, set()),
+        (TRUSTED, BUFFER, set()),
+        (Server(heartbeat_s=PATIENCE_S), UNIFORM, {"memory"}),
+        (UNWEIGHTED, UNIFORM, set()),
+    ],
+    ids=["plain", "masks", "trusted", "plain rounds", "pairwise"],
 )
-def test_the_server_holds_no_readable_update(server: Server, places: set[str], tmp_path: Path) -> None:
-    """Memory, journal and checkpoints, searched byte for byte; the same search finds plain updates."""
-    assert places_of_updates(tmp_path, server) == places
+def test_the_server_holds_no_readable_update(
+    server: Server, strategy: dict[str, Any], places: set[str], tmp_path: Path
+) -> None:
+    """Memory, journal and checkpoints, searched byte for byte; the same search finds plain updates (of rounds
+    in memory at least: a checkpoint between two rounds has none).
+
+    With pairwise masks the clients' weight is 1, so that the server's sums would show an update that lost its
+    masks. Mutant: a client that leaves out the masks.
+    """
+    found = places_of_updates(tmp_path, server, strategy)
+    assert found >= places
+    assert places or not found
 
 
 # ---- refused at the door -------------------------------------------------------------------------
@@ -344,6 +465,15 @@ def test_the_server_holds_no_readable_update(server: Server, places: set[str], t
         ({"server": Server(secure=Secure(holders=3, recover=3, private=3))}, "private < recover ≤ holders"),
         ({"server": Server(secure=Secure(least_clients=4))}, "least_clients: at most 3, the updates that"),
         ({"privacy": Privacy(clip_norm=1.0, quantile=0.5)}, "privacy.quantile reads updates' norms"),
+        ({"server": PAIRS}, "needs a strategy of rounds whose clients know their weights .* got FedBuff"),
+        ({"server": PAIRS, "strategy": {**ROUNDS, "redraw": True}}, "strategy.redraw: must be false"),
+        (
+            {"server": PAIRS, "strategy": {**ROUNDS, "replacement": True}},
+            "allows neither strategy.replacement",
+        ),
+        ({"server": PAIRS, "strategy": {"name": "fedavg", "cohort": 3, "over_selection": 2}}, "sum needs 4"),
+        ({"server": PAIRS, "strategy": {"name": "fedavg", "cohort": 1}}, "least_clients: at most 1"),
+        ({**PRIVATE, "server": PAIRS, "strategy": UNIFORM}, "clients that drop out as zero"),
     ],
 )
 def test_experiments_that_cannot_be_masked(changes: dict[str, Any], why: str) -> None:

@@ -51,6 +51,7 @@ TABLES: list[dict[str, Any]] = [
     {"name": "fedasync", "arrival_process": "poisson", "arrival_rate_per_s": 0.3, "concurrency": 3},
     {"name": "fedavg", "cohort": 3},
     {"name": "fedavg", "cohort": 3, "over_selection": 1.5},
+    {"name": "fedavg", "cohort": 3, "over_selection": 1.5, "redraw": False},
     {"name": "defedavg-niid", "participants": 3},
     {"name": "defedavg-niid", "participants": 3, "pause": True},
     {"name": "defedavg-niid", "participants": 3, "takes": "newest"},

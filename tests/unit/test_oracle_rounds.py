@@ -57,6 +57,54 @@ def test_fedavg_leaves_what_each_client_trained_alone() -> None:
     assert all(after.tobytes() == before.tobytes() for after, before in trained.values())
 
 
+def test_a_closed_round_ends_with_the_members_that_remain() -> None:
+    """Mutants: a lost member is replaced, or waited for; a client that joins starts in the round."""
+    devices = [Client(client, "a", 10) for client in range(5)]
+    core = core_of(FedAvg(cohort=3, redraw=False), devices=devices)
+    first = [action for client in range(5) for action in core.handle(Joined(client, 0.0))]
+    started = [action for action in first if isinstance(action, Train)]
+    members = tuple(action.client for action in started)
+    assert len(members) == 3
+    assert {action.cohort for action in started} == {events.Cohort(0, members)}
+    lost, other, last = started
+    assert core.handle(Failed(lost.client, lost.task, 1.0, "memory")) == [
+        Release(lost.task, "lost", "memory")
+    ]
+    assert core.handle(Arrived(other.client, other.task, 0, 10, 1, 0.0, 2.0)) == []
+    (order,) = core.handle(Arrived(last.client, last.task, 0, 10, 1, 0.0, 3.0))
+    assert isinstance(order, Sum)
+    assert sorted(order.tasks) == [other.task, last.task]
+    assert order.weights == (0.5, 0.5)
+    after = [action for action in core.handle(Summed(1, 3.0)) if isinstance(action, Train)]
+    assert [action.cohort.first_task for action in after if action.cohort is not None] == [3, 3, 3]
+
+
+def test_a_closed_round_whose_sum_is_refused_is_drawn_again() -> None:
+    """Mutant: the members of a refused sum stay in the round, so that no other one begins."""
+    core = core_of(FedAvg(redraw=False))
+    started = [action for client in range(3) for action in core.handle(Joined(client, 0.0))][-3:]
+    tasks = [action.task for action in started if isinstance(action, Train)]
+    for client, task in enumerate(tasks):
+        core.handle(Arrived(client, task, 0, 10, 1, 0.0, 1.0))
+    after = [action for action in core.handle(Summed(1, 1.0, tuple(tasks))) if isinstance(action, Train)]
+    clients = tuple(action.client for action in after)
+    assert sorted(clients) == [0, 1, 2]
+    assert [(action.version, action.cohort) for action in after] == [(0, events.Cohort(3, clients))] * 3
+
+
+def test_a_closed_round_starts_with_all_its_members() -> None:
+    """Late members of the last round must end first. Mutant: a round starts with those that are idle."""
+    devices = [Client(client, "a", 10) for client in range(4)]
+    core = core_of(FedAvg(cohort=3, over_selection=4 / 3, redraw=False), devices=devices)
+    for client in range(4):
+        core.handle(Joined(client, 0.0))
+    for client in range(3):
+        core.handle(Arrived(client, core.task_of(client) or 0, 0, 10, 1, 0.0, 1.0))
+    assert not [action for action in core.handle(Summed(1, 1.0)) if isinstance(action, Train)]
+    after = core.handle(Failed(3, core.task_of(3) or 0, 1.0, "cancelled"))
+    assert len([action for action in after if isinstance(action, Train)]) == 4
+
+
 def test_without_any_examples_the_average_is_uniform() -> None:
     core = core_of(FedAvg(), devices=fleet(3, examples=0))
     assert run_in_memory(core, [1.0] * 3).sums[0][0].weights == (1 / 3,) * 3

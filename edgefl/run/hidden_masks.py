@@ -1,0 +1,113 @@
+"""``[server.secure] kind = "masks"``: one-time coded masks, removed by holders (`edgefl.secure.coded`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment, Secure
+from edgefl.kernels.arguments import Floats
+from edgefl.parameters.buffer import ParameterBuffer, Raw
+from edgefl.run.hidden import Members, Phones, Scheme, SumProcess, Trip, id_of
+from edgefl.run.secure_parties import SumReply, Used
+from edgefl.secure import ID_BYTES, SecureError
+from edgefl.secure.coded import Holder, Member, Request, Rules, Sender, check_members, unmasked
+from edgefl.secure.coding import Code
+from edgefl.secure.fixed import FixedPoint, integer_weights
+from edgefl.seeds import stream
+from edgefl.strategies.base import Strategy
+
+
+def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: int) -> None:
+    if secure.holders > clients:
+        raise ConfigError(f"server.secure.holders: at most {clients}, the clients, got {secure.holders}")
+    if not secure.private < secure.recover <= secure.holders:
+        got = f"private = {secure.private}, recover = {secure.recover}, holders = {secure.holders}"
+        raise ConfigError(f"server.secure: needs private < recover ≤ holders, got {got}")
+    if 2 * secure.recover <= secure.holders + secure.private:
+        least = (secure.holders + secure.private) // 2 + 1
+        raise ConfigError(
+            f"server.secure.recover: at least {least} with {secure.holders} holders and private = "
+            f"{secure.private}, got {secure.recover}; with fewer, one mask could be used in two sums"
+        )
+
+
+def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Rules:
+    code = Code(size, secure.holders, secure.recover, secure.private)
+    fixed = FixedPoint(secure.clip, strategy.max_held(clients) * secure.resolution)
+    return Rules(code, fixed, secure.resolution, secure.least_clients)
+
+
+def holders_of(phones: Phones, rules: Rules) -> list[int]:
+    """Return the clients that hold shares, drawn by the seed; holder j is the j-th of them."""
+    drawn = stream(phones.seed, "holders").choice(phones.clients, rules.code.holders, replace=False)
+    return sorted(map(int, drawn))
+
+
+class MaskWriter:
+    """Writes masked numbers, the mask's id, and the holders' sealed shares."""
+
+    def __init__(self, phones: Phones, rules: Rules) -> None:
+        self._phones, self._rules = phones, rules
+        holders = holders_of(phones, rules)
+        self._publics = {number: phones.keys(client).public for number, client in enumerate(holders, 1)}
+        self._senders: dict[int, Sender] = {}
+
+    def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
+        client, size = trip.client, 4 * update.size
+        if client not in self._senders:
+            keys = self._phones.keys(client)
+            self._senders[client] = Sender(client, keys, self._publics, self._rules)
+        name, shares = self._senders[client].mask(raw[:size].view(np.uint32), update, trip.task)
+        raw[size:] = np.frombuffer(b"".join((name, *shares)), np.uint8)
+
+
+def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
+    """Return a holder's sealed share in an update's bytes."""
+    start = 4 * rules.code.size + ID_BYTES + (holder - 1) * rules.sealed_bytes
+    return raw[start : start + rules.sealed_bytes].tobytes()
+
+
+class Holders:
+    """All holders of masks."""
+
+    def __init__(self, phones: Phones, rules: Rules, buffer: ParameterBuffer, path: Path) -> None:
+        self._rules, self._buffer = rules, buffer
+        self.used = Used(path, range(1, rules.code.holders + 1))
+        self._holders = [
+            Holder(number, phones.keys(client), phones.public, rules, self.used.of[number])
+            for number, client in enumerate(holders_of(phones, rules), start=1)
+        ]
+
+    def reply(self, members: Members) -> SumReply:
+        return SumReply([holder.answer(self._request(members, holder.number)) for holder in self._holders])
+
+    def _request(self, members: Members, holder: int) -> Request:
+        """Build the request that this holder would receive."""
+        found = []
+        for client, slot, weight in members:
+            raw = self._buffer.raw(slot)
+            sealed = sealed_share(raw, self._rules, holder)
+            found.append(Member(client, id_of(raw, self._rules.code.size), int(weight), sealed))
+        return Request(found)
+
+
+def unmasked_sum(
+    rules: Rules, process: SumProcess, buffer: ParameterBuffer, members: Members
+) -> tuple[Floats, float]:
+    try:
+        whole, unit = integer_weights([weight for *_, weight in members], rules.resolution)
+    except ValueError as error:
+        raise SecureError(str(error)) from None
+    pairs = zip(members, whole, strict=True)
+    counted = [(client, slot, n) for (client, slot, _), n in pairs if n]
+    named = [(client, id_of(buffer.raw(slot), rules.code.size), n) for client, slot, n in counted]
+    check_members(rules, named)
+    updates = [buffer.slot(slot).view(np.uint32) for _, slot, _ in counted]
+    answers = process.ask(counted).answers
+    return unmasked(rules, updates, [n for *_, n in counted], answers), unit
+
+
+SCHEME = Scheme(check, rules_of, MaskWriter, Holders, unmasked_sum)

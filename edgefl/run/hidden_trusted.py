@@ -1,0 +1,79 @@
+"""``[server.secure] kind = "trusted"``: a process of its own opens encrypted updates
+(`edgefl.secure.trusted`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.experiment import Experiment, Secure
+from edgefl.kernels.arguments import Floats
+from edgefl.parameters.buffer import ParameterBuffer, Raw
+from edgefl.run.hidden import Members, Phones, Scheme, SumProcess, Trip, id_of
+from edgefl.run.secure_parties import SumReply, Used
+from edgefl.secure import ID_BYTES, SecureError
+from edgefl.secure.trusted import SealedUpdate, TrustedAggregator, TrustedRules, seal
+from edgefl.strategies.base import Strategy
+
+AGGREGATOR = b"aggregator"
+"""Name from which the aggregator's keys are derived."""
+
+
+def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: int) -> None:
+    """All settings and strategies fit."""
+
+
+def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> TrustedRules:
+    return TrustedRules(size, secure.least_clients, secure.resolution)
+
+
+class EncryptedWriter:
+    """Writes the encrypted numbers, the update's id, and the cipher's tag."""
+
+    def __init__(self, phones: Phones, rules: TrustedRules) -> None:
+        self._phones, self._aggregator = phones, phones.derived(AGGREGATOR).public
+
+    def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
+        client, size = trip.client, 4 * update.size
+        name, sealed = seal(self._phones.keys(client), self._aggregator, client, trip.task, update)
+        raw[:size] = np.frombuffer(sealed, np.uint8, size)
+        raw[size:] = np.frombuffer(name + sealed[size:], np.uint8)
+
+
+def sealed_update(raw: Raw, size: int) -> bytes:
+    """Return the encrypted update in an update's bytes, with its tag."""
+    return raw[: 4 * size].tobytes() + raw[4 * size + ID_BYTES :].tobytes()
+
+
+class Aggregator:
+    """The trusted aggregator."""
+
+    def __init__(self, phones: Phones, rules: TrustedRules, buffer: ParameterBuffer, path: Path) -> None:
+        self._size, self._buffer, self.used = rules.size, buffer, Used(path, [0])
+        keys = phones.derived(AGGREGATOR)
+        self._aggregator = TrustedAggregator(keys, phones.public, rules, self.used.of[0])
+
+    def reply(self, members: Members) -> SumReply:
+        updates = []
+        for client, slot, weight in members:
+            raw = self._buffer.raw(slot)
+            updates.append(
+                SealedUpdate(client, id_of(raw, self._size), weight, sealed_update(raw, self._size))
+            )
+        try:
+            return SumReply(total=self._aggregator.sum(updates).tobytes())
+        except SecureError as error:
+            return SumReply(refused=str(error))
+
+
+def opened_sum(
+    rules: TrustedRules, process: SumProcess, buffer: ParameterBuffer, members: Members
+) -> tuple[Floats, float]:
+    reply = process.ask([one for one in members if one[2]])
+    if reply.refused:
+        raise SecureError(reply.refused)
+    return np.frombuffer(reply.total, np.float32), 1.0
+
+
+SCHEME = Scheme(check, rules_of, EncryptedWriter, Aggregator, opened_sum)

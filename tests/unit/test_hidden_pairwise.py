@@ -1,0 +1,178 @@
+"""Pairwise masks of a run in one process: uploads in slots, sums with dropouts, and every misuse refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.core.events import Cohort
+from edgefl.experiment import Secure
+from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.strategies.fedavg import FedAvg
+from edgefl.strategies.fednova import FedNova
+
+pytest.importorskip("cryptography", reason="needs edgefl[secure]")
+
+from edgefl.run.hidden import HiddenSums, Members, Phones, Trip
+from edgefl.run.hidden_pairwise import PairWriter, Participants, check_weights, rules_of
+from edgefl.run.secure_parties import SumReply
+from edgefl.secure import SecureError
+
+SIZE, CLIENTS = 333, 8
+COHORT = Cohort(40, (1, 3, 4, 6, 7))
+WEIGHTS = {1: 0.5, 3: 0.25, 4: 1.0, 6: 0.125, 7: 0.75}
+"""Clients' weights divided by the fleet's largest: exact multiples of 1 / resolution."""
+
+
+class World:
+    """A buffer, clients that write to it, and the process that reveals shares; slot k is client k's."""
+
+    def __init__(self, folder: Path) -> None:
+        secure = Secure(kind="pairwise", resolution=64, least_clients=2)
+        self.rules = rules_of(secure, FedAvg(cohort=5, redraw=False), SIZE, CLIENTS)
+        extra = self.rules.overhead_bytes
+        self.buffer = ParameterBuffer.create(Shape(size=SIZE, ring=2, slots=2 * CLIENTS, extra=extra))
+        self.phones, self.file = Phones(b"s" * 32, 1, CLIENTS), folder / "used"
+        self.writer = PairWriter(self.phones, self.rules)
+        rng = np.random.default_rng(7)
+        self.updates = {k: rng.uniform(-0.9, 0.9, SIZE).astype(np.float32) for k in range(CLIENTS)}
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the process that reveals shares, with the file of what it has revealed."""
+        self.parties = Participants(self.phones, self.rules, self.buffer, self.file)
+
+    def ask(self, members: Members) -> SumReply:
+        reply = self.parties.reply(members)
+        self.parties.used.save()
+        return reply
+
+    def write(self, *clients: int, cohort: Cohort = COHORT, slots: int = 0) -> None:
+        for client in clients:
+            trip = Trip(client, cohort.first_task + client, cohort, WEIGHTS[client])
+            self.writer.write(self.buffer.raw(client + slots), self.updates[client].copy(), trip)
+
+    def sum(self, clients: Sequence[int], weights: Sequence[float] | None = None) -> np.ndarray:
+        if weights is None:
+            total = sum(WEIGHTS[client] for client in clients)
+            weights = [WEIGHTS[client] / total for client in clients]
+        members = [(client, client, weight) for client, weight in zip(clients, weights, strict=True)]
+        vector, unit = HiddenSums("pairwise", self.rules, self).sum(self.buffer, members)
+        return unit * vector.astype(np.float64)
+
+    def refused(self, why: str, *clients: int, weights: Sequence[float] | None = None) -> None:
+        with pytest.raises(SecureError, match=why):
+            self.sum(clients, weights)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.buffer.close()
+
+
+@pytest.mark.parametrize("lost", [(), (3,), (1, 7)])
+def test_the_sum_of_those_that_arrived_is_the_plain_sum_to_the_step(
+    lost: tuple[int, ...], world: World
+) -> None:
+    """Mutants: a dropout's masks left in the sum, its sign swapped, weights not applied by the client."""
+    here = [client for client in COHORT.clients if client not in lost]
+    world.write(*here)
+    total = sum(WEIGHTS[client] for client in here)
+    plain = sum(WEIGHTS[client] / total * world.updates[client].astype(np.float64) for client in here)
+    assert np.abs(world.sum(here) - plain).max() <= world.rules.step / 2 + 2.0**-22
+
+
+def test_half_of_a_round_reveals_nothing(world: World) -> None:
+    """Mutant: a threshold of half of the round, with which two disjoint sums could be revealed."""
+    world.write(1, 3)
+    world.refused("2 clients arrived; 3 are required", 1, 3)
+    reply = world.ask([(1, 1, 1.0), (3, 3, 1.0)])  # a server that asks nevertheless
+    assert (reply.revealed, reply.refused) == ([], "2 clients arrived; 3 are required")
+
+
+def test_a_round_is_revealed_once_also_after_a_restart(world: World) -> None:
+    """A server that got the sums of {1, 3, 4, 6} and of {1, 3, 4} could subtract them: client 6's update.
+
+    Mutants: what was revealed is not saved, or is not compared.
+    """
+    world.write(1, 3, 4, 6)
+    first = world.sum((1, 3, 4, 6))
+    world.restart()
+    world.refused("revealed their shares for another sum", 1, 3, 4)
+    assert world.sum((1, 3, 4, 6)).tobytes() == first.tobytes()
+
+
+def test_another_update_of_a_revealed_round_is_refused(world: World) -> None:
+    """Mutant: the digest of what was revealed leaves out the updates' ids."""
+    world.write(1, 3, 4)
+    world.sum((1, 3, 4))
+    world.updates[3] = world.updates[3] + np.float32(0.01)
+    world.write(3)
+    world.refused("revealed their shares for another sum", 1, 3, 4)
+
+
+def test_a_trip_that_is_repeated_sends_the_same_bytes_and_another_update_another_mask(world: World) -> None:
+    """The difference of two uploads with one mask would be the difference of two updates.
+
+    Mutant: a client's own mask that does not depend on its update.
+    """
+    world.write(1, 3)
+    world.write(1, 3, slots=CLIENTS)
+    same = [world.buffer.raw(at).tobytes() for at in (1, 1 + CLIENTS)]
+    assert same[0] == same[1]
+    change = np.zeros(SIZE, np.float32)
+    change[0] = 0.25
+    world.updates[3] = world.updates[3] + change
+    world.write(3, slots=CLIENTS)
+    words = [world.buffer.slot(at).view(np.uint32).astype(np.int64) for at in (3, 3 + CLIENTS)]
+    assert np.count_nonzero(words[0] - words[1]) > SIZE - 3
+
+
+def test_updates_of_different_rounds_and_of_strangers_are_not_summed(world: World) -> None:
+    """Mutant: the round of the first update is taken for that of all."""
+    world.write(1, 3, 4)
+    world.write(6, cohort=Cohort(45, COHORT.clients))
+    world.refused("not of one round", 1, 3, 4, 6)
+    world.buffer.raw(2)[:] = world.buffer.raw(1)
+    world.refused("not those of this round", 1, 2, 3, 4, weights=[0.25] * 4)
+
+
+def test_altered_shares_are_refused(world: World) -> None:
+    """Mutant: shares of arrived clients are derived again instead of opened."""
+    world.write(1, 3, 4, 6, 7)
+    world.buffer.raw(4)[-1] ^= 1  # the last client's share
+    world.refused("a sealed message was altered", 1, 3, 4, 6, 7)
+
+
+def test_weights_other_than_the_clients_own_are_refused(world: World) -> None:
+    """A strategy that weights by what it learns from the trip. Mutant: the weights are not compared."""
+    world.write(1, 3, 4)
+    world.refused(
+        r"weighted its update with 32 of 112, the strategy with 0\.333", 1, 3, 4, weights=[1 / 3] * 3
+    )
+
+
+def test_rounding_of_weights_is_no_reason_to_refuse() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        examples = rng.integers(1, 500, size=int(rng.integers(2, 30)))
+        whole = [max(1, round(each / 600 * 64)) for each in examples.tolist()]
+        check_weights((examples / examples.sum()).tolist(), whole)
+
+
+def test_own_weights_are_the_weights_of_a_step() -> None:
+    """Mutants: FedNova without its steps; a subclass with other weights that inherits FedAvg's own ones."""
+
+    class Other(FedAvg):
+        def weights(self, state: object, updates: object, view: object) -> list[float]:
+            return []
+
+    assert FedAvg().own_weight(30, 5) == 30.0
+    assert FedAvg(weighting="uniform").own_weight(30, 5) == 1.0
+    assert FedNova().own_weight(30, 5) == 6.0
+    assert Other().own_weight(30, 5) is None
