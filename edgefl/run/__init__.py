@@ -11,8 +11,9 @@ timeline        source of events: wall (throttled clients) or virtual (an agenda
 engine          carries out the core's actions: leases and sums slots, writes rows, requests evaluations
                 (evaluation: their queue)
 slots           allocation of update slots and ring entries, and the sum
-hidden          secure aggregation: its rules, the phones' keys, sums of hidden updates (secure_process: the
-                process with the holders of masks or the trusted aggregator)
+hidden          secure aggregation: its rules, the phones' keys, sums of hidden updates (hidden_masks,
+                hidden_pairwise, hidden_trusted: one for each kind; secure_process: the process of those that
+                unmask or open sums, secure_parties: what they share)
 clock           clocks, alarms and the agenda (progress: numbers for the live view, time per stage)
 client, worker  processes that train, at the device's speed or the host's; worker also runs the evaluator
                 (assessor: evaluation of a model)
