@@ -93,16 +93,27 @@ def test_a_closed_round_whose_sum_is_refused_is_drawn_again() -> None:
 
 
 def test_a_closed_round_starts_with_all_its_members() -> None:
-    """Late members of the last round must end first. Mutant: a round starts with those that are idle."""
-    devices = [Client(client, "a", 10) for client in range(4)]
-    core = core_of(FedAvg(cohort=3, over_selection=4 / 3, redraw=False), devices=devices)
-    for client in range(4):
-        core.handle(Joined(client, 0.0))
+    """Late members of the last round end first, and idle clients wait for the next round.
+
+    Mutants: a round starts with those that are idle; another one starts beside it.
+    """
+    devices = [Client(client, "a", 10) for client in range(9)]
+    strategy = FedAvg(cohort=3, over_selection=4 / 3, redraw=False, gather_s=0.0)
+    core = core_of(strategy, devices=devices)
+    started = [core.handle(Joined(client, 0.0))[-1:] for client in range(4)]
+    assert [len(actions) for actions in started] == [1, 0, 1, 0]  # the first is the evaluation
     for client in range(3):
         core.handle(Arrived(client, core.task_of(client) or 0, 0, 10, 1, 0.0, 1.0))
-    assert not [action for action in core.handle(Summed(1, 1.0)) if isinstance(action, Train)]
-    after = core.handle(Failed(3, core.task_of(3) or 0, 1.0, "cancelled"))
+    second = [action for action in core.handle(Summed(1, 1.0)) if isinstance(action, Train)]
+    assert sorted(action.client for action in second) == [0, 1, 2, 3]
+    for action in second[:3]:
+        core.handle(Arrived(action.client, action.task, 1, 10, 1, 0.0, 2.0))
+    late = second[3]
+    assert not [action for action in core.handle(Summed(2, 2.0)) if isinstance(action, Train)]
+    after = core.handle(Failed(late.client, late.task, 2.0, "cancelled"))
     assert len([action for action in after if isinstance(action, Train)]) == 4
+    for client in range(4, 9):
+        assert core.handle(Joined(client, 3.0)) == []
 
 
 def test_without_any_examples_the_average_is_uniform() -> None:
