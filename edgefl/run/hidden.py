@@ -31,7 +31,7 @@ from edgefl.secure import ID_BYTES, SECRET_FILE, SecureRules
 from edgefl.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from edgefl.run.secure_parties import AnyRules, Parties
+    from edgefl.run.secure_parties import AnyRules, SumReply, Used
     from edgefl.secure.keys import KeyPair
 
 SECRET_BYTES = 32
@@ -62,8 +62,16 @@ class Writer(Protocol):
 class SumProcess(Protocol):
     """The process that unmasks or opens sums: `edgefl.run.secure_process.SecureProcess`."""
 
-    def ask(self, members: Members) -> Any:
-        """Return the `SumReply` to a sum of (client, slot, weight)."""
+    def ask(self, members: Members) -> SumReply:
+        """Return the reply to a sum of (client, slot, weight)."""
+
+
+class Parties(Protocol):
+    """The parties of a scheme that unmask or open sums."""
+
+    used: Used
+
+    def reply(self, members: Members) -> SumReply: ...
 
 
 class Scheme(NamedTuple):

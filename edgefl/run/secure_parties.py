@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
-from edgefl.run.hidden import Members
 from edgefl.secure.coded import Answer, Rules
 from edgefl.secure.pairwise import Advert, PairRules, Revealed
 from edgefl.secure.trusted import TrustedRules
@@ -48,11 +46,3 @@ class Used:
             lines += [f"{party} {name.hex()} {names[name].hex()}\n" for name in sorted(new)]
             self._saved[party] |= new
         os.write(self._file, "".join(lines).encode())
-
-
-class Parties(Protocol):
-    """The parties of a scheme that unmask or open sums."""
-
-    used: Used
-
-    def reply(self, members: Members) -> SumReply: ...
