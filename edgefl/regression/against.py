@@ -22,6 +22,7 @@ import msgspec
 from edgefl.errors import NotMet
 from edgefl.host.channel import Channel, Closed
 from edgefl.regression.checkout import Base, Checkout
+from edgefl.regression.counts import share_text
 from edgefl.regression.paired import Estimate, ProcessPair, block_ratio, decide, estimate
 from edgefl.regression.process import Failure, alone
 from edgefl.regression.sides import (
@@ -337,21 +338,13 @@ def verdict_of(found: Comparison, tolerance: float) -> Verdict:
 
 def _time_text(found: Comparison, time: Estimate) -> str:
     base_s, head_s = (statistics.median(getattr(pair, f"{side}_s") for pair in found.pairs) for side in SIDES)
+    grew, least, most = (share_text(1.0, 1.0 + share) for share in (time.growth, time.least, time.most))
+    sure = f" ({least} to {most})" if math.isfinite(time.most) else ""
     pairs = "1 pair" if len(found.pairs) == 1 else f"{len(found.pairs)} pairs"
-    sure = f" ({_share(time.least)} to {_share(time.most)})" if math.isfinite(time.most) else ""
     return (
-        f"time {_share(time.growth)}{sure} since {found.base}: {short_time(base_s)} → {short_time(head_s)} a "
+        f"time {grew}{sure} since {found.base}: {short_time(base_s)} → {short_time(head_s)} a "
         f"call, in turns, {pairs} of processes"
     )
-
-
-def _share(growth: float) -> str:
-    """Return a growth in per cent, or as a factor from ten on.
-
-    >>> _share(0.0512), _share(-0.5), _share(20.0)
-    ('+5.1%', '-50.0%', '×21')
-    """
-    return f"{growth:+.1%}" if growth < 9 else f"×{1 + growth:.3g}"
 
 
 def _more_sent(found: Comparison) -> Iterator[tuple[str, str]]:

@@ -379,13 +379,14 @@ def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[
 def share_text(before: float, now: float, least: float = 0.0) -> str:
     """Return a change in percent; empty if there was too little for one.
 
-    >>> share_text(200, 230), share_text(10, 500), share_text(0, 5), share_text(1, 5000, 10)
-    ('+15.0%', '×50', '', '')
+    >>> share_text(200, 230), share_text(10, 500), share_text(1, 5001), share_text(0, 5)
+    ('+15.0%', '×50', '×5,001', '')
     """
     if before <= 0 or before < least:
         return ""
     if now > 10 * before:
-        return f"×{now / before:.3g}"
+        times = now / before
+        return f"×{times:,.0f}" if times >= 1000 else f"×{times:.3g}"
     share = now / before - 1
     return f"{share:+.{2 if 0 < abs(share) < 0.001 else 1}%}"
 
