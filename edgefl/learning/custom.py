@@ -240,7 +240,7 @@ class CustomTrainer:
         context = Context(client, trip, given, rule, rng, sizes, self._criterion, done)
         if sizes:
             flat.prepare()
-            flat.module.train()
+            flat.training_mode()
             flat.push()
             try:
                 with torch_seed(int(rng.integers(2**63)), device):

@@ -107,7 +107,7 @@ class FlatModel:
     def __init__(self, module: nn.Module, vectors: int = 0) -> None:
         trainable, frozen, buffers, fixed = _tensors(module)
         tensors = trainable | frozen | buffers
-        self.module = module
+        self.module, self._modules = module, list(module.modules())
         self.size = sum(tensor.numel() for tensor in tensors.values())
         self.trainable = sum(tensor.numel() for tensor in trainable.values())
         self.buffers = sum(tensor.numel() for tensor in buffers.values())
@@ -178,6 +178,11 @@ class FlatModel:
         with torch.no_grad():
             for name, first in self._fixed:
                 self.module.get_buffer(name).copy_(first)
+
+    def training_mode(self) -> None:
+        """Put the module into training mode; `nn.Module.train` costs more than checking that it is."""
+        if not all(module.training for module in self._modules):
+            self.module.train()
 
     def discard_gradients(self) -> None:
         """Let the next backward pass allocate the gradients, which is faster than adding to zeros."""

@@ -83,7 +83,7 @@ class Trainer:
             raise ValueError("rows must contain at least one example (got none)")
         flat, arithmetic, device = self._flat, self._arithmetic, self._flat.vector.device
         flat.prepare()
-        flat.module.train()
+        flat.training_mode()
         flat.push()
         terms = _VectorTerms(flat, rule.terms, given) if rule.terms.vectors else None
         step = self._stepper(rule, terms)

@@ -18,7 +18,7 @@ import pytest
 
 from edgefl import ConfigError, RunError, Stop, config
 from edgefl.cli import main
-from edgefl.lab import bare, fidelity, ingest, spawn, study
+from edgefl.lab import bare, fidelity, ingest, peers, spawn, study
 from edgefl.lab.fidelity import DEVICES
 from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, verdict, write_report
 from edgefl.lab.tuning import tune
@@ -70,6 +70,20 @@ def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: 
         RunError, match="600 trips of 300 clients with 1,000 parameters in 60 s, at least 900"
     ):
         ingest._long_enough("shm", 1000, 300, 60.0)
+
+
+@pytest.mark.parametrize("framework", ["edgefl", "torch"])
+def test_peers_measure_real_programs(framework: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    setting = peers.Setting("linear", "digits", clients=20, cohort=4, batch_size=10, lr=0.1)
+    monkeypatch.setitem(peers.SETTINGS, "flute", setting)
+    monkeypatch.setattr(peers, "LOOK_S", 0.05)
+    result = peers.run(True, only=framework, settings="flute", seconds=0.1, venvs=tmp_path)
+    (row,) = result["rows"]
+    assert row["why"] == ""
+    assert min(row["trips_per_s"], row["peak_mib"]) > 0
+    assert row["start_s"] >= 0
+    assert row["version"]
+    assert not list(tmp_path.iterdir())  # neither needs an environment
 
 
 def test_ingest_reports_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:

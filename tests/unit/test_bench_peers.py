@@ -25,15 +25,15 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> peers.Setting:
     """A setting on the bundled digits, whose rounds take milliseconds."""
     setting = peers.Setting("linear", "digits", clients=20, cohort=2, batch_size=10, lr=0.1)
     monkeypatch.setitem(SETTINGS, "flute", setting)
-    monkeypatch.setitem(shared.NETS, "linear", lambda: torch.nn.Linear(64, 10))
     return setting
 
 
 def test_the_nets_are_the_published_ones() -> None:
-    sizes = {name: sum(p.numel() for p in make().parameters()) for name, make in shared.NETS.items()}
+    nets = {name: shared.make((1, 28, 28), net=name) for name in shared.NETS}
+    sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in nets.items()}
     assert sizes == {"cnn-pfl": 1_626_442, "linear": 7_850, "cnn-groupnorm": 468_458}
     ours = make_model(Model(name="cnn-groupnorm"), (1, 28, 28), 10, seed=0)
-    assert [str(layer) for layer in shared.make(net="cnn-groupnorm")] == [str(layer) for layer in ours]
+    assert [str(layer) for layer in nets["cnn-groupnorm"]] == [str(layer) for layer in ours]
 
 
 def test_every_client_reads_its_own_examples(digits: peers.Setting, tmp_path: Path) -> None:
@@ -44,13 +44,14 @@ def test_every_client_reads_its_own_examples(digits: peers.Setting, tmp_path: Pa
     x = torch.cat([x for x, _ in clients])
     assert len(x) == task.shape[0] // 20 * 20
     assert len(x.unique(dim=0)) > 0.9 * len(x)  # nobody has another's examples
+    assert shared.net_of(task)(clients[7][0]).shape == (len(clients[7][1]), 10)
 
 
 def test_a_trip_is_an_epoch_or_the_given_steps(digits: peers.Setting, tmp_path: Path) -> None:
     peers.write_task(CASE, tmp_path, seconds=1.0)
     task, ((x, y), *_) = shared.read(str(tmp_path))
     for steps, expected in ((None, -(-len(y) // 10)), (1, 1)):
-        net, seen = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), []
+        net, seen = shared.net_of(task), []
         net.register_forward_hook(lambda *call, seen=seen: seen.append(len(call[2])))
         shared.train(net, x, y, task._replace(steps=steps))
         assert len(seen) == expected

@@ -56,6 +56,21 @@ def batches_of(rule: LocalRule, rows: np.ndarray, rng: np.random.Generator) -> l
     return epochs
 
 
+def test_a_trip_trains_in_training_mode_whatever_part_of_the_module_was_left_in_another() -> None:
+    x, y = examples()
+    seen: list[bool] = []
+    module = network(dropout=0.5)
+    module[2].register_forward_hook(lambda dropout, *_: seen.append(dropout.training))
+    flat = FlatModel(module)
+    trainer, rule = Trainer(flat), LocalRule(steps=1, batch_size=4)
+    for left in (None, module[2], module):
+        if left is not None:
+            left.eval()
+        trainer.run(x, y, rule, np.random.default_rng(0))
+    assert seen == [True, True, True]
+    assert all(part.training for part in module.modules())
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
 @pytest.mark.parametrize("prox_mu", [0.0, 0.3])

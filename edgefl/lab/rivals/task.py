@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,7 +54,7 @@ def read(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
     return task, [(x[at : at + held], y[at : at + held]) for at in range(0, held * task.clients, held)]
 
 
-def _cnn_pfl() -> nn.Module:
+def _cnn_pfl(_: Sequence[int]) -> nn.Module:
     """The CNN of pfl-research's CIFAR-10 benchmark (``simple_cnn``): 1,626,442 parameters."""
     return nn.Sequential(
         *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()),
@@ -61,12 +63,12 @@ def _cnn_pfl() -> nn.Module:
     )
 
 
-def _linear() -> nn.Module:
-    """Logistic regression on 28×28 images: 7,850 parameters."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+def _linear(shape: Sequence[int]) -> nn.Module:
+    """Logistic regression: 7,850 parameters on 28×28 images."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 10))
 
 
-def _cnn_groupnorm() -> nn.Module:
+def _cnn_groupnorm(_: Sequence[int]) -> nn.Module:
     """edgefl's ``cnn-groupnorm``, which needs edgefl: 468,458 parameters."""
     layers: list[nn.Module] = []
     for before, after, rate in ((1, 32, 0.3), (32, 64, 0.5)):
@@ -81,9 +83,14 @@ def _cnn_groupnorm() -> nn.Module:
 NETS = {"cnn-pfl": _cnn_pfl, "linear": _linear, "cnn-groupnorm": _cnn_groupnorm}
 
 
-def make(input_shape: Any = (), classes: int = 10, *, net: str) -> nn.Module:
-    """Create a network of `NETS`; the other arguments are those of edgefl's ``model.name``."""
-    return NETS[net]()
+def make(input_shape: Sequence[int], classes: int = 10, *, net: str) -> nn.Module:
+    """Create a network of `NETS`, for ten classes; the arguments are those of edgefl's ``model.name``."""
+    return NETS[net](input_shape)
+
+
+def net_of(task: Task) -> nn.Module:
+    """Create the task's network."""
+    return make(task.shape[1:], net=task.net)
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, task: Task) -> None:

@@ -19,7 +19,7 @@ from . import task as shared
 @cache
 def _worker(folder: str) -> tuple[shared.Task, Any, nn.Module]:
     task, clients = shared.prepare(folder)
-    return task, clients, shared.make(net=task.net)
+    return task, clients, shared.net_of(task)
 
 
 def main(folder: str) -> None:
@@ -55,7 +55,7 @@ def main(folder: str) -> None:
             min_evaluate_nodes=0,
             min_available_nodes=task.clients,
         )
-        arrays = ArrayRecord(shared.make(net=task.net).state_dict())
+        arrays = ArrayRecord(shared.net_of(task).state_dict())
         for number in itertools.count(1):
             messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)
             replies = list(grid.send_and_receive(messages))

@@ -96,7 +96,7 @@ def main(folder: str) -> None:
 
     client = ClientConfig(epochs=1, optimizer=LocalOptimizerSGDConfig(lr=task.lr))
     config = OmegaConf.structured(settings(client=client))
-    trainer = Trainer(model=Model(shared.make(net=task.net)), cuda_enabled=False, **config)
+    trainer = Trainer(model=Model(shared.net_of(task)), cuda_enabled=False, **config)
     with suppress(_Ended):
         trainer.train(data, None, num_total_users=len(users), distributed_world_size=1)
 

@@ -36,7 +36,7 @@ def main(folder: str) -> None:
     from pfl.internal.ops.selector import get_default_framework_module
     from pfl.model.pytorch import PyTorchModel
 
-    net: Any = shared.make(net=task.net)
+    net: Any = shared.net_of(task)
     net.loss = types.MethodType(_loss, net)
     net.metrics = types.MethodType(_metrics, net)
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))

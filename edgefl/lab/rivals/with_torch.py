@@ -22,7 +22,7 @@ def main(folder: str) -> None:
     def work(number: int) -> None:
         torch.manual_seed(number)
         random.seed(number)
-        start, net = shared.make(net=task.net), shared.make(net=task.net)
+        start, net = shared.net_of(task), shared.net_of(task)
         state = copy.deepcopy(start.state_dict())
         while True:
             net.load_state_dict(state)
