@@ -150,6 +150,11 @@ class Core(Ledger):
         """True if a ``Wake`` before the end of the run is pending."""
         return any(at_s < self._end_s for at_s in self._wakes)
 
+    @property
+    def ends(self) -> bool:
+        """True if the run is to end as soon as a pending sum is made: its time is over, or it was halted."""
+        return self._halt is not None or self.now_s >= self._end_s
+
     def is_zero(self, task: int) -> bool:
         """True if the held update of ``task`` counts as zero because its trip failed."""
         return task in self._zero

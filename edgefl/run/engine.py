@@ -144,7 +144,16 @@ class Engine:
         }
 
     def handle(self, timeline_event: TimelineEvent) -> None:
-        """Write an event to the journal, pass it to the core, and carry out the core's actions."""
+        """Write an event to the journal, pass it to the core, and carry out the core's actions.
+
+        A sum that waits for clients is tried again, because the event may be that one has joined.
+        """
+        self._handle(timeline_event)
+        if (action := self.aggregator.waiting) is not None:
+            self.aggregator.waiting = None
+            self.carry_out([action])
+
+    def _handle(self, timeline_event: TimelineEvent) -> None:
         if type(timeline_event) is not Delivery:
             actions = self._decide(timeline_event)  # type: ignore[arg-type]
             if isinstance(timeline_event, (events.Failed, events.Died)) and timeline_event.task is not None:
@@ -170,6 +179,9 @@ class Engine:
         """Carry out actions of the core, including those from before an interruption."""
         for action in actions:  # a Sum appends its follow-up actions to this list
             if type(action) is Sum:
+                if not self.core.ends and self.aggregator.lacks_helpers(action):
+                    self.aggregator.waiting = action
+                    continue
                 entry = self.aggregator.free_entry()
                 if entry is None and self.write_ahead is not None:
                     self.write_ahead.secure()

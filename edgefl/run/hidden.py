@@ -13,7 +13,7 @@ import importlib.util
 import math
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,7 +27,7 @@ from edgefl.experiment import Experiment, Secure
 from edgefl.files import flush_folder, read
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, Raw
-from edgefl.secure import ID_BYTES, SECRET_FILE, SecureRules
+from edgefl.secure import ID_BYTES, SECRET_FILE, SecureError, SecureRules
 from edgefl.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class Writer(Protocol):
 class SumProcess(Protocol):
     """The process that unmasks or opens sums: `edgefl.run.secure_process.SecureProcess`."""
 
-    def ask(self, members: Members) -> SumReply:
-        """Return the reply to a sum of (client, slot, weight)."""
+    def ask(self, members: Members, online: Sequence[int]) -> SumReply:
+        """Return the reply of the clients that are ``online`` to a sum of (client, slot, weight)."""
 
 
 class Parties(Protocol):
@@ -71,7 +71,19 @@ class Parties(Protocol):
 
     used: Used
 
-    def reply(self, members: Members) -> SumReply: ...
+    def reply(self, members: Members, online: Collection[int]) -> SumReply:
+        """Answer for the clients that are ``online``."""
+
+
+Ask = Callable[[Members], Any]
+"""Returns the `SumReply` to a sum's request."""
+
+
+class Helpers(NamedTuple):
+    """Clients that can unmask a sum, and how many of them are needed."""
+
+    clients: Sequence[int]
+    needed: int
 
 
 class Scheme(NamedTuple):
@@ -85,7 +97,9 @@ class Scheme(NamedTuple):
     """The clients' half, from keys and rules."""
     parties: Callable[[Phones, Any, ParameterBuffer, Path], Parties]
     """The half of `edgefl.run.secure_process`, from keys, rules, buffer and the file of used masks."""
-    sum: Callable[[Any, SumProcess, ParameterBuffer, Members], tuple[Floats, float]]
+    helpers: Callable[[Any, int, int, ParameterBuffer, Members], Helpers]
+    """The helpers of a sum, from rules, the experiment's seed and its number of clients."""
+    sum: Callable[[Any, Ask, ParameterBuffer, Members], tuple[Floats, float]]
     """The server's half: a vector and its factor, whose product is the weighted sum."""
 
 
@@ -235,12 +249,37 @@ def id_of(raw: Raw, size: int) -> bytes:
 class HiddenSums:
     """The server's half of secure aggregation: weighted sums of hidden updates in their slots."""
 
-    def __init__(self, kind: str, rules: SecureRules, process: SumProcess) -> None:
-        self.rules, self._process, self._sum = rules, process, scheme_of(kind).sum
+    def __init__(self, kind: str, rules: SecureRules, process: SumProcess, seed: int, clients: int) -> None:
+        self.rules, self._process, self._scheme = rules, process, scheme_of(kind)
+        self._seed, self._clients = seed, clients
+        self.online: Callable[[int], bool] = lambda client: True
+        """Whether a client is connected, so that it can help to unmask a sum."""
+
+    def lacks(self, buffer: ParameterBuffer, members: Members) -> str:
+        """Say that too few clients are online to unmask a sum; "" if there are enough."""
+        try:
+            helpers = self._helpers(buffer, members)
+        except SecureError:
+            return ""  # the sum will be refused
+        online = sum(map(self.online, helpers.clients))
+        if online >= helpers.needed:
+            return ""
+        known = f"{online} of {len(helpers.clients)} clients that can unmask the sum are online"
+        return f"{known}; {helpers.needed} are needed"
+
+    def _helpers(self, buffer: ParameterBuffer, members: Members) -> Helpers:
+        return self._scheme.helpers(self.rules, self._seed, self._clients, buffer, members)
 
     def sum(self, buffer: ParameterBuffer, members: Members) -> tuple[Floats, float]:
         """Return a vector and its factor, whose product is Σ w_k Δ_k over (client, slot, weight).
 
         Raises `SecureError` if the sum is refused.
         """
-        return self._sum(self.rules, self._process, buffer, members)
+        if why := self.lacks(buffer, members):
+            raise SecureError(why)
+
+        def ask(asked: Members) -> SumReply:
+            online = [client for client in self._helpers(buffer, members).clients if self.online(client)]
+            return self._process.ask(asked, online)
+
+        return self._scheme.sum(self.rules, ask, buffer, members)

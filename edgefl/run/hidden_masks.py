@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Secure
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, Raw
-from edgefl.run.hidden import Members, Phones, Scheme, SumProcess, Trip, id_of
+from edgefl.run.hidden import Ask, Helpers, Members, Phones, Scheme, Trip, id_of
 from edgefl.run.secure_parties import SumReply, Used
 from edgefl.secure import ID_BYTES, SecureError
 from edgefl.secure.coded import Holder, Member, Request, Rules, Sender, check_members, unmasked
@@ -40,9 +41,9 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Rul
     return Rules(code, fixed, secure.resolution, secure.least_clients)
 
 
-def holders_of(phones: Phones, rules: Rules) -> list[int]:
+def holders_of(seed: int, clients: int, rules: Rules) -> list[int]:
     """Return the clients that hold shares, drawn by the seed; holder j is the j-th of them."""
-    drawn = stream(phones.seed, "holders").choice(phones.clients, rules.code.holders, replace=False)
+    drawn = stream(seed, "holders").choice(clients, rules.code.holders, replace=False)
     return sorted(map(int, drawn))
 
 
@@ -51,7 +52,7 @@ class MaskWriter:
 
     def __init__(self, phones: Phones, rules: Rules) -> None:
         self._phones, self._rules = phones, rules
-        holders = holders_of(phones, rules)
+        holders = holders_of(phones.seed, phones.clients, rules)
         self._publics = {number: phones.keys(client).public for number, client in enumerate(holders, 1)}
         self._senders: dict[int, Sender] = {}
 
@@ -76,13 +77,14 @@ class Holders:
     def __init__(self, phones: Phones, rules: Rules, buffer: ParameterBuffer, path: Path) -> None:
         self._rules, self._buffer = rules, buffer
         self.used = Used(path, range(1, rules.code.holders + 1))
-        self._holders = [
-            Holder(number, phones.keys(client), phones.public, rules, self.used.of[number])
-            for number, client in enumerate(holders_of(phones, rules), start=1)
-        ]
+        self._holders = {
+            client: Holder(number, phones.keys(client), phones.public, rules, self.used.of[number])
+            for number, client in enumerate(holders_of(phones.seed, phones.clients, rules), start=1)
+        }
 
-    def reply(self, members: Members) -> SumReply:
-        return SumReply([holder.answer(self._request(members, holder.number)) for holder in self._holders])
+    def reply(self, members: Members, online: Collection[int]) -> SumReply:
+        holders = [holder for client, holder in self._holders.items() if client in online]
+        return SumReply([holder.answer(self._request(members, holder.number)) for holder in holders])
 
     def _request(self, members: Members, holder: int) -> Request:
         """Build the request that this holder would receive."""
@@ -94,9 +96,11 @@ class Holders:
         return Request(found)
 
 
-def unmasked_sum(
-    rules: Rules, process: SumProcess, buffer: ParameterBuffer, members: Members
-) -> tuple[Floats, float]:
+def helpers_of(rules: Rules, seed: int, clients: int, buffer: ParameterBuffer, members: Members) -> Helpers:
+    return Helpers(holders_of(seed, clients, rules), rules.code.recover)
+
+
+def unmasked_sum(rules: Rules, ask: Ask, buffer: ParameterBuffer, members: Members) -> tuple[Floats, float]:
     try:
         whole, unit = integer_weights([weight for *_, weight in members], rules.resolution)
     except ValueError as error:
@@ -106,8 +110,8 @@ def unmasked_sum(
     named = [(client, id_of(buffer.raw(slot), rules.code.size), n) for client, slot, n in counted]
     check_members(rules, named)
     updates = [buffer.slot(slot).view(np.uint32) for _, slot, _ in counted]
-    answers = process.ask(counted).answers
+    answers = ask(counted).answers
     return unmasked(rules, updates, [n for *_, n in counted], answers), unit
 
 
-SCHEME = Scheme(check, rules_of, MaskWriter, Holders, unmasked_sum)
+SCHEME = Scheme(check, rules_of, MaskWriter, Holders, helpers_of, unmasked_sum)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from edgefl.experiment import Experiment, Secure
 from edgefl.kernels.arguments import Floats
 from edgefl.kernels.field import Words
 from edgefl.parameters.buffer import ParameterBuffer, Raw
-from edgefl.run.hidden import Members, Phones, Scheme, SumProcess, Trip, id_of
+from edgefl.run.hidden import Ask, Helpers, Members, Phones, Scheme, Trip, id_of
 from edgefl.run.secure_parties import SumReply, Used
 from edgefl.secure import ID_BYTES, SecureError
 from edgefl.secure.fixed import FixedPoint
@@ -206,23 +206,26 @@ class Participants:
         self._phones, self._rules, self._buffer = phones, rules, buffer
         self.used = Used(path, [0])
 
-    def reply(self, members: Members) -> SumReply:
+    def reply(self, members: Members, online: Collection[int]) -> SumReply:
         try:
             rules, uploads = uploads_of(self._rules, self._buffer, members)
             digest = _digest(uploads.values())
             if self.used.of[0].get(rules.name, digest) != digest:
                 raise SecureError("the clients of this round have revealed their shares for another sum")
-            adverts, revealed = self._revealed(rules, uploads)
+            adverts, revealed = self._revealed(rules, uploads, online)
         except SecureError as error:
             return SumReply(refused=str(error))
         self.used.of[0][rules.name] = digest
         return SumReply(adverts=adverts, revealed=revealed)
 
-    def _revealed(self, rules: RoundRules, uploads: dict[int, Upload]) -> tuple[list[Advert], list[Revealed]]:
+    def _revealed(
+        self, rules: RoundRules, uploads: dict[int, Upload], online: Collection[int]
+    ) -> tuple[list[Advert], list[Revealed]]:
         adverts = adverts_of(self._phones, rules)
         clients = {
             number: participant(self._phones, rules, number, upload.name)
             for number, upload in uploads.items()
+            if upload.client in online
         }
         for client in clients.values():
             client.meet(adverts.values())
@@ -243,13 +246,20 @@ def _digest(uploads: Iterable[Upload]) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
+def helpers_of(
+    rules: PairRules, seed: int, clients: int, buffer: ParameterBuffer, members: Members
+) -> Helpers:
+    one, _ = uploads_of(rules, buffer, members)
+    return Helpers([client for client, *_ in members], one.threshold)
+
+
 def unmasked_sum(
-    rules: PairRules, process: SumProcess, buffer: ParameterBuffer, members: Members
+    rules: PairRules, ask: Ask, buffer: ParameterBuffer, members: Members
 ) -> tuple[Floats, float]:
     one, uploads = uploads_of(rules, buffer, members)
     whole = [upload.weight for upload in uploads.values()]
     check_weights([weight for *_, weight in members], whole)
-    reply = process.ask(members)
+    reply = ask(members)
     if reply.refused:
         raise SecureError(reply.refused)
     adverts = {advert.client: advert for advert in reply.adverts}
@@ -271,4 +281,4 @@ def check_weights(weights: Sequence[float], whole: Sequence[int]) -> None:
             )
 
 
-SCHEME = Scheme(check, rules_of, PairWriter, Participants, unmasked_sum)
+SCHEME = Scheme(check, rules_of, PairWriter, Participants, helpers_of, unmasked_sum)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from edgefl.experiment import Experiment, Secure
 from edgefl.kernels.arguments import Floats
 from edgefl.parameters.buffer import ParameterBuffer, Raw
-from edgefl.run.hidden import Members, Phones, Scheme, SumProcess, Trip, id_of
+from edgefl.run.hidden import Ask, Helpers, Members, Phones, Scheme, Trip, id_of
 from edgefl.run.secure_parties import SumReply, Used
 from edgefl.secure import ID_BYTES, SecureError
 from edgefl.secure.trusted import SealedUpdate, TrustedAggregator, TrustedRules, seal
@@ -54,7 +55,7 @@ class Aggregator:
         keys = phones.derived(AGGREGATOR)
         self._aggregator = TrustedAggregator(keys, phones.public, rules, self.used.of[0])
 
-    def reply(self, members: Members) -> SumReply:
+    def reply(self, members: Members, online: Collection[int]) -> SumReply:
         updates = []
         for client, slot, weight in members:
             raw = self._buffer.raw(slot)
@@ -67,13 +68,19 @@ class Aggregator:
             return SumReply(refused=str(error))
 
 
+def helpers_of(
+    rules: TrustedRules, seed: int, clients: int, buffer: ParameterBuffer, members: Members
+) -> Helpers:
+    return Helpers((), 0)
+
+
 def opened_sum(
-    rules: TrustedRules, process: SumProcess, buffer: ParameterBuffer, members: Members
+    rules: TrustedRules, ask: Ask, buffer: ParameterBuffer, members: Members
 ) -> tuple[Floats, float]:
-    reply = process.ask([one for one in members if one[2]])
+    reply = ask([one for one in members if one[2]])
     if reply.refused:
         raise SecureError(reply.refused)
     return np.frombuffer(reply.total, np.float32), 1.0
 
 
-SCHEME = Scheme(check, rules_of, EncryptedWriter, Aggregator, opened_sum)
+SCHEME = Scheme(check, rules_of, EncryptedWriter, Aggregator, helpers_of, opened_sum)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class SumRequest(msgspec.Struct, frozen=True, tag="sum"):
-    """Server → process: clients, slots and weights of a sum."""
+    """Server → process: clients, slots and weights of a sum, and helpers that are online."""
 
     members: list[tuple[int, int, float]]
+    online: list[int]
 
 
 class SecureProcess:
@@ -60,14 +62,14 @@ class SecureProcess:
         self._child: Any = None
         self._channel: Channel[SumReply]
 
-    def ask(self, members: Members) -> SumReply:
+    def ask(self, members: Members, online: Sequence[int]) -> SumReply:
         """Return the reply to a sum's request. `RunError` if the process ends again and again."""
         end = None
         for _ in range(MOST_STARTS):
             try:
                 if self._child is None:
                     self._start()
-                self._channel.send(SumRequest(list(members)))
+                self._channel.send(SumRequest(list(members), list(online)))
                 return self._channel.receive()
             except Closed:
                 end = exit_of(self._child, GRACE_S)
@@ -100,7 +102,7 @@ def main(channel_fd: int, parent_pid: int) -> int:
         while True:
             message = channel.receive()
             assert isinstance(message, SumRequest)
-            reply = parties.reply(message.members)
+            reply = parties.reply(message.members, frozenset(message.online))
             parties.used.save()
             channel.send(reply)
     except Closed:

@@ -186,8 +186,12 @@ class ServerLoop:
         if alone and not (coming or (core.awaits and core.idle)) and self._aggregator.deferred is None:
             raise RunError(
                 f"no client is training and none will: {len(core.idle)} of {len(core.devices)} are "
-                f"connected, {len(core.held)} updates wait in the buffer"
+                f"connected, {len(core.held)} updates wait in the buffer{self._waits()}"
             )
+
+    def _waits(self) -> str:
+        """Say that a sum waits for clients to unmask it."""
+        return "" if self._aggregator.waiting is None else "; a sum waits for clients that can unmask it"
 
     def _departed(self, message: control.Departed) -> None:
         if self._stopped is not None:

@@ -129,6 +129,8 @@ def build(
         rules=None if aggregator.hidden is None else aggregator.hidden.rules,
     )
     core = core_of(experiment, strategy, KnownClients(trips), source)
+    if hidden is not None:
+        hidden.online = core.connected
     dynamics = dynamics_of(experiment, clients, trips)
     emulated_s = wall_s = 0.0
     if buffer.shape.tail:
@@ -198,7 +200,7 @@ def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums
     from edgefl.run.secure_process import SecureProcess
 
     with closing(SecureProcess(experiment, Path(plan.run_dir), clients, rules, buffer)) as process:
-        yield HiddenSums(secure.kind, rules, process)
+        yield HiddenSums(secure.kind, rules, process, experiment.seed, clients)
 
 
 def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client], source: Source) -> Core:

@@ -88,6 +88,8 @@ class Aggregator:
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
     """Sum that waits for a free ring entry."""
+    waiting: Sum | None = None
+    """Sum that waits for clients that help to unmask it."""
     blocks: Sequence[slice] = (slice(None),)
     """Ranges of the model and of the exchanged vectors in a ring entry and in an update."""
     exchanged: Sequence[str] = ()
@@ -321,6 +323,23 @@ class Aggregator:
                 return entry
         return None
 
+    def lacks_helpers(self, action: Sum) -> bool:
+        """True if too few clients are online to unmask this sum."""
+        if self.hidden is None or not (members := self._members(action)):
+            return False
+        return self.hidden.lacks(self.buffer, members) != ""
+
+    def _members(self, action: Sum) -> list[tuple[int, int, float]]:
+        """Client, slot and weight of each update of a hidden sum; in a private run, without those of zero."""
+        assert self.hidden is not None
+        leases, size = [self.leases[task] for task in action.tasks], self.hidden.rules.size
+        pairs, private = zip(action.tasks, leases, action.weights, strict=True), self.privacy is not None
+        return [
+            (lease.client, lease.slot, weight)
+            for task, lease, weight in pairs
+            if not private or (task not in self._zero and any(id_of(self.buffer.raw(lease.slot), size)))
+        ]
+
     def sum(self, action: Sum, entry: int, zero: Sequence[int] = ()) -> SumResult:
         """Make version ``action.version`` in ``entry`` and publish it, unless an update is bad.
 
@@ -450,12 +469,7 @@ class Aggregator:
         altered = {task for task, was, now in zip(action.tasks, sent, seen, strict=True) if was != now}
         if not altered <= self._zero:
             return bounds, seen  # the caller drops altered updates, and the process is not asked
-        private = self.privacy is not None
-        members = [
-            (self.leases[task].client, slot, weight)
-            for task, slot, weight in zip(action.tasks, slots, action.weights, strict=True)
-            if not private or (task not in self._zero and any(id_of(buffer.raw(slot), size)))
-        ]
+        members = self._members(action)
         total, unit = np.zeros(size, np.float32), 1.0
         if members:
             total, unit = self.hidden.sum(buffer, members)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import edgefl
 from edgefl import Clock, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
+from edgefl.core.events import Died, Joined, Left, Summed
 from edgefl.errors import ConfigError
 from edgefl.experiment import Attackers, Churn, Privacy, Secure
 from edgefl.lab.verify import verify
@@ -28,6 +30,10 @@ from .disturbed import check_every_kill_was_certain, killed
 from .runs import PATIENCE_S, Command, experiment, incidents, summary, virtual, wait_for_versions
 
 pytest.importorskip("cryptography", reason="needs edgefl[secure]")
+
+from edgefl.run.hidden_masks import holders_of
+from edgefl.secure.coded import Rules
+
 pytestmark = pytest.mark.timeout(300)
 
 SECURE = Secure(clip=1.0, resolution=64, holders=4, recover=3, private=1)
@@ -313,6 +319,91 @@ def test_a_killed_run_is_resumed_under_the_wall_clock(
     refusals = incidents(folder, "refused")
     assert summary(folder)["dropped_updates"] == len(refusals)
     assert all("another sum" in row.detail for row in refusals)
+
+
+AWAY = Fleet(
+    devices={"pixel-4": 8},
+    network="lte",
+    churn=Churn(mean_online_s=0.8, mean_offline_s=0.6, die_per_trip=0.05),
+)
+"""Phones that come and go within some trips."""
+
+
+@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
+def test_sums_wait_until_enough_clients_can_unmask_them(
+    server: Server, strategy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if servers are killed meanwhile, and for any number of workers.
+
+    Mutants: holders answer while they are offline; a sum that waits is refused, or is forgotten on resume.
+    """
+    fields = {"fleet": AWAY, "server": server, "strategy": strategy, "stop": Stop(versions=40)}
+    finished(virtual(1, **fields), tmp_path / "calm")
+    points = ["event:0:60", "event:1:90", "sum:2:5"]
+    assert killed(virtual(2, **fields), tmp_path / "killed", points, monkeypatch) == len(points)
+    models, times = [], []
+    for folder in (tmp_path / "calm", tmp_path / "killed"):
+        with Record(folder) as record:
+            models.append(record.meta.model_sha256)
+            times.append(record.versions["at_s"].tolist())
+            events = [event for _, event in record.events()]
+        assert not [row for row in incidents(folder, "refused") if "online" in row.detail]
+        waited = [a for a, b in pairwise(events) if isinstance(a, Joined) and isinstance(b, Summed)]
+        assert waited  # a sum was made because a client joined
+        if server is MASKED:
+            assert min(holders_online(events, 8)) >= SECURE.recover
+    assert models[0] == models[1]
+    assert times[0] == times[1]
+
+
+def holders_online(events: list[Any], clients: int) -> list[int]:
+    """How many holders were online at each sum, by the journal."""
+    rules = rules_of(virtual(server=MASKED), resolve({"name": "fedbuff"}), 10, clients)
+    assert isinstance(rules, Rules)
+    holders, online, found = set(holders_of(virtual().seed, clients, rules)), set(), []
+    for event in events:
+        match event:
+            case Joined(client=client):
+                online.add(client)
+            case Left(client=client, finishes=False) | Died(client=client):
+                online.discard(client)
+            case Summed():
+                found.append(len(online & holders))
+    return found
+
+
+def test_a_sum_that_waits_at_the_end_is_refused(tmp_path: Path) -> None:
+    """All four holders are needed, and half of them are online at a time. The second run ends in the middle
+    of the first one's longest time without a version.
+
+    Mutant: the run does not end, because the sum waits.
+    """
+    secure = Secure(holders=4, recover=4, private=1)
+    wanted = virtual(
+        fleet=Fleet(
+            devices={"pixel-4": 8}, network="lte", churn=Churn(mean_online_s=3.0, mean_offline_s=3.0)
+        ),
+        server=Server(secure=secure, heartbeat_s=PATIENCE_S),
+        stop=Stop(emulated_s=20.0),
+    )
+    finished(wanted, tmp_path / "first")
+    with Record(tmp_path / "first") as record:
+        times = record.versions["at_s"].tolist()
+    _, end_s = max((late - early, (early + late) / 2) for early, late in pairwise(times))
+    finished(msgspec.structs.replace(wanted, stop=Stop(emulated_s=end_s)), tmp_path / "second")
+    with Record(tmp_path / "second") as record:
+        assert record.meta.stop_reason == "emulated_s"
+        assert record.versions["at_s"].tolist() == [at_s for at_s in times if at_s < end_s]
+    last = incidents(tmp_path / "second", "refused")[-1]
+    assert last.at_s == end_s
+    assert "of 4 clients that can unmask the sum are online; 4 are needed" in last.detail
+
+
+def test_phones_that_come_and_go_under_the_wall_clock(tmp_path: Path) -> None:
+    fleet = msgspec.structs.replace(experiment().fleet, churn=Churn(mean_online_s=20.0, mean_offline_s=5.0))
+    found = finished(experiment(server=MASKED, fleet=fleet), tmp_path / "run")
+    assert found["versions"] == 12
+    assert incidents(tmp_path / "run", "refused") == []
 
 
 def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:

@@ -39,14 +39,15 @@ class World:
         self.writer = PairWriter(self.phones, self.rules)
         rng = np.random.default_rng(7)
         self.updates = {k: rng.uniform(-0.9, 0.9, SIZE).astype(np.float32) for k in range(CLIENTS)}
+        self.offline: set[int] = set()
         self.restart()
 
     def restart(self) -> None:
         """Start the process that reveals shares, with the file of what it has revealed."""
         self.parties = Participants(self.phones, self.rules, self.buffer, self.file)
 
-    def ask(self, members: Members) -> SumReply:
-        reply = self.parties.reply(members)
+    def ask(self, members: Members, online: Sequence[int]) -> SumReply:
+        reply = self.parties.reply(members, online)
         self.parties.used.save()
         return reply
 
@@ -60,7 +61,9 @@ class World:
             total = sum(WEIGHTS[client] for client in clients)
             weights = [WEIGHTS[client] / total for client in clients]
         members = [(client, client, weight) for client, weight in zip(clients, weights, strict=True)]
-        vector, unit = HiddenSums("pairwise", self.rules, self).sum(self.buffer, members)
+        sums = HiddenSums("pairwise", self.rules, self, 1, CLIENTS)
+        sums.online = lambda client: client not in self.offline
+        vector, unit = sums.sum(self.buffer, members)
         return unit * vector.astype(np.float64)
 
     def refused(self, why: str, *clients: int, weights: Sequence[float] | None = None) -> None:
@@ -91,8 +94,23 @@ def test_half_of_a_round_reveals_nothing(world: World) -> None:
     """Mutant: a threshold of half of the round, with which two disjoint sums could be revealed."""
     world.write(1, 3)
     world.refused("2 clients arrived; 3 are required", 1, 3)
-    reply = world.ask([(1, 1, 1.0), (3, 3, 1.0)])  # a server that asks nevertheless
+    reply = world.ask([(1, 1, 1.0), (3, 3, 1.0)], [1, 3])  # a server that asks nevertheless
     assert (reply.revealed, reply.refused) == ([], "2 clients arrived; 3 are required")
+
+
+def test_clients_that_are_offline_reveal_nothing_and_the_others_suffice(world: World) -> None:
+    """Mutants: offline clients answer; fewer than the threshold are asked."""
+    world.write(*COHORT.clients)
+    members = [(client, client, 0.2) for client in COHORT.clients]
+    online = world.ask(members, [3, 4, 7]).revealed
+    assert [one.client for one in online] == [4, 5, 8]  # numbered from 1
+    world.restart()
+    world.offline = {1, 6}
+    total = sum(WEIGHTS.values())
+    plain = sum(WEIGHTS[c] / total * world.updates[c].astype(np.float64) for c in COHORT.clients)
+    assert np.abs(world.sum(COHORT.clients) - plain).max() <= world.rules.step / 2 + 2.0**-22
+    world.offline = {1, 6, 7}
+    world.refused("2 of 5 clients that can unmask the sum are online; 3 are needed", *COHORT.clients)
 
 
 def test_a_round_is_revealed_once_also_after_a_restart(world: World) -> None:

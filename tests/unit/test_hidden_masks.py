@@ -1,0 +1,53 @@
+"""Coded masks of a run in one process: sums with holders that are offline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.experiment import Secure
+from edgefl.parameters.buffer import ParameterBuffer, Shape
+from edgefl.strategies.fedbuff import FedBuff
+
+pytest.importorskip("cryptography", reason="needs edgefl[secure]")
+
+from edgefl.run.hidden import HiddenSums, Members, Phones, Trip
+from edgefl.run.hidden_masks import Holders, MaskWriter, holders_of, rules_of
+from edgefl.run.secure_parties import SumReply
+from edgefl.secure import SecureError
+
+SIZE, CLIENTS, SEED = 100, 9, 3
+
+
+def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
+    """U online holders suffice; with fewer nobody is asked. Mutant: holders answer while they are offline."""
+    secure = Secure(holders=5, recover=4, private=1, resolution=4)
+    rules = rules_of(secure, FedBuff(buffer_size=3), SIZE, CLIENTS)
+    buffer = ParameterBuffer.create(Shape(size=SIZE, ring=2, slots=3, extra=rules.overhead_bytes))
+    phones, asked = Phones(b"s" * 32, SEED, CLIENTS), []
+    holders = Holders(phones, rules, buffer, tmp_path / "used")
+
+    class Process:
+        def ask(self, members: Members, online: Sequence[int]) -> SumReply:
+            asked.append(holders.reply(members, online))
+            return asked[-1]
+
+    writer, rng = MaskWriter(phones, rules), np.random.default_rng(1)
+    updates = [rng.uniform(-0.9, 0.9, SIZE).astype(np.float32) for _ in range(3)]
+    for client, update in enumerate(updates):
+        writer.write(buffer.raw(client), update.copy(), Trip(client, client, None, 1.0))
+    sums, members = HiddenSums("masks", rules, Process(), SEED, CLIENTS), [(k, k, 1.0) for k in range(3)]
+    first, second, *_ = holders_of(SEED, CLIENTS, rules)
+    sums.online = lambda client: client != first
+    vector, unit = sums.sum(buffer, members)
+    assert np.abs(unit * vector - sum(updates)).max() <= 3 * rules.step + 2.0**-21
+    assert [answer.holder for answer in asked[0].answers] == [2, 3, 4, 5]
+    sums.online = lambda client: client not in (first, second)
+    assert sums.lacks(buffer, members)
+    with pytest.raises(SecureError, match="3 of 5 clients that can unmask the sum are online; 4 are needed"):
+        sums.sum(buffer, members)
+    assert len(asked) == 1
+    buffer.close()
