@@ -30,6 +30,13 @@ its third. The variable is read once, at the start of a process; without it fail
 | `renamed` | after the rename, before the folder is flushed                          |
 | `named`   | before it removes older checkpoints                                     |
 
+Likewise ``"asked:0:7"`` kills the first process that unmasks or opens sums for the run's first server:
+
+| name      | the process is killed                                                   |
+|-----------|-------------------------------------------------------------------------|
+| `asked`   | after a sum's request arrives                                           |
+| `saved`   | after it saved which updates it summed, before it replies               |
+
 `edgefl.run.client` records which updates were acknowledged, to compare with the run's record.
 """
 
@@ -44,9 +51,10 @@ from edgefl.errors import ConfigError
 OF_SERVER = (
     "commit", "committed", "sum", "summed", "published", "event", "torn", "unnamed", "renamed", "named",
 )  # fmt: skip
+OF_SUMS = ("asked", "saved")
 SAYS = "edgefl: killed at failpoint "
 """Start of the line that a process prints to standard error before it kills itself; the name follows."""
-NAMES = ("die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave", *OF_SERVER)
+NAMES = ("die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave", *OF_SERVER, *OF_SUMS)
 
 
 def parse(text: str) -> frozenset[tuple[str, int, int]]:
@@ -92,7 +100,8 @@ def hit(name: str, client: int, trip: int) -> bool:
 
 _passed: Counter[str] = Counter()
 restarts = 0
-"""Number of servers that this run had before this process."""
+"""Number of servers that this run had before this process, or before the server that started it; −1: no
+failpoint applies."""
 
 
 def pass_by(name: str) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +35,10 @@ from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.run.client import WITNESS
 from edgefl.seeds import stream
 
-PEERS = {"client", "worker", "evaluator", "die"}
-"""Processes whose death does not end the command."""
+BESIDE = ("die", *failpoints.OF_SUMS)
+"""Failpoints at which the server goes on."""
+PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
+"""Processes whose death does not end the command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
 """Processes of which any one may be killed without losing an update, under the wall clock too."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
@@ -111,8 +113,9 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     adopt_orphans()
     draw = stream(plan.seed, "chaos")
     wall = experiment.clock.kind == "wall"
+    reached = {"die": wall, **dict.fromkeys(failpoints.OF_SUMS, experiment.server.secure is not None)}
     killer = (
-        _FailpointKiller(plan, draw, clients=wall)
+        _FailpointKiller(plan, draw, plan.only - {name for name, is_there in reached.items() if not is_there})
         if plan.failpoints
         else _RandomKiller(plan, draw, one_keeper=wall)
     )
@@ -249,15 +252,15 @@ class _RandomKiller:
 
 
 class _FailpointKiller:
-    """Makes each server of a command die at a failpoint (`edgefl.failpoints`).
+    """Makes each server of a command die at one of ``places`` (`edgefl.failpoints`).
 
     Every other server dies when it first passes the point, the others after the run has recovered, so that
-    versions are made in between. Clients die at their own failpoint if the run has a process for each.
+    versions are made in between. Clients and the process that unmasks sums die at their own failpoints.
     """
 
-    def __init__(self, plan: Plan, draw: np.random.Generator, *, clients: bool) -> None:
+    def __init__(self, plan: Plan, draw: np.random.Generator, places: Iterable[str]) -> None:
         self._draw, self._each = draw, plan.failpoints
-        self._left = dict.fromkeys(sorted(plan.only - (set() if clients else {"die"})), plan.failpoints)
+        self._left = dict.fromkeys(sorted(places), plan.failpoints)
         self._fruitless: Counter[str] = Counter()
         self._places: list[str] = []
         """Failpoints of the present server and of its successors."""
@@ -274,8 +277,8 @@ class _FailpointKiller:
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Return the failpoints of the next command: one for each server that it will start, and some for
-        clients."""
-        names = [name for name in self._left if name != "die"]
+        other processes."""
+        names = [name for name in self._left if name not in BESIDE]
         turns = min([MOST_TURNS, *(self._left[name] for name in names)])
         self._places = [name for _ in range(turns) for name in self._draw.permutation(names).tolist()]
         self._armed, self._seen, self._early = folder.with_name("armed"), 0, True
@@ -283,6 +286,8 @@ class _FailpointKiller:
         points = [f"{name}:{k}:{self._passes(name)}" for k, name in enumerate(self._places)]
         for client, trip in self._draw.permutation(_last_trips(folder))[: self._left.get("die", 0)]:
             points.append(f"die:{client}:{trip + 1 + self._passes('die')}")
+        sums = [name for name in self._left if name in failpoints.OF_SUMS]
+        points += [f"{name}:{k}:{self._passes(name)}" for name in sums for k in range(turns)]
         return {"EDGEFL_FAILPOINTS": ",".join(points), failpoints.WHILE: str(self._armed)}
 
     def _arm(self, *, now: bool) -> None:
@@ -307,7 +312,7 @@ class _FailpointKiller:
             self._since_s = now_s
             return ""
         self._arm(now=True)
-        given_s = PLACE_S if self._places or self._left.keys() == {"die"} else 0.0
+        given_s = PLACE_S if self._places or self._left.keys() <= set(BESIDE) else 0.0
         if now_s < self._since_s + given_s or not self.more:
             return ""
         kind = "server" if self._places else "supervisor"
@@ -322,9 +327,9 @@ class _FailpointKiller:
         """Update the counts after a process died at ``place``; "": the server did not reach its failpoint."""
         if place:
             self._left[place] = self._left.get(place, 0) - 1
-        if place != "die":
-            meant, self._places = self._places[:1] or ["die"], self._places[1:]
-            self._fruitless.update(meant if not place else [])
+        if place not in BESIDE:
+            meant, self._places = self._places[:1] or BESIDE, self._places[1:]
+            self._fruitless.update(meant if not place else ())
             self._early = not self._early
             self._arm(now=self._early)
         never = {name for name, left in self._left.items() if left == self._each}

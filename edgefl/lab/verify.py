@@ -7,10 +7,11 @@ process can therefore check a run of either clock to the last bit, without waiti
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -21,10 +22,11 @@ from edgefl.core.events import Arrived, Died, Failed, Release, Sum, Summed, Trai
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Experiment
+from edgefl.files import read
 from edgefl.kernels.arguments import Floats
 from edgefl.loading import own_code
 from edgefl.parameters.buffer import ParameterBuffer
-from edgefl.privacy.source import source_of
+from edgefl.privacy.source import Secret, Source, source_of
 from edgefl.results import run_folder
 from edgefl.results.record import Record
 from edgefl.results.report import FILE_NAME as REPORT_FILE
@@ -36,11 +38,16 @@ from edgefl.results.trace import FILE_NAME as TRACE_FILE
 from edgefl.results.trace import trace_text
 from edgefl.run.demands import shape_of
 from edgefl.run.engine import is_kept
+from edgefl.run.hidden import SECRET_BYTES, HiddenSums, Members, Parties, Phones, check_secure, scheme_of
 from edgefl.run.server_process import core_of
 from edgefl.run.slots import Aggregator
 from edgefl.run.update import UpdateMaker, loss_of
 from edgefl.run.workload import Workload
+from edgefl.secure import SECRET_FILE
 from edgefl.strategies import resolve
+
+if TYPE_CHECKING:
+    from edgefl.run.secure_parties import SumReply
 
 Say = Callable[[int, int], None]
 """Called with the number of versions made again so far, and their total."""
@@ -65,6 +72,9 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
     of each version; each evaluation; the last model's hash, the model on disk, and the files derived from the
     record. Modules that the run names are imported only from the folder ``code``, which the caller trusts.
 
+    With secure aggregation and without the phones' secret, which a run deletes when it is done, the updates
+    are hidden with a new one: their checksums differ and are not compared, and their sums are the same.
+
     Raises `RunError` for the first difference and `ConfigError` if the folder holds no run that has ended.
     """
     folder = Path(folder)
@@ -73,8 +83,6 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
         if (status := record.meta.status) not in ("done", "interrupted"):
             raise ConfigError(f"{folder}: this run has not ended (its status is {status}): nothing to verify")
         experiment = config.load(folder / run_folder.EXPERIMENT_FILE, recorded=True)
-        if experiment.server.secure is not None:
-            raise ConfigError(f"{folder}: updates were masked with deleted keys: nothing to compare")
         if (keys := own_code(msgspec.to_builtins(experiment))) and code is None:
             raise ConfigError(
                 f"{folder}: {', '.join(keys)} would run code of this run's author; if you trust it, name the "
@@ -89,11 +97,15 @@ class _Replay:
     def __init__(self, experiment: Experiment, record: Record, base: Path) -> None:
         clients = fleet_of(experiment)
         strategy = resolve(experiment.strategy, [base])
+        check_secure(experiment, strategy, len(clients))
         self._record = record
         self._workload = workload = Workload(experiment, clients, base)
         workload.prepared()  # trains a little, as the run did, because that may change the state of layers
         workload.settle()
         source = source_of(experiment, record.folder)
+        self._compares_checksums = True
+        if workload.rules is not None:
+            workload.phones_secret, self._compares_checksums = _phones_secret(record.folder, source)
         self._core = core_of(experiment, strategy, workload.known, source)
         shape = shape_of(experiment, strategy, workload.flat.size, len(clients), ring=2)
         self.buffer = buffer = ParameterBuffer.create(shape)
@@ -102,6 +114,7 @@ class _Replay:
         flat = workload.flat
         self._aggregator = Aggregator.of(experiment, strategy, buffer, flat.size, source, flat.buffers)
         self._aggregator.measures = False  # the journal holds the measured values
+        self._aggregator.hidden = _hidden_sums(workload, len(clients), buffer)
         self._aggregator.begin()
         self._update = UpdateMaker(workload, buffer)
         self._trained: dict[int, tuple[Train, Floats]] = {}
@@ -170,11 +183,11 @@ class _Replay:
             client, order.trip, order.version, base, None, until, None if until is None else event.steps
         )
         raw = self.buffer.raw(self._aggregator.leases[task].slot)
-        self._update.write(raw, client, task, base)
+        self._update.write(raw, client, task, base, cohort=order.cohort)
         checksum = self._update.checksum(raw)
         self.buffer.written(self._aggregator.leases[task].slot, task=task, checksum=checksum)
         self._updates += 1
-        if sent != checksum:
+        if self._compares_checksums and sent != checksum:
             raise RunError(
                 f"the update of task {task} (client {client}, trip {order.trip}, from version "
                 f"{order.version}) has checksum {checksum:016x}, the record says {sent:016x}"
@@ -216,6 +229,39 @@ class _Replay:
                 raise RunError(f"{folder}: {part.name} of the final model is not that of version {version}")
         check_results(folder, self._record)
         return Verdict(version, self._updates, made)
+
+
+def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
+    """Return the secret of the phones' keys and True, or a new one and False if the run has deleted it."""
+    path = folder / SECRET_FILE
+    if path.exists():
+        return read(path, SECRET_BYTES), True
+    if isinstance(source, Secret):
+        missing = f"{folder}: no {SECRET_FILE}, the secret of the phones' keys"
+        raise ConfigError(
+            f"{missing}: the secret noise depends on the hidden updates, which differ without it"
+        )
+    return secrets.token_bytes(SECRET_BYTES), False
+
+
+class _Parties:
+    """The parties that unmask or open sums, without a process of their own."""
+
+    def __init__(self, parties: Parties) -> None:
+        self._parties = parties
+
+    def ask(self, members: Members, online: Sequence[int]) -> SumReply:
+        return self._parties.reply(members, frozenset(online))
+
+
+def _hidden_sums(workload: Workload, clients: int, buffer: ParameterBuffer) -> HiddenSums | None:
+    """Return sums of hidden updates; None if the run's server read updates."""
+    rules, secure = workload.rules, workload.experiment.server.secure
+    if rules is None or secure is None:
+        return None
+    phones = Phones(workload.phones_secret, workload.experiment.seed, clients)
+    parties = scheme_of(secure.kind).parties(phones, rules, buffer, None)
+    return HiddenSums(secure.kind, rules, _Parties(parties), workload.experiment.seed, clients)
 
 
 def check_results(folder: Path, record: Record) -> None:

@@ -60,7 +60,7 @@ class Writer(Protocol):
 
 
 class SumProcess(Protocol):
-    """The process that unmasks or opens sums: `edgefl.run.secure_process.SecureProcess`."""
+    """What unmasks or opens sums: `edgefl.run.secure_process.SecureProcess`, or its parties."""
 
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
         """Return the reply of the clients that are ``online`` to a sum of (client, slot, weight)."""
@@ -95,8 +95,8 @@ class Scheme(NamedTuple):
     """Rules for settings, strategy, elements of an update, and number of clients."""
     writer: Callable[[Phones, Any], Writer]
     """The clients' half, from keys and rules."""
-    parties: Callable[[Phones, Any, ParameterBuffer, Path], Parties]
-    """The half of `edgefl.run.secure_process`, from keys, rules, buffer and the file of used masks."""
+    parties: Callable[[Phones, Any, ParameterBuffer, Path | None], Parties]
+    """The half of `edgefl.run.secure_process`, from keys, rules, buffer and any file of used masks."""
     helpers: Callable[[Any, int, int, ParameterBuffer, Members], Helpers]
     """The helpers of a sum, from rules, the experiment's seed and its number of clients."""
     sum: Callable[[Any, Ask, ParameterBuffer, Members], tuple[Floats, float]]

@@ -74,7 +74,7 @@ def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
 class Holders:
     """All holders of masks."""
 
-    def __init__(self, phones: Phones, rules: Rules, buffer: ParameterBuffer, path: Path) -> None:
+    def __init__(self, phones: Phones, rules: Rules, buffer: ParameterBuffer, path: Path | None) -> None:
         self._rules, self._buffer = rules, buffer
         self.used = Used(path, range(1, rules.code.holders + 1))
         self._holders = {

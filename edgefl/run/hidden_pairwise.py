@@ -202,7 +202,7 @@ def uploads_of(
 class Participants:
     """The clients of all rounds, when they reveal shares. They answer for a round once."""
 
-    def __init__(self, phones: Phones, rules: PairRules, buffer: ParameterBuffer, path: Path) -> None:
+    def __init__(self, phones: Phones, rules: PairRules, buffer: ParameterBuffer, path: Path | None) -> None:
         self._phones, self._rules, self._buffer = phones, rules, buffer
         self.used = Used(path, [0])
 

@@ -50,7 +50,9 @@ def sealed_update(raw: Raw, size: int) -> bytes:
 class Aggregator:
     """The trusted aggregator."""
 
-    def __init__(self, phones: Phones, rules: TrustedRules, buffer: ParameterBuffer, path: Path) -> None:
+    def __init__(
+        self, phones: Phones, rules: TrustedRules, buffer: ParameterBuffer, path: Path | None
+    ) -> None:
         self._size, self._buffer, self.used = rules.size, buffer, Used(path, [0])
         keys = phones.derived(AGGREGATOR)
         self._aggregator = TrustedAggregator(keys, phones.public, rules, self.used.of[0])

@@ -27,10 +27,12 @@ class SumReply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class Used:
-    """Ids of summed masks or updates by party, in memory and in a file."""
+    """Ids of summed masks or updates by party, in memory and in a file; None: in memory only."""
 
-    def __init__(self, path: Path, parties: Sequence[int]) -> None:
+    def __init__(self, path: Path | None, parties: Sequence[int]) -> None:
         self.of: dict[int, dict[bytes, bytes]] = {party: {} for party in parties}
+        if path is None:
+            return
         if path.exists():
             for line in path.read_text().splitlines():
                 party, name, digest = line.split(" ")

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from edgefl import failpoints
 from edgefl.errors import RunError
 from edgefl.experiment import Experiment
 from edgefl.host.channel import Channel, Closed
@@ -38,6 +39,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     folder: str
     clients: int
     rules: AnyRules
+    failpoints_of: int
+    """Number of the server whose failpoints apply; −1: none."""
 
 
 class SumRequest(msgspec.Struct, frozen=True, tag="sum"):
@@ -58,7 +61,8 @@ class SecureProcess:
         rules: AnyRules,
         buffer: ParameterBuffer,
     ) -> None:
-        self._begin, self._buffer = Begin(experiment, str(folder), clients, rules), buffer
+        self._begin = Begin(experiment, str(folder), clients, rules, failpoints.restarts)
+        self._buffer = buffer
         self._child: Any = None
         self._channel: Channel[SumReply]
 
@@ -79,6 +83,7 @@ class SecureProcess:
     def _start(self) -> None:
         self._child, self._channel = start_process("edgefl.run.secure_process", SumReply, dict(os.environ))
         self._channel.send(self._begin, self._buffer.fd)
+        self._begin = msgspec.structs.replace(self._begin, failpoints_of=-1)
 
     def close(self) -> None:
         """End the process."""
@@ -94,6 +99,7 @@ def main(channel_fd: int, parent_pid: int) -> int:
     try:
         begin = channel.receive()
         assert isinstance(begin, Begin)
+        failpoints.restarts = begin.failpoints_of
         buffer, rules, folder = ParameterBuffer.attach(channel.descriptor()), begin.rules, Path(begin.folder)
         secret = phones_secret(begin.experiment, folder)
         phones, secure = Phones(secret, begin.experiment.seed, begin.clients), begin.experiment.server.secure
@@ -102,8 +108,10 @@ def main(channel_fd: int, parent_pid: int) -> int:
         while True:
             message = channel.receive()
             assert isinstance(message, SumRequest)
+            failpoints.pass_by("asked")
             reply = parties.reply(message.members, frozenset(message.online))
             parties.used.save()
+            failpoints.pass_by("saved")
             channel.send(reply)
     except Closed:
         return 0

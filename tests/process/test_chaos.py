@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from edgefl import Checkpoint, Evaluation, Experiment, Model, Server, Stop, Training
+from edgefl import Checkpoint, Evaluation, Experiment, Model, Server, Stop, Training, failpoints
 from edgefl.cli import main
+from edgefl.experiment import Privacy, Secure
 from edgefl.lab import outcome
 from edgefl.lab.chaos import Command as Killable
 from edgefl.lab.chaos import Plan, _RandomKiller, _Round
@@ -23,6 +25,9 @@ from tests.reports import version
 
 from .runs import PATIENCE_S, Command, experiment, virtual
 
+needs_cryptography = pytest.mark.skipif(
+    importlib.util.find_spec("cryptography") is None, reason="needs edgefl[secure]"
+)
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)
 TINY: dict[str, Any] = {
@@ -71,6 +76,43 @@ def test_what_was_acknowledged_outlives_servers_and_clients(tmp_path: Path) -> N
     assert not (tmp_path / "c").exists()  # nothing to look at
 
 
+PRIVATE = Privacy(clip_norm=0.1, noise_multiplier=0.5, noise="seeded")
+HIDDEN: dict[str, dict[str, Any]] = {
+    "masks": {"server": Server(secure=Secure(holders=4, recover=3), heartbeat_s=PATIENCE_S)},
+    "trusted": {"server": Server(secure=Secure(kind="trusted"), heartbeat_s=PATIENCE_S)},
+    "pairwise": {
+        "server": Server(secure=Secure(kind="pairwise"), heartbeat_s=PATIENCE_S),
+        "strategy": {"name": "fedavg", "cohort": 4},
+    },
+}
+
+
+@needs_cryptography
+def test_masked_updates_outlive_servers_and_holders(tmp_path: Path) -> None:
+    """FedBuff with the server's noise: every acknowledged update is in one sum."""
+    wanted = wall("shm", **HIDDEN["masks"], privacy=PRIVATE, stop=Stop(trips=600))
+    only = ("--kills", "4", "--every", "0.1", "--only", "server,secure")
+    code, err, found = chaos(wanted, tmp_path / "c", *only)
+    check(code, err, found, 4)
+    assert sum(each["acknowledged"] for each in found["rounds"]) > 500
+
+
+@pytest.mark.slow
+@needs_cryptography
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_any_process_may_be_killed_with_hidden_updates(kind: str, tmp_path: Path) -> None:
+    """At random times, and the server and those who sum updates at each of their places."""
+    hidden = HIDDEN[kind] | ({"privacy": PRIVATE} if kind != "pairwise" else {})
+    phones = virtual(4, **TINY | hidden, stop=Stop(trips=4000))
+    clients = wall("shm", **hidden, stop=Stop(trips=2000))
+    check(*chaos(phones, tmp_path / "virtual", "--kills", "20", "--every", "0.1"), 20)
+    check(*chaos(clients, tmp_path / "wall", "--kills", "20"), 20)
+    for name, wanted in (("places", phones), ("places of clients", clients)):
+        code, err, found = chaos(wanted, tmp_path / name, "--failpoints", "1")
+        assert (code, err) == (0, "")
+        assert found["recovery"].keys() >= {*failpoints.OF_SUMS, "sum", "summed", "published"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "wire"])
 def test_any_process_may_be_killed(transport: str, tmp_path: Path) -> None:
@@ -91,7 +133,7 @@ def test_server_and_client_may_be_killed_at_each_of_their_places(tmp_path: Path)
         code, err, found = chaos(wanted, tmp_path / name, "--failpoints", "1")
         assert (code, err) == (0, "")
         passed |= found["recovery"].keys()
-    assert passed >= set(PLACES)
+    assert passed >= set(PLACES) - set(failpoints.OF_SUMS)
 
 
 def test_a_version_from_before_a_kill_is_no_recovery_from_it(tmp_path: Path) -> None:
@@ -157,10 +199,12 @@ def test_what_cannot_be_done_is_refused_in_one_line(
         ("counts-twice", "a traceback of run"),
         ("skips-held", "made again from its journal"),
         ("sums-twice", "made again from its journal"),
+        ("sums-twice with masks", "made again from its journal"),
     ],
 )
 def test_a_broken_build_is_found(mutant: str, says: str, tmp_path: Path) -> None:
-    wanted = wall("shm", stop=Stop(trips=2000))
+    mutant, _, masks = mutant.partition(" with ")
+    wanted = wall("shm", stop=Stop(trips=2000), **(HIDDEN[masks] if masks else {}))
     arguments = ("--kills", "6", "--only", "server", "--every", "0.1")
     code, err, found = chaos(wanted, tmp_path / "c", *arguments, mutant=mutant)
     assert code == 1

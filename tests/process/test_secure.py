@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import sqlite3
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ import pytest
 import edgefl
 from edgefl import Clock, Evaluation, Experiment, Fleet, Model, Server, Stop, Training
 from edgefl.core.events import Died, Joined, Left, Summed
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Attackers, Churn, Privacy, Secure
 from edgefl.lab.verify import verify
 from edgefl.results.record import Record
@@ -107,6 +110,7 @@ def test_a_private_run_is_the_same_with_hidden_updates(server: Server, tmp_path:
     hidden = finished(msgspec.structs.replace(wanted, server=server), tmp_path / "hidden")
     assert hidden["client_trips"] == plain["client_trips"]
     assert hidden["privacy"]["epsilon"] == plain["privacy"]["epsilon"]
+    assert verify(tmp_path / "hidden").model_sha256 == hidden["model_sha256"]
     change = np.abs(model(tmp_path / "hidden") - model(tmp_path / "plain")).max()
     assert change < 0.01 * np.abs(model(tmp_path / "plain")).max()
 
@@ -117,7 +121,7 @@ def test_failed_trips_and_refused_sums_are_zero_in_a_private_run(tmp_path: Path)
     wanted = virtual(
         fleet=Fleet(devices={"pixel-4": 1, "pi-zero-2w": 1}, network="fios"),
         strategy={"name": "fedbuff", "buffer_size": 2},
-        privacy=Privacy(clip_norm=0.1, noise_multiplier=0.1),
+        privacy=Privacy(clip_norm=0.1, noise_multiplier=0.1, noise="seeded"),
         server=Server(secure=secure, heartbeat_s=PATIENCE_S),
         stop=Stop(trips=60),
     )
@@ -128,6 +132,7 @@ def test_failed_trips_and_refused_sums_are_zero_in_a_private_run(tmp_path: Path)
     assert found["dropped_updates"] == 0
     assert any("updates of 1 clients; 2 are required" in row.detail for row in refusals)
     assert any("the update is not finite" in row.detail for row in incidents(folder, "failed"))
+    assert verify(folder).versions == 30
 
 
 def test_the_same_bits_for_any_workers_and_transport(tmp_path: Path) -> None:
@@ -188,6 +193,7 @@ def test_members_that_die_and_leave_are_dropouts(tmp_path: Path) -> None:
     refusals = incidents(tmp_path / "run", "refused")
     assert found["dropped_updates"] == len(refusals)
     assert all(row.detail.endswith("clients arrived; 3 are required") for row in refusals)
+    assert verify(tmp_path / "run").model_sha256 == found["model_sha256"]
 
 
 def test_masking_and_shares_are_part_of_a_trip(tmp_path: Path) -> None:
@@ -242,8 +248,25 @@ def test_a_run_under_the_wall_clock(server: Server, strategy: dict[str, Any], tm
     assert found["versions"] == 12
     assert found["dropped_updates"] == 0
     assert not (tmp_path / "run" / "phones.key").exists()
-    with pytest.raises(ConfigError, match="updates were masked with deleted keys: nothing to compare"):
-        verify(tmp_path / "run")
+    assert verify(tmp_path / "run").versions == 12
+
+
+def test_checksums_of_hidden_updates_are_compared_while_their_keys_exist(tmp_path: Path) -> None:
+    """An interrupted run has its keys; without them other masks give other checksums and the same sums."""
+    folder = tmp_path / "run"
+    command = Command.run(virtual(server=MASKED, stop=Stop(versions=100_000)), folder)
+    wait_for_versions(folder, 5, command)
+    command.interrupt()
+    command.finish()
+    without = tmp_path / "without keys"
+    shutil.copytree(folder, without)
+    (without / "phones.key").unlink()
+    assert verify(folder) == verify(without)
+    (folder / "record.sqlite-seal").unlink()
+    with closing(sqlite3.connect(folder / "record.sqlite")) as db, db:
+        assert db.execute("UPDATE trips SET checksum_sent = 7 WHERE task = 3").rowcount == 1
+    with pytest.raises(RunError, match=r"the update of task 3 .* the record says 0000000000000007"):
+        verify(folder)
 
 
 PRIVATE = {
@@ -276,14 +299,15 @@ def test_servers_killed_around_sums_give_the_same_bits(
     assert summary(folder)["model_sha256"] == calm["model_sha256"]
 
 
-def test_killed_holders_are_started_again(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    command = Command.run(experiment(server=MASKED, stop=Stop(versions=30)), folder)
-    wait_for_versions(folder, 3, command)
-    command.child("edgefl-secure").kill()
-    command.ends()
-    assert summary(folder)["versions"] == 30
-    assert summary(folder)["dropped_updates"] == 0
+@pytest.mark.parametrize(("server", "place"), [(MASKED, "asked"), (MASKED, "saved"), (TRUSTED, "saved")])
+def test_killed_holders_are_started_again(server: Server, place: str, tmp_path: Path) -> None:
+    """A holder that had saved its answer without sending it gives it again: no sum is refused."""
+    command = Command.run(
+        experiment(server=server), tmp_path, environment={"EDGEFL_FAILPOINTS": f"{place}:0:3"}
+    )
+    assert f"killed at failpoint {place}" in command.ends()
+    assert (summary(tmp_path)["versions"], summary(tmp_path)["dropped_updates"]) == (12, 0)
+    assert verify(tmp_path).versions == 12
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class _Said:
 
 def test_a_server_at_a_place_is_the_only_one_to_die_until_the_run_has_recovered(tmp_path: Path) -> None:
     plan = chaos.Plan(file=tmp_path / "none.toml", failpoints=1, only=frozenset({"sum", "torn", "die"}))
-    killer = chaos._FailpointKiller(plan, seeds.stream(0, "chaos"), clients=True)
+    killer = chaos._FailpointKiller(plan, seeds.stream(0, "chaos"), plan.only)
     places = killer.environment(tmp_path / "run")
     armed = Path(places[failpoints.WHILE])
     assert {name for name, _, _ in failpoints.parse(places["EDGEFL_FAILPOINTS"])} == {"sum", "torn"}
@@ -66,4 +66,18 @@ def test_a_server_at_a_place_is_the_only_one_to_die_until_the_run_has_recovered(
         there.append(armed.exists())
         assert killer.turn(cast(Any, command), now_s, [], steady=False) == place
     assert there == [True, False, False]  # the second server dies once it is told that the run has recovered
+    assert not killer.more
+
+
+def test_a_process_beside_the_server_leaves_the_server_its_place(tmp_path: Path) -> None:
+    """The process that unmasks sums dies at its own failpoints, under each server."""
+    plan = chaos.Plan(file=tmp_path / "none.toml", failpoints=1)
+    killer = chaos._FailpointKiller(plan, seeds.stream(0, "chaos"), {"sum", "saved"})
+    points = failpoints.parse(killer.environment(tmp_path / "run")["EDGEFL_FAILPOINTS"])
+    assert {(name, server) for name, server, _ in points} == {("sum", 0), ("saved", 0)}
+    command = _Said()
+    for place in ("saved", "sum"):
+        assert killer.more
+        command.lines.append(f"{failpoints.SAYS}{place}")
+        assert killer.turn(cast(Any, command), 1.0, [], steady=False) == place
     assert not killer.more
