@@ -35,6 +35,8 @@ TRIP = (
 VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
 """Incidents that no kill may cause: an update differs from the one sent, or belongs to another version."""
+REPEATED = "another sum"
+"""Part of a refusal that no kill of one process may cause: hidden updates were in an earlier sum."""
 MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")
 
 
@@ -126,7 +128,11 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
     problems = log_problems(account, folder)
     with Record(folder) as record:
         names = ("task", "fate", "reason", "arrived_s", "uses")
-        problems += [f"{row.kind}: {row.detail}" for row in record.incidents if row.kind in ALTERED]
+        problems += [
+            f"{row.kind}: {row.detail}"
+            for row in record.incidents
+            if row.kind in ALTERED or (row.kind == "refused" and REPEATED in row.detail)
+        ]
         columns = [record.trips[name].tolist() for name in names]
         rows = {task: row for task, *row in zip(*columns, strict=True)}
         summed = Counter(task for _, tasks, _ in record.sums() for task in set(tasks.tolist()))

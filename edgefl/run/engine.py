@@ -182,6 +182,8 @@ class Engine:
                 if not self.core.ends and self.aggregator.lacks_helpers(action):
                     self.aggregator.waiting = action
                     continue
+                if self.aggregator.hidden is not None and self.write_ahead is not None:
+                    self.write_ahead.secure()  # hidden updates can be in one sum only: a successor repeats it
                 entry = self.aggregator.free_entry()
                 if entry is None and self.write_ahead is not None:
                     self.write_ahead.secure()

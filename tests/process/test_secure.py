@@ -316,14 +316,16 @@ def test_killed_holders_are_started_again(server: Server, place: str, tmp_path: 
     ids=["masks", "private masks", "pairwise"],
 )
 def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    command = Command.run(experiment(**{"server": MASKED, "stop": Stop(versions=30), **changes}), folder)
-    wait_for_versions(folder, 3, command)
-    command.child("edgefl-server").kill()
-    command.ends()
-    found = summary(folder)
-    assert (found["versions"], found["dropped_updates"]) == (30, 0)
-    assert len(incidents(folder, "restart")) == 1
+    """Between a sum and its publication. The next server must make the same sum: it is the only one allowed.
+
+    Mutant: the update that completed the buffer is not on record before the sum.
+    """
+    wanted = experiment(**{"server": MASKED, **changes})
+    Command.run(wanted, tmp_path, environment={"EDGEFL_FAILPOINTS": "summed:0:4"}).ends()
+    found = summary(tmp_path)
+    assert (found["versions"], found["dropped_updates"]) == (12, 0)
+    assert len(incidents(tmp_path, "restart")) == 1
+    assert incidents(tmp_path, "refused") == []
 
 
 @pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
