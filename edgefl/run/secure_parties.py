@@ -27,24 +27,34 @@ class SumReply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class Used:
-    """Ids of summed masks or updates by party, in memory and in a file; None: in memory only."""
+    """Ids of summed masks or updates by party, in memory and in a file; None: in memory only.
+
+    A last line that a crash cut off is dropped: its reply was never sent.
+    """
 
     def __init__(self, path: Path | None, parties: Sequence[int]) -> None:
         self.of: dict[int, dict[bytes, bytes]] = {party: {} for party in parties}
         if path is None:
             return
-        if path.exists():
-            for line in path.read_text().splitlines():
-                party, name, digest = line.split(" ")
-                self.of[int(party)][bytes.fromhex(name)] = bytes.fromhex(digest)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        whole, newline, _ = path.read_bytes().rpartition(b"\n")
+        os.ftruncate(self._file, len(whole + newline))
+        for line in whole.decode().splitlines():
+            party, name, digest = line.split(" ")
+            self.of[int(party)][bytes.fromhex(name)] = bytes.fromhex(digest)
         self._saved = {party: set(names) for party, names in self.of.items()}
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def save(self) -> None:
-        """Write new ids to the file, in one write, before the reply is sent."""
-        lines = []
-        for party, names in self.of.items():
-            new = names.keys() - self._saved[party]
-            lines += [f"{party} {name.hex()} {names[name].hex()}\n" for name in sorted(new)]
-            self._saved[party] |= new
-        os.write(self._file, "".join(lines).encode())
+        """Write new ids to the file, and wait until they are on the disk; then the reply may be sent."""
+        new = {party: names.keys() - self._saved[party] for party, names in self.of.items()}
+        lines = [
+            f"{party} {name.hex()} {self.of[party][name].hex()}\n"
+            for party, names in new.items()
+            for name in sorted(names)
+        ]
+        left = memoryview("".join(lines).encode())
+        while left:
+            left = left[os.write(self._file, left) :]
+        os.fsync(self._file)
+        for party, names in new.items():
+            self._saved[party] |= names

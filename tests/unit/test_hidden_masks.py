@@ -16,7 +16,7 @@ pytest.importorskip("cryptography", reason="needs edgefl[secure]")
 
 from edgefl.run.hidden import HiddenSums, Members, Phones, Trip
 from edgefl.run.hidden_masks import Holders, MaskWriter, holders_of, rules_of
-from edgefl.run.secure_parties import SumReply
+from edgefl.run.secure_parties import SumReply, Used
 from edgefl.secure import SecureError
 
 SIZE, CLIENTS, SEED = 100, 9, 3
@@ -51,3 +51,18 @@ def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
         sums.sum(buffer, members)
     assert len(asked) == 1
     buffer.close()
+
+
+def test_a_line_that_a_crash_cut_off_is_dropped_and_written_again(tmp_path: Path) -> None:
+    """A reader that parses every line fails here, and one that appends to the torn line loses the next."""
+    path, first, second = tmp_path / "used", {b"a" * 16: b"x" * 32}, {b"b" * 16: b"y" * 32}
+    used = Used(path, [1, 2])
+    for party, names in ((1, first), (2, second)):
+        used.of[party].update(names)
+        used.save()
+    path.write_bytes(path.read_bytes()[:-5])
+    again = Used(path, [1, 2])
+    assert again.of == {1: first, 2: {}}
+    again.of[2].update(second)
+    again.save()
+    assert Used(path, [1, 2]).of == {1: first, 2: second}
