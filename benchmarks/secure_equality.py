@@ -57,7 +57,7 @@ class Sums(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """How a sum under masks differs from the sums of `Sums`."""
+    """Differences between a sum under masks and the sums of `Sums`."""
 
     unequal: int
     """Number of elements that are not those of the integer sum."""

@@ -251,7 +251,7 @@ def ignore_stopped_children() -> None:
 def read_kernel_file(path: str | Path) -> bytes:
     """Return the content of a file of /proc or of a control group. Raises OSError.
 
-    A throttle reads several in each turn, and this takes a third of the time of ``open(path).read()``.
+    A throttle reads several in each turn, and this takes 0.5 to 0.7 of the time of ``open(path).read()``.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

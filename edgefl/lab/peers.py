@@ -38,7 +38,7 @@ PACKAGES = {
     "flower": ("flwr[simulation]==1.42.0", "torch=={torch}"),
     "flsim": ("flsim==0.1.0", "torch=={torch}"),
 }
-"""What pip installs for each framework; ``{torch}`` is the version that edgefl uses."""
+"""Packages that pip installs for each framework; ``{torch}`` is the version that edgefl uses."""
 FRAMEWORKS = ("edgefl", "torch", *PACKAGES)
 """``torch`` is the limit: training alone, with edgefl's own interpreter."""
 PATIENCE_S = 300.0
@@ -86,7 +86,7 @@ class Case(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What one run of a program showed."""
+    """Figures of one run of a program."""
 
     version: str
     trips_per_s: float
@@ -296,27 +296,22 @@ def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) 
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row per case, and each framework's best beside edgefl."""
+    """Print a row per case, with edgefl's speed in the same setting divided by its own."""
     heads = ["setting", "framework", "version", ">processes", ">threads"]
     heads += [">trips/s", ">spread", ">edgefl ÷ it", ">start s", ">peak MiB"]
     rows, reasons = [], []
+    ours = {
+        row["setting"]: row["trips_per_s"]
+        for row in result["rows"]
+        if row["framework"] == "edgefl" and not row["why"]
+    }
     for row in result["rows"]:
         name = [row["setting"], row["framework"], row.get("version"), row["processes"], row["threads"]]
         found: list[Any] = [None] * 5
         if not row["why"]:
-            ours = [
-                each.get("trips_per_s")
-                for each in result["rows"]
-                if (each["setting"], each["framework"]) == (row["setting"], "edgefl")
-            ]
-            ratio = ours[0] / row["trips_per_s"] if ours and ours[0] else None
-            found = [
-                row["trips_per_s"],
-                tables.percent(row["spread"]),
-                ratio,
-                row["start_s"],
-                row["peak_mib"],
-            ]
+            rate, best = row["trips_per_s"], ours.get(row["setting"])
+            ratio = None if best is None else best / rate
+            found = [rate, tables.percent(row["spread"]), ratio, row["start_s"], row["peak_mib"]]
         else:
             reasons.append(f"{row['setting']}: {row['framework']}: {row['why']}")
         rows.append([tables.figure(each) for each in (*name, *found)])

@@ -180,7 +180,7 @@ class FlatModel:
                 self.module.get_buffer(name).copy_(first)
 
     def training_mode(self) -> None:
-        """Put the module into training mode; `nn.Module.train` costs more than checking that it is."""
+        """Call `nn.Module.train` unless all submodules are in training mode: the check is faster."""
         if not all(module.training for module in self._modules):
             self.module.train()
 

@@ -42,7 +42,7 @@ Members = Sequence[tuple[int, int, float]]
 
 
 class Trip(NamedTuple):
-    """What a client's hidden update depends on besides its numbers."""
+    """The facts that a client's hidden update depends on, besides its numbers."""
 
     client: int
     task: int
@@ -60,7 +60,7 @@ class Writer(Protocol):
 
 
 class SumProcess(Protocol):
-    """What unmasks or opens sums: `edgefl.run.secure_process.SecureProcess`, or its parties."""
+    """A process that unmasks or opens sums, such as `edgefl.run.secure_process.SecureProcess`."""
 
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
         """Return the reply of the clients that are ``online`` to a sum of (client, slot, weight)."""
@@ -253,33 +253,28 @@ class HiddenSums:
         self.rules, self._process, self._scheme = rules, process, scheme_of(kind)
         self._seed, self._clients = seed, clients
         self.online: Callable[[int], bool] = lambda client: True
-        """Whether a client is connected, so that it can help to unmask a sum."""
+        """Returns True for a client that is connected, so that it can help to unmask a sum."""
 
-    def lacks(self, buffer: ParameterBuffer, members: Members) -> str:
-        """Say that too few clients are online to unmask a sum; "" if there are enough."""
+    def lacks_helpers(self, buffer: ParameterBuffer, members: Members) -> bool:
+        """Return True if too few clients are online to unmask a sum; False also for one to be refused."""
         try:
-            helpers = self._helpers(buffer, members)
+            helpers, online = self._helpers(buffer, members)
         except SecureError:
-            return ""  # the sum will be refused
-        online = sum(map(self.online, helpers.clients))
-        if online >= helpers.needed:
-            return ""
-        known = f"{online} of {len(helpers.clients)} clients that can unmask the sum are online"
-        return f"{known}; {helpers.needed} are needed"
+            return False
+        return len(online) < helpers.needed
 
-    def _helpers(self, buffer: ParameterBuffer, members: Members) -> Helpers:
-        return self._scheme.helpers(self.rules, self._seed, self._clients, buffer, members)
+    def _helpers(self, buffer: ParameterBuffer, members: Members) -> tuple[Helpers, list[int]]:
+        """Return the helpers of a sum, and those who are online."""
+        helpers = self._scheme.helpers(self.rules, self._seed, self._clients, buffer, members)
+        return helpers, [client for client in helpers.clients if self.online(client)]
 
     def sum(self, buffer: ParameterBuffer, members: Members) -> tuple[Floats, float]:
         """Return a vector and its factor, whose product is Σ w_k Δ_k over (client, slot, weight).
 
         Raises `SecureError` if the sum is refused.
         """
-        if why := self.lacks(buffer, members):
-            raise SecureError(why)
-
-        def ask(asked: Members) -> SumReply:
-            online = [client for client in self._helpers(buffer, members).clients if self.online(client)]
-            return self._process.ask(asked, online)
-
-        return self._scheme.sum(self.rules, ask, buffer, members)
+        helpers, online = self._helpers(buffer, members)
+        if len(online) < helpers.needed:
+            known = f"{len(online)} of {len(helpers.clients)} clients that can unmask the sum are online"
+            raise SecureError(f"{known}; {helpers.needed} are needed")
+        return self._scheme.sum(self.rules, lambda asked: self._process.ask(asked, online), buffer, members)

@@ -1,4 +1,5 @@
-"""What the parties of all schemes share in `edgefl.run.secure_process`: their reply, and what they summed."""
+"""The reply and the list of summed updates, for the parties of all schemes in
+`edgefl.run.secure_process`."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ class Aggregator:
         """True if too few clients are online to unmask this sum."""
         if self.hidden is None or not (members := self._members(action)):
             return False
-        return self.hidden.lacks(self.buffer, members) != ""
+        return self.hidden.lacks_helpers(self.buffer, members)
 
     def _members(self, action: Sum) -> list[tuple[int, int, float]]:
         """Client, slot and weight of each update of a hidden sum; in a private run, without those of zero."""

@@ -33,7 +33,7 @@ USED_FILE = "phones.used"
 
 
 class SecureRules(Protocol):
-    """What all protocols' rules have in common: sizes, and what they cost."""
+    """The sizes and costs that the rules of each protocol state."""
 
     @property
     def size(self) -> int:

@@ -46,7 +46,7 @@ def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
     assert np.abs(unit * vector - sum(updates)).max() <= 3 * rules.step + 2.0**-21
     assert [answer.holder for answer in asked[0].answers] == [2, 3, 4, 5]
     sums.online = lambda client: client not in (first, second)
-    assert sums.lacks(buffer, members)
+    assert sums.lacks_helpers(buffer, members)
     with pytest.raises(SecureError, match="3 of 5 clients that can unmask the sum are online; 4 are needed"):
         sums.sum(buffer, members)
     assert len(asked) == 1

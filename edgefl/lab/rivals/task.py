@@ -1,4 +1,4 @@
-"""What all programs share: the data, network and local training of a setting, and the report of a round."""
+"""The data, network and local training of a setting, and the report of a round, for all programs."""
 
 from __future__ import annotations
 
