@@ -49,7 +49,7 @@ _START = "import sys; sys.path.append({lab!r}); from rivals.with_{name} import m
 
 
 class Setting(NamedTuple):
-    """One published experiment; the fields of `rivals.task.Task` that it determines."""
+    """The fields of `rivals.task.Task` that a published experiment determines."""
 
     net: str
     data: str

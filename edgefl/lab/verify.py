@@ -255,7 +255,7 @@ class _Parties:
 
 
 def _hidden_sums(workload: Workload, clients: int, buffer: ParameterBuffer) -> HiddenSums | None:
-    """Return sums of hidden updates; None if the run's server read updates."""
+    """Return the object that sums hidden updates; None if the run's server read updates."""
     rules, secure = workload.rules, workload.experiment.server.secure
     if rules is None or secure is None:
         return None

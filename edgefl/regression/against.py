@@ -37,7 +37,7 @@ from edgefl.regression.sides import (
     Stem,
 )
 from edgefl.regression.verdict import LEAST_MIB, Verdict, figure
-from edgefl.results.tables import short_time
+from edgefl.results.tables import many, short_time
 
 LIMIT_S = 40.0
 """Wall seconds for the comparison of one function, without the start of interpreters."""
@@ -340,10 +340,9 @@ def _time_text(found: Comparison, time: Estimate) -> str:
     base_s, head_s = (statistics.median(getattr(pair, f"{side}_s") for pair in found.pairs) for side in SIDES)
     grew, least, most = (share_text(1.0, 1.0 + share) for share in (time.growth, time.least, time.most))
     sure = f" ({least} to {most})" if math.isfinite(time.most) else ""
-    pairs = "1 pair" if len(found.pairs) == 1 else f"{len(found.pairs)} pairs"
     return (
         f"time {grew}{sure} since {found.base}: {short_time(base_s)} → {short_time(head_s)} a "
-        f"call, in turns, {pairs} of processes"
+        f"call, in turns, {many(len(found.pairs), 'pair')} of processes"
     )
 
 

@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Clients, ascending, and each one's share."""
+    """Client numbers in ascending order, and the share of each."""
 
     clients: NDArray[np.int64]
     shares: NDArray[np.float64]

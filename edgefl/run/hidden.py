@@ -56,7 +56,7 @@ class Writer(Protocol):
     """The clients' half of a scheme."""
 
     def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
-        """Write a client's update, hidden, to the bytes of its slot. `SecureError` if it is not finite."""
+        """Hide a client's update and write it to its slot. Raises `SecureError` if it is not finite."""
 
 
 class SumProcess(Protocol):
@@ -231,7 +231,7 @@ class HiddenUpdates:
         self._writer, self._norm_limit = scheme_of(kind).writer(phones, rules), norm_limit
 
     def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
-        """Clip and write an update to the bytes of its slot: its numbers, then what belongs to them."""
+        """Clip an update and write it to its slot: its numbers, then the bytes that its scheme adds."""
         limit = self._norm_limit
         if limit is not None and limit < (norm := math.sqrt(kernels.sq_norm(update))) < math.inf:
             np.multiply(update, np.float32(limit / norm), out=update)

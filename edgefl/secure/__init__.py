@@ -65,7 +65,7 @@ class SecureRules(Protocol):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes that a client which helps to unmask receives per update of a sum, and sends per sum."""
+        """Bytes that a helper receives for each update of a sum, and bytes that it sends for each sum."""
 
 
 class SecureError(EdgeflError):

@@ -159,7 +159,7 @@ class PairRules(msgspec.Struct, frozen=True, tag="pairwise"):
     """Minimum number of clients in a sum, which must also be more than half of the round's clients."""
 
     def of_round(self, name: bytes, clients: frozenset[int]) -> RoundRules:
-        """Rules of one round. Raises `SecureError` if it has too few or too many clients."""
+        """Return the rules of one round. Raises `SecureError` if it has too few or too many clients."""
         threshold = max(self.least_clients, least_threshold(len(clients)))
         if not threshold <= len(clients) <= self.members:
             allowed = f"{threshold} to {self.members} are allowed"
@@ -327,7 +327,7 @@ def _pair_mask(keys: KeyPair, other: bytes, rules: RoundRules) -> Words:
 
 
 def _added(vectors: Sequence[Words], weights: Sequence[int], terms: Iterable[tuple[Words, int]]) -> Words:
-    """The weighted sum of ``vectors``, plus masks that are made one at a time, each times its factor."""
+    """Return the weighted sum of ``vectors`` plus each mask times its factor; masks are made one by one."""
     total, spare = np.empty_like(vectors[0]), np.empty_like(vectors[0])
     kernels.field_sum(total, vectors, weights)
     for mask, factor in terms:
