@@ -51,6 +51,7 @@ class ProcessTree:
         self.orphans: set[int] = set()
         self._members: dict[int, Target] = {root: Target(root)}
         self._refreshed_ns = self._awake_ns = 0
+        self._last_pid = b""
         self._used_ns = self._unsure_ns = self._waited_for_ns = 0
         self._waited_ns = (0, 0)
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
@@ -65,7 +66,7 @@ class ProcessTree:
 
     def refresh(self) -> None:
         """Refresh the list of processes."""
-        self._refreshed_ns = time.monotonic_ns()
+        self._refreshed_ns, self._last_pid = time.monotonic_ns(), last_pid()
         before_ns, self._awake_ns = (
             self._awake_ns,
             self._refreshed_ns - self._halted_until_ns(self._refreshed_ns),
@@ -110,6 +111,11 @@ class ProcessTree:
     def _refresh_if_old(self) -> None:
         if time.monotonic_ns() - self._refreshed_ns > REFRESH_NS:
             self.refresh()
+
+    def _refresh_if_more(self) -> None:
+        if last_pid() != self._last_pid:
+            self.refresh()
+        self._refresh_if_old()
 
     def cpu_ns(self) -> int:
         """Like `used_ns`, but raises ProcessLookupError if all processes are gone."""
@@ -184,7 +190,7 @@ class ProcessTree:
 
     def runnable(self) -> int:
         """Return the number of threads, of all processes, that run or wait for a core."""
-        self._refresh_if_old()
+        self._refresh_if_more()
         return sum(target.runnable() for target in self._members.values())
 
     def stop(self) -> None:
@@ -192,7 +198,7 @@ class ProcessTree:
         if not self.stopped:
             self.stopped, self._stopped_at_ns = True, time.monotonic_ns()
         self._each(Target.stop)
-        self._refresh_if_old()
+        self._refresh_if_more()
 
     def resume(self) -> None:
         """Resume all processes, children first."""
@@ -232,6 +238,13 @@ class ProcessTree:
                 fields = read_kernel_file(f"/proc/{pid}/statm").split()
                 pages += int(fields[1]) - int(fields[2])
         return pages * _PAGE_MIB
+
+
+def last_pid() -> bytes:
+    """Return the number of the newest process or thread: another one than before means that some started."""
+    with contextlib.suppress(OSError):
+        return read_kernel_file("/proc/loadavg").rpartition(b" ")[2]
+    return b""
 
 
 def ignores_children(pid: int) -> bool:
