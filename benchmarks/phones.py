@@ -1,0 +1,177 @@
+"""Compare FedStaleWeight with FedBuff on phones: experiments/phones.toml, on plausible fleets and over seeds.
+
+    python -m benchmarks.phones [--world mixed] [--fleets 20] [--seeds 5] [--out runs/phones]
+
+In the world ``mixed``, each phone's classes are drawn (Dirichlet, α = 0.3), whatever its speed. In
+``slow-hold``, only the slowest third of the phones holds classes 0 to 2. Both strategies first get the step
+sizes of `GRID` that have the best mean accuracy over a run, on two other seeds. The table of docs/findings.md
+has, for each world, emulated time and energy until the target: of how many plausible fleets FedStaleWeight is
+ahead, and the ratio over seeds. Runs that the folder already has are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import edgefl
+from edgefl import config, toml
+from edgefl.devices.energy import PowerDraw
+from edgefl.devices.profiles import load_device
+from edgefl.experiment import Experiment
+from edgefl.results.fleets import ahead
+from edgefl.results.record import Record
+from edgefl.results.run_folder import EXPERIMENT_FILE
+from edgefl.results.statistics import estimate, ratio, share
+from edgefl.results.targets import RaceTarget
+
+EXPERIMENT = Path(__file__).parents[1] / "experiments" / "phones.toml"
+STRATEGIES = ("fedbuff", "fedstaleweight")
+GRID: dict[str, list[float]] = {"training.lr": [0.03, 0.1, 0.3], "strategy.server_lr": [0.3, 1.0]}
+TUNING_SEEDS = (101, 102)
+SLOW_SHARE = 1 / 3
+SLOW_CLASSES = 3
+Steps = tuple[float, ...]
+"""Values of `GRID`, in its order."""
+TARGETS = {"mixed": 0.75, "slow-hold": 0.65}
+
+
+def slow_hold(
+    labels: NDArray[np.int64], profiles: Sequence[str], rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Split the classes below `SLOW_CLASSES` evenly among the slowest phones, and the others among the rest.
+
+    ``profiles`` has the profile of each client; the slowest are those of the lowest training rate.
+    """
+    rates = [load_device(profile).cpu.rate_gflops.train for profile in profiles]
+    order = np.argsort(rates, kind="stable")
+    slow = order[: round(SLOW_SHARE * len(order))]
+    rows: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * len(order)
+    for clients, held in ((slow, labels < SLOW_CLASSES), (order[len(slow) :], labels >= SLOW_CLASSES)):
+        shuffled = rng.permutation(np.flatnonzero(held))
+        for client, part in zip(clients, np.array_split(shuffled, len(clients)), strict=True):
+            rows[client] = part
+    return rows
+
+
+WORLDS: dict[str, Callable[..., Any] | None] = {"mixed": None, "slow-hold": slow_hold}
+
+
+def joules(record: Record, until_s: float) -> float:
+    """Return the energy of all trips that arrived until ``until_s``; NaN if that is NaN.
+
+    A phone whose profile states no power gets the medians of those that state it: most of phones-2020 do not.
+    """
+    stated = [draw for by_network in record.meta.power.values() for draw in by_network.values() if draw]
+    typical = PowerDraw(
+        **{
+            field: statistics.median(getattr(draw, field) for draw in stated)
+            for field in ("idle_w", "compute_w", "download_w", "upload_w")
+        }
+    )
+    trips, fleet = record.trips, record.fleet
+    arrived = trips["arrived_s"] <= until_s
+    total = 0.0
+    for client, profile, network in zip(fleet["client"], fleet["profile"], fleet["network"], strict=True):
+        theirs = arrived & (trips["client"] == client)
+        draw = record.meta.power.get(str(profile), {}).get(str(network)) or typical
+        seconds = [math.fsum(trips[f"{way}_declared_s"][theirs]) for way in ("compute", "down", "up")]
+        total += draw.energy(
+            compute_s=seconds[0], download_s=seconds[1], upload_s=seconds[2], time_factor=1.0
+        ).total_j
+    return math.nan if math.isnan(until_s) else total
+
+
+def mean_accuracy(record: Record) -> float:
+    return statistics.fmean(row.accuracy for row in record.evaluations)
+
+
+def tuned(experiment: Experiment, world: str, strategy: str, out: Path) -> Steps:
+    """Return the values of `GRID` with the best mean accuracy over a run and over `TUNING_SEEDS`."""
+    found = edgefl.sweep(
+        experiment,
+        out / f"{world}-{strategy}-tuning",
+        grid={"strategy.name": [strategy], **GRID},
+        partition=WORLDS[world],
+        seeds=TUNING_SEEDS,
+    )
+    means: dict[Steps, float] = {}
+    for runs in found.results().values():
+        records = [run.record for run in runs]
+        settings = toml.read(records[0].folder / EXPERIMENT_FILE)
+        steps = tuple(float(settings[table][key]) for table, key in (name.split(".") for name in GRID))
+        means[steps] = statistics.fmean(map(mean_accuracy, records))
+        print(f"{world}, {strategy}, {steps}: mean accuracy {means[steps]:.3f}", flush=True)
+    return max(means, key=lambda steps: means[steps])
+
+
+def raced(
+    experiment: Experiment, world: str, strategy: str, steps: Steps, out: Path, **how: Any
+) -> list[Record]:
+    """Run one strategy for each seed or fleet; return the runs' records."""
+    grid = {"strategy.name": [strategy], **{key: [value] for key, value in zip(GRID, steps, strict=True)}}
+    found = edgefl.sweep(
+        experiment, out / f"{world}-{strategy}-{'-'.join(how)}", grid=grid, partition=WORLDS[world], **how
+    )
+    return [run.result.record for run in found.runs]
+
+
+def compared(world: str, target: float, runs: dict[str, list[Record]]) -> Iterator[str]:
+    """Yield two cells: of how many fleets FedStaleWeight is ahead, and the ratio, in time and in energy."""
+    goal = RaceTarget(target, "given")
+    for cost in ("time", "energy"):
+        costs, ends = dict[str, list[float]](), dict[str, list[float]]()
+        for strategy, records in runs.items():
+            reached = [goal.reached(record, "at_s") for record in records]
+            end = [goal.curve(record, "at_s").end for record in records]
+            if cost == "energy":
+                reached = [joules(*pair) for pair in zip(records, reached, strict=True)]
+                end = [joules(*pair) for pair in zip(records, end, strict=True)]
+            costs[strategy], ends[strategy] = reached, end
+        first, other = STRATEGIES
+        unit = "s" if cost == "time" else "J"
+        means = [
+            f"{estimate([each for each in costs[name] if each > 0.0] or [math.nan])} {unit}"
+            for name in STRATEGIES
+        ]
+        lead = ahead(costs[other], costs[first], ends[other], ends[first])
+        over = ratio(costs[other], costs[first], ends[other], ends[first])
+        yield f"| {world} | {target:.0%} | {cost} | {' | '.join(means)} | {lead} | {over} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="FedStaleWeight against FedBuff on phones.")
+    parser.add_argument("--world", choices=sorted(WORLDS), action="append")
+    parser.add_argument("--fleets", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("runs/phones"))
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    options = parser.parse_args()
+    experiment = config.load(EXPERIMENT, options.set)
+    for world in options.world or WORLDS:
+        steps = {name: tuned(experiment, world, name, options.out) for name in STRATEGIES}
+        print(world, steps)
+        for kind, how in (
+            ("fleets", {"fleets": options.fleets}),
+            ("seeds", {"seeds": range(1, options.seeds + 1)}),
+        ):
+            runs = {
+                name: raced(experiment, world, name, steps[name], options.out, **how) for name in STRATEGIES
+            }
+            print(kind, *compared(world, TARGETS[world], runs), sep="\n", flush=True)
+            for name, records in runs.items():
+                last = [record.evaluations[-1] for record in records]
+                slow = [sum(row.correct[:SLOW_CLASSES]) / sum(row.total[:SLOW_CLASSES]) for row in last]
+                print(f"{name}: final accuracy {share(estimate([row.accuracy for row in last]))}, ", end="")
+                print(f"on classes 0 to {SLOW_CLASSES - 1} {share(estimate(slow))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
