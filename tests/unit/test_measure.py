@@ -102,7 +102,7 @@ def test_over_ssh_the_kit_runs_there_and_its_json_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_ssh(tmp_path, 'test "$1" = pi@board || exit 9; shift; exec sh -c "$*"', monkeypatch)
-    one_part = '_all = workloads\ndef workloads(): return {"conv": {"7": _all()["conv"]["7"]}}\n'
+    one_part = "_all = workloads\ndef workloads(): return {'memory': {'relu': _all()['memory']['relu']}}\n"
     source = Path(kit.__file__).read_text().replace("\nif __name__", f"\n{one_part}\nif __name__")
     (tmp_path / "kit.py").write_text(source)
     monkeypatch.setattr(kit, "__file__", str(tmp_path / "kit.py"))
@@ -110,7 +110,7 @@ def test_over_ssh_the_kit_runs_there_and_its_json_comes_back(
     options = ["--ssh", "pi@board", "--python", sys.executable, "--out", str(out), *QUICK]
     ran = CliRunner().invoke(app, ["measure", *options])
     assert ran.exit_code == 0, ran.output
-    assert list(json.loads(out.read_text())["parts"]) == ["conv/7"]
+    assert list(json.loads(out.read_text())["parts"]) == ["memory/relu"]
     assert f"edgefl profiles fit {out}" in ran.output
 
 

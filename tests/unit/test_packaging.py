@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -36,13 +37,24 @@ def names(requirements: list[str]) -> list[str]:
     return [re.split(r"[^A-Za-z0-9_.-]", requirement)[0] for requirement in requirements]
 
 
+@functools.cache
+def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """All import statements of the file, anywhere in it."""
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
 def imported(path: Path) -> set[str]:
-    """Top-level names of all modules that the file imports, anywhere in it."""
+    """Top-level names of all modules that the file imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    for node in imports_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif node.module and not node.level:
             found.add(node.module.partition(".")[0])
     return found
 
@@ -87,7 +99,7 @@ def test_nothing_is_compiled_from_text() -> None:
 def rooms_imported(path: Path) -> set[str]:
     """The packages and modules of edgefl that are imported with the file, or when it runs."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "edgefl":
             module = str(node.module).split(".")
             found |= {module[1]} if len(module) > 1 else {alias.name for alias in node.names}
@@ -113,7 +125,7 @@ def test_packages_import_each_other_in_one_direction() -> None:
 def test_a_packages_docstring_names_its_modules() -> None:
     """But of strategies, where an algorithm has a file of its name."""
     for package in {path.parent for path in SOURCES} - {ROOT / "edgefl", ROOT / "edgefl" / "strategies"}:
-        says = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+        says = ast.get_docstring(parsed(package / "__init__.py")) or ""
         modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
         assert modules - set(re.findall(r"\w+", says)) == set(), package
 
@@ -124,11 +136,11 @@ def test_files_import_each_other_in_one_direction_even_inside_functions() -> Non
     below: dict[str, set[str]] = {}
     for name, path in files.items():
         below[name] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                below[name] |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-            elif isinstance(node, ast.Import):
+        for node in imports_of(path):
+            if isinstance(node, ast.Import):
                 below[name] |= {alias.name for alias in node.names}
+            elif node.module:
+                below[name] |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     assert circle(below) == {}
 
 
