@@ -154,12 +154,12 @@ def test_an_exception_of_a_later_call_is_the_functions(process: MeasuringProcess
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_native_instructions_are_exact_and_those_of_programs_count() -> None:
-    first, again, longer, more_lines = (
-        sum(count_native(asked(natives.compresses_and_sorts, count=count, lines=lines)).values())
-        for count, lines in ((5000, 400), (5000, 400), (5250, 400), (5000, 440))
+    """Only the program gets more to do, and the functions that compute the bytes count exactly the same."""
+    few, many = (
+        count_native(asked(natives.compresses_and_sorts, count=5000, lines=lines)) for lines in (400, 2000)
     )
-    assert abs(first - again) < 0.005 * first
-    assert min(longer, more_lines) > 1.01 * first
+    assert sum(many.values()) > 1.01 * sum(few.values())
+    assert sum(count for name, count in few.items() if many.get(name) == count) > 20 * 5000
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
