@@ -5,7 +5,7 @@
 #   make bench      what sums, arriving updates and clients cost, beside the limits, into runs/bench
 #   make reproduce  the papers' claims in small, into runs/reproduce-*
 #   make docs       the documentation as pages, into build/docs
-#   make soak       the long proofs: thousands of trips, hundreds of processes; 157 tests of seconds to minutes each,
+#   make soak       the long proofs: thousands of trips, hundreds of processes; 191 tests of seconds to minutes each,
 #                   some three hours on two cores that others use, too (docs/reliability.md)
 #   make flower     the tests of edgefl.flower, in a .venv-flower of Flower's own versions
 #   make measure-device CC=aarch64-linux-gnu-gcc
@@ -48,7 +48,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(UNIT)
-	$(BIN)/python -m pytest -q -n 3 --dist loadscope -m "process and not slow" tests/process tests/fault
+	$(BIN)/python -m pytest -q -n 3 --dist loadscope -m "process and not slow" tests/process tests/fault tests/golden
 
 check: $(STAMP)
 	$(BIN)/ruff check .

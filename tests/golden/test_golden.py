@@ -18,6 +18,7 @@ def check(*names: str) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("fork_server")
 def test_a_few_results_are_the_recorded_ones() -> None:
     check(*QUICK)
 

@@ -15,14 +15,10 @@ from edgefl.host.process import become_child
 from edgefl.regression import worker  # before `become_child`: it keeps the handlers of the stop signals
 from tests.process import warm
 
-TIMED_S = 0.02
-"""CPU seconds for which each repetition times its function: tests do not judge how precise that is."""
-
 
 def main(channel_fd: int, parent_pid: int) -> None:
     become_child(parent_pid, "edgefl-warm")
     import_module("edgefl.regression.counted")
-    import_module("edgefl.regression.repetition").TIMED_S = TIMED_S
     gc.collect()
     gc.freeze()
     with contextlib.suppress(Closed):
