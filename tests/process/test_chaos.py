@@ -87,9 +87,13 @@ HIDDEN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @needs_cryptography
 def test_masked_updates_outlive_servers_and_holders(tmp_path: Path) -> None:
-    """FedBuff with the server's noise: every acknowledged update is in one sum."""
+    """FedBuff with the server's noise: every acknowledged update is in one sum.
+
+    The normal tests kill each process once (`test_secure`).
+    """
     wanted = wall("shm", **HIDDEN["masks"], privacy=PRIVATE, stop=Stop(trips=600))
     only = ("--kills", "4", "--every", "0.1", "--only", "server,secure")
     code, err, found = chaos(wanted, tmp_path / "c", *only)

@@ -33,7 +33,7 @@ def phase(
     return found
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_default_fleet_is_inside_the_interval_of_independent_phones(seed: int, tmp_path: Path) -> None:
     found = phase(tmp_path / "run", "virtual", seed)
     for name in ("one_profile_buffers", "coincident_arrivals"):

@@ -44,7 +44,9 @@ def run(experiment: edgefl.Experiment, folder: Path) -> dict[str, Any]:
     return Result(folder).summary()
 
 
-@pytest.mark.parametrize("privacy", [LOCAL, BOTH], ids=["local", "both"])
+@pytest.mark.parametrize(
+    "privacy", [pytest.param(LOCAL, id="local", marks=pytest.mark.slow), pytest.param(BOTH, id="both")]
+)
 def test_a_failing_clients_part_is_the_same_and_so_are_all_bits_after_kills(
     privacy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
