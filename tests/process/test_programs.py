@@ -438,7 +438,9 @@ def test_phones_whose_output_is_cut_off_end_as_in_a_pipeline() -> None:
         assert child.wait() == 128 + signal.SIGPIPE
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+@pytest.mark.parametrize(
+    "closed", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", ">&-", "2>&-"))]
+)
 def test_what_edgefl_has_no_descriptor_for_goes_nowhere(closed: str, echo: Echo) -> None:
     port = free_port()
     base = [sys.executable, "-m", "edgefl", "exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4"]
