@@ -31,7 +31,11 @@ Count = Annotated[int, Meta(ge=1, le=10**9)]
 Clients = Annotated[int, Meta(ge=1, le=MAX_CLIENTS)]
 
 
-class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults=True):
+    """Options of every table."""
+
+
+class Churn(Settings, frozen=True, kw_only=True):
     """Random churn: clients go offline, come back and die."""
 
     mean_online_s: Positive | None = None
@@ -43,7 +47,7 @@ class Churn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Probability that a client's process is killed during a trip, at a uniformly drawn instant."""
 
 
-class Attackers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Attackers(Settings, frozen=True, kw_only=True):
     """Clients that send harmful updates, to test strategies (docs/strategies.md)."""
 
     share: Annotated[float, Meta(gt=0, lt=1)]
@@ -60,7 +64,7 @@ class Attackers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     attackers."""
 
 
-class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Fleet(Settings, frozen=True, kw_only=True):
     """The clients' devices, their networks, and what happens when a client leaves or dies."""
 
     devices: Annotated[
@@ -117,11 +121,12 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step; ``cgroup`` and ``sigstop`` limit the process's CPU time."""
 
 
-class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Data(Settings, frozen=True, kw_only=True):
     """The data set and how it is split among clients."""
 
     name: str = "digits"
-    """A built-in data set (docs/models.md), ``"arrays"`` for a file of arrays, or ``"my_module:load"``."""
+    """A built-in data set (docs/models.md), ``"arrays"`` for a file of arrays, ``"hf:NAME"`` for images of
+    the Hugging Face hub, or ``"my_module:load"``."""
     path: str | None = None
     """The folder of a data set that edgefl does not include, or the file of ``"arrays"``."""
     partition: Annotated[
@@ -159,7 +164,7 @@ class Data(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Pixels of a side, for photos that come in other sizes (LEAF's CelebA)."""
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Model(Settings, frozen=True, kw_only=True):
     """The model that is trained."""
 
     name: str = "mlp"
@@ -171,7 +176,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     counts the operations of the model."""
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Training(Settings, frozen=True, kw_only=True):
     """A client's local training in one trip: steps or epochs of SGD on its own examples."""
 
     function: str | None = None
@@ -201,7 +206,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Memory layout of image batches; ``channels_last`` is faster for some convolutions."""
 
 
-class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Clock(Settings, frozen=True, kw_only=True):
     """The clock: emulated time passes in real time, or is computed."""
 
     kind: Literal["wall", "virtual"] = "virtual"
@@ -214,7 +219,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fleet."""
 
 
-class Secure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Secure(Settings, frozen=True, kw_only=True):
     """Secure aggregation: the server learns weighted sums of updates and no single one (docs/secure.md)."""
 
     kind: Literal["masks", "pairwise", "trusted"] = "masks"
@@ -238,7 +243,7 @@ class Secure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     round's clients or fewer."""
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Server(Settings, frozen=True, kw_only=True):
     """The server: transport, aggregation and time-outs."""
 
     transport: Literal["shm", "wire"] = "shm"
@@ -264,7 +269,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return None if self.backend == "auto" else self.backend
 
 
-class Privacy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Privacy(Settings, frozen=True, kw_only=True):
     """Differential privacy: of the global models, of each client against the server, or both
     (docs/privacy.md)."""
 
@@ -317,7 +322,7 @@ NO_PROGRESS = "no progress"
 """Stop reason of a run whose model did not learn; such a run is not ranked."""
 
 
-class MetricGoal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MetricGoal(Settings, frozen=True, kw_only=True):
     """A target for the loss, or for a measure that ``evaluation.function`` returns."""
 
     name: str
@@ -332,7 +337,7 @@ class MetricGoal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return value >= self.at_least if self.at_most is None else value <= self.at_most  # type: ignore[operator]
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Stop(Settings, frozen=True, kw_only=True):
     """Conditions that end the run; the first one that is met ends it."""
 
     versions: Count | None = None
@@ -361,7 +366,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return (self.accuracy, self.metric, self.patience_evaluations) != (None, None, None)
 
 
-class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Evaluation(Settings, frozen=True, kw_only=True):
     """Schedule and extent of evaluations of the global model, on the server's test set and on clients'
     data."""
 
@@ -383,7 +388,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Maximum number of clients evaluated; if the fleet is larger, this many are drawn once."""
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Checkpoint(Settings, frozen=True, kw_only=True):
     """Checkpoints, from which a run can be resumed."""
 
     every_s: Positive = 30.0
@@ -391,7 +396,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     always written at the end and on Ctrl-C."""
 
 
-class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Experiment(Settings, frozen=True, kw_only=True):
     """One experiment.
 
     >>> from edgefl import Experiment

@@ -102,7 +102,7 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
     for key, value in tables.items():
         if isinstance(value, Mapping):
             keys += own_code(value, f"{prefix}{key}.")
-        elif prefix + key in KEYS and ":" in str(value) and not str(value).startswith("timm:"):
+        elif prefix + key in KEYS and ":" in str(value) and not str(value).startswith(("timm:", "hf:")):
             keys.append(prefix + key)
     return keys
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 # Before anything imports torch: its thread pool would not survive a fork, and the cores are few.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["EDGEFL_OFFLINE"] = "1"  # tests download from servers of their own only
 
 import hypothesis
 import psutil

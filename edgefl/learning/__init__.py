@@ -5,6 +5,8 @@
     benchmark_networks.py  networks whose training times were measured on phones
     data.py        data sets by name, and the user's own
     published_sets.py  digits, MNIST, FashionMNIST, CIFAR-10, and diabetes, a regression data set
+    download.py    published data sets from the network
+    hugging_face.py  images from the Hugging Face hub
     leaf.py        the data sets of the LEAF benchmark
     array_set.py   arrays in a safetensors file
     dataset.py     examples in memory, converted to float32 one batch at a time

@@ -2,7 +2,8 @@
 
 Files are searched in ``data.path``, else in ``$EDGEFL_DATA`` or ``$XDG_CACHE_HOME/edgefl/data``
 (``~/.cache/edgefl/data``) and in Debian's folder of data sets; in each, first in the data set's own
-subfolder, then in the folder itself.
+subfolder, then in the folder itself. Without ``data.path`` and ``$EDGEFL_DATA``, missing files of MNIST,
+FashionMNIST and CIFAR-10 are downloaded (`edgefl.learning.download`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from edgefl.experiment import Data
 from edgefl.files import cache_folder
 from edgefl.learning.array_set import PARTS, load_arrays
 from edgefl.learning.dataset import Dataset, Examples, Images, Targets, Tokens
+from edgefl.learning.download import SOURCES, NotDownloaded, download
+from edgefl.learning.hugging_face import PREFIX, load_from_hub
 from edgefl.learning.leaf import find_leaf, load_leaf
 from edgefl.learning.published_sets import (
     BATCHES,
@@ -70,7 +73,11 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     >>> len(data.train_x), len(data.train_y), len(data.test_x), data.classes
     (100, 100, 359, 10)
     """
-    if ":" in spec.name:
+    if spec.name.startswith(PREFIX):
+        dataset = load_from_hub(spec.name)
+        if not len(dataset.test_y) and spec.test_split == "published":
+            raise ConfigError(f"data.name {spec.name!r} has no test split: set data.test_split = 'drawn'")
+    elif ":" in spec.name:
         load = load_attribute(spec.name, "data.name", search_path)
         dataset = _checked(call(load, spec.name, "data.name", spec=spec, seed=seed), spec.name)
     elif spec.name == "arrays":
@@ -87,7 +94,9 @@ def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Datase
     elif spec.name in NAMES:
         dataset = load_idx(spec.name, _find(spec, search_path, find_idx))
     else:
-        raise ConfigError(f"data.name: {unknown('data set', spec.name, [*NAMES, 'my_module:load'])}")
+        raise ConfigError(
+            f"data.name: {unknown('data set', spec.name, [*NAMES, 'hf:NAME', 'my_module:load'])}"
+        )
     if spec.test_split == "drawn" and spec.name not in SPLIT_HERE:
         dataset = redraw_split(dataset, spec.test_fraction, seed, spec.validation_fraction, spec.evaluate_on)
     elif spec.validation_fraction and spec.name != "digits":
@@ -119,9 +128,17 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
     for folder in folders:
         if (files := find(folder)) is not None:
             return files
+    why = ""
+    if spec.name in SOURCES and spec.path is None and not os.environ.get("EDGEFL_DATA"):
+        try:
+            download(spec.name, folders[0], lambda: find(folders[0]) is not None)
+        except NotDownloaded as reason:
+            why = f"; not downloaded: {reason}"
+        if (files := find(folders[0])) is not None:
+            return files
     looked = ", ".join(map(str, folders))
     raise ConfigError(
-        f"data.name {spec.name!r}: files not found; need {FILES[spec.name]}; searched {looked} "
+        f"data.name {spec.name!r}: files not found; need {FILES[spec.name]}; searched {looked}{why} "
         "(set data.path or EDGEFL_DATA to the folder)"
     )
 

@@ -13,6 +13,7 @@ trace        trace.json: a run as a timeline
 energy       joules of a run's trips, by use and profile
 columns      a run's record as columns: for a notebook, a data frame, a file
 sweep        `Sweep`, which reads a finished sweep's folder
+trackers     copies of a run in TensorBoard, MLflow or Weights & Biases
 figure       learning curves for a paper
 targets      time to accuracy: the target, the cost until it, ratios over seeds
 fleets       in which share of plausible fleets a setting is ahead of another

@@ -1,13 +1,22 @@
 """Federated-learning algorithms, one file per paper. Each file here is a built-in strategy of the same name.
 
-    base.py          the interface: View, Step, Strategy, ServerOptimizer
+    base.py          the interface: Client, View, Update, Step, Until, Strategy
     rows.py          the parameters of a step's updates             → median, trimmed-mean, krum, rfa
     asynchronous.py  starts clients without rounds                    → fedasync
     buffered.py      also makes a step when a buffer is full          → fedbuff, fedstaleweight, asysg, …
     polled.py        polls clients at intervals, in mid-training      → favano, quafl
     rounds.py        draws a cohort, waits for its updates, steps     → fedavg, fedprox, fedavgm, fedadam, …
 
-The core passes a View to the strategy, which returns the clients to start and the next Step.
+The core passes a View to the strategy, which returns the clients to start and the next Step. A strategy of
+your own derives from `Asynchronous`, `Buffered`, `Polled` or `Rounds`:
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class BufferedAdam(Buffered):
+    ...     def optimizer(self):
+    ...         return ServerOptimizer(kind="adam", lr=self.server_lr)
+    >>> BufferedAdam(buffer_size=5, server_lr=0.01).optimizer().lr
+    0.01
 """
 
 from __future__ import annotations
@@ -21,21 +30,38 @@ from typing import Any
 from edgefl.errors import ConfigError, shortened, unknown
 from edgefl.kernels.steps import ServerOptimizer
 from edgefl.loading import load_attribute
-from edgefl.strategies.base import Client, LocalTerms, Step, Strategy, TripInputs, Update, VectorSum, View
+from edgefl.strategies.asynchronous import Asynchronous
+from edgefl.strategies.base import (
+    Arrivals,
+    Client,
+    LocalTerms,
+    Step,
+    Strategy,
+    TripInputs,
+    Until,
+    Update,
+    VectorSum,
+    View,
+)
 from edgefl.strategies.buffered import Buffered
+from edgefl.strategies.polled import Polled
 from edgefl.strategies.rounds import Rounds
 from edgefl.strategies.rows import Rows
 
 __all__ = [
+    "Arrivals",
+    "Asynchronous",
     "Buffered",
     "Client",
     "LocalTerms",
+    "Polled",
     "Rounds",
     "Rows",
     "ServerOptimizer",
     "Step",
     "Strategy",
     "TripInputs",
+    "Until",
     "Update",
     "VectorSum",
     "View",

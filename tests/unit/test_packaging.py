@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 
 import edgefl
-from edgefl import config, experiment
+from edgefl import config, experiment, strategies
 from edgefl.cli import app
 from edgefl.core import Core
 from edgefl.strategies import names as built_in
@@ -63,6 +66,7 @@ def test_every_import_is_declared_and_every_dependency_is_imported(project: Any)
     declared = {IMPORTED_AS.get(name, name) for name in names(project["dependencies"])}
     used: set[str] = set().union(*map(imported, SOURCES))
     extras = {"pytest", "ray", "flwr", "timm", "cryptography", "pfl", "flsim", "hydra", "omegaconf"}
+    extras |= {"datasets", "mlflow", "wandb"}
     assert used - set(sys.stdlib_module_names) - {"edgefl"} - declared - extras == set()
     assert declared - used == set()
 
@@ -78,6 +82,49 @@ def test_every_dependency_is_pinned_explained_and_without_an_upper_bound(project
     for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
         assert re.fullmatch(r"[a-z-]+>=[0-9.]+", requirement)
         assert f"**{names([requirement])[0]}**" in explained
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """The files that the container's recipe copies from a clone."""
+    source = tmp_path / "source"
+    for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Containerfile").read_text(), re.MULTILINE):
+        *files, _ = line.split()
+        for file in files:
+            if (ROOT / file).is_dir():
+                shutil.copytree(
+                    ROOT / file, source / file, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+                )
+            else:
+                source.mkdir(exist_ok=True)
+                shutil.copy(ROOT / file, source / file)
+    return source
+
+
+def test_a_source_distribution_has_every_file_and_needs_no_network(copied: Path, tmp_path: Path) -> None:
+    for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "Containerfile"):
+        shutil.copy(ROOT / name, copied / name)
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path)]
+    done = subprocess.run(
+        command,
+        cwd=copied,
+        env=os.environ | {"PIP_NO_INDEX": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        found = {name.partition("/")[2] for name in packed.getnames()}
+    there = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()}
+    assert {name for name in there if "egg-info" not in name} - found == set()
+
+
+def test_the_citation_and_the_package_are_of_one_version(project: Any) -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {project['version']}\n" in citation
+    assert f"\nlicense: {project['license']}\n" in citation
 
 
 def test_command_and_module_start_the_same_thing(project: Any) -> None:
@@ -211,6 +258,22 @@ def test_the_tables_of_the_text_are_strategies(folder: Path) -> None:
     assert [type(strategy).__name__ for strategy in made] == ["FedBuff", "ByLoss"]
     core = Core(made[1], fleet(4), 1, experiment.Stop(versions=5))
     assert len(run_in_memory(core, [1.0, 2.0, 3.0, 4.0]).models) == 6
+
+
+def test_the_example_of_an_optimizer_runs(tmp_path: Path) -> None:
+    mark = "<!-- file: buffered_adam.py -->"
+    (tmp_path / "buffered_adam.py").write_text(block(mark), encoding="utf-8")
+    strategy = resolve({"name": "buffered_adam:BufferedAdam", "server_lr": 0.5}, [tmp_path])
+    core = Core(strategy, fleet(4), 1, experiment.Stop(versions=5))
+    assert len(run_in_memory(core, [1.0, 2.0, 3.0, 4.0]).models) == 6
+    assert (strategy.optimizer().kind, strategy.optimizer().lr) == ("adam", 0.5)
+
+
+def test_strategies_exports_the_classes_of_its_page() -> None:
+    for name in ("Asynchronous", "Buffered", "Polled", "Rounds", "ServerOptimizer", "Strategy"):
+        assert f"`{name}`" in TEXT
+        assert name in strategies.__all__
+        assert hasattr(strategies, name)
 
 
 @pytest.mark.parametrize("name", built_in())

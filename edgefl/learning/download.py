@@ -1,0 +1,142 @@
+"""Download published data sets into the cache folder, each file checked against its SHA-256.
+
+The addresses of MNIST and FashionMNIST are those of torchvision, that of CIFAR-10 is its publisher's.
+``EDGEFL_OFFLINE=1`` forbids downloads; ``EDGEFL_MIRROR=http://host/folder`` replaces the addresses by
+``http://host/folder/NAME/FILE``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple
+
+from edgefl.files import PARTIAL
+from edgefl.terminal import say
+
+SILENCE_S = 15.0
+"""A server that sends nothing for this long is given up."""
+SLOWEST_BYTES_PER_S = 50_000
+"""A slower download is given up after `SILENCE_S` more."""
+PIECE = 1 << 16
+
+
+class NotDownloaded(Exception):
+    """The reason for which files could not be downloaded."""
+
+
+class Source(NamedTuple):
+    """A data set on a server."""
+
+    address: str
+    files: dict[str, str]
+    """SHA-256 of each file."""
+    megabytes: float
+    """Size of all files."""
+
+
+SOURCES = {
+    "mnist": Source(
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        {
+            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        },
+        12,
+    ),
+    "fashion-mnist": Source(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        {
+            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
+        31,
+    ),
+    "cifar-10": Source(
+        "https://www.cs.toronto.edu/~kriz",
+        {"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9dddda3db29a59bca1dd"},
+        170,
+    ),
+}
+
+
+def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
+    """Put the files of the data set ``name`` into ``folder``, unless another process made it ``complete``.
+
+    A file appears under its name only when it has its checksum. Raises `NotDownloaded`.
+    """
+    if os.environ.get("EDGEFL_OFFLINE", "0") not in ("", "0"):
+        raise NotDownloaded("EDGEFL_OFFLINE is set")
+    source, mirror = SOURCES[name], os.environ.get("EDGEFL_MIRROR")
+    address = f"{mirror.rstrip('/')}/{name}" if mirror else source.address
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            if complete():
+                return
+            say(f"edgefl: downloading {name} ({source.megabytes:g} MB) into {folder}", err=True)
+            for file, sha256 in source.files.items():
+                _fetch(f"{address}/{file}", folder / file, sha256)
+                if file.endswith(".tar.gz"):
+                    _unpack(folder / file, folder)
+                    (folder / file).unlink()
+    except OSError as error:
+        raise NotDownloaded(f"{folder} cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
+def _fetch(address: str, file: Path, sha256: str) -> None:
+    """Download one file."""
+    partial = file.with_name(file.name + PARTIAL)
+    digest, received, began = hashlib.sha256(), 0, time.monotonic()
+    try:
+        with urllib.request.urlopen(address, timeout=SILENCE_S) as answer, partial.open("wb") as out:
+            while piece := answer.read1(PIECE):
+                out.write(piece)
+                digest.update(piece)
+                received += len(piece)
+                if time.monotonic() - began > SILENCE_S + received / SLOWEST_BYTES_PER_S:
+                    raise TimeoutError(f"slower than {SLOWEST_BYTES_PER_S // 1000} kB/s")
+        if digest.hexdigest() != sha256:
+            got = f"SHA-256 {digest.hexdigest()[:16]}… of {received:,} bytes"
+            raise NotDownloaded(f"{address}: {got}, expected {sha256[:16]}…")
+        partial.replace(file)
+    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError, ValueError) as error:
+        reason = str(error).removeprefix("<urlopen error ").removesuffix(">")
+        raise NotDownloaded(f"{address}: {reason}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Write the archive's ``.bin`` files into ``folder``, without the folders they are in."""
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            content = packed.extractfile(member) if member.name.endswith(".bin") else None
+            if content is not None:
+                with content, (folder / Path(member.name).name).open("wb") as out:
+                    shutil.copyfileobj(content, out)

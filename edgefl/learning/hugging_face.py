@@ -1,0 +1,145 @@
+"""Images with classes from the Hugging Face hub: ``data.name = "hf:NAME"`` or ``"hf:NAME:CONFIG"``.
+
+A process of its own downloads the data set with the package datasets and converts it to a file of arrays in
+the cache folder: the threads of that package would not survive the fork of clients. Later runs read the file
+and need neither the network nor the package. datasets runs no code of a data set since its version 4.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from edgefl.errors import ConfigError, RunError
+from edgefl.files import cache_folder, write_bytes
+from edgefl.learning.array_set import load_arrays
+from edgefl.learning.dataset import Dataset, Images
+from edgefl.terminal import say
+
+PREFIX = "hf:"
+LABELS = ("label", "labels", "fine_label")
+"""Names of the column of classes, where there are several."""
+TESTS = ("test", "validation", "valid")
+"""Names of the split on which the model is measured."""
+
+
+def load_from_hub(name: str) -> Dataset:
+    """Load the data set ``name``, which starts with `PREFIX`; pixels are standardised by channel.
+
+    Without a test split, the test part is empty. Raises `ConfigError` if the data set cannot be had, or is
+    not one of images with classes.
+    """
+    file = (
+        cache_folder()
+        / "data"
+        / "hf"
+        / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name[len(PREFIX) :])}.safetensors"
+    )
+    if not file.is_file():
+        say(f"edgefl: fetching {name} into {file}", err=True)
+        command = [sys.executable, "-m", __name__, name, str(file)]
+        quiet = {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        offline = {"HF_HUB_OFFLINE": "1"} if os.environ.get("EDGEFL_OFFLINE", "0") not in ("", "0") else {}
+        done = subprocess.run(
+            command,
+            env=os.environ | quiet | offline,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            lines = (done.stdout or done.stderr).strip().splitlines()
+            raise ConfigError(f"data.name {name!r}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    found, metadata = load_arrays(file)
+    means, stds = _moments(found["train_x"])
+    parts = (
+        (Images(found[f"{part}_x"], top=255, mean=means, std=stds), found[f"{part}_y"].astype(np.int64))
+        for part in ("train", "test")
+    )
+    return Dataset.of(name, parts, int(metadata["classes"]))
+
+
+def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel; 1 in place of a deviation of 0."""
+    values, means, stds = np.arange(256) / 255, [], []
+    for channel in range(images.shape[1]):
+        rows = (images[start : start + 1000, channel].ravel() for start in range(0, len(images), 1000))
+        counts = sum(np.bincount(pixels, minlength=256) for pixels in rows)
+        means.append(float(np.average(values, weights=counts)))
+        stds.append(float(np.sqrt(np.average((values - means[-1]) ** 2, weights=counts))) or 1.0)
+    return means, stds
+
+
+def convert(splits: Mapping[str, Any]) -> bytes:
+    """The file of a data set with these splits. Raises `ConfigError` if they hold no images with classes."""
+    if "train" not in splits:
+        raise ConfigError(f"must have a split 'train', got {', '.join(splits)}")
+    features = splits["train"].features
+    kinds = {name: type(feature).__name__ for name, feature in features.items()}
+    images = [name for name, kind in kinds.items() if kind == "Image"]
+    classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    chosen = classes if len(classes) == 1 else [name for name in LABELS if name in classes][:1]
+    if len(images) != 1 or not chosen:
+        columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        raise ConfigError(f"must have one column of images and one of classes, got {columns}")
+    test = next((name for name in TESTS if name in splits), None)
+    arrays: dict[str, NDArray[Any]] = {}
+    for part, split in (("train", splits["train"]), ("test", splits[test] if test else None)):
+        pictures = [] if split is None else split[images[0]]
+        labels = [] if split is None else split[chosen[0]]
+        if any(label is None or label < 0 for label in labels):
+            raise ConfigError(f"split {part!r} has examples without a class")
+        arrays[f"{part}_x"] = _pixels(pictures, arrays.get("train_x"))
+        arrays[f"{part}_y"] = np.array(labels, np.int64)
+    return save(arrays, {"classes": str(features[chosen[0]].num_classes)})
+
+
+def _pixels(pictures: Sequence[Any], like: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+    """Images as bytes (n, channels, height, width), of the shape of ``like`` if given."""
+    if like is None:
+        first = pictures[0]
+        shape = (1 if first.mode in ("1", "L") else 3, first.height, first.width)
+    else:
+        shape = like.shape[1:]
+    mode = "L" if shape[0] == 1 else "RGB"
+    found = np.empty((len(pictures), *shape), np.uint8)
+    for row, picture in enumerate(pictures):
+        if (picture.height, picture.width) != shape[1:]:
+            got = f"{picture.height}×{picture.width} and {shape[1]}×{shape[2]}"
+            raise ConfigError(f"images must have one size, got {got}")
+        pixels = np.asarray(picture.convert(mode), np.uint8)
+        found[row] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+    return found
+
+
+def main(name: str, file: Path) -> str:
+    """Fetch the data set ``name`` and write ``file``; return the reason if that failed, else nothing."""
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        return "the package datasets is not installed: pip install 'edgefl[hf]'"
+    if int(datasets.__version__.partition(".")[0]) < 4:
+        return f"needs the package datasets 4 or newer, got {datasets.__version__}"
+    path, _, configuration = name.removeprefix(PREFIX).partition(":")
+    try:
+        write_bytes(file, convert(datasets.load_dataset(path, configuration or None)))
+    except (ConfigError, RunError) as error:
+        return str(error)
+    except Exception as error:  # the hub, the network and the files raise errors of many packages
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return ""
+
+
+if __name__ == "__main__":
+    if reason := main(sys.argv[1], Path(sys.argv[2])):
+        say(reason)
+        sys.exit(1)

@@ -1,0 +1,185 @@
+"""Copy a finished run to an experiment tracker: TensorBoard, MLflow or Weights & Biases.
+
+A run is copied when it has ended, because a tracker's threads and connections would take time from the phones
+while they train. The step of a value is the model's version. A run that was copied before is not added again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgefl import toml
+from edgefl.errors import ConfigError, RunError, unknown
+from edgefl.results.columns import evaluations
+from edgefl.results.record import Record
+from edgefl.results.run_folder import EXPERIMENT_FILE, SUMMARY_FILE
+
+PROJECT = "edgefl"
+"""The project of Weights & Biases, and MLflow's experiment."""
+FIGURES = ("accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s", "time_scale")
+"""Fields of summary.json that a tracker shows for the whole run."""
+IMPATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+"""MLflow's own settings, unless they are set: else it waits minutes for a server that does not answer."""
+
+
+class Copied(NamedTuple):
+    """What a tracker is given of a run."""
+
+    folder: Path
+    name: str
+    group: str | None
+    """Name of the sweep, if the run is one of a sweep's."""
+    identity: str
+    """Hexadecimal digits, the same for each copy of the run."""
+    settings: dict[str, Any]
+    """Values of the experiment by dotted key."""
+    curve: list[dict[str, float]]
+    """The known values of each evaluation, with ``version``, ``emulated_s`` and ``trips``."""
+    figures: dict[str, float]
+    """Figures of the whole run."""
+    tags: dict[str, str]
+
+
+def require(name: str) -> None:
+    """Raise `ConfigError` if there is no tracker called ``name``, or its package is not installed."""
+    if name not in TRACKERS:
+        raise ConfigError(unknown("tracker", name, [*TRACKERS]))
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:  # a folder of that name, such as W&B's own
+        raise ConfigError(f"tracker {name!r} is not installed: pip install 'edgefl[{name}]'")
+
+
+def track(folder: Path, name: str, group: str | None = None) -> str:
+    """Copy the run in ``folder`` to the tracker ``name``; return where it is.
+
+    ``group`` is the name of the run's sweep. Raises `ConfigError` for an unknown or missing tracker and a run
+    that did not end, and `RunError` if the tracker fails.
+    """
+    require(name)
+    run = _read(folder, group)
+    try:
+        return TRACKERS[name](run)
+    except Exception as error:  # trackers raise errors of many packages
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        again = f"to try again: edgefl export {folder} --track {name}"
+        raise RunError(f"{name}: {line}; the run is complete; {again}") from error
+
+
+def _read(folder: Path, group: str | None) -> Copied:
+    try:
+        summary = json.loads((folder / SUMMARY_FILE).read_bytes())
+    except (OSError, ValueError):
+        raise ConfigError(f"{folder}: {SUMMARY_FILE} cannot be read: the run did not end") from None
+    with Record(folder) as record:
+        table, meta = evaluations(record), record.meta
+    table["emulated_s"] = table.pop("at_s")
+    rows = zip(*(values.tolist() for values in table.values()), strict=True)
+    curve = [{key: value for key, value in zip(table, row, strict=True) if value == value} for row in rows]
+    identity = hashlib.sha256(f"{folder.absolute()} {meta.seed} {meta.model_sha256}".encode()).hexdigest()
+    figures = {name: summary[name] for name in FIGURES}
+    figures |= {f"staleness_{name}": value for name, value in summary["staleness"].items()}
+    figures |= {name: summary["fidelity"][name] for name in ("median_abs_error", "p95_abs_error", "valid")}
+    return Copied(
+        folder, folder.name, group, identity[:16],
+        dict(_flat(toml.read(folder / EXPERIMENT_FILE))), curve,
+        {name: float(value) for name, value in figures.items() if isinstance(value, int | float)},
+        {"strategy": meta.strategy, "clock": meta.clock, "model_sha256": meta.model_sha256},
+    )  # fmt: skip
+
+
+def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of nested tables by dotted key."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _tensorboard(run: Copied) -> str:
+    """Write event files; the time of an event is its emulated second, so that "relative" is emulated time."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = run.folder / "tensorboard"
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    began = (run.folder / EXPERIMENT_FILE).stat().st_mtime
+    with SummaryWriter(str(folder)) as writer:
+        writer.add_text(
+            "settings", "\n".join(f"    {key} = {value!r}" for key, value in run.settings.items())
+        )
+        for row in run.curve:
+            for name, value in row.items():
+                if name not in ("version", "emulated_s"):
+                    writer.add_scalar(name, value, int(row["version"]), began + row["emulated_s"])
+        for name, value in run.figures.items():
+            writer.add_scalar(f"run/{name}", value, 0, began)
+    return f"{folder} (tensorboard --logdir {run.folder.parent})"
+
+
+def _mlflow(run: Copied) -> str:
+    """Add a run to the experiment "edgefl" of the server in MLFLOW_TRACKING_URI."""
+    for name, value in IMPATIENCE.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+    from mlflow.entities import Metric, Param, RunTag
+
+    client = mlflow.MlflowClient()
+    known = client.get_experiment_by_name(PROJECT)
+    experiment = client.create_experiment(PROJECT) if known is None else known.experiment_id
+    where = f"MLflow's experiment {PROJECT!r} at {mlflow.get_tracking_uri()}"
+    done = f"tags.`edgefl.run` = '{run.identity}' and attributes.status = 'FINISHED'"
+    if client.search_runs([experiment], done):
+        return where
+    tags = {**run.tags, "edgefl.run": run.identity, "folder": str(run.folder.absolute())}
+    if run.group is not None:
+        tags["sweep"] = run.group
+    made = client.create_run(experiment, run_name=run.name).info.run_id
+    metrics = [
+        Metric(name, value, round(row["emulated_s"] * 1000), int(row["version"]))
+        for row in run.curve
+        for name, value in row.items()
+        if name != "version"
+    ]
+    metrics += [Metric(f"run.{name}", value, 0, 0) for name, value in run.figures.items()]
+    params = [Param(name, str(value)[:500]) for name, value in run.settings.items()]
+    for start in range(0, len(metrics), 500):
+        client.log_batch(made, metrics=metrics[start : start + 500])
+    for start in range(0, len(params), 100):
+        client.log_batch(made, params=params[start : start + 100])
+    client.log_batch(made, tags=[RunTag(name, value) for name, value in tags.items()])
+    client.set_terminated(made)
+    return where
+
+
+def _wandb(run: Copied) -> str:
+    """Add a run to the project "edgefl"; WANDB_MODE=offline writes it to the run's folder only."""
+    import wandb
+
+    settings = wandb.Settings(silent=True, init_timeout=60)
+    made = wandb.init(
+        project=PROJECT, name=run.name, group=run.group, id=run.identity, resume="allow",
+        config=run.settings, dir=str(run.folder), settings=settings,
+    )  # fmt: skip
+    made.define_metric("*", step_metric="emulated_s")
+    for row in run.curve:
+        made.log(row, step=int(row["version"]))
+    made.summary.update({**run.figures, **run.tags})
+    where = made.url or f"{Path(made.dir).parent} (wandb sync uploads it)"
+    made.finish()
+    wandb.teardown()
+    return where
+
+
+TRACKERS: dict[str, Callable[[Copied], str]] = {
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+    "wandb": _wandb,
+}
+"""The trackers by name, which is also that of their module and of the extra that installs it."""

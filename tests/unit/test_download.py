@@ -1,0 +1,207 @@
+"""Published data sets from a server, and servers that fail, stall or send something else."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import socket
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.errors import ConfigError
+from edgefl.experiment import Data
+from edgefl.learning import download
+from edgefl.learning.data import load_data
+from edgefl.learning.download import SOURCES, Source
+from edgefl.learning.published_sets import RECORD_BYTES
+from tests.unit.test_data import idx
+
+FILES = tuple(SOURCES["mnist"].files)
+
+
+class Server:
+    """An HTTP server of a folder on this machine; ``requests`` are the paths that it was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.requests: list[str] = []
+        asked = self.requests
+
+        class Handler(SimpleHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                asked.append(self.path)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of a user without data, who may download."""
+    for name in ("EDGEFL_DATA", "EDGEFL_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("edgefl.learning.data.DEBIAN", tmp_path / "debian")
+    return tmp_path / "cache" / "edgefl" / "data"
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A mirror with small data sets, whose checksums take the place of the real ones."""
+    rng = np.random.default_rng(0)
+    digits = {
+        name: gzip.compress(idx(rng.integers(0, 9, (8, 28, 28)[: 3 if "images" in name else 1], np.uint8)))
+        for name in FILES
+    }
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name in ("data_batch_1.bin", "test_batch.bin", "../outside.bin", "batches.meta.txt"):
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = 2 * RECORD_BYTES
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    sets = {"mnist": digits, "cifar-10": {"cifar-10-binary.tar.gz": packed.getvalue()}}
+    for name, files in sets.items():
+        (tmp_path / "served" / name).mkdir(parents=True)
+        for file, content in files.items():
+            (tmp_path / "served" / name / file).write_bytes(content)
+        sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+        monkeypatch.setitem(SOURCES, name, Source("http://127.0.0.1:9", sums, 1))
+    found = Server(tmp_path / "served")
+    monkeypatch.setenv("EDGEFL_MIRROR", found.address)
+    yield found
+    found.close()
+
+
+def failure(name: str = "mnist") -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_data(Data(name=name), seed=0)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "(set data.path or EDGEFL_DATA to the folder)" in message
+    return message
+
+
+def test_missing_files_are_downloaded_once(
+    cache: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, again = (load_data(Data(name="mnist"), seed=0) for _ in range(2))
+    np.testing.assert_array_equal(first.train_x[:], again.train_x[:])
+    assert sorted(server.requests) == sorted(f"/mnist/{file}" for file in FILES)
+    assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(FILES)
+    assert capsys.readouterr().err == f"edgefl: downloading mnist (1 MB) into {cache / 'mnist'}\n"
+
+
+def test_an_archive_is_unpacked_and_nothing_leaves_the_folder(cache: Path, server: Server) -> None:
+    assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 2
+    folder = cache / "cifar-10-batches-bin"
+    names = {"data_batch_1.bin", "test_batch.bin", "outside.bin"}
+    assert {path.name for path in cache.rglob("*") if path.is_file()} == names
+    assert {path.parent for path in cache.rglob("*.bin")} == {folder}
+
+
+def test_processes_that_need_the_same_files_share_one_download(cache: Path, server: Server) -> None:
+    with ThreadPoolExecutor(4) as pool:  # a lock of a descriptor holds between threads, too
+        found = list(pool.map(lambda _: load_data(Data(name="mnist"), seed=0), range(4)))
+    assert {len(data.train_y) for data in found} == {8}
+    assert len(server.requests) == len(FILES)
+
+
+def test_a_file_with_another_checksum_is_not_kept(cache: Path, server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "served" / "mnist" / FILES[1]
+    file.write_bytes(file.read_bytes() + b"x")
+    assert f"not downloaded: {server.address}/mnist/{FILES[1]}: SHA-256 " in failure()
+    assert [path.name for path in (cache / "mnist").iterdir()] == [FILES[0]]
+
+
+def test_a_server_without_the_file_is_named(cache: Path, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "served" / "mnist" / FILES[0]).unlink()
+    assert f"{FILES[0]}: HTTP Error 404" in failure()
+
+
+def test_an_address_that_refuses_is_named(
+    cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EDGEFL_MIRROR")
+    assert f"http://127.0.0.1:9/{FILES[0]}: [Errno" in failure()
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nabc"])
+def test_a_server_that_stops_sending_is_given_up(
+    sent: bytes, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "SILENCE_S", 0.1)
+    with _answering(lambda peer: peer.sendall(sent)) as address:
+        monkeypatch.setenv("EDGEFL_MIRROR", address)
+        assert "timed out" in failure()
+
+
+def test_a_server_that_is_too_slow_is_given_up(
+    cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never stops sending, so only the rate tells."""
+    monkeypatch.setattr(download, "SILENCE_S", 5.0)
+    monkeypatch.setattr(download, "SLOWEST_BYTES_PER_S", 10**15)
+    monkeypatch.setattr(download.time, "monotonic", partial(next, iter(range(0, 10**6, 4))))
+
+    def endless(peer: socket.socket) -> None:
+        peer.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+        while True:
+            peer.sendall(bytes(1000))
+
+    with _answering(endless) as address:
+        monkeypatch.setenv("EDGEFL_MIRROR", address)
+        assert "slower than" in failure()
+
+
+@pytest.mark.parametrize("variable", ["EDGEFL_OFFLINE", "EDGEFL_DATA"])
+def test_nothing_is_downloaded_when_the_user_says_so(
+    variable: str, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert ("not downloaded: EDGEFL_OFFLINE is set" in failure()) == (variable == "EDGEFL_OFFLINE")
+    with pytest.raises(ConfigError, match="files not found"):
+        load_data(Data(name="mnist", path=str(cache)), seed=0)
+    assert server.requests == []
+
+
+class _answering:
+    """A socket that passes the first connection to ``answer`` and keeps it open until the end."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self._answer = answer
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self) -> None:
+        peer, _ = self._socket.accept()
+        with peer:
+            try:
+                self._answer(peer)
+            except OSError:  # the client closed the connection
+                return
+            self._done.wait()
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._socket.close()
