@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -87,24 +88,27 @@ def _short_traceback(function: Callable[P, R]) -> Callable[P, R]:
 
 @_short_traceback
 def run(
-    experiment: Experiment,
+    experiment: Experiment | str | Path,
     out: str | Path | None = None,
     *,
     quiet: bool = True,
     web: bool | int = False,
-    strategy: Strategy | type[Strategy] | None = None,
-    model: Callable[..., Any] | None = None,
-    data: Callable[..., Any] | Dataset | Sequence[Any] | None = None,
-    partition: Callable[..., Any] | None = None,
+    strategy: str | Strategy | type[Strategy] | None = None,
+    model: str | Callable[..., Any] | None = None,
+    data: str | Callable[..., Any] | Dataset | Sequence[Any] | None = None,
+    partition: str | Callable[..., Any] | None = None,
 ) -> Result:
-    """Run an experiment and return its result; its files are in the folder ``out``.
+    """Run an experiment, or that of a TOML file, and return its result; its files are in the folder ``out``.
 
     By default ``out`` is a new folder in ``runs/``. With ``web=True`` a local web page shows the run live and
     its address is printed on standard error; a number selects the port. The other arguments replace what the
     experiment names: ``strategy`` (such as ``Mine(server_lr=0.1)``), ``model`` (a function that creates it),
     ``data`` (a function that loads it, a `Dataset`, or train_x, train_y, test_x, test_y) and ``partition`` (a
-    function that splits it). Classes and functions must be defined in an importable file, because the run's
-    processes import them again. Arrays are saved in the run's folder.
+    function that splits it). Each may also be a name, ``strategy="fedbuff"``: the strategy then has its
+    defaults. Classes and functions must be defined in an importable file, because the run's processes import
+    them again. Arrays are saved in the run's folder.
+
+        >>> print(edgefl.run("experiments/minimal.toml", strategy="fedstaleweight"))      # doctest: +SKIP
 
     If the model did not learn, the result is returned nevertheless, and ``no_progress`` in its summary gives
     the reason. Raises `ConfigError` for an invalid experiment and `RunError` if the run fails.
@@ -114,7 +118,8 @@ def run(
     from edgefl.run.web import page_socket
 
     _not_while_imported("run")
-    named = objects.name_objects(experiment, strategy=strategy, model=model, data=data, partition=partition)
+    given, home = objects.opened(experiment)
+    named = objects.name_objects(given, home, strategy=strategy, model=model, data=data, partition=partition)
 
     def into(folder: Path) -> Result:
         with (
@@ -128,36 +133,37 @@ def run(
         return into(Path(out))
     while True:
         with suppress(FolderTaken):  # another run took the name at the same moment: try the next
-            return into(new_run_folder(experiment.name))
+            return into(new_run_folder(given.name))
 
 
 @_short_traceback
 def sweep(
-    experiment: Experiment,
+    experiment: Experiment | str | Path,
     out: str | Path | None = None,
     *,
     seeds: Iterable[int] = (1, 2, 3),
     grid: Mapping[str, Iterable[Any]] | None = None,
     target: float | None = None,
     fleets: int | None = None,
-    quiet: bool = True,
-    strategy: Strategy | type[Strategy] | None = None,
-    model: Callable[..., Any] | None = None,
-    data: Callable[..., Any] | Dataset | Sequence[Any] | None = None,
-    partition: Callable[..., Any] | None = None,
+    quiet: bool | None = None,
+    strategy: str | Strategy | type[Strategy] | None = None,
+    model: str | Callable[..., Any] | None = None,
+    data: str | Callable[..., Any] | Dataset | Sequence[Any] | None = None,
+    partition: str | Callable[..., Any] | None = None,
 ) -> Sweep:
     """Run an experiment for every combination of ``grid`` and every seed, one after another.
 
-    ``grid`` maps keys of the experiment to lists of values, ``{"strategy.server_lr": [0.1, 1.0]}``; values of
-    ``"strategy"`` may be objects: ``[Mine(), FedBuff()]``. Each run gives the same results as `run`. The
-    folder ``out`` (by default ``runs/NAME-sweep``) holds the runs, a page that compares them (report.html),
-    their curves (curves.pdf) and their results (runs.csv). Finished runs are not repeated, so the same call
-    continues after Ctrl-C or adds seeds. The time to the accuracy ``target`` is compared seed by seed; the
-    default target is ``stop.accuracy``, else the highest accuracy that every run reached. With ``fleets``,
-    the seeds are 1 to ``fleets``, and each draws the fleet's compute times from the profiles' intervals
-    (`Sweep.fleets`). For the other arguments and the errors see `run`.
+    ``grid`` maps keys of the experiment to lists of values, ``{"strategy.server_lr": [0.1, 1.0]}``; those of
+    ``"strategy"`` may be objects and names: ``[Mine(), "fedbuff"]``. Each run gives the same results as
+    `run`. The folder ``out`` (by default ``runs/NAME-sweep``) holds the runs, a page that compares them
+    (report.html), their curves (curves.pdf) and their results (runs.csv). Finished runs are not repeated, so
+    the same call continues after Ctrl-C or adds seeds. The time to the accuracy ``target`` is compared seed
+    by seed; the default target is ``stop.accuracy``, else the highest accuracy that every run reached. With
+    ``fleets``, the seeds are 1 to ``fleets``, and each draws the fleet's compute times from the profiles'
+    intervals (`Sweep.fleets`). A line per run is printed on standard error if that is a terminal, else only
+    with ``quiet=False``. For the other arguments and the errors see `run`.
 
-        >>> found = edgefl.sweep(experiment, grid={"strategy": [Mine(), FedBuff()]})  # doctest: +SKIP
+        >>> found = edgefl.sweep(experiment, grid={"strategy": [Mine(), "fedbuff"]})  # doctest: +SKIP
         >>> found.plot("figure.pdf")                                                  # doctest: +SKIP
     """
     from edgefl.config import objects
@@ -165,17 +171,19 @@ def sweep(
     from edgefl.terminal import say
 
     _not_while_imported("sweep")
+    given, home = objects.opened(experiment)
+    silent = not sys.stderr.isatty() if quiet is None else quiet
     choices = {key: list(values) for key, values in (grid or {}).items()}
     kinds = [each for each in choices.get("strategy", []) if not isinstance(each, Mapping)]
     named = objects.name_objects(
-        experiment, strategy=strategy, model=model, data=data, partition=partition, strategies=kinds
+        given, home, strategy=strategy, model=model, data=data, partition=partition, strategies=kinds
     )
     tables = iter(named.strategies)
     if "strategy" in choices:
         choices["strategy"] = [
             each if isinstance(each, Mapping) else next(tables) for each in choices["strategy"]
         ]
-    folder = Path("runs") / f"{experiment.name}-sweep" if out is None else Path(out)
+    folder = Path("runs") / f"{given.name}-sweep" if out is None else Path(out)
     with objects.trusting(named.trusted), objects.with_arrays(named, folder) as wanted:
         return sweeping.sweep(
             wanted,
@@ -183,7 +191,8 @@ def sweep(
             seeds=list(seeds) if fleets is None else [*range(1, fleets + 1)],
             grid=sweeping.written(choices),
             base=named.base,
-            say=lambda text: None if quiet else say(text, err=True),
+            say=lambda text: None if silent else say(text, err=True),
+            quiet=silent,
             target=target,
             fleets=fleets is not None,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl import new_run_folder
-from edgefl.cli.paths import folder_option, run_folder
+from edgefl.cli.paths import folder_option, run_folder, run_or_sweep
 from edgefl.errors import ConfigError, EdgeflError, FolderTaken, RunError, damaged
 from edgefl.experiment import NO_PROGRESS
 from edgefl.terminal import say
@@ -64,6 +64,24 @@ Ray = Annotated[
 ]
 
 
+def known_tracker(text: str) -> str:
+    """Parse ``--track``. Raises `ConfigError` if there is no such tracker or it is not installed."""
+    from edgefl.results.trackers import require
+
+    require(text)
+    return text
+
+
+Track = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Copy to tensorboard, mlflow or wandb (docs/trackers.md).",
+        parser=known_tracker,
+    ),
+]
+
+
 class Interrupted(EdgeflError):
     """The user pressed Ctrl-C during a run."""
 
@@ -80,12 +98,13 @@ def run(
     web_port: WebPort = None,
     quiet: Quiet = False,
     ray: Ray = None,
+    track: Track = None,
 ) -> int:
     """Run one experiment."""
     require_torch()
     experiment = read_experiment(file, set_, unset, clock, seed, on_nodes=ray is not None)
     nodes = _cluster(ray, experiment, file.parent.absolute(), quiet)
-    return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, nodes)
+    return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, nodes, track)
 
 
 def read_experiment(
@@ -123,8 +142,12 @@ def carry_out(
     web_port: int | None,
     quiet: bool,
     nodes: AbstractContextManager[Nodes | None],
+    track: str | None = None,
 ) -> int:
-    """Run the experiment of ``file``, on ``nodes`` if there are any, and return the exit code."""
+    """Run the experiment of ``file``, on ``nodes`` if there are any; return the exit code.
+
+    The run is then copied to the tracker ``track``.
+    """
     folder = new_run_folder(experiment.name) if out is None else _free(out)
 
     from edgefl.devices.fleet import fleet_of
@@ -139,11 +162,17 @@ def carry_out(
         while True:
             try:
                 begin = partial(supervisor.run, experiment, folder, quiet, base, page, hosts=hosts)
-                return _finish(begin, folder, quiet, accept_invalid)
+                code = _finish(begin, folder, quiet, accept_invalid)
+                break
             except FolderTaken:
                 if out is not None:
                     raise
                 folder = new_run_folder(experiment.name)  # another run took the folder at the same moment
+    if track is not None:
+        from edgefl.results.trackers import track as copy
+
+        say(f"{track}: {copy(folder, track)}", err=True)
+    return code
 
 
 def resume(
@@ -169,16 +198,18 @@ def resume(
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders of runs.", parser=run_folder)],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR", help="Folders of runs or sweeps.", parser=run_or_sweep)
+    ],
     out: Annotated[Path | None, folder_option("Write summary.json, report.html and trace.json here.")] = None,
     target: TargetAccuracy = None,
 ) -> None:
     """Compare runs: their time to an accuracy, and their figures."""
-    from edgefl.results.compare import compare as beside
+    from edgefl.results.sweep import compare_folders
     from edgefl.results.tables import show
 
     with damaged(", ".join(map(str, folders))):
-        show(beside(folders, out, target))
+        show(compare_folders(folders, out, target))
 
 
 def report(

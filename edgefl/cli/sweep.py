@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgefl.cli.paths import folder_option
+from edgefl.cli.paths import folder_option, run_folder, run_or_sweep
 from edgefl.cli.run import (
     INVALID,
     AcceptInvalid,
@@ -15,8 +15,8 @@ from edgefl.cli.run import (
     ClockKind,
     ExperimentFile,
     Interrupted,
-    RunFolder,
     TargetAccuracy,
+    Track,
 )
 from edgefl.errors import ConfigError, damaged
 from edgefl.experiment import NO_PROGRESS
@@ -55,6 +55,7 @@ def sweep(
     target: TargetAccuracy = None,
     accept_invalid: AcceptInvalid = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no table.")] = False,
+    track: Track = None,
 ) -> int:
     """Run one experiment over a grid of settings and seeds.
 
@@ -91,6 +92,8 @@ def sweep(
         raise Interrupted("interrupted; the same command resumes it") from None
     if not quiet:
         say(f"{folder / 'report.html'}")
+    if track is not None:
+        _copy(folder, track)
     rows = found.summary()["comparison"]["rows"]
     if stuck := [row["label"] for row in rows if row["no_progress"]]:
         say(f"edgefl: {NO_PROGRESS}, so not ranked: {', '.join(stuck)}", err=True)
@@ -148,20 +151,44 @@ def seeds_of(text: str) -> list[int]:
     return found
 
 
+def _copy(folder: Path, tracker: str) -> None:
+    """Copy a run, or each run of a sweep, to a tracker, and print where they are."""
+    from edgefl.results.run_folder import is_sweep
+    from edgefl.results.sweep import Sweep
+    from edgefl.results.trackers import track
+
+    places = Sweep(folder).track(tracker) if is_sweep(folder) else [track(folder, tracker)]
+    for place in dict.fromkeys(places):
+        say(f"{tracker}: {place}", err=True)
+
+
 def export(
-    folder: RunFolder,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="The run's folder; with --track also a sweep's.", parser=run_or_sweep
+        ),
+    ],
     csv: Annotated[bool, typer.Option("--csv", help="CSV files (the default).")] = False,
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Parquet files; needs polars or pyarrow.")
     ] = False,
     out: Annotated[Path | None, folder_option("Folder of the files; default DIR/tables.")] = None,
+    track: Track = None,
 ) -> None:
-    """Write a run's tables, as CSV or Parquet.
+    """Write a run's tables as files, or copy it to a tracker.
 
-    Evaluations, trips, versions, weights, clients, incidents.
+    Tables: evaluations, trips, versions, weights, clients, incidents.
     """
-    if csv and parquet:
-        raise ConfigError("--csv and --parquet: give one of them")
+    if csv + parquet + (track is not None) > 1:
+        raise ConfigError("--csv, --parquet and --track: give one of them")
+    if track is not None:
+        if out is not None:
+            raise ConfigError("--out: not with --track")
+        with damaged(str(folder)):
+            _copy(folder, track)
+        return
+    run_folder(str(folder))  # tables are those of a single run
 
     from edgefl.results.columns import export as write
 

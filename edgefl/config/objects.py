@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from edgefl.config import config
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.strategies import Strategy, names
@@ -42,8 +43,22 @@ class Named(NamedTuple):
     """Experiment tables of a grid's additional strategies."""
 
 
+def opened(experiment: object) -> tuple[Experiment, Path | None]:
+    """Return an experiment and, if it was given as a file, that file's folder.
+
+    Raises `ConfigError` for a file that is missing or invalid, and for anything else than an experiment.
+    """
+    if isinstance(experiment, Experiment):
+        return experiment, None
+    if isinstance(experiment, str | Path):
+        return config.load(experiment), Path(experiment).absolute().parent
+    got = type(experiment).__name__
+    raise ConfigError(f"experiment: must be an Experiment or the path of a TOML file, got a {got}")
+
+
 def name_objects(
     experiment: Experiment,
+    home: Path | None = None,
     *,
     strategy: Any = None,
     model: Any = None,
@@ -51,21 +66,25 @@ def name_objects(
     partition: Any = None,
     strategies: Iterable[Any] = (),
 ) -> Named:
-    """Put references to the given objects into the experiment.
+    """Put references to the given objects into the experiment, whose file is in the folder ``home``.
 
     ``strategy`` is an instance or class, ``model`` a function or class that makes a model, ``data`` a
     function, a `Dataset` or four arrays, ``partition`` a function, ``strategies`` the strategies of a grid.
-    Raises `ConfigError` for an object that other processes cannot import.
+    Each may also be a name, as in an experiment's file. Raises `ConfigError` for an object that other
+    processes cannot import.
     """
+    arrays = None if callable(data) or isinstance(data, str) else data
     found: list[Reference] = []
     for value, key, table, field in (
         (model, "model", "model", "name"),
         (partition, "partition", "data", "partition"),
-        (data if callable(data) else None, "data", "data", "name"),
+        (data if arrays is None else None, "data", "data", "name"),
     ):
         if value is not None:
-            found.append(reference(value, key))
-            inner = msgspec.structs.replace(getattr(experiment, table), **{field: found[-1].name})
+            if not isinstance(value, str):
+                found.append(reference(value, key))
+            name = value if isinstance(value, str) else found[-1].name
+            inner = msgspec.structs.replace(getattr(experiment, table), **{field: name})
             experiment = msgspec.structs.replace(experiment, **{table: inner})
     chosen = [_strategy(strategy)] if strategy is not None else []
     grid = [_strategy(each) for each in strategies]
@@ -73,12 +92,10 @@ def name_objects(
         experiment = msgspec.structs.replace(experiment, strategy=chosen[0][0])
     found += [refers for _, refers in (*chosen, *grid) if refers is not None]
     here = Path.cwd().resolve()
-    base = next((refers.folder for refers in found if refers.folder != here), here)
+    base = home or next((refers.folder for refers in found if refers.folder != here), here)
     elsewhere = [refers for refers in found if refers.folder not in (here, base)]
     trusted = tuple(dict.fromkeys(refers.name.partition(":")[0].partition(".")[0] for refers in elsewhere))
-    return Named(
-        experiment, base, trusted, None if callable(data) else data, tuple(table for table, _ in grid)
-    )
+    return Named(experiment, base, trusted, arrays, tuple(table for table, _ in grid))
 
 
 def reference(value: Any, key: str) -> Reference:
@@ -118,10 +135,12 @@ def reference(value: Any, key: str) -> Reference:
 
 
 def _strategy(given: Any) -> tuple[dict[str, Any], Reference | None]:
-    """Return the experiment's table for a strategy, given as an instance or a class."""
+    """Return the experiment's table for a strategy, given as an instance, a class or a name."""
+    if isinstance(given, str):
+        return {"name": given}, None
     kind = given if isinstance(given, type) else type(given)
     if not issubclass(kind, Strategy):
-        raise ConfigError(f"strategy: must be a Strategy, got a {kind.__name__}")
+        raise ConfigError(f"strategy: must be a Strategy or a strategy's name, got a {kind.__name__}")
     own = kind.__module__.rpartition(".")
     refers = None
     if own[0] == "edgefl.strategies" and (name := own[2].replace("_", "-")) in names():

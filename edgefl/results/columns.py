@@ -6,7 +6,8 @@ import csv
 import importlib
 import io
 import math
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,15 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
 from edgefl.files import write_bytes
+from edgefl.results import tables
 from edgefl.results.groups import applied_weight, profile_of
 from edgefl.results.record import Columns, Record
 from edgefl.results.rows import CHECKSUMS
 from edgefl.results.spending import spending
 from edgefl.results.summary import metric_names, value_of
+
+SHOWN_ROWS = 5
+"""Rows at each end of a table that are printed."""
 
 
 class Table(dict[str, NDArray[Any]]):
@@ -34,6 +39,32 @@ class Table(dict[str, NDArray[Any]]):
     def rows(self) -> int:
         """The number of rows."""
         return len(next(iter(self.values()), ()))
+
+    def __repr__(self) -> str:
+        """The first and the last rows, of as many columns as fit into the terminal."""
+        return tables.as_text(self._ends([*self][: shutil.get_terminal_size().columns // 10]))
+
+    def _repr_html_(self) -> str:
+        """The first and the last rows."""
+        return self._ends([*self])._repr_html_()
+
+    def _ends(self, names: Sequence[str]) -> tables.FittedTable:
+        """At most `SHOWN_ROWS` rows of each end."""
+        long = self.rows > 2 * SHOWN_ROWS
+        places = (
+            [*range(SHOWN_ROWS), *range(self.rows - SHOWN_ROWS, self.rows)] if long else [*range(self.rows)]
+        )
+        columns = [
+            [None if value != value else value for value in self[name][places].tolist()] for name in names
+        ]
+        rows: list[Sequence[object]] = [*zip(*columns, strict=True)]
+        if long:
+            rows.insert(SHOWN_ROWS, ["…"] * len(names))
+        heads = [name if self[name].dtype == object else f">{name}" for name in names]
+        size = f"{tables.many(self.rows, 'row')}, {tables.many(len(self), 'column')}"
+        if more := [*self][len(names) :]:
+            size += f"; not shown: {', '.join(more)}"
+        return tables.table(heads, rows, caption=size, fold=True)
 
     def frame(self) -> Any:
         """A pandas DataFrame, or a polars one without pandas. `ConfigError` if neither is installed."""

@@ -90,21 +90,28 @@ class RunGroup(NamedTuple):
 
 
 def compare(
-    folders: Sequence[str | Path], out: str | Path | None = None, target: float | None = None
+    folders: Sequence[str | Path],
+    out: str | Path | None = None,
+    target: float | RaceTarget | None = None,
+    labelled: Mapping[str, Sequence[Path]] | None = None,
 ) -> RenderGroup:
     """Return tables of the runs in ``folders``, 80 columns wide, and write the folder ``out``.
 
     Runs that differ only in their seed are one row: mean ± half the 95% interval of the mean (Student's t).
-    The time to the accuracy ``target`` is compared seed by seed; see `targets.target_of` for the default.
+    ``labelled`` maps labels to the runs of one row each, which come first. The time to the accuracy
+    ``target`` is compared seed by seed; see `targets.target_of` for the default.
     ``out`` gets summary.json (the first run's, with ``runs`` and ``comparison``), report.html and trace.json.
     Raises `ConfigError` if a folder is not a run's, is repeated, or holds a run on other data, and if ``out``
     is a file, or holds a run or a reproduction.
     """
     if out is not None:
         require_free(Path(out), "comparison")
-    runs = load(folders)
-    goal = goal_of(runs, target)
-    rows = group(runs, goal)
+    rows_given = {label: [*members] for label, members in (labelled or {}).items()}
+    runs = load([*(folder for members in rows_given.values() for folder in members), *folders])
+    goal = target if isinstance(target, RaceTarget) else goal_of(runs, target)
+    rest = iter(runs)
+    given = {label: [next(rest) for _ in members] for label, members in rows_given.items()}
+    rows = rows_of({**given, **grouped([*rest])}, goal)
     if out is not None:
         write(Path(out), runs, rows, goal)
         trace.write_events(Path(out) / trace.FILE_NAME, [run.record for run in runs])
@@ -259,7 +266,12 @@ def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | Non
 
 
 def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
-    """Group runs that differ only in their seed; runs with a repeated seed stay apart."""
+    """One row for the runs that differ only in their seed; runs with a repeated seed stay apart."""
+    return rows_of(grouped(runs), target)
+
+
+def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each row of `group`, by label."""
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         meta = run.record.meta
@@ -277,7 +289,7 @@ def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGrou
         label = name if names.count(name) == 1 else f"{name} {part[0].folder.name}"
         label = label if len(part) == 1 else f"{label} ×{len(part)}"
         labels[label if label not in labels else str(part[0].folder)] = part
-    return rows_of(labels, target)
+    return labels
 
 
 def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:

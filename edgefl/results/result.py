@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, damaged
 from edgefl.results import columns
 from edgefl.results.columns import Table
 from edgefl.results.record import Record
 from edgefl.results.run_folder import CHECKPOINTS, SUMMARY_FILE
+from edgefl.results.tables import FittedTable, as_text
 
 
 class Result:
@@ -27,6 +28,25 @@ class Result:
 
     def __repr__(self) -> str:
         return f"Result({str(self.dir)!r})"
+
+    def __str__(self) -> str:
+        """The figures that `edgefl run` prints."""
+        try:
+            return as_text(self._figures())
+        except ConfigError as error:
+            return f"{self!r}: {error}"
+
+    def _repr_html_(self) -> str | None:
+        try:
+            return self._figures()._repr_html_()
+        except ConfigError:
+            return None
+
+    def _figures(self) -> FittedTable:
+        from edgefl.results.report import summary_table  # imports matplotlib
+
+        with damaged(str(self.dir)):
+            return summary_table(self.summary(), self.dir)
 
     def summary(self) -> dict[str, Any]:
         """The content of ``summary.json``."""
@@ -74,6 +94,15 @@ class Result:
         with Record(self.dir) as record:
             found: Table = getattr(columns, name)(record)
         return found
+
+    def track(self, tracker: str) -> str:
+        """Copy the run to ``tracker``: "tensorboard", "mlflow" or "wandb". Returns where it is.
+
+        Raises `ConfigError` for another name and a tracker that is not installed, `RunError` if it fails.
+        """
+        from edgefl.results.trackers import track
+
+        return track(self.dir, tracker)
 
     def model(self) -> dict[str, NDArray[np.float32]]:
         """The final global model: its tensors as float32 arrays, by name."""

@@ -23,6 +23,8 @@ EXPERIMENT_FILE = "experiment.toml"
 """The resolved experiment, which marks a folder as a run's. The running process locks the folder."""
 SUMMARY_FILE = "summary.json"
 """The summary of a run, a comparison or a reproduction."""
+RUNS = "runs"
+"""Name of the folder with a sweep's runs, inside the sweep's folder."""
 DATA_FILES = "data-*.safetensors"
 """Arrays passed to a run as objects; a new run's folder may hold nothing else."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
@@ -75,6 +77,11 @@ def _write(file: int, folder: Path, experiment: str) -> None:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
+def is_sweep(folder: Path) -> bool:
+    """Return True for a folder that holds runs and is not itself a run's, as a sweep's."""
+    return (folder / RUNS).is_dir() and not (folder / EXPERIMENT_FILE).is_file()
+
+
 def require_free(folder: Path, mine: str) -> None:
     """Raise `ConfigError` if results written to ``folder`` would replace others.
 
@@ -90,7 +97,11 @@ def require_free(folder: Path, mine: str) -> None:
     else:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             document = json.loads((folder / SUMMARY_FILE).read_bytes())
-            if isinstance(document, dict) and mine in document:
+            if (
+                isinstance(document, dict)
+                and mine in document
+                and (mine == "sweep" or "sweep" not in document)
+            ):
                 return
     raise ConfigError(f"--out {folder}: holds {what}, which would be overwritten; give another folder")
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Group
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, damaged
+from edgefl.results import compare
 from edgefl.results.columns import Table, column
 from edgefl.results.compare import FIGURES
 from edgefl.results.result import Result
-
-RUNS = "runs"
-"""Name of the folder with a sweep's runs, inside the sweep's folder."""
-
+from edgefl.results.run_folder import RUNS, SUMMARY_FILE, is_sweep
+from edgefl.results.tables import FittedTable, as_text
+from edgefl.results.targets import RaceTarget
 
 FIGURES_OF_A_RUN = ("accuracy", "best_accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s",
                     "staleness_mean", "staleness_max", "slow_accuracy", "slow_weight", "trips_to_target",
@@ -36,6 +40,10 @@ class Sweep:
 
     def __init__(self, folder: str | Path) -> None:
         self.dir = Path(folder)
+        if (self.dir / RUNS).is_dir() and not (self.dir / SUMMARY_FILE).exists():
+            raise ConfigError(
+                f"{self.dir}: a sweep that did not end, or none; the command that began it resumes it"
+            )
         self._summary = Result(folder).summary()
         found = self._summary.get("sweep")
         if not isinstance(found, dict):
@@ -49,6 +57,30 @@ class Sweep:
 
     def __repr__(self) -> str:
         return f"Sweep({str(self.dir)!r})"
+
+    def __str__(self) -> str:
+        """The tables that `edgefl sweep` prints."""
+        return as_text(self._tables())
+
+    def _repr_html_(self) -> str:
+        """The tables, and the learning curves as a picture."""
+        found = [part._repr_html_() for part in self._tables().renderables if isinstance(part, FittedTable)]
+        with contextlib.suppress(ConfigError), tempfile.TemporaryDirectory() as folder:  # without an accuracy
+            found.append(self.plot(Path(folder) / "curves.svg").read_text(encoding="utf-8"))
+        return "\n".join(found)
+
+    def _tables(self) -> Group:
+        with damaged(str(self.dir)):
+            return compare.compare([], None, self.target, self._folders())
+
+    @property
+    def target(self) -> RaceTarget | None:
+        """The target of the sweep's comparison."""
+        found = self._summary["comparison"]["target"]
+        return None if found is None else RaceTarget(**found)
+
+    def _folders(self) -> dict[str, list[Path]]:
+        return {label: [run.dir for run in runs] for label, runs in self.results().items()}
 
     def summary(self) -> dict[str, Any]:
         """Content of ``summary.json``: the first run, all runs, their comparison, and the ``sweep``."""
@@ -137,11 +169,38 @@ class Sweep:
             )
         return table
 
+    def track(self, tracker: str) -> list[str]:
+        """Copy each run to ``tracker``, as a group with the sweep's name: see `Result.track`."""
+        from edgefl.results.trackers import track
+
+        group = self.dir.absolute().name
+        return [track(run.result.dir, tracker, group) for run in self.runs]
+
     def plot(self, file: str | Path, **how: Any) -> Path:
         """Draw the learning curves into ``file``: see `edgefl.plot`."""
         from edgefl.results.figure import plot
 
         return plot(self.results(), file, **how)
+
+
+def compare_folders(
+    folders: Sequence[str | Path], out: str | Path | None = None, target: float | None = None
+) -> Group:
+    """`compare.compare` of runs and sweeps, whose folders stand for their runs.
+
+    The rows of a sweep keep its labels, and come before those of single runs. A sweep alone is compared by
+    its own target, unless there is a ``target``.
+    """
+    sweeps = [Sweep(folder) for folder in folders if is_sweep(Path(folder))]
+    runs = [folder for folder in folders if not is_sweep(Path(folder))]
+    alone = len(folders) == len(sweeps) == 1
+    rows: dict[str, list[Path]] = {}
+    for found in sweeps:
+        for label, members in found._folders().items():
+            name = label if alone else f"{label} ({found.dir.name})"
+            name = f"{label} ({found.dir})" if name in rows else name
+            rows.setdefault(name, []).extend(members)
+    return compare.compare(runs, out, sweeps[0].target if alone and target is None else target, rows)
 
 
 def _values(texts: list[str]) -> Any:

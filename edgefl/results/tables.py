@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -31,6 +34,15 @@ def show(*what: RenderableType) -> None:
     console = PlainConsole(highlight=False)
     for item in what:
         console.print(item)
+
+
+def as_text(*what: RenderableType) -> str:
+    """The text that `show` prints, without colours and without spaces at the ends of lines."""
+    file = io.StringIO()
+    console = PlainConsole(file=file, highlight=False, width=shutil.get_terminal_size().columns)
+    for item in what:
+        console.print(item)
+    return "\n".join(line.rstrip() for line in file.getvalue().rstrip().splitlines())
 
 
 def progress_bar(what: str) -> Progress:
@@ -83,6 +95,22 @@ class FittedTable:
             yield self._table(self._squeezed(room), 1)
         else:
             yield from self._blocks(options.max_width - 2)
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+
+        def row(tag: str, cells: Iterable[str]) -> str:
+            sides = ("right" if number else "left" for number in self._numbers)
+            parts = (
+                f'<{tag} style="text-align:{side};overflow-wrap:anywhere">{escape(cell)}</{tag}>'
+                for side, cell in zip(sides, cells, strict=True)
+            )
+            return f"<tr>{''.join(parts)}</tr>"
+
+        body = "".join(row("td", (cell.plain for cell in cells)) for cells in self._rows if cells)
+        title = f"<caption>{escape(self._title.plain)}</caption>" if self._title else ""
+        note = f'<p style="white-space:pre-line">{escape(self._caption.plain)}</p>' if self._caption else ""
+        return f"<table>{title}<thead>{row('th', self._heads)}</thead><tbody>{body}</tbody></table>{note}"
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement.get(console, options, self._table([None] * len(self._heads), self._gap))

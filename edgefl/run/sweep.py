@@ -29,8 +29,8 @@ from edgefl.results.figure import plot
 from edgefl.results.headline import learned
 from edgefl.results.record import Record
 from edgefl.results.result import Result
-from edgefl.results.run_folder import EXPERIMENT_FILE, require_free
-from edgefl.results.sweep import RUNS, Sweep
+from edgefl.results.run_folder import EXPERIMENT_FILE, RUNS, require_free
+from edgefl.results.sweep import Sweep
 from edgefl.results.targets import check_target
 from edgefl.run import control, demands, supervisor
 from edgefl.strategies import resolve

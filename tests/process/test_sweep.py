@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,52 @@ def test_its_folder_has_the_comparison_the_figures_and_the_picture(swept: Path) 
     assert "server_lr=1.0, seed 2" in page.text
     assert (swept / "curves.pdf").read_bytes().startswith(b"%PDF")
     assert (swept / "runs.csv").read_text() == table.csv()
+
+
+def test_a_sweep_is_compared_and_shown_by_its_folder(
+    swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["compare", str(swept), "--out", str(tmp_path / "out")]) == 0
+    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert printed == str(Sweep(swept))
+    labels = [row["label"] for row in summary(tmp_path / "out")["comparison"]["rows"]]
+    assert labels == ["server_lr=0.5", "server_lr=1.0"]
+    one = Sweep(swept).runs[0].result.dir
+    shutil.copytree(one, tmp_path / "one")
+    assert main(["compare", str(tmp_path / "one"), str(swept), "--target", "0.2"]) == 0
+    both = capsys.readouterr().out
+    assert "Time to 20.0% accuracy" in both
+    assert "server_lr=1.0 (sweep)" in both
+    shutil.copytree(swept, tmp_path / "again" / "sweep")
+    assert main(["compare", str(swept), str(tmp_path / "again" / "sweep")]) == 0
+    assert "server_lr=1.0" in capsys.readouterr().out.split("(sweep)", 2)[2]
+    html = Sweep(swept)._repr_html_()
+    assert "<caption>At the end</caption>" in html
+    assert "<svg" in html
+    for arguments, words in (
+        (["compare", str(swept), "--out", str(swept)], "holds another summary.json"),
+        (["report", str(swept)], f"{swept}: holds runs, as a sweep does; give one of them"),
+        (["compare", str(swept), str(swept)], "is named twice"),
+    ):
+        assert main(arguments) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "cut" / "runs").mkdir(parents=True)
+    assert main(["compare", str(tmp_path / "cut")]) == 2
+    assert "cut: a sweep that did not end, or none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_sweep_in_python_shows_its_runs_on_a_terminal(
+    swept: Path, terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All runs exist, so each is only named."""
+    grid = {"strategy.server_lr": [0.5, 1.0]}
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    edgefl.sweep(SHORT, swept, seeds=[1, 2], grid=grid)
+    assert len(capsys.readouterr().err.splitlines()) == (4 if terminal else 0)
+    edgefl.sweep(SHORT, swept, seeds=[1, 2], grid=grid, quiet=terminal)
+    assert len(capsys.readouterr().err.splitlines()) == (0 if terminal else 4)
 
 
 def test_what_is_there_is_not_made_again_and_what_was_stopped_goes_on(swept: Path, tmp_path: Path) -> None:

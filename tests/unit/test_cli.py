@@ -336,7 +336,7 @@ def test_resume_and_compare_call_what_they_should(
         assert edgefl.refuses(3, "resume", "old", "-q").startswith("INVALID: ")
         assert edgefl.refuses(0, "resume", "old", "-q", "--accept-invalid").startswith("INVALID: ")
     beside.then = lambda *_: "a beside b"
-    stand_in(monkeypatch, "edgefl.results.compare", compare=beside)
+    stand_in(monkeypatch, "edgefl.results.sweep", compare_folders=beside)
     for arguments in (("old", "old", "--out", "c", "--target", "0.5"), ("old",)):
         assert edgefl.shows("compare", *arguments) == "a beside b\n"
     assert beside == [([Path("old"), Path("old")], Path("c"), 0.5), ([Path("old")], None, None)]

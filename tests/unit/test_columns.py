@@ -18,7 +18,7 @@ from edgefl.results.columns import TABLES_OF_A_RUN, Table
 from edgefl.results.figure import plot
 from edgefl.results.result import Result
 from edgefl.results.store import Store
-from edgefl.results.summary import summarize
+from edgefl.results.summary import summarize, write_summary
 from tests.reports import evaluation, trip, write_run
 
 
@@ -143,3 +143,33 @@ def test_a_figure_is_vectors_with_its_fonts_inside_and_the_same_bytes(tmp_path: 
         plot(runs, tmp_path / "figure.xls")
     with pytest.raises(ConfigError, match="name at least one run"):
         plot({}, file)
+
+
+def test_a_table_shows_its_ends_and_as_many_columns_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table({f"x{k}": np.arange(12.0) for k in range(9)}, name=np.array(["<b>"] * 12, object))
+    table["x0"][11] = math.nan
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = repr(table).splitlines()
+    assert lines[0].split() == [f"x{k}" for k in range(8)]
+    starts = [line.split()[0] for line in lines[2:13]]
+    assert starts == ["0", "1", "2", "3", "4", "…", "7", "8", "9", "10", "–"]
+    assert " ".join(" ".join(lines[13:]).split()) == "12 rows, 10 columns; not shown: x8, name"
+    monkeypatch.setenv("COLUMNS", "60")
+    assert " ".join(repr(table).split()).endswith("columns; not shown: x6, x7, x8, name")
+    assert max(map(len, repr(table).splitlines())) <= 60
+    html = table._repr_html_()
+    assert html.count("<tr>") == 12  # the heading, five rows of each end, and what is between them
+    assert "&lt;b&gt;" in html
+    assert "<b>" not in html
+
+
+def test_a_result_shows_what_its_run_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = Result(write_run(tmp_path / "run"))
+    assert str(result) == f"{result!r}: {result.dir} has no summary.json: the run did not end"
+    assert result._repr_html_() is None
+    figures = write_summary(result.dir)
+    assert figures.exists()
+    assert re.search(r"^model +[0-9a-f]{16}$|^client trips +\d+", str(result), re.MULTILINE)
+    assert "<td" in str(result._repr_html_())
+    assert repr(result) == f"Result({str(result.dir)!r})"

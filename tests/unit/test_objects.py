@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl.config.objects import name_objects, reference, trusting
+from edgefl import config
+from edgefl.config.objects import name_objects, opened, reference, trusting
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data, Experiment, Fleet, Stop
 from edgefl.learning.array_set import save_arrays
@@ -107,8 +108,53 @@ def test_what_has_no_name_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
     main.__file__ = "/tmp/my-script.py"
     with pytest.raises(ConfigError, match=r"in /tmp/my-script.py, not a module name"):
         reference(main.make, "model")
-    with pytest.raises(ConfigError, match="strategy: must be a Strategy, got a dict"):
+    with pytest.raises(ConfigError, match="strategy: must be a Strategy or a strategy's name, got a dict"):
         name_objects(PLAIN, strategy={"name": "fedbuff"})
+
+
+def test_names_and_files_stand_for_objects(
+    mine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = name_objects(PLAIN, strategy="fedasync", model="cnn-fedbuff", data="mnist", partition="shards")
+    assert found.experiment.strategy == {"name": "fedasync"}
+    data = found.experiment.data
+    assert (found.experiment.model.name, data.name, data.partition) == ("cnn-fedbuff", "mnist", "shards")
+    assert (found.data, found.trusted, found.base) == (None, (), Path.cwd())
+    (tmp_path / "e.toml").write_text(config.dump(PLAIN))
+    monkeypatch.chdir(tmp_path.parent)
+    for file in (tmp_path / "e.toml", f"{tmp_path.name}/e.toml"):
+        assert opened(file) == (config.validate(PLAIN), tmp_path)
+    assert opened(PLAIN) == (PLAIN, None)
+    at_home = name_objects(PLAIN, tmp_path, strategy=mine.Mine, strategies=["fedbuff"])
+    assert (at_home.base, at_home.trusted, at_home.strategies) == (tmp_path, (), ({"name": "fedbuff"},))
+    elsewhere = name_objects(PLAIN, Path("/"), strategy=mine.Mine)
+    assert (elsewhere.base, elsewhere.trusted) == (Path("/"), ("mine_of_test",))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("missing.toml", r"^missing\.toml"),
+        ({"fleet": {}}, "^experiment: must be an Experiment or the path of a TOML file, got a dict$"),
+    ],
+)
+def test_an_experiment_that_is_none_is_one_line(given: Any, words: str) -> None:
+    for call in (edgefl.run, edgefl.sweep):
+        with pytest.raises(ConfigError, match=words):
+            call(given)
+
+
+@pytest.mark.parametrize("call", [edgefl.run, edgefl.sweep])
+def test_a_misspelt_name_is_one_line(call: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="strategy 'fedbuf' not found; did you mean 'fedbuff'"):
+        call(PLAIN, tmp_path / "out", strategy="fedbuf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_experiment_shows_what_differs_from_the_defaults() -> None:
+    assert repr(PLAIN) == (
+        "Experiment(fleet=Fleet(devices={'pi-4': 4}), strategy={'name': 'fedbuff'}, stop=Stop(versions=3))"
+    )
 
 
 def test_a_call_at_the_top_of_a_module_that_is_imported_for_its_classes_is_refused(

@@ -1,0 +1,142 @@
+"""A run in the files of real experiment trackers, and what is said if there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgefl import Experiment, Fleet, Stop, config
+from edgefl.cli import main
+from edgefl.errors import RunError
+from edgefl.results.result import Result
+from edgefl.results.run_folder import EXPERIMENT_FILE
+from edgefl.results.summary import write_summary
+from edgefl.results.trackers import TRACKERS
+from tests.reports import write_run
+
+REASON = "needs {0}: pip install 'edgefl[{0}]'"
+PLAIN = Experiment(fleet=Fleet(devices={"pi-4": 4}), stop=Stop(versions=3), seed=7)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = write_run(tmp_path / "runs" / "one")
+    (folder / EXPERIMENT_FILE).write_text(config.dump(config.validate(PLAIN)))
+    write_summary(folder)
+    return folder
+
+
+Export = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def export(run: Path) -> Export:
+    """`edgefl export RUN --track NAME` in a process of its own, which ends the tracker's threads."""
+
+    def export(name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "edgefl", "export", str(run), "--track", name]
+        environment = os.environ | {"HOME": str(run.parent)} | variables
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    return export
+
+
+def test_tensorboard_has_each_evaluation_at_its_emulated_second(run: Path, export: Export) -> None:
+    pytest.importorskip("tensorboard", reason=REASON.format("tensorboard"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for _ in range(2):  # again: not twice
+        done = export("tensorboard")
+        assert done.returncode == 0
+        assert f"tensorboard: {run / 'tensorboard'} (tensorboard --logdir {run.parent})" in done.stderr
+    found = EventAccumulator(str(run / "tensorboard"))
+    found.Reload()
+    curve = Result(run).evaluations()
+    events = found.Scalars("accuracy")
+    assert [event.step for event in events] == curve["version"].tolist()
+    assert [event.value for event in events] == pytest.approx(curve["accuracy"].tolist())
+    passed = [event.wall_time - events[0].wall_time for event in events]
+    assert passed == pytest.approx((curve["at_s"] - curve["at_s"][0]).tolist(), abs=1e-3)
+    assert found.Scalars("run/client_trips")[0].value == Result(run).summary()["client_trips"]
+
+
+def test_mlflow_has_metrics_settings_and_no_second_copy(run: Path, export: Export, tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason=REASON.format("mlflow"))
+    place = {"MLFLOW_TRACKING_URI": f"file://{tmp_path / 'mlflow'}", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    for _ in range(2):
+        done = export("mlflow", **place)
+        assert (done.returncode, "mlflow: MLflow's experiment 'edgefl' at file://" in done.stderr) == (
+            0,
+            True,
+        )
+    (metric,) = tmp_path.glob("mlflow/*/*/metrics/accuracy")
+    curve = Result(run).evaluations()
+    rows = [line.split() for line in metric.read_text().splitlines()]
+    assert [int(row[2]) for row in rows] == curve["version"].tolist()
+    assert [float(row[1]) for row in rows] == pytest.approx(curve["accuracy"].tolist())
+    (seed,) = tmp_path.glob("mlflow/*/*/params/seed")
+    assert seed.read_text() == "7"
+
+
+def test_a_server_that_does_not_answer_is_one_line_and_the_way_on(run: Path, export: Export) -> None:
+    pytest.importorskip("mlflow", reason=REASON.format("mlflow"))
+    retry = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    done = export("mlflow", MLFLOW_TRACKING_URI="http://127.0.0.1:9", **retry)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith("edgefl: mlflow: ")
+    assert last.endswith(f"the run is complete; to try again: edgefl export {run} --track mlflow")
+
+
+def test_wandb_offline_writes_its_files_into_the_run(run: Path, export: Export) -> None:
+    pytest.importorskip("wandb", reason=REASON.format("wandb"))
+    done = export("wandb", WANDB_MODE="offline")
+    assert done.returncode == 0
+    (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    content = file.read_bytes()
+    assert b"accuracy" in content
+    assert b"emulated_s" in content
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "e.toml").write_text(config.dump(PLAIN))
+    out = tmp_path / "out"
+    for command in ("run", "sweep"):
+        assert main([command, str(tmp_path / "e.toml"), "--out", str(out), "--track", name]) == 2
+        words = f"edgefl: tracker '{name}' is not installed: pip install 'edgefl[{name}]'\n"
+        assert capsys.readouterr().err == words
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--track", "wanbd"], "tracker 'wanbd' not found; did you mean 'wandb'"),
+        (["--track", "tensorboard", "--csv"], "--csv, --parquet and --track: give one of them"),
+        (["--track", "tensorboard", "--out", "x"], "--out: not with --track"),
+    ],
+)
+def test_what_cannot_be_tracked_is_refused(
+    arguments: list[str], words: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "tensorboard" in arguments:
+        pytest.importorskip("tensorboard", reason=REASON.format("tensorboard"))
+    assert main(["export", str(run), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_tracker_that_fails_names_the_command_for_later(run: Path) -> None:
+    """The folder of the events is a file."""
+    pytest.importorskip("tensorboard", reason=REASON.format("tensorboard"))
+    (run / "tensorboard").write_text("")
+    with pytest.raises(RunError, match=f"^tensorboard: .*edgefl export {run} --track tensorboard$"):
+        Result(run).track("tensorboard")
