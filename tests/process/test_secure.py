@@ -47,6 +47,11 @@ TIMED = Fleet(devices={"paper-exponential": 8}, network="none")
 
 
 WALL = [(MASKED, {"name": "fedbuff", "buffer_size": 3}), (PAIRS, ROUNDS)]
+SLOW = pytest.mark.slow
+"""For cases whose code all runs in the others of the same test."""
+MASKS, PAIRWISE = (
+    pytest.param(*case, id=name) for case, name in zip(WALL, ("masks", "pairwise"), strict=True)
+)
 
 
 def finished(wanted: Experiment, folder: Path) -> dict[str, Any]:
@@ -61,13 +66,16 @@ def model(folder: Path) -> np.ndarray:
 @pytest.mark.parametrize(
     ("strategy", "server"),
     [
-        ({"name": "fedbuff", "buffer_size": 3}, MASKED),
-        ({"name": "fedstaleweight", "buffer_size": 3}, MASKED),
-        (ROUNDS, MASKED),
-        (ROUNDS, PAIRS),
-        ({"name": "fednova", "cohort": 4, "over_selection": 1.5, "redraw": False}, PAIRS),
+        pytest.param({"name": "fedbuff", "buffer_size": 3}, MASKED, id="fedbuff", marks=SLOW),
+        pytest.param({"name": "fedstaleweight", "buffer_size": 3}, MASKED, id="fedstaleweight"),
+        pytest.param(ROUNDS, MASKED, id="fedavg", marks=SLOW),
+        pytest.param(ROUNDS, PAIRS, id="pairwise fedavg", marks=SLOW),
+        pytest.param(
+            {"name": "fednova", "cohort": 4, "over_selection": 1.5, "redraw": False},
+            PAIRS,
+            id="pairwise fednova with late members",
+        ),
     ],
-    ids=["fedbuff", "fedstaleweight", "fedavg", "pairwise fedavg", "pairwise fednova with late members"],
 )
 def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(
     strategy: dict[str, Any], server: Server, tmp_path: Path
@@ -85,7 +93,7 @@ def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(
     assert 0 < change < 0.01 * np.abs(model(tmp_path / "plain")).max()
 
 
-@pytest.mark.parametrize("strategy", ["fedbuff", "fedavg"])
+@pytest.mark.parametrize("strategy", ["fedbuff", pytest.param("fedavg", marks=SLOW)])
 def test_a_trusted_aggregator_gives_the_plain_run_but_for_rounding(strategy: str, tmp_path: Path) -> None:
     fields = {"cohort": 4} if strategy == "fedavg" else {"buffer_size": 3}
     wanted = virtual(fleet=TIMED, strategy={"name": strategy, **fields})
@@ -97,7 +105,9 @@ def test_a_trusted_aggregator_gives_the_plain_run_but_for_rounding(strategy: str
     assert trusted["secure"]["share_bytes_per_trip"] == 32
 
 
-@pytest.mark.parametrize("server", [MASKED, TRUSTED], ids=["masks", "trusted"])
+@pytest.mark.parametrize(
+    "server", [pytest.param(MASKED, id="masks"), pytest.param(TRUSTED, id="trusted", marks=SLOW)]
+)
 def test_a_private_run_is_the_same_with_hidden_updates(server: Server, tmp_path: Path) -> None:
     """FedBuff with DP-FTRL's tree: clients clip as the server would, and the server adds the same noise."""
     rules = Privacy(clip_norm=0.1, noise_multiplier=0.05, noise="seeded")
@@ -240,7 +250,7 @@ def test_adverts_and_shares_of_pairwise_masks_are_part_of_a_trip(tmp_path: Path)
     assert all(plain[key] < small[key] < large[key] for key in ("down_s", "compute_s", "up_s"))
 
 
-@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
+@pytest.mark.parametrize(("server", "strategy"), [MASKS, pytest.param(*WALL[1], id="pairwise", marks=SLOW)])
 def test_a_run_under_the_wall_clock(server: Server, strategy: dict[str, Any], tmp_path: Path) -> None:
     found = finished(experiment(server=server, strategy=strategy), tmp_path / "run")
     assert found["versions"] == 12
@@ -276,20 +286,19 @@ PRIVATE = {
 @pytest.mark.parametrize(
     "changes",
     [
-        {"server": MASKED},
-        {"server": TRUSTED},
-        {"server": MASKED, **PRIVATE},
-        {"server": PAIRS, "strategy": {**ROUNDS, "over_selection": 1.5}},
+        pytest.param({"server": MASKED}, id="masks", marks=SLOW),
+        pytest.param({"server": TRUSTED}, id="trusted"),
+        pytest.param({"server": MASKED, **PRIVATE}, id="private masks"),
+        pytest.param({"server": PAIRS, "strategy": {**ROUNDS, "over_selection": 1.5}}, id="pairwise"),
     ],
-    ids=["masks", "trusted", "private masks", "pairwise"],
 )
 def test_servers_killed_around_sums_give_the_same_bits(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A repeated request has the same answer, and no recomputed update is refused."""
-    wanted = virtual(stop=Stop(versions=40), **changes)
+    wanted = virtual(stop=Stop(versions=20), **changes)
     calm = finished(wanted, tmp_path / "calm")
-    points = ["sum:0:5", "summed:1:9", "published:2:4", "event:3:50"]
+    points = ["sum:0:2", "summed:1:3", "published:2:2", "event:3:20"]
     folder = tmp_path / "killed"
     assert killed(wanted, folder, points, monkeypatch) == len(points)
     check_every_kill_was_certain(folder, points)
@@ -297,7 +306,10 @@ def test_servers_killed_around_sums_give_the_same_bits(
     assert summary(folder)["model_sha256"] == calm["model_sha256"]
 
 
-@pytest.mark.parametrize(("server", "place"), [(MASKED, "asked"), (MASKED, "saved"), (TRUSTED, "saved")])
+@pytest.mark.parametrize(
+    ("server", "place"),
+    [(MASKED, "asked"), (MASKED, "saved"), pytest.param(TRUSTED, "saved", marks=SLOW)],
+)
 def test_killed_holders_are_started_again(server: Server, place: str, tmp_path: Path) -> None:
     """A holder that had saved its answer without sending it gives it again: no sum is refused."""
     command = Command.run(
@@ -310,8 +322,11 @@ def test_killed_holders_are_started_again(server: Server, place: str, tmp_path: 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, PRIVATE, {"server": PAIRS, "strategy": ROUNDS}],
-    ids=["masks", "private masks", "pairwise"],
+    [
+        pytest.param({}, id="masks", marks=SLOW),
+        pytest.param(PRIVATE, id="private masks"),
+        pytest.param({"server": PAIRS, "strategy": ROUNDS}, id="pairwise"),
+    ],
 )
 def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     """Between a sum and its publication. The next server must make the same sum: it is the only one allowed.
@@ -326,7 +341,7 @@ def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, A
     assert incidents(tmp_path, "refused") == []
 
 
-@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
+@pytest.mark.parametrize(("server", "strategy"), [MASKS, PAIRWISE])
 def test_a_killed_run_is_resumed_under_the_wall_clock(
     server: Server, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -355,7 +370,7 @@ AWAY = Fleet(
 """Phones that come and go within some trips."""
 
 
-@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
+@pytest.mark.parametrize(("server", "strategy"), [MASKS, PAIRWISE])
 def test_sums_wait_until_enough_clients_can_unmask_them(
     server: Server, strategy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

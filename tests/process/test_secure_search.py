@@ -68,12 +68,12 @@ def patterned(folder: Path, server: Server, strategy: dict[str, Any]) -> Experim
 
 
 def memory_of(process: psutil.Process) -> bytes:
-    """All readable memory of a stopped process, shared mappings included."""
+    """All readable memory of a stopped process, shared mappings included, without the code of libraries."""
     parts = []
     with open(f"/proc/{process.pid}/maps") as maps, open(f"/proc/{process.pid}/mem", "rb", 0) as memory:
         for line in maps:
-            found = re.match(r"([0-9a-f]+)-([0-9a-f]+) r\S* \S+ \S+ \S+ *(.*)", line)
-            if found is None or found[3].startswith(("[v", "/usr", "/lib")):
+            found = re.match(r"([0-9a-f]+)-([0-9a-f]+) r(\S)\S* \S+ \S+ \S+ *(.*)", line)
+            if found is None or found[4].startswith("[v") or (found[3] == "-" and Path(found[4]).is_file()):
                 continue
             start, end = int(found[1], 16), int(found[2], 16)
             try:
