@@ -26,7 +26,7 @@ START_S = 60.0
 """Seconds that a node may take to free its cores and start a process."""
 RESTARTS = 3
 """Number of times Ray restarts an actor whose process was killed while its node is alive."""
-PASSED_ON = ("EDGEFL_DATA", "EDGEFL_MODULES")
+PASSED_ON = ("EDGEFL_DATA", "EDGEFL_MIRROR", "EDGEFL_MODULES", "EDGEFL_OFFLINE")
 """Environment variables that actors inherit from this process unless their node sets them."""
 
 
