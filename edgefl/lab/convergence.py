@@ -225,52 +225,6 @@ def fedbuff_as_printed(quick: bool = False) -> Finding:
     )
 
 
-# ---- Toghani and Uribe -----------------------------------------------------------------------
-
-
-def toghani_uribe(quick: bool = False) -> Finding:
-    """Run FedBuff with β = 1/K and η = 1/(Q·√(LT)); times of U(0.5, 1.5) keep τ, and with it T, small."""
-    lengths = (2_000, 5_000) if quick else (2_000, 8_000, 32_000)
-    problem, steps, size = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2, 4
-    settings = [
-        QuadraticRun(
-            Expected(
-                problem, versions, 1.0 / (steps * math.sqrt(0.02 * versions)), steps, concentration=1 / size
-            ),
-            FedBuff(buffer_size=size, exponent=0.0),
-            bounded,
-        )
-        for versions in lengths
-    ]
-    runs = rows_of(settings, 1 if quick else 3)
-    part = of_bound(runs, lambda at, out: gradient_bound(problem, lengths[at], out.staleness, steps))
-    largest = max(out.staleness for row in runs for out in row)
-    return judged(
-        "mean ‖∇f‖² is its descent and noise, and falls like 1/√T",
-        "Toghani and Uribe 2022, theorem 1",
-        "at most the bound; slope −½",
-        [*seen(settings, runs), slope("T", runs, (0, -1), lengths[-1] / lengths[0])],
-        f"at most {part:.2g} of the bound; T from {lengths[0]:,} to {lengths[-1]:,}, τ up to {largest}",
-        part <= 1.0 and lengths[0] >= least_versions(problem, largest, steps),
-    )
-
-
-def gradient_bound(problem: Quadratic, versions: int, staleness: int, steps: int) -> float:
-    """Return the right side of theorem 1 for T versions and a largest delay τ.
-
-    8√L·(f(w_0) − f*)/√T + 16√L·(σ²/b + γ²)/√T + 320·L·(Q + 1)·(τ² + 1)·(σ²/b + n·γ²)/T
-    """
-    root, total = math.sqrt(problem.smoothness), problem.variance + problem.diversity
-    first = (8 * root * problem.gap + 16 * root * total) / math.sqrt(versions)
-    spread = problem.variance + problem.clients * problem.diversity
-    return first + 320 * problem.smoothness * (steps + 1) * (staleness**2 + 1) * spread / versions
-
-
-def least_versions(problem: Quadratic, staleness: int, steps: int) -> int:
-    """Return the smallest T of the theorem: 160·L·(Q + 7)·(τ + 1)³."""
-    return math.ceil(160 * problem.smoothness * (steps + 7) * (staleness + 1) ** 3)
-
-
 # ---- FedStaleWeight --------------------------------------------------------------------------
 
 RATES = (1 / 1.5,) * 10 + (1 / 10,) * 5

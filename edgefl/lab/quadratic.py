@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from edgefl.core import Core
 from edgefl.experiment import Stop
 from edgefl.seeds import stream
-from edgefl.strategies.base import Strategy, TripInputs
+from edgefl.strategies.base import Client, Strategy, TripInputs
 from edgefl.testing import Durations, MemoryRun, Vector, fleet, run_in_memory
+
+Counts: TypeAlias = npt.NDArray[np.int64]
 
 DESCENT, NOISE = slice(0, 1), slice(1, 513)
 
@@ -40,6 +43,22 @@ class Quadratic(NamedTuple):
     """‖w_0 − w*‖."""
     spread: float = 0.0
     """Distance ÷ n of a client's c_i; 0: all clients have the same objective."""
+    skewed: bool = False
+    """True: only client 0 has another objective, and the diversity is the same as without."""
+    batches: tuple[int, ...] = ()
+    """Examples of each client's batch; empty: 1 for all. A gradient's variance is σ² divided by them."""
+
+    @property
+    def spreads(self) -> Vector:
+        """Distance ÷ n of each client's c_i, float64."""
+        if not self.skewed:
+            return np.full(self.clients, self.spread)
+        return np.concatenate([[self.spread * math.sqrt(self.clients)], np.zeros(self.clients - 1)])
+
+    @property
+    def batch_variances(self) -> Vector:
+        """Variance of each client's stochastic gradient, σ²/|D_i|, float64."""
+        return self.variance / np.array(self.batches or [1] * self.clients, dtype=np.float64)
 
     @property
     def gap(self) -> float:
@@ -52,20 +71,20 @@ class Quadratic(NamedTuple):
         return (self.smoothness * self.spread) ** 2 * self.clients * (self.clients - 1)
 
     @property
-    def noise(self) -> float:
-        """Standard deviation of one coordinate of a gradient in the noise block."""
-        return math.sqrt(self.variance / (NOISE.stop - NOISE.start))
+    def largest_diversity(self) -> float:
+        """The largest ‖∇f_i − ∇f‖² of a client: γ², or (n − 1)·γ² if skewed."""
+        return self.diversity * (self.clients - 1 if self.skewed else 1)
 
     def centres(self) -> Vector:
         """Return c_i, float64 of shape (clients, size)."""
         rows = np.zeros((self.clients, NOISE.stop + self.clients))
-        rows[:, NOISE.stop :] = self.clients * self.spread * np.eye(self.clients)
+        rows[:, NOISE.stop :] = self.clients * np.diag(self.spreads)
         return rows
 
     def start(self, shares: Sequence[float] | None = None) -> Vector:
         """Return w_0: the optimum for these shares of all weight, except in the descent block."""
         fair = np.ones(self.clients) if shares is None else np.asarray(shares)
-        return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spread * fair])
+        return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spreads * fair])
 
 
 class Trajectory(NamedTuple):
@@ -75,7 +94,9 @@ class Trajectory(NamedTuple):
     models: Vector
     """float64 of shape (versions + 1, size)."""
     staleness: int
-    """Largest staleness of an applied update."""
+    """Largest staleness of an applied update, on arrival."""
+    delays: Vector
+    """Share of all applied weight by delay (`delays_of`), float64."""
     squares: Vector
     """Largest ‖∇f_i‖² at the start of a trip, by client."""
 
@@ -101,30 +122,35 @@ def descend(
     durations: Callable[[np.random.Generator, int], float] = lambda draws, client: draws.exponential(),
     shares: Sequence[float] | None = None,
     seed: int = 0,
+    devices: Sequence[Client] | None = None,
 ) -> Trajectory:
     """Run ``versions`` versions, with trips of ``steps`` SGD steps of size ``rate``.
 
     By default a trip takes Exp(1), so that the next arrival is uniform over the clients, as the proofs
-    assume. The start is where ``shares`` lead (`Quadratic.start`).
+    assume. The start is where ``shares`` lead (`Quadratic.start`). ``devices`` are the clients' facts; by
+    default they have none.
     """
     centres, size = problem.centres(), NOISE.stop - NOISE.start
     noise, delays = (
         [stream(seed, what, client) for client in range(problem.clients)] for what in ("gradient", "delay")
     )
     squares = np.zeros(problem.clients)
+    deviations = rate * np.sqrt(problem.batch_variances / size)
     step = rate * problem.smoothness
 
     def trip(client: int, model: Vector, number: int, given: TripInputs) -> Vector:
         y, centre = model - centres[client], centres[client]
         squares[client] = max(squares[client], problem.smoothness**2 * float(y @ y))
-        for draws in noise[client].normal(scale=rate * problem.noise, size=(steps, size)):
+        if not problem.variance:
+            return np.asarray((1.0 - step) ** steps * y + centre)
+        for draws in noise[client].normal(scale=deviations[client], size=(steps, size)):
             y = (1.0 - step) * y
             y[NOISE] -= draws
         return np.asarray(y + centre)
 
     run, _ = play(
         strategy,
-        problem.clients,
+        devices or problem.clients,
         Stop(versions=versions),
         lambda client, number: float(durations(delays[client], client)),
         seed,
@@ -132,14 +158,31 @@ def descend(
         trip=trip,
     )
     largest = max(update.staleness for _, updates in run.sums for update in updates)
-    return Trajectory(problem, np.array(run.models), largest, squares)
+    weights = np.concatenate([order.weights for order, _ in run.sums])
+    old = np.bincount(delays_of(run), weights / weights.sum())
+    return Trajectory(problem, np.array(run.models), largest, old, squares)
+
+
+def delays_of(run: MemoryRun, skip: int = 0) -> Counts:
+    """Return t − τ_i(t) of each applied update: versions from the one that it was trained from to the sum.
+
+    The first ``skip`` versions are left out. `Update.staleness` counts only the versions until its arrival.
+    """
+    sums = run.sums[skip:]
+    return np.array([order.version - 1 - one.base_version for order, made in sums for one in made])
 
 
 def play(
-    strategy: Strategy, clients: int, stop: Stop, durations: Durations, seed: int = 0, **how: object
+    strategy: Strategy,
+    clients: int | Sequence[Client],
+    stop: Stop,
+    durations: Durations,
+    seed: int = 0,
+    **how: object,
 ) -> tuple[MemoryRun, float]:
     """Run in memory without evaluations; return the run and its emulated seconds."""
-    core = Core(strategy, fleet(clients), seed, stop, evaluate_every=10**9)
+    devices = fleet(clients) if isinstance(clients, int) else clients
+    core = Core(strategy, devices, seed, stop, evaluate_every=10**9)
     return run_in_memory(core, durations, max_events=10**9, **how), core.now_s  # type: ignore[arg-type]
 
 
@@ -180,7 +223,7 @@ class Expected(NamedTuple):
     def floor(self) -> float:
         """Return the noise term: each version's noise ÷ (1 − ρ²), starting from zero."""
         one = (1.0 - self._kept**2) / (1.0 - (1.0 - self.rate * self.problem.smoothness) ** 2)
-        return self._risen(self.rate**2 * self.problem.variance * one)
+        return self._risen(self.rate**2 * float(self.problem.batch_variances.mean()) * one)
 
     def sampling(self) -> float:
         """Return the client sampling term, for clients drawn uniformly and independently per version."""

@@ -2,8 +2,9 @@
 
 Staleness, fairness and strategy-proofness come from fleets whose clients' times follow a distribution: their
 arrivals are those of a run with the same seed under the virtual clock. `edgefl.lab.convergence` has the
-convergence theorems. Each finding is decided by figures that the theory determines, so that a wrong
-implementation fails; the tests try a set of wrong implementations.
+convergence theorems; `edgefl.lab.unbounded` and `edgefl.lab.logistic` have that of Toghani and Uribe,
+`edgefl.lab.delays` the delays of DeFedAvg's fleet. Each finding is decided by figures that the theory
+determines, so that a wrong implementation fails; the tests try a set of wrong implementations.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from edgefl.core.events import Event, Joined, Left
 from edgefl.devices.schema import Delay
 from edgefl.experiment import Stop
-from edgefl.lab import convergence
+from edgefl.lab import convergence, delays, unbounded
 from edgefl.lab.convergence import RATES, Ratio, composition, fair_weights, judged, worst
 from edgefl.lab.influence import (
     FAST_ONES,
@@ -28,6 +29,7 @@ from edgefl.lab.influence import (
     simulate,
     staleness_by_buffer,
 )
+from edgefl.lab.logistic import logistic
 from edgefl.lab.quadratic import play
 from edgefl.lab.study import Finding
 from edgefl.seeds import stream
@@ -298,7 +300,13 @@ FINDINGS: tuple[Callable[[bool], Finding], ...] = (
     fixed_delay,
     convergence.fedbuff,
     convergence.fedbuff_as_printed,
-    convergence.toghani_uribe,
+    unbounded.toghani_uribe,
+    unbounded.remark_1,
+    unbounded.remark_2,
+    unbounded.unequal_batches,
+    unbounded.not_uniform,
+    delays.transfers,
+    logistic,
     expected_staleness,
     waiting_staleness,
     fair_influence,
@@ -310,4 +318,8 @@ FINDINGS: tuple[Callable[[bool], Finding], ...] = (
     convergence.defedavg_iid,
     convergence.defedavg_iid_as_printed,
     convergence.defedavg_niid,
+    delays.delays_iid,
+    delays.delays_niid,
+    delays.condition_13,
+    delays.condition_11,
 )

@@ -14,6 +14,7 @@ from edgefl.kernels.steps import ServerOptimizer
 from edgefl.strategies.asynchronous import Asynchronous
 from edgefl.strategies.base import Step, Strategy, Update
 from edgefl.strategies.buffered import Buffered
+from edgefl.strategies.defedavg_iid import DeFedAvgIID
 from edgefl.strategies.defedavg_niid import DeFedAvgNIID
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
@@ -26,10 +27,14 @@ def weights(change: Callable[[Sequence[Update], list[float]], list[float]]) -> M
     """Changes the weights of every step."""
 
     def mutate(patch: pytest.MonkeyPatch) -> None:
-        for kind in (Buffered, DeFedAvgNIID):
+        for kind in (Buffered, DeFedAvgIID, DeFedAvgNIID):
 
-            def step(self: Any, state: Any, view: Any, ask: Any = kind.step) -> Step | None:
+            def step(
+                self: Any, state: Any, view: Any, ask: Any = kind.step, kind: type = kind
+            ) -> Step | None:
                 made = ask(self, state, view)
+                if kind is DeFedAvgIID and not self.overlap:
+                    return made  # `Buffered.step` has changed it
                 return made and made._replace(weights=change(made.updates, list(made.weights)))
 
             patch.setattr(kind, "step", step)
@@ -44,6 +49,16 @@ def only(kept: Callable[[int, Update], bool]) -> Mutant:
         alone = [w if kept(at, u) else 0.0 for at, (u, w) in enumerate(zip(updates, given, strict=True))]
         total = sum(alone)
         return [w / total * sum(given) if total else 0.0 for w in alone]
+
+    return weights(change)
+
+
+def favoured(factor: Callable[[int], float]) -> Mutant:
+    """Multiplies the weights by a factor of the client; their sum stays."""
+
+    def change(updates: Sequence[Update], given: list[float]) -> list[float]:
+        more = [weight * factor(one.client) for one, weight in zip(updates, given, strict=True)]
+        return [weight / sum(more) * sum(given) for weight in more]
 
     return weights(change)
 
@@ -107,6 +122,11 @@ def has_momentum(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(kind, "optimizer", lambda self: ServerOptimizer(lr=self.server_lr, momentum=0.5))
 
 
+def ignores_the_step_size(patch: pytest.MonkeyPatch) -> None:
+    for kind in (Strategy, FedBuff):
+        patch.setattr(kind, "optimizer", lambda self: ServerOptimizer())
+
+
 def _not_normalized(_: Any, self: Any, state: Any, updates: Sequence[Update], view: Any) -> list[float]:
     """Equation 8's α as it is, (b·E[τ] + 1)/n."""
     means = state.average.mean([update.client for update in updates]).tolist()
@@ -134,8 +154,11 @@ MUTANTS: dict[str, Mutant] = {
     "keeps_one_of_four": weights(lambda _, given: [w * (at % 4 == 0) for at, w in enumerate(given)]),
     "stretches_one_of_four": only(lambda at, _: at % 4 == 0),
     "two_clients": only(lambda _, update: update.client < 2),
+    "weights_by_batch": favoured(lambda client: 8.0 if client % 2 else 1.0),
+    "pays_slow_clients": favoured(lambda client: 9.0 if client % 2 else 1.0),
     "averages": weights(lambda _, given: [1.0 / len(given)] * len(given)),
     "has_momentum": has_momentum,
+    "ignores_the_step_size": ignores_the_step_size,
     "discounts_more": discount(lambda exponent: exponent + 0.5),
     "discounts_nothing": discount(lambda exponent: 0.0),
     "stale_by_one_more": held(lambda _, update: update.staleness + 1),
@@ -143,6 +166,10 @@ MUTANTS: dict[str, Mutant] = {
     "stale_in_seconds": held(lambda books, _: int(books.now_s) // (books.version + 1)),
     "one_more_in_the_buffer": method(Buffered, "size", lambda right, *given: right(*given) + 1),
     "waits_for_versions": restarts("new-version"),
+    "waits_for_the_step": restarts("after-step"),
+    "never_waits": method(
+        DeFedAvgNIID, "assign", lambda right, self, *given: right(replace(self, pause=False), *given)
+    ),
     "restarts_at_once": restarts("immediate"),
     "drops_b": raw(lambda staleness, size: staleness + 1.0),  # as the paper's Algorithm 1
     "multiplies_by_b": raw(lambda staleness, size: size * staleness + 1.0),

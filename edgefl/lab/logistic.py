@@ -1,0 +1,157 @@
+"""A logistic regression whose constants are known: a convergence theorem on a problem that is not quadratic.
+
+f_i(w) is the mean over client i's examples (x, y) of log(1 + exp(−y·xᵀw)). L is an eigenvalue of the
+examples' second moments, σ² and γ² are bounded by mean ‖x‖², and Newton's method finds f*. The mean of ‖∇f‖²
+over a run is predicted by two computations without clients: gradient descent on all examples, and the
+covariance of a linear recursion at the optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+
+from edgefl.experiment import Stop
+from edgefl.lab.convergence import Ratio, bounded, judged
+from edgefl.lab.quadratic import play
+from edgefl.lab.study import Finding
+from edgefl.lab.unbounded import SOURCE, Constants, gradient_bound, least_versions
+from edgefl.seeds import stream
+from edgefl.strategies.base import Strategy, TripInputs
+from edgefl.strategies.fedbuff import FedBuff
+from edgefl.testing import Vector
+
+
+class Logistic:
+    """Examples of ``clients`` clients, with Gaussian features whose mean differs from client to client."""
+
+    def __init__(self, clients: int, examples: int, features: int, scale: float, seed: int = 0) -> None:
+        draws = stream(seed, "logistic")
+        true = draws.normal(size=features) / scale
+        centres = 0.3 * draws.normal(size=(clients, 1, features))
+        self.x = scale * (centres + draws.normal(size=(clients, examples, features)))
+        """float64 of shape (clients, examples, features)."""
+        self.y = np.where(draws.random((clients, examples)) < _sigmoid(0.5 * self.x @ true), 1.0, -1.0)
+        """Labels, 1 and −1; float64 of shape (clients, examples)."""
+
+    def losses(self, w: Vector) -> Vector:
+        """Return f_i(w) by client."""
+        return np.asarray(np.logaddexp(0.0, -self.y * (self.x @ w)).mean(axis=1))
+
+    def each(self, w: Vector) -> Vector:
+        """Return each example's gradient, of shape (clients, examples, features)."""
+        return np.asarray((-self.y * _sigmoid(-self.y * (self.x @ w)))[..., None] * self.x)
+
+    def gradient(self, w: Vector) -> Vector:
+        """Return ∇f(w)."""
+        return np.asarray(self.each(w).mean(axis=(0, 1)))
+
+    def hessian(self, w: Vector) -> Vector:
+        """Return ∇²f(w)."""
+        p = _sigmoid(self.x @ w)
+        return np.asarray(np.einsum("ij,ijk,ijl->kl", p * (1.0 - p), self.x, self.x) / self.y.size)
+
+    @cached_property
+    def optimum(self) -> Vector:
+        """The minimum of f, by Newton's method."""
+        w = np.zeros(self.x.shape[-1])
+        for _ in range(50):
+            w = w - np.linalg.solve(self.hessian(w), self.gradient(w))
+        return w
+
+    def constants(self) -> Constants:
+        """Return L exactly, and bounds of σ² and γ² that hold for every w; w_0 is 0."""
+        moments = np.einsum("ijk,ijl->ikl", self.x, self.x) / self.x.shape[1]
+        squares = float(np.sum(self.x**2, axis=2).mean(axis=1).max())
+        gap = float(np.mean(self.losses(np.zeros(self.x.shape[-1])) - self.losses(self.optimum)))
+        largest = float(np.linalg.eigvalsh(moments).max()) / 4.0
+        return Constants(largest, squares, squares, gap, len(self.x))
+
+    def covariance(self) -> Vector:
+        """Return the mean over clients of the covariance of an example's gradient at the optimum."""
+        each = self.each(self.optimum)
+        apart = each - each.mean(axis=1, keepdims=True)
+        return np.asarray(np.einsum("ijk,ijl->kl", apart, apart) / self.y.size)
+
+
+def _sigmoid(z: Vector) -> Vector:
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * z)))
+
+
+def run(
+    problem: Logistic, strategy: Strategy, versions: int, rate: float, steps: int, start: Vector, seed: int
+) -> tuple[float, int]:
+    """Train with single examples; return the mean of ‖∇f‖² over the versions, and the largest staleness."""
+    clients, examples, _ = problem.x.shape
+    picks, delays = ([stream(seed, what, one) for one in range(clients)] for what in ("gradient", "delay"))
+
+    def trip(client: int, model: Vector, number: int, given: TripInputs) -> Vector:
+        y = model
+        for at in picks[client].integers(examples, size=steps).tolist():
+            x, label = problem.x[client, at], problem.y[client, at]
+            y = y + rate * label / (1.0 + math.exp(label * float(x @ y))) * x
+        return np.asarray(y)
+
+    done, _ = play(
+        strategy,
+        clients,
+        Stop(versions=versions),
+        lambda client, number: bounded(delays[client], client),
+        seed,
+        model=start,
+        trip=trip,
+    )
+    mean = float(np.mean([np.sum(problem.gradient(w) ** 2) for w in done.models[:-1]]))
+    return mean, max(update.staleness for _, updates in done.sums for update in updates)
+
+
+def descent(problem: Logistic, versions: int, step: float) -> float:
+    """Return the mean of ‖∇f‖² over gradient descent from 0 with all examples in each step."""
+    w, squares = np.zeros(problem.x.shape[-1]), []
+    for _ in range(versions):
+        gradient = problem.gradient(w)
+        squares.append(float(gradient @ gradient))
+        w = w - step * gradient
+    return float(np.mean(squares))
+
+
+def noise(problem: Logistic, versions: int, step: float, updates: int) -> float:
+    """Return the mean of ‖∇f‖² over a run from the optimum whose steps average ``updates`` gradients.
+
+    The covariance C of w follows C ← (I − step·H) C (I − step·H) + step²·S/updates, with the Hessian H and
+    the covariance S of an example's gradient at the optimum.
+    """
+    values, vectors = np.linalg.eigh(problem.hessian(problem.optimum))
+    added = step**2 / updates * np.diag(vectors.T @ problem.covariance() @ vectors)
+    kept = (1.0 - step * values) ** 2
+    rise = (1.0 - (1.0 - kept**versions) / ((1.0 - kept) * versions)) / (1.0 - kept)
+    return float(np.sum(values**2 * added * rise))
+
+
+def logistic(quick: bool = False) -> Finding:
+    """Run FedBuff with the theorem's step sizes from 0, and from the optimum."""
+    versions, scale = (4_000, 0.35) if quick else (8_000, 0.5)
+    steps, size, problem = 2, 8, Logistic(8, 40, 16, scale)
+    of = problem.constants()
+    rate = 1.0 / (steps * math.sqrt(of.smoothness * versions))
+    strategy = FedBuff(buffer_size=size, exponent=0.0)
+    floor = noise(problem, versions, rate * steps, size * steps)
+    falling = descent(problem, versions, rate * steps)
+    whole, still, parts, largest = [], [], [], 0
+    for seed in range(1, 2 if quick else 6):
+        found, staleness = run(problem, strategy, versions, rate, steps, np.zeros(16), seed)
+        whole.append(found / (falling + floor))
+        still.append(run(problem, strategy, versions, rate, steps, problem.optimum, seed)[0] / floor)
+        parts.append(found / gradient_bound(of, versions, staleness, steps))
+        largest = max(largest, staleness)
+    return judged(
+        "on a logistic regression mean ‖∇f‖² is its descent and noise",
+        f"{SOURCE}, theorem 1",
+        "at most the bound",
+        [Ratio("descent and noise", whole, 0.1), Ratio("noise", still, 0.15)],
+        f"L = {of.smoothness:.3g}, σ², γ² ≤ {of.variance:.3g}; at most {max(parts):.2g} of the bound; "
+        f"T = {versions:,}, τ up to {largest}",
+        max(parts) <= 1.0 and versions >= least_versions(of.smoothness, largest, steps),
+    )
