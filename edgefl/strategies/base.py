@@ -384,6 +384,18 @@ class Strategy:
         return None
 
 
+def importance(by: Literal["examples", "uniform"], devices: Sequence[Client]) -> list[float]:
+    """p_i of the federated objective Σ p_i·f_i: each client's share of the fleet's examples, or 1/n.
+
+    >>> importance("examples", [Client(0, "pi-4", 30), Client(1, "pi-4", 90)])
+    [0.25, 0.75]
+    """
+    total = sum(device.examples for device in devices)
+    if by == "uniform" or total == 0:
+        return [1.0 / len(devices)] * len(devices)
+    return [device.examples / total for device in devices]
+
+
 def check_fits(field: str, number: int | None, clients: int) -> None:
     """Raise `ConfigError` if ``strategy.FIELD`` asks for more clients than the fleet has."""
     if number is not None and number > clients:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edgefl.experiment import Positive
-from edgefl.strategies.base import Client, Step, Strategy, View
+from edgefl.strategies.base import Client, Step, Strategy, View, importance
 
 
 @dataclass
@@ -49,10 +49,7 @@ class FedFix(Strategy):
         return clients
 
     def begin(self, devices: Sequence[Client]) -> Intervals:
-        total = sum(device.examples for device in devices)
-        if self.importance_by == "uniform" or total == 0:
-            return Intervals(importance=[1.0 / len(devices)] * len(devices))
-        return Intervals(importance=[device.examples / total for device in devices])
+        return Intervals(importance=importance(self.importance_by, devices))
 
     def assign(self, state: Intervals, view: View) -> Sequence[int]:
         waiting = {update.client for update in view.held}

@@ -8,7 +8,7 @@ from typing import Literal
 
 from edgefl.experiment import Count, Decay, Positive
 from edgefl.kernels import MovingAverage
-from edgefl.strategies.base import Client, Step, Update, View
+from edgefl.strategies.base import Client, Step, Update, View, importance
 from edgefl.strategies.buffered import Buffered
 
 
@@ -17,6 +17,8 @@ class Expectation:
     """E[τ_i] of every client, and the mean of the raw weight α over arrivals."""
 
     average: MovingAverage
+    relative: list[float]
+    """n·p_i of every client."""
     arrivals: int = 0
     raw_mean: float = 0.0
     credit: dict[int, float] = field(default_factory=dict)
@@ -27,15 +29,18 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class FedStaleWeight(Buffered):
-    """w ← w + η_g Σ_j α_j·Δ_j over a buffer of b, with α_j ∝ E[τ_j] + 1 or b·E[τ_j] + 1 (see ``form``).
+    """w ← w + η_g Σ_j α_j·Δ_j over a buffer of b, α_j ∝ p_j·(E[τ_j] + 1) or p_j·(b·E[τ_j] + 1) (``form``).
 
     E[τ_i] is a moving average of the staleness of client i's updates on arrival, the current one included.
-    The weights of a buffer add up to 1, so updates without staleness are averaged equally (FedAvg).
+    The weights of a buffer add up to 1, so updates without staleness are averaged by their p_j (FedAvg). p_i
+    is the share of all weight that client i shall have (eq. 1); a subclass may define `importance`.
 
     >>> FedStaleWeight().raw(staleness=2.0, size=5), FedStaleWeight(restart="immediate").raw(2.0, size=5)
     (3.0, 11.0)
     """
 
+    importance_by: Literal["uniform", "examples"] = "uniform"
+    """p_i: 1/n, or the client's share of the fleet's examples."""
     restart: Literal["immediate", "new-version", "after-step"] = "after-step"
     """``after-step`` is the paper's rule (appendix A); its published benchmark uses ``new-version``."""
     form: Literal["by-restart", "derivation", "algorithm-1"] = "by-restart"
@@ -73,10 +78,15 @@ class FedStaleWeight(Buffered):
 
     def begin(self, devices: Sequence[Client]) -> Expectation:
         average = MovingAverage(len(devices), mode=self.average, window=self.window, decay=self.decay)
-        return Expectation(average)
+        p, mean = self.importance(devices), 1.0 / len(devices)
+        return Expectation(average, [one / mean for one in p])
+
+    def importance(self, devices: Sequence[Client]) -> Sequence[float]:
+        """p_i of each client; they add up to 1."""
+        return importance(self.importance_by, devices)
 
     def raw(self, staleness: float, size: int) -> float:
-        """α before normalisation, for expected staleness ``staleness`` and a buffer of ``size`` updates."""
+        """α before normalisation if p_i = 1/n, for expected staleness ``staleness`` and ``size`` updates."""
         form = self.fair_form if self.form == "by-restart" else self.form
         return (size if form == "derivation" else 1) * staleness + 1.0
 
@@ -84,7 +94,7 @@ class FedStaleWeight(Buffered):
         discarded = super().arrive(state, update, view)
         if not discarded:
             expected = state.average.observe(update.client, float(update.staleness))
-            raw = self.raw(expected, self.size(len(view.devices)))
+            raw = state.relative[update.client] * self.raw(expected, self.size(len(view.devices)))
             state.arrivals += 1
             state.raw_mean += (raw - state.raw_mean) / state.arrivals
         return discarded
@@ -92,14 +102,17 @@ class FedStaleWeight(Buffered):
     def weights(self, state: Expectation, updates: Sequence[Update], view: View) -> Sequence[float]:
         size = len(updates)
         means = state.average.mean([update.client for update in updates]).tolist()
-        raw = [self.raw(mean, size) for mean in means]
+        raw = [
+            state.relative[update.client] * self.raw(mean, size)
+            for update, mean in zip(updates, means, strict=True)
+        ]
         if self.normalize == "buffer":
-            total = sum(raw)
+            total = sum(raw) or 1.0  # 0 if p_j = 0 for the whole buffer
             return [one / total for one in raw]
-        fair: Sequence[float] = [one / (size * state.raw_mean) for one in raw]
+        fair: Sequence[float] = [one / (size * (state.raw_mean or 1.0)) for one in raw]
         if self.normalize == "credit":
             fair = self._with_credit(state, updates, fair)
-        scale = min(1.0, self.max_step / sum(fair))
+        scale = min(1.0, self.max_step / (sum(fair) or 1.0))
         return [one * scale for one in fair]
 
     def _with_credit(

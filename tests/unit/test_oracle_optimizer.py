@@ -344,6 +344,18 @@ CASES: dict[str, list[Case]] = {
             ({"average": "exponential", "decay": 0.5}, 3 / 4, 1 / 4),
         )
     ]
+    + [  # p_i = 0.1, 0.3, 0.6: raw weights 0.1 and 0.3, twice, then 3 · 0.6 and 0.1
+        Case(
+            {"buffer_size": 2, "importance_by": "examples", **fields},
+            [[(0, 0, 1 / 4), (1, 0, 3 / 4)], [(0, 1, 1 / 4), (1, 1, 3 / 4)], [(2, 0, late), (0, 2, fresh)]],
+        )
+        for fields, late, fresh in (
+            ({}, 18 / 19, 1 / 19),
+            ({"form": "derivation"}, 30 / 31, 1 / 31),
+            ({"normalize": "running", "max_step": 9.0}, 1.8 / (2 * 2.7 / 6), 0.1 / (2 * 2.7 / 6)),
+            ({"normalize": "credit"}, 2.0 * 18 / 19, 2.0 / 19),
+        )
+    ]
     + [
         # Fair would be ½ ½, ½ ½ and 1½ 3/10. With at most 0.8 a version 1/10 is owed to either, then 2/10, so
         # that 1½ and ½ are cut to 0.8 of 2.

@@ -179,7 +179,7 @@ def test_wrong_weights_of_fedstaleweight_are_wrong_by_hand() -> None:
     for mutant in ("FedStaleWeight", "α²", "α^¼", "only the stalest update", "the published bench's weights"):
         (changes,) = [each.changes for each in MUTANTS["fedstaleweight"] if each.label == mutant] or [()]
         name = changes[0].split('"')[1] if changes else "fedstaleweight"
-        state = Expectation(MovingAverage(2))
+        state = Expectation(MovingAverage(2), [1.0, 1.0])
         state.average.observe([0, 1], [3.0, 1.0])
         weights[mutant] = list(resolve({"name": name, "buffer_size": 2}).weights(state, updates, Mock()))
     assert weights["FedStaleWeight"] == pytest.approx([4 / 6, 2 / 6])
