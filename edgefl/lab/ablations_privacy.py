@@ -16,6 +16,8 @@ def claims(curves: Curves) -> list[Finding]:
     for mine, other, epsilon, claim, margin in (
         (FEDBUFF, SGD, 24, "ahead", 0.0),
         (FEDBUFF, FTRL, 24, "ahead", 0.0),
+        (FEDBUFF, SGD, 12, "competitive", MARGIN),
+        (FEDBUFF, FTRL, 12, "ahead", 0.0),
         (FEDBUFF, SGD, 6, "competitive", MARGIN),
         (FEDBUFF, FTRL, 6, "ahead", 0.0),
     ):

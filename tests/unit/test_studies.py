@@ -372,10 +372,10 @@ def test_every_race_of_the_ablations_is_between_two_arms() -> None:
         assert {arm.steps_of for arm in one.arms} <= {""} | {*labels}
 
 
-def test_the_noise_of_figure_4s_arms_spends_their_epsilon() -> None:
-    clients, cohort = 12_000, 100
+@pytest.mark.parametrize(("settings", "clients", "cohort"), [("", 12_000, 100), ("quick", 600, 50)])
+def test_the_noise_of_figure_4s_arms_spends_their_epsilon(settings: str, clients: int, cohort: int) -> None:
     for arm in load("ablations-privacy").arms:
-        wanted = load("ablations-privacy").experiment(arm, 1)
+        wanted = load("ablations-privacy").experiment(arm, 1, settings)
         assert wanted.privacy is not None
         sampled = wanted.privacy.mechanism == "gaussian"
         account = PrivacyAccount(wanted.privacy, clients, (cohort / clients, True) if sampled else None)
