@@ -21,9 +21,10 @@ studies      loads a study from experiments/papers/studies; fedbuff, fedstalewei
              ablations_privacy add claims that are not races
 claims       comparisons of two algorithms, judged by a paper's claim, and limits on the errors of verdicts
 mutants      wrong implementations that a claim must reject
-theory       theorems of the papers, measured: influence has the arrivals, convergence the descents on the
-             problem in quadratic, unbounded those of Toghani and Uribe, logistic on a logistic regression;
-             delays: those of DeFedAvg's emulated fleet
+theory       theorems of the papers, measured: influence has the arrivals, incentive what throttling gains,
+             stragglers the times of rounds, short_batches steps on few examples, convergence the descents on
+             the problem in quadratic, unbounded those of Toghani and Uribe, logistic on a logistic
+             regression; delays: those of DeFedAvg's emulated fleet
 """
 
 PAPERS = (

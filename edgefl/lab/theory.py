@@ -1,10 +1,12 @@
 """Measures the papers' theorems on the real core, with vectors of a few numbers and no data.
 
 Staleness, fairness and strategy-proofness come from fleets whose clients' times follow a distribution: their
-arrivals are those of a run with the same seed under the virtual clock. `edgefl.lab.convergence` has the
-convergence theorems; `edgefl.lab.unbounded` and `edgefl.lab.logistic` have that of Toghani and Uribe,
-`edgefl.lab.delays` the delays of DeFedAvg's fleet. Each finding is decided by figures that the theory
-determines, so that a wrong implementation fails; the tests try a set of wrong implementations.
+arrivals are those of a run with the same seed under the virtual clock. `edgefl.lab.incentive` has equations
+9 and 1 of FedStaleWeight, `edgefl.lab.stragglers` FedBuff's times of rounds, `edgefl.lab.short_batches` its
+learning-rate normalisation, and `edgefl.lab.convergence` the convergence theorems; `edgefl.lab.unbounded` and
+`edgefl.lab.logistic` have that of Toghani and Uribe, `edgefl.lab.delays` the delays of DeFedAvg's fleet. Each
+finding is decided by figures that the theory determines, so that a wrong implementation fails; the tests try
+a set of wrong implementations.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 from edgefl.core.events import Event, Joined, Left
 from edgefl.devices.schema import Delay
 from edgefl.experiment import Stop
-from edgefl.lab import convergence, delays, unbounded
+from edgefl.lab import convergence, delays, incentive, short_batches, stragglers, unbounded
 from edgefl.lab.convergence import RATES, Ratio, composition, fair_weights, judged, worst
 from edgefl.lab.influence import (
     FAST_ONES,
@@ -300,6 +302,8 @@ FINDINGS: tuple[Callable[[bool], Finding], ...] = (
     fixed_delay,
     convergence.fedbuff,
     convergence.fedbuff_as_printed,
+    short_batches.lr_normalization,
+    stragglers.times,
     unbounded.toghani_uribe,
     unbounded.remark_1,
     unbounded.remark_2,
@@ -312,6 +316,8 @@ FINDINGS: tuple[Callable[[bool], Finding], ...] = (
     fair_influence,
     normalized_influence,
     slowing_down,
+    incentive.throttling,
+    incentive.any_target,
     credit_reaches_it,
     convergence.fedstaleweight,
     convergence.fedstaleweight_as_printed,

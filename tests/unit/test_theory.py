@@ -289,6 +289,10 @@ CAUGHT = {
     "normalized_influence": "doubled averages drops_b squares turns_round does_not_normalize "
     "stale_by_one_more",
     "credit_reaches_it": "forgets_credit pays_twice owes_everybody",
+    "lr_normalization": "steps_in_full steps_by_the_root steps_by_the_square",
+    "times": "selects_no_more one_fewer_at_once starts_the_first",
+    "throttling": "averages squares turns_round restarts_at_once",
+    "any_target": "averages squares turns_round forgets_targets squares_targets",
     "slowing_down": "averages squares turns_round stale_by_one_more",
     "fedstaleweight": f"{STEPS} two_clients averages squares turns_round does_not_normalize",
     "defedavg_iid": f"{STEPS} two_clients one_more_in_the_buffer",
@@ -306,7 +310,7 @@ REFUTED = {
     "defedavg_iid_as_printed": STEPS,
 }
 """Bounds that do not hold as their papers print them, and wrong implementations that must not refute them."""
-QUICK = ("fixed_delay", "fedbuff_as_printed")
+QUICK = ("lr_normalization", "fixed_delay", "fedbuff_as_printed")
 """Those of seconds; the others are soaked."""
 JUDGES = {judge.__name__: judge for judge in theory.FINDINGS}
 

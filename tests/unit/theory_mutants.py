@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from edgefl.core.ledger import Ledger
 from edgefl.kernels.steps import ServerOptimizer
+from edgefl.learning.train import Trainer
 from edgefl.strategies.asynchronous import Asynchronous
 from edgefl.strategies.base import Step, Strategy, Update
 from edgefl.strategies.buffered import Buffered
@@ -18,6 +21,7 @@ from edgefl.strategies.defedavg_iid import DeFedAvgIID
 from edgefl.strategies.defedavg_niid import DeFedAvgNIID
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedstaleweight import FedStaleWeight
+from edgefl.strategies.rounds import Rounds
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 """Breaks a strategy or the core until the patch is undone."""
@@ -91,9 +95,15 @@ def discount(more: Callable[[float], float]) -> Mutant:
     return method(FedBuff, "weights", wrong)
 
 
+@cache
+def changed(strategy: Any, **fields: Any) -> Any:
+    """The strategy with other fields; made once, since checking fields takes a while."""
+    return replace(strategy, **fields)
+
+
 def restarts(rule: Any) -> Mutant:
     return method(
-        Asynchronous, "assign", lambda right, self, *given: right(replace(self, restart=rule), *given)
+        Asynchronous, "assign", lambda right, self, *given: right(changed(self, restart=rule), *given)
     )
 
 
@@ -115,6 +125,35 @@ def draws(integers: Callable[[np.random.Generator, int, int], Any]) -> Mutant:
             return getattr(self._view, name)
 
     return method(DeFedAvgNIID, "step", lambda right, self, state, view: right(self, state, Seen(view)))
+
+
+def targets(change: Callable[[float], float]) -> Mutant:
+    """Changes n·p_i of every client."""
+
+    def wrong(right: Any, self: Any, devices: Any) -> Any:
+        state = right(self, devices)
+        state.relative = [change(one) for one in state.relative]
+        return state
+
+    return method(FedStaleWeight, "begin", wrong)
+
+
+def scales(step: Callable[[float], float]) -> Mutant:
+    """Steps of η·step(b/B) on a batch of b of B examples."""
+
+    def wrong(right: Any, self: Any, rule: Any, terms: Any) -> Callable[[float], None]:
+        descend = right(self, rule, terms)
+        return lambda rate: descend(rule.lr * step(rate / rule.lr))
+
+    return method(Trainer, "_stepper", wrong)
+
+
+def _one_fewer(right: Any, self: Any, state: Any, view: Any) -> Any:
+    return right(changed(self, concurrency=self.concurrency - 1), state, view)
+
+
+def _the_first(right: Any, self: Any, state: Any, view: Any) -> Any:
+    return list(view.idle)[: len(right(self, state, view))]
 
 
 def has_momentum(patch: pytest.MonkeyPatch) -> None:
@@ -176,6 +215,16 @@ MUTANTS: dict[str, Mutant] = {
     "drops_one": raw(lambda staleness, size: size * staleness + 1e-9),  # as the published bench
     "squares": raw(lambda staleness, size: (size * staleness + 1.0) ** 2),
     "turns_round": raw(lambda staleness, size: 1.0 / (size * staleness + 1.0)),
+    "steps_in_full": scales(lambda share: 1.0),
+    "steps_by_the_root": scales(math.sqrt),
+    "steps_by_the_square": scales(lambda share: share**2),
+    "selects_no_more": method(
+        Rounds, "assign", lambda right, self, *given: right(changed(self, over_selection=1.0), *given)
+    ),
+    "one_fewer_at_once": method(Asynchronous, "assign", _one_fewer),
+    "starts_the_first": method(Asynchronous, "assign", _the_first),
+    "forgets_targets": targets(lambda relative: 1.0),
+    "squares_targets": targets(lambda relative: relative**2),
     "does_not_normalize": method(FedStaleWeight, "weights", _not_normalized),
     "forgets_credit": method(FedStaleWeight, "stepped", lambda right, *given: None),
     "pays_twice": method(FedStaleWeight, "stepped", _pays_twice),

@@ -1,0 +1,145 @@
+"""What a client gains by throttling itself (Ma 2024, equation 9), and whether it gets the weight p_i of
+equation 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+
+from edgefl.lab.convergence import judged, worst
+from edgefl.lab.influence import FAST_ONES, FEDSTALEWEIGHT, Outcome, Shares, simulate
+from edgefl.lab.study import Finding
+from edgefl.strategies.base import Client
+from edgefl.strategies.fedstaleweight import FedStaleWeight
+
+RULES: tuple[Literal["immediate", "after-step"], ...] = ("immediate", "after-step")
+SIZE = 5
+"""b."""
+SKIP = 200
+"""Number of first versions to ignore, until slow clients have delivered."""
+
+
+def utility(
+    rate: float, groups: Sequence[tuple[float, int]], size: int, *, again: bool
+) -> tuple[float, float]:
+    """Return u of equation 9 and ∂u/∂r for a client with ``rate``, means over the buffers it may be in.
+
+    ``groups`` are the rate and the number of the other clients. The other ``size`` − 1 members of a buffer
+    are drawn in proportion to their rates, with replacement if ``again``.
+
+    >>> u, slope = utility(1.0, [(1.0, 3)], 2, again=True)  # C = 1, D = 2 and A = 3: 1/(1 + 2 + 2 + 3)
+    >>> u, slope
+    (0.125, 0.03125)
+    """
+    others = sum(each * count for each, count in groups)  # A
+    u = slope = 0.0
+    for picked in product(range(len(groups)), repeat=size - 1):
+        left, chance = [count for _, count in groups], 1.0
+        for at in picked:
+            chance *= left[at] * groups[at][0] / sum(n * r for n, (r, _) in zip(left, groups, strict=True))
+            left[at] -= 0 if again else 1
+        inverse = sum(1.0 / groups[at][0] for at in picked)  # C
+        rest = sum((others - groups[at][0]) / groups[at][0] for at in picked)  # D
+        below = inverse * rate**2 + (size + rest) * rate + others
+        u += chance * rate / below
+        slope += chance * (others - inverse * rate**2) / below**2
+    return u, slope
+
+
+def throttling(quick: bool = False) -> Finding:
+    """Slow one fast client down; compare its weight per update of a version, and its slope, with equation 9.
+
+    r_i are the observed rates of updates: a client that waits for the step reports fewer than it could, and a
+    buffer then holds different clients. These are drawn one after the other, which is an approximation.
+    """
+    versions, seeds = (1_500, (1,)) if quick else (4_000, (1, 2, 3))
+    factors = (1.0, 4.0) if quick else (1.0, 1.5, 2.0, 4.0)
+    found: dict[str, list[list[float]]] = {rule: [] for rule in RULES}
+    slopes, kept = [], []
+    for seed in seeds:
+        steep = []
+        for rule in RULES:
+            runs = [_slowed(rule, factor, versions, seed) for factor in factors]
+            seen = [float(run.share[0]) / len(FEDSTALEWEIGHT) / SIZE for run in runs]
+            rates = [_rates(run) for run in runs]
+            found[rule].append([u / _expected(rate, rule)[0] for u, rate in zip(seen, rates, strict=True)])
+            full, last = rates[0], rates[-1]
+            between = [_expected([r, *full[1:]], rule)[1] for r in np.linspace(last[0], full[0], 9)]
+            steep.append((seen[0] - seen[-1]) / (full[0] - last[0]) / float(np.mean(between)))
+            kept.append(seen[-1] / seen[0])
+        slopes.append(steep)
+    left = ", ".join(f"{rule} {np.mean(kept[at :: len(RULES)]):.2f}×" for at, rule in enumerate(RULES))
+    return judged(
+        "u of a client that throttles itself, and ∂u/∂r, under both restart rules",
+        "Ma 2024, section 4.2.1, equation 9",
+        "∂u/∂r = (A − C·r²)/(C·r² + (b + D)·r + A)², above 0",
+        [
+            worst("u, immediate", found["immediate"], 0.05),
+            worst("u, after-step", found["after-step"], 0.1),
+            worst("∂u/∂r", slopes, 0.2),
+        ],
+        f"{', '.join(f'{by:g}' for by in factors)} times slower; u at a quarter of the speed: {left}; n = 15",
+        min(map(min, slopes)) > 0.0,
+    )
+
+
+def _slowed(rule: Literal["immediate", "after-step"], factor: float, versions: int, seed: int) -> Outcome:
+    strategy = FedStaleWeight(buffer_size=SIZE, restart=rule)
+    return simulate(strategy, versions, seed, slowed=factor, skip=SKIP)
+
+
+def _rates(run: Outcome) -> list[float]:
+    """Return updates per version: of client 0, and of the mean other fast and slow client."""
+    counts = np.bincount(run.client, minlength=len(FEDSTALEWEIGHT)) / run.versions
+    fast, slow = counts[1 : len(FAST_ONES)], counts[len(FAST_ONES) :]
+    return [float(counts[0]), float(fast.mean()), float(slow.mean())]
+
+
+def _expected(rates: Sequence[float], rule: str) -> tuple[float, float]:
+    own, fast, slow = rates
+    groups = ((fast, len(FAST_ONES) - 1), (slow, len(FEDSTALEWEIGHT) - len(FAST_ONES)))
+    return utility(own, groups, SIZE, again=rule == "immediate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targeted(FedStaleWeight):
+    """FedStaleWeight with p_i in proportion to 1, 2, 3, …, for clients 0, 5, 10, 1, 6, 11, …"""
+
+    def importance(self, devices: Sequence[Client]) -> Sequence[float]:
+        return [float(p) for p in target(len(devices)) / len(devices)]
+
+
+def target(clients: int) -> Shares:
+    """Return n·p_i of `Targeted`.
+
+    >>> (3.5 * target(6)).tolist()
+    [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]
+    """
+    order = np.arange(clients).reshape(3, -1).T.ravel()
+    found = np.empty(clients)
+    found[order] = np.arange(1, clients + 1)
+    return np.asarray(found / found.mean())
+
+
+def any_target(quick: bool = False) -> Finding:
+    """Give clients unequal p_i, independent of their rates; weights are not normalised inside a buffer."""
+    versions, seeds = (1_500, (1,)) if quick else (4_000, (1, 2, 3))
+    how: dict[str, Any] = {"buffer_size": SIZE, "normalize": "running", "max_step": 1e9}
+    rows = []
+    for seed in seeds:
+        row: list[float] = []
+        for rule in RULES:
+            run = simulate(Targeted(restart=rule, **how), versions, seed, skip=SKIP)
+            row += (run.applied() / target(len(FEDSTALEWEIGHT))).tolist()
+        rows.append(row)
+    return judged(
+        "each client gets the weight p_i, for any p_i, under both restart rules",
+        "Ma 2024, equation 1, with equations 7 and 8",
+        "p_i, of one unit a version",
+        [worst("weight/p_i, worst client", rows, 0.05)],
+        "p_i from 1/120 to 15/120, n = 15; not normalised inside a buffer",
+    )

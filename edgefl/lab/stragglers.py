@@ -1,0 +1,165 @@
+"""Times of rounds and of FedBuff's updates under exponential training times, and whose updates are used.
+
+These are appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022.
+A trip of client i takes Exp with mean λ·n_i, where n_i is its number of examples. Clients train nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from edgefl.experiment import Stop
+from edgefl.lab.convergence import judged, worst
+from edgefl.lab.quadratic import play
+from edgefl.lab.study import Finding
+from edgefl.seeds import stream
+from edgefl.strategies.base import Strategy
+from edgefl.strategies.fedavg import FedAvg
+from edgefl.strategies.fedbuff import FedBuff
+
+SIZES = ((1, 120), (4, 60), (16, 20))
+"""Examples of a client, and the number of such clients: many small ones and few large ones."""
+CLIENTS = sum(count for _, count in SIZES)
+MEAN = sum(size * count for size, count in SIZES) / CLIENTS
+STRAGGLER = 1.0
+"""λ, emulated seconds for each example."""
+OVER_SELECTION = 1.3
+CONCURRENCY = (10, 30)
+"""Clients training at once; a round's cohort, or what over-selection makes of a smaller one."""
+STEPS_OF_TIME = 500
+
+Values = npt.NDArray[np.float64]
+
+
+class Rates(NamedTuple):
+    """What an algorithm costs and uses."""
+
+    seconds: float
+    """Emulated seconds per used update."""
+    examples: float
+    """Mean number of examples of the clients whose updates are used."""
+
+
+def rounds(needed: int, selected: int) -> Rates:
+    """Return the expected T_(C)/C and bias of rounds that use the first ``needed`` of ``selected`` clients.
+
+    Members are drawn without replacement, so the number of finished members at time t is hypergeometric in
+    the number of the fleet's clients whose time is at most t, which is a sum of binomials.
+    """
+    longest_s = STRAGGLER * max(size for size, _ in SIZES) * 25.0
+    edges = longest_s * np.linspace(0.0, 1.0, STEPS_OF_TIME + 1) ** 3  # finer where clients finish
+    times, widths = (edges[1:] + edges[:-1]) / 2.0, np.diff(edges)
+    done = [1.0 - np.exp(-times / (STRAGGLER * size)) for size, _ in SIZES]
+    counts = [count for _, count in SIZES]
+    seconds = float(_below(done, counts, needed, selected) @ widths)
+    chances = []
+    for at, (size, _) in enumerate(SIZES):
+        others = [count - (place == at) for place, count in enumerate(counts)]
+        early = _below(done, others, needed, selected - 1)
+        density = (1.0 - done[at]) / (STRAGGLER * size)
+        chances.append(float((early * density) @ widths))
+    return Rates(seconds / needed, _mean_examples(chances))
+
+
+def _below(done: Sequence[Values], counts: Sequence[int], needed: int, selected: int) -> Values:
+    """Return, by time, the probability that fewer than ``needed`` of ``selected`` members have finished."""
+    total = sum(counts)
+    fewer = stats.hypergeom.cdf(needed - 1, total, np.arange(total + 1), selected)
+    out = np.empty(len(done[0]))
+    for at in range(len(out)):
+        finished = np.ones(1)
+        for chance, count in zip(done, counts, strict=True):
+            finished = np.convolve(finished, stats.binom.pmf(np.arange(count + 1), count, chance[at]))
+        out[at] = finished @ fewer
+    return out
+
+
+def buffered(concurrency: int) -> Rates:
+    """Return the expected seconds per update and bias of a constant number of clients training at once.
+
+    Whenever one finishes, a client is drawn uniformly from the idle ones. The set S of training clients then
+    has a probability in proportion to the product of its n_i, so that the updates per second are
+    (N − M + 1)·e_{M−1}/(λ·e_M), where e_k is the elementary symmetric polynomial of the n_i.
+    """
+    whole = _symmetric([count for _, count in SIZES])
+    chances = []
+    for at in range(len(SIZES)):
+        others = [count - (place == at) for place, (_, count) in enumerate(SIZES)]
+        chances.append(_symmetric(others)[concurrency - 1])
+    ratio = whole[concurrency - 1] / whole[concurrency]
+    return Rates(STRAGGLER / ((CLIENTS - concurrency + 1) * ratio), _mean_examples(chances))
+
+
+def _symmetric(counts: Sequence[int]) -> Values:
+    found = np.ones(1)
+    for (size, _), count in zip(SIZES, counts, strict=True):
+        found = np.convolve(found, [math.comb(count, k) * float(size) ** k for k in range(count + 1)])
+    return found
+
+
+def _mean_examples(chances: Sequence[float]) -> float:
+    used = [count * chance for (_, count), chance in zip(SIZES, chances, strict=True)]
+    return sum(size * share for (size, _), share in zip(SIZES, used, strict=True)) / sum(used)
+
+
+def measured(strategy: Strategy, updates: int, seed: int) -> Rates:
+    """Run ``strategy`` on the fleet until it has used ``updates`` updates, without learning."""
+    examples = np.repeat(*np.array(SIZES).T)
+    size = strategy.max_held(CLIENTS)
+    run, now_s = play(
+        strategy,
+        CLIENTS,
+        Stop(versions=updates // size),
+        lambda client, trip: float(
+            stream(seed, "trip", client, trip).exponential(STRAGGLER * float(examples[client]))
+        ),
+        seed,
+        train=lambda client, model, trip: model,
+    )
+    used = [update.client for _, updates in run.sums for update in updates]
+    return Rates(now_s / len(used), float(examples[used].mean()))
+
+
+def times(quick: bool = False) -> Finding:
+    """Compare measured times of rounds, over-selected rounds and FedBuff with their expectations."""
+    updates, seeds = (5_000, (1,)) if quick else (15_000, (1, 2, 3))
+    seconds, examples = [], []
+    arms = [arm for concurrency in CONCURRENCY for arm in _arms(concurrency)]
+    for seed in seeds:
+        found = [measured(strategy, updates, seed) for strategy, _ in arms]
+        pairs = list(zip(found, (expected for _, expected in arms), strict=True))
+        seconds.append([one.seconds / expected.seconds for one, expected in pairs])
+        examples.append([one.examples / expected.examples for one, expected in pairs])
+    (ten, ten_selected, ten_fedbuff), (many, selected, fedbuff) = (
+        [expected for _, expected in arms[at : at + 3]] for at in (0, 3)
+    )
+    few_at_once, many_at_once = CONCURRENCY
+    return judged(
+        "a round takes T_(C), FedBuff as long as its clients' rates say; over-selection drops large clients",
+        "Nguyen 2022, appendices C.2 and C.3, figures 6 and 7",
+        "FedBuff is faster than rounds, also with over-selection, and uses larger clients",
+        [worst("seconds per update", seconds, 0.08), worst("examples of a used client", examples, 0.08)],
+        f"times of rounds ÷ FedBuff's {ten.seconds / ten_fedbuff.seconds:.1f} with {few_at_once} at once, "
+        f"{many.seconds / fedbuff.seconds:.1f} with {many_at_once}, over-selected "
+        f"{ten_selected.seconds / ten_fedbuff.seconds:.1f} and {selected.seconds / fedbuff.seconds:.1f}; "
+        f"mean examples {MEAN:.2f}, of used clients {selected.examples:.2f} over-selected and "
+        f"{fedbuff.examples:.2f} with FedBuff ({many_at_once} at once)",
+        selected.seconds > fedbuff.seconds and selected.examples < fedbuff.examples,
+    )
+
+
+def _arms(concurrency: int) -> list[tuple[Strategy, Rates]]:
+    """Return rounds, over-selected rounds and FedBuff, with ``concurrency`` clients training at once."""
+    needed = math.floor(concurrency / OVER_SELECTION)
+    selecting = FedAvg(cohort=needed, over_selection=OVER_SELECTION)
+    return [
+        (FedAvg(cohort=concurrency), rounds(concurrency, concurrency)),
+        (selecting, rounds(needed, selecting.members(CLIENTS))),
+        (FedBuff(buffer_size=10, concurrency=concurrency), buffered(concurrency)),
+    ]
