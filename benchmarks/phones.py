@@ -34,7 +34,10 @@ from edgefl.results.targets import RaceTarget
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "phones.toml"
 STRATEGIES = ("fedbuff", "fedstaleweight")
-GRID: dict[str, list[float]] = {"training.lr": [0.01, 0.03, 0.1, 0.3], "strategy.server_lr": [0.03, 0.1, 0.3, 1.0]}
+GRID: dict[str, list[float]] = {
+    "training.lr": [0.01, 0.03, 0.1, 0.3],
+    "strategy.server_lr": [0.03, 0.1, 0.3, 1.0],
+}
 TUNING_SEEDS = (101, 102)
 SLOW_SHARE = 1 / 3
 SLOW_CLASSES = 3
