@@ -33,7 +33,7 @@ from edgefl.results.fleets import ahead
 from edgefl.results.record import Record
 from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.results.statistics import estimate, ratio, share
-from edgefl.results.targets import RaceTarget
+from edgefl.results.targets import RaceTarget, ratio_text
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "phones.toml"
 STRATEGIES = ("fedbuff", "fedstaleweight")
@@ -156,7 +156,7 @@ def compared(world: str, target: float, runs: dict[str, list[Record]]) -> Iterat
         ]
         lead = ahead(costs[other], costs[first], ends[other], ends[first])
         over = ratio(costs[other], costs[first], ends[other], ends[first])
-        yield f"| {world} | {target:.0%} | {cost} | {' | '.join(means)} | {lead} | {over} |"
+        yield f"| {world} | {target:.0%} | {cost} | {' | '.join(means)} | {lead} | {ratio_text(over) if over else 'not settled'} |"
 
 
 def main() -> None:
