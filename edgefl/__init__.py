@@ -173,7 +173,7 @@ def sweep(
     _not_while_imported("sweep")
     given, home = objects.opened(experiment)
     silent = not sys.stderr.isatty() if quiet is None else quiet
-    choices = {key: list(values) for key, values in (grid or {}).items()}
+    choices = {key: _values(f"grid {key!r}", values) for key, values in (grid or {}).items()}
     kinds = [each for each in choices.get("strategy", []) if not isinstance(each, Mapping)]
     named = objects.name_objects(
         given, home, strategy=strategy, model=model, data=data, partition=partition, strategies=kinds
@@ -188,7 +188,7 @@ def sweep(
         return sweeping.sweep(
             wanted,
             folder,
-            seeds=list(seeds) if fleets is None else [*range(1, fleets + 1)],
+            seeds=_values("seeds", seeds) if fleets is None else [*range(1, fleets + 1)],
             grid=sweeping.written(choices),
             base=named.base,
             say=lambda text: None if silent else say(text, err=True),
@@ -208,6 +208,13 @@ def plot(runs: Any, file: str | Path, **how: Any) -> Path:
     from edgefl.results import figure
 
     return figure.plot(runs, file, **how)
+
+
+def _values(what: str, given: Iterable[Any]) -> list[Any]:
+    """Return the values as a list. Raises `ConfigError` for a single value, such as a text."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigError(f"{what}: must be a list of values, got {given!r}")
+    return list(given)
 
 
 def _not_while_imported(what: str) -> None:

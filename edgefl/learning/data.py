@@ -133,12 +133,12 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
         try:
             download(spec.name, folders[0], lambda: find(folders[0]) is not None)
         except NotDownloaded as reason:
-            why = f"; not downloaded: {reason}"
+            why = f" and not downloaded: {reason}"
         if (files := find(folders[0])) is not None:
             return files
     looked = ", ".join(map(str, folders))
     raise ConfigError(
-        f"data.name {spec.name!r}: files not found; need {FILES[spec.name]}; searched {looked}{why} "
+        f"data.name {spec.name!r}: files not found{why}; need {FILES[spec.name]}; searched {looked} "
         "(set data.path or EDGEFL_DATA to the folder)"
     )
 

@@ -11,10 +11,12 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tarfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
@@ -82,7 +84,7 @@ def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
     if os.environ.get("EDGEFL_OFFLINE", "0") not in ("", "0"):
         raise NotDownloaded("EDGEFL_OFFLINE is set")
     source, mirror = SOURCES[name], os.environ.get("EDGEFL_MIRROR")
-    address = f"{mirror.rstrip('/')}/{name}" if mirror else source.address
+    address = f"{_checked(mirror)}/{name}" if mirror else source.address
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
@@ -96,6 +98,16 @@ def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
                     (folder / file).unlink()
     except OSError as error:
         raise NotDownloaded(f"{folder} cannot be written: {error.strerror or error}") from None
+
+
+def _checked(mirror: str) -> str:
+    """Return the address in EDGEFL_MIRROR. Raises `NotDownloaded` if it is none."""
+    with contextlib.suppress(ValueError):
+        parts = urllib.parse.urlsplit(mirror)
+        whole = parts.hostname and not re.search(r"[\s\x00-\x1f\x7f]", mirror)
+        if whole and parts.scheme in ("http", "https"):
+            return mirror.rstrip("/")
+    raise NotDownloaded(f"EDGEFL_MIRROR: expected an address such as http://host/folder, got {mirror!r}")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ and need neither the network nor the package. datasets runs no code of a data se
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -38,12 +39,7 @@ def load_from_hub(name: str) -> Dataset:
     Without a test split, the test part is empty. Raises `ConfigError` if the data set cannot be had, or is
     not one of images with classes.
     """
-    file = (
-        cache_folder()
-        / "data"
-        / "hf"
-        / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name[len(PREFIX) :])}.safetensors"
-    )
+    file = _file_of(name)
     if not file.is_file():
         say(f"edgefl: fetching {name} into {file}", err=True)
         command = [sys.executable, "-m", __name__, name, str(file)]
@@ -66,6 +62,17 @@ def load_from_hub(name: str) -> Dataset:
         for part in ("train", "test")
     )
     return Dataset.of(name, parts, int(metadata["classes"]))
+
+
+def _file_of(name: str) -> Path:
+    """The file of a data set: another one for each name, and for each folder if the name is a local one."""
+    path, colon, configuration = name.removeprefix(PREFIX).partition(":")
+    if not path:
+        raise ConfigError(f"data.name {name!r}: no name after {PREFIX!r}, expected one such as 'hf:cifar10'")
+    identity = f"{os.path.realpath(path) if os.path.isdir(path) else path}{colon}{configuration}"
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.removeprefix(PREFIX))[-80:]
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return cache_folder() / "data" / "hf" / f"{words}-{digest}.safetensors"
 
 
 def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:

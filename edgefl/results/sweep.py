@@ -60,11 +60,18 @@ class Sweep:
 
     def __str__(self) -> str:
         """The tables that `edgefl sweep` prints."""
-        return as_text(self._tables())
+        try:
+            return as_text(self._tables())
+        except ConfigError as error:
+            return f"{self!r}: {error}"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """The tables, and the learning curves as a picture."""
-        found = [part._repr_html_() for part in self._tables().renderables if isinstance(part, FittedTable)]
+        try:
+            tables = self._tables().renderables
+        except ConfigError:
+            return None
+        found = [part._repr_html_() for part in tables if isinstance(part, FittedTable)]
         with contextlib.suppress(ConfigError), tempfile.TemporaryDirectory() as folder:  # without an accuracy
             found.append(self.plot(Path(folder) / "curves.svg").read_text(encoding="utf-8"))
         return "\n".join(found)

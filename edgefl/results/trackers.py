@@ -67,7 +67,8 @@ def track(folder: Path, name: str, group: str | None = None) -> str:
         return TRACKERS[name](run)
     except Exception as error:  # trackers raise errors of many packages
         line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        again = f"to try again: edgefl export {folder} --track {name}"
+        whole = folder if group is None else folder.parents[1]
+        again = f"to try again: edgefl export {whole} --track {name}"
         raise RunError(f"{name}: {line}; the run is complete; {again}") from error
 
 
@@ -81,7 +82,7 @@ def _read(folder: Path, group: str | None) -> Copied:
     table["emulated_s"] = table.pop("at_s")
     rows = zip(*(values.tolist() for values in table.values()), strict=True)
     curve = [{key: value for key, value in zip(table, row, strict=True) if value == value} for row in rows]
-    identity = hashlib.sha256(f"{folder.absolute()} {meta.seed} {meta.model_sha256}".encode()).hexdigest()
+    identity = hashlib.sha256(f"{folder.resolve()} {meta.seed} {meta.model_sha256}".encode()).hexdigest()
     figures = {name: summary[name] for name in FIGURES}
     figures |= {f"staleness_{name}": value for name, value in summary["staleness"].items()}
     figures |= {name: summary["fidelity"][name] for name in ("median_abs_error", "p95_abs_error", "valid")}

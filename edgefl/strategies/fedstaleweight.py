@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgefl.errors import shortened
 from edgefl.experiment import Count, Decay, Positive
 from edgefl.kernels import MovingAverage
 from edgefl.strategies.base import Client, Step, Update, View, importance
@@ -79,10 +81,14 @@ class FedStaleWeight(Buffered):
     def begin(self, devices: Sequence[Client]) -> Expectation:
         average = MovingAverage(len(devices), mode=self.average, window=self.window, decay=self.decay)
         p, mean = self.importance(devices), 1.0 / len(devices)
+        fits = not isinstance(p, Mapping) and len(p) == len(devices) and min(p) >= 0
+        if not fits or not math.isclose(sum(p), 1.0, rel_tol=1e-6):
+            allowed = f"{len(devices)} numbers, one per client, at least 0 and 1 in sum"
+            raise ValueError(f"importance must return {allowed}; got {shortened(repr(p))}")
         return Expectation(average, [one / mean for one in p])
 
     def importance(self, devices: Sequence[Client]) -> Sequence[float]:
-        """p_i of each client; they add up to 1."""
+        """p_i of each client, at least 0; they add up to 1."""
         return importance(self.importance_by, devices)
 
     def raw(self, staleness: float, size: int) -> float:

@@ -109,9 +109,13 @@ def test_a_sweep_is_compared_and_shown_by_its_folder(
     shutil.copytree(swept, tmp_path / "again" / "sweep")
     assert main(["compare", str(swept), str(tmp_path / "again" / "sweep")]) == 0
     assert "server_lr=1.0" in capsys.readouterr().out.split("(sweep)", 2)[2]
-    html = Sweep(swept)._repr_html_()
+    html = str(Sweep(swept)._repr_html_())
     assert "<caption>At the end</caption>" in html
     assert "<svg" in html
+    gone = Sweep(tmp_path / "again" / "sweep")
+    shutil.rmtree(gone.dir)
+    assert str(gone).startswith(f"{gone!r}: {gone.runs[0].result.dir} is not a run's folder")
+    assert gone._repr_html_() is None
     for arguments, words in (
         (["compare", str(swept), "--out", str(swept)], "holds another summary.json"),
         (["report", str(swept)], f"{swept}: holds runs, as a sweep does; give one of them"),

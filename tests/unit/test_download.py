@@ -140,6 +140,15 @@ def test_an_address_that_refuses_is_named(
     assert f"http://127.0.0.1:9/{FILES[0]}: [Errno" in failure()
 
 
+@pytest.mark.parametrize("mirror", ["nowhere", "http://", "http://[::1", "http://a b/x", "file:///etc"])
+def test_a_mirror_that_is_no_address_is_named(
+    mirror: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEFL_MIRROR", mirror)
+    assert f"EDGEFL_MIRROR: expected an address such as http://host/folder, got {mirror!r};" in failure()
+    assert (capsys.readouterr().err, cache.exists()) == ("", False)
+
+
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\nabc"])
 def test_a_server_that_stops_sending_is_given_up(
     sent: bytes, cache: Path, server: Server, monkeypatch: pytest.MonkeyPatch

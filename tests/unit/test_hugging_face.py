@@ -11,6 +11,7 @@ import pytest
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
 from edgefl.learning.data import load_data
+from edgefl.learning.hugging_face import _file_of
 from edgefl.loading import own_code
 
 REASON = "needs datasets: pip install 'edgefl[hf]'"
@@ -92,6 +93,21 @@ def test_without_the_package_the_line_says_how_to_get_it(
         ConfigError, match=r"^data.name 'hf:x': the package datasets is not installed: pip inst"
     ):
         load_data(Data(name="hf:x"), seed=0)
+
+
+def test_each_data_set_has_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("hf:a/b", "hf:a-b", "hf:a:b", "hf:a", f"hf:{'long' * 200}")
+    files = [_file_of(name) for name in names]
+    for home in ("one", "two"):
+        (tmp_path / home / "a").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / home)
+        files.append(_file_of("hf:a"))
+        assert _file_of(f"hf:{tmp_path / home / 'a'}").name.rpartition("-")[2] == files[-1].name[2:]
+    assert len(set(files)) == len(files)
+    assert all(len(file.name) < 128 for file in files)
+    for name in ("hf:", "hf::config"):
+        with pytest.raises(ConfigError, match=f"^data.name '{name}': no name after 'hf:'"):
+            load_data(Data(name=name), seed=0)
 
 
 def test_the_name_is_no_module() -> None:

@@ -151,6 +151,20 @@ def test_a_misspelt_name_is_one_line(call: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"grid": {"strategy": "fedbuff"}}, "^grid 'strategy': must be a list of values, got 'fedbuff'$"),
+        ({"grid": {"training.lr": 0.1}}, r"^grid 'training\.lr': must be a list of values, got 0\.1$"),
+        ({"seeds": 5}, "^seeds: must be a list of values, got 5$"),
+    ],
+)
+def test_a_value_in_place_of_a_list_is_one_line(given: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        edgefl.sweep(PLAIN, tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_experiment_shows_what_differs_from_the_defaults() -> None:
     assert repr(PLAIN) == (
         "Experiment(fleet=Fleet(devices={'pi-4': 4}), strategy={'name': 'fedbuff'}, stop=Stop(versions=3))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -54,6 +55,20 @@ def test_clients_without_examples_have_no_weight_by_examples(normalize: Any) -> 
     assert [client for client, _ in weights[:2]] == [0, 2]  # a version of those without examples alone
     assert {weight > 0.0 for client, weight in weights if client == 1} == {True}
     assert {weight for client, weight in weights if client != 1} == {0.0}
+
+
+@pytest.mark.parametrize(
+    "given", [[1.0], [0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0], {0: 0.5, 1: 0.5}], ids=str
+)
+def test_an_importance_that_is_none_is_refused(given: Any) -> None:
+    class Mine(FedStaleWeight):
+        def importance(self, devices: Sequence[Client]) -> Any:
+            return given
+
+    with pytest.raises(
+        ValueError, match=r"^importance must return 2 numbers, one per client, at least 0 and "
+    ):
+        Mine().begin([Client(0, "a", 1), Client(1, "a", 1)])
 
 
 def test_equation_9_without_replacement_leaves_out_who_is_in_the_buffer() -> None:

@@ -13,6 +13,7 @@ import pytest
 from edgefl import Experiment, Fleet, Stop, config
 from edgefl.cli import main
 from edgefl.errors import RunError
+from edgefl.results import trackers
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.results.summary import write_summary
@@ -140,3 +141,20 @@ def test_a_tracker_that_fails_names_the_command_for_later(run: Path) -> None:
     (run / "tensorboard").write_text("")
     with pytest.raises(RunError, match=f"^tensorboard: .*edgefl export {run} --track tensorboard$"):
         Result(run).track("tensorboard")
+
+
+def test_a_sweep_whose_copy_fails_names_its_own_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: trackers.Copied) -> str:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(trackers, "require", lambda _: None)
+    monkeypatch.setitem(TRACKERS, "wandb", fails)
+    for group, folder in ((None, run), ("sweep", run.parents[1])):
+        with pytest.raises(RunError, match=f"no answer; .*edgefl export {folder} --track wandb$"):
+            trackers.track(run, "wandb", group)
+
+
+def test_a_run_is_the_same_by_any_path(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run)
+    paths = (run, tmp_path / "link", run / ".." / run.name)
+    assert len({trackers._read(path, None).identity for path in paths}) == 1
