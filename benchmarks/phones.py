@@ -156,7 +156,8 @@ def compared(world: str, target: float, runs: dict[str, list[Record]]) -> Iterat
         ]
         lead = ahead(costs[other], costs[first], ends[other], ends[first])
         over = ratio(costs[other], costs[first], ends[other], ends[first])
-        yield f"| {world} | {target:.0%} | {cost} | {' | '.join(means)} | {lead} | {ratio_text(over) if over else 'not settled'} |"
+        relation = ratio_text(over) if over else "not settled"
+        yield f"| {world} | {target:.0%} | {cost} | {' | '.join(means)} | {lead} | {relation} |"
 
 
 def main() -> None:
