@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgefl.files import PARTIAL
+from edgefl.learning.published_sets import TEST_BATCH
 from edgefl.terminal import say
 
 SILENCE_S = 15.0
@@ -94,8 +95,10 @@ def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
             for file, sha256 in source.files.items():
                 _fetch(f"{address}/{file}", folder / file, sha256)
                 if file.endswith(".tar.gz"):
-                    _unpack(folder / file, folder)
-                    (folder / file).unlink()
+                    try:
+                        _unpack(folder / file, folder)
+                    finally:
+                        (folder / file).unlink()
     except OSError as error:
         raise NotDownloaded(f"{folder} cannot be written: {error.strerror or error}") from None
 
@@ -145,10 +148,23 @@ def _fetch(address: str, file: Path, sha256: str) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Write the archive's ``.bin`` files into ``folder``, without the folders they are in."""
-    with tarfile.open(archive) as packed:
-        for member in packed:
-            content = packed.extractfile(member) if member.name.endswith(".bin") else None
-            if content is not None:
-                with content, (folder / Path(member.name).name).open("wb") as out:
-                    shutil.copyfileobj(content, out)
+    """Write the archive's ``.bin`` files into ``folder``, without the folders they are in.
+
+    They get their names when all are written, the test batch last: a set without it is downloaded again.
+    """
+    partials: dict[Path, Path] = {}
+    try:
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                content = packed.extractfile(member) if member.name.endswith(".bin") else None
+                if content is not None:
+                    file = folder / Path(member.name).name
+                    partial = file.with_name(file.name + PARTIAL)
+                    with content, partial.open("wb") as out:
+                        partials[file] = partial
+                        shutil.copyfileobj(content, out)
+        for file in sorted(partials, key=lambda file: file.name == TEST_BATCH):
+            partials[file].replace(file)
+    finally:
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)

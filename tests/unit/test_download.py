@@ -114,6 +114,16 @@ def test_an_archive_is_unpacked_and_nothing_leaves_the_folder(cache: Path, serve
     assert {path.parent for path in cache.rglob("*.bin")} == {folder}
 
 
+def test_an_archive_that_cannot_be_unpacked_leaves_no_batches(cache: Path, server: Server) -> None:
+    """The third file, after the test batch, has no place."""
+    obstacle = cache / "cifar-10-batches-bin" / "outside.bin.partial"
+    obstacle.mkdir(parents=True)
+    assert f"not downloaded: {obstacle.parent} cannot be written: Is a directory" in failure("cifar-10")
+    assert [*obstacle.parent.iterdir()] == [obstacle]
+    obstacle.rmdir()
+    assert len(load_data(Data(name="cifar-10"), seed=0).train_y) == 2
+
+
 def test_processes_that_need_the_same_files_share_one_download(cache: Path, server: Server) -> None:
     with ThreadPoolExecutor(4) as pool:  # a lock of a descriptor holds between threads, too
         found = list(pool.map(lambda _: load_data(Data(name="mnist"), seed=0), range(4)))
