@@ -5,7 +5,7 @@
 #   make bench      what sums, arriving updates and clients cost, beside the limits, into runs/bench
 #   make reproduce  the papers' claims in small, into runs/reproduce-*
 #   make docs       the documentation as pages, into build/docs
-#   make soak       the long proofs: thousands of trips, hundreds of processes; 191 tests of seconds to minutes each,
+#   make soak       the long proofs: thousands of trips, hundreds of processes; some 200 tests of seconds to minutes each,
 #                   some three hours on two cores that others use, too (docs/reliability.md)
 #   make flower     the tests of edgefl.flower, in a .venv-flower of Flower's own versions
 #   make measure-device CC=aarch64-linux-gnu-gcc

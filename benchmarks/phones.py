@@ -24,14 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import edgefl
-from edgefl import config, toml
+from edgefl import config
 from edgefl.devices.energy import PowerDraw, draw_of
 from edgefl.devices.profiles import bundled_names, load_device, load_network
 from edgefl.errors import ProfileError
 from edgefl.experiment import Experiment
+from edgefl.results.energy import energy_of
 from edgefl.results.fleets import ahead
 from edgefl.results.record import Record
-from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.results.statistics import estimate, ratio, share
 from edgefl.results.targets import RaceTarget, ratio_text
 
@@ -56,7 +56,11 @@ def slow_hold(
 
     ``profiles`` has the profile of each client; the slowest are those of the lowest training rate.
     """
-    rates = [load_device(profile).cpu.rate_gflops.train for profile in profiles]
+    rates = []
+    for profile in profiles:
+        cpu = load_device(profile).cpu
+        assert cpu is not None
+        rates.append(cpu.rate_gflops.train)
     order = np.argsort(rates, kind="stable")
     slow = order[: round(SLOW_SHARE * len(order))]
     rows: list[NDArray[np.int64]] = [np.empty(0, np.int64)] * len(order)
@@ -88,17 +92,9 @@ def joules(record: Record, until_s: float) -> float:
 
     A phone whose profile states no power, as most of phones-2020, gets the `typical` one.
     """
-    trips, fleet = record.trips, record.fleet
-    arrived = trips["arrived_s"] <= until_s
-    total = 0.0
-    for client, profile, network in zip(fleet["client"], fleet["profile"], fleet["network"], strict=True):
-        theirs = arrived & (trips["client"] == client)
-        draw = record.meta.power.get(str(profile), {}).get(str(network)) or typical(str(network))
-        seconds = [math.fsum(trips[f"{way}_declared_s"][theirs]) for way in ("compute", "down", "up")]
-        total += draw.energy(
-            compute_s=seconds[0], download_s=seconds[1], upload_s=seconds[2], time_factor=1.0
-        ).total_j
-    return math.nan if math.isnan(until_s) else total
+    if math.isnan(until_s):
+        return math.nan
+    return float(energy_of(record, until_s, typical(str(record.fleet["network"][0])))["total_j"])
 
 
 def mean_accuracy(record: Record) -> float:
@@ -114,13 +110,13 @@ def tuned(experiment: Experiment, world: str, strategy: str, out: Path) -> Steps
         partition=WORLDS[world],
         seeds=TUNING_SEEDS,
     )
-    means: dict[Steps, float] = {}
-    for runs in found.results().values():
-        records = [run.record for run in runs]
-        settings = toml.read(records[0].folder / EXPERIMENT_FILE)
-        steps = tuple(float(settings[table][key]) for table, key in (name.split(".") for name in GRID))
-        means[steps] = statistics.fmean(map(mean_accuracy, records))
-        print(f"{world}, {strategy}, {steps}: mean accuracy {means[steps]:.3f}", flush=True)
+    scores: dict[Steps, list[float]] = {}
+    for run in found.runs:
+        steps = tuple(float(run.changes[key]) for key in GRID)
+        scores.setdefault(steps, []).append(mean_accuracy(run.result.record))
+    means = {steps: statistics.fmean(each) for steps, each in scores.items()}
+    for steps, mean in means.items():
+        print(f"{world}, {strategy}, {steps}: mean accuracy {mean:.3f}", flush=True)
     return max(means, key=lambda steps: means[steps])
 
 
@@ -128,7 +124,10 @@ def raced(
     experiment: Experiment, world: str, strategy: str, steps: Steps, out: Path, **how: Any
 ) -> list[Record]:
     """Run one strategy for each seed or fleet; return the runs' records."""
-    grid = {"strategy.name": [strategy], **{key: [value] for key, value in zip(GRID, steps, strict=True)}}
+    grid: dict[str, list[Any]] = {
+        "strategy.name": [strategy],
+        **{key: [value] for key, value in zip(GRID, steps, strict=True)},
+    }
     found = edgefl.sweep(
         experiment, out / f"{world}-{strategy}-{'-'.join(how)}", grid=grid, partition=WORLDS[world], **how
     )

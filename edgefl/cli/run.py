@@ -169,10 +169,19 @@ def carry_out(
                     raise
                 folder = new_run_folder(experiment.name)  # another run took the folder at the same moment
     if track is not None:
-        from edgefl.results.trackers import track as copy
-
-        say(f"{track}: {copy(folder, track)}", err=True)
+        copy_to_tracker(folder, track)
     return code
+
+
+def copy_to_tracker(folder: Path, tracker: str) -> None:
+    """Copy a run, or each run of a sweep, to a tracker, and print where the copies are."""
+    from edgefl.results.run_folder import is_sweep
+    from edgefl.results.sweep import Sweep
+    from edgefl.results.trackers import track
+
+    places = Sweep(folder).track(tracker) if is_sweep(folder) else [track(folder, tracker)]
+    for place in dict.fromkeys(places):
+        say(f"{tracker}: {place}", err=True)
 
 
 def resume(

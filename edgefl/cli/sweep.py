@@ -17,6 +17,7 @@ from edgefl.cli.run import (
     Interrupted,
     TargetAccuracy,
     Track,
+    copy_to_tracker,
 )
 from edgefl.errors import ConfigError, damaged
 from edgefl.experiment import NO_PROGRESS
@@ -93,7 +94,7 @@ def sweep(
     if not quiet:
         say(f"{folder / 'report.html'}")
     if track is not None:
-        _copy(folder, track)
+        copy_to_tracker(folder, track)
     rows = found.summary()["comparison"]["rows"]
     if stuck := [row["label"] for row in rows if row["no_progress"]]:
         say(f"edgefl: {NO_PROGRESS}, so not ranked: {', '.join(stuck)}", err=True)
@@ -151,17 +152,6 @@ def seeds_of(text: str) -> list[int]:
     return found
 
 
-def _copy(folder: Path, tracker: str) -> None:
-    """Copy a run, or each run of a sweep, to a tracker, and print where they are."""
-    from edgefl.results.run_folder import is_sweep
-    from edgefl.results.sweep import Sweep
-    from edgefl.results.trackers import track
-
-    places = Sweep(folder).track(tracker) if is_sweep(folder) else [track(folder, tracker)]
-    for place in dict.fromkeys(places):
-        say(f"{tracker}: {place}", err=True)
-
-
 def export(
     folder: Annotated[
         Path,
@@ -186,7 +176,7 @@ def export(
         if out is not None:
             raise ConfigError("--out: not with --track")
         with damaged(str(folder)):
-            _copy(folder, track)
+            copy_to_tracker(folder, track)
         return
     run_folder(str(folder))  # tables are those of a single run
 

@@ -279,6 +279,14 @@ class Edge(NamedTuple):
         )
 
 
+def parts_of(found: Sequence[tuple[float, float, Response]]) -> list[Ratio]:
+    """Return the ratios of `Edge.ratios` of several seeds, with their tolerances."""
+    return [
+        Ratio("descent", [descent for descent, *_ in found], 0.05),
+        Ratio("noise", [noise for _, noise, _ in found], 0.12),
+    ]
+
+
 def largest_delay(strategy: Strategy, versions: int, seeds: Sequence[int]) -> int:
     """Return λ of the emulated fleet over these seeds."""
     return max(int(delays_of(arrivals(strategy, versions, seed)[0]).max()) for seed in seeds)
@@ -316,10 +324,7 @@ def condition_13(quick: bool = False) -> Finding:
         "at (13)'s largest step size, with the measured λ, mean ‖∇F‖² is what the delays make of it",
         f"{SOURCE}, condition (13), theorem 2",
         "at most the bound (14) if η·η̄ ≤ 1/(4LKλ)",
-        [
-            Ratio("descent", [descent for descent, *_ in found], 0.05),
-            Ratio("noise", [noise for _, noise, _ in found], 0.12),
-        ],
+        parts_of(found),
         f"λ = {delay}; at most {max(parts):.2g} of the bound with F times L·σ²; the run diverges from "
         f"{largest / (edge.server * edge.local):.1f} times this step size on",
         max(parts) <= 1.0
@@ -366,11 +371,7 @@ def condition_11(quick: bool = False) -> Finding:
         "at (11)'s largest step size, with the measured λ, mean ‖∇F‖² is what the delays make of it",
         f"{SOURCE}, condition (11), theorem 1",
         "at most the bound (12) if η·η̄ is small for λ; T = Ω(nKλ⁴)",
-        [
-            Ratio("descent", [descent for descent, *_ in found], 0.05),
-            Ratio("noise", [noise for _, noise, _ in found], 0.12),
-            Ratio("sampling", sampled, 0.3),
-        ],
+        [*parts_of(found), Ratio("sampling", sampled, 0.3)],
         f"λ = {delay}; at most {max(parts):.2g} of the bound; the run diverges from "
         f"{most / (edge.server * local):.0f} times this step size on; clients that wait have λ = {waits}, "
         f"for which (11) asks {fewer:,.0f} times as many versions",

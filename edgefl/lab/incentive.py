@@ -1,5 +1,5 @@
-"""What a client gains by throttling itself (Ma 2024, equation 9), and whether it gets the weight p_i of
-equation 1."""
+"""Measure what a client gains by throttling itself (Ma 2024, equation 9), and whether each client gets the
+weight p_i of equation 1."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Values = npt.NDArray[np.float64]
 
 
 class Rates(NamedTuple):
-    """What an algorithm costs and uses."""
+    """Seconds per update of an algorithm, and the size of the clients whose updates it uses."""
 
     seconds: float
     """Emulated seconds per used update."""

@@ -77,12 +77,17 @@ SOURCES = {
 }
 
 
+def offline() -> bool:
+    """Return True if ``EDGEFL_OFFLINE`` forbids downloads."""
+    return os.environ.get("EDGEFL_OFFLINE", "0") not in ("", "0")
+
+
 def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
     """Put the files of the data set ``name`` into ``folder``, unless another process made it ``complete``.
 
     A file appears under its name only when it has its checksum. Raises `NotDownloaded`.
     """
-    if os.environ.get("EDGEFL_OFFLINE", "0") not in ("", "0"):
+    if offline():
         raise NotDownloaded("EDGEFL_OFFLINE is set")
     source, mirror = SOURCES[name], os.environ.get("EDGEFL_MIRROR")
     address = f"{_checked(mirror)}/{name}" if mirror else source.address

@@ -24,6 +24,7 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.files import cache_folder, write_bytes
 from edgefl.learning.array_set import load_arrays
 from edgefl.learning.dataset import Dataset, Images
+from edgefl.learning.download import offline
 from edgefl.terminal import say
 
 PREFIX = "hf:"
@@ -44,10 +45,10 @@ def load_from_hub(name: str) -> Dataset:
         say(f"edgefl: fetching {name} into {file}", err=True)
         command = [sys.executable, "-m", __name__, name, str(file)]
         quiet = {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        offline = {"HF_HUB_OFFLINE": "1"} if os.environ.get("EDGEFL_OFFLINE", "0") not in ("", "0") else {}
+        network = {"HF_HUB_OFFLINE": "1"} if offline() else {}
         done = subprocess.run(
             command,
-            env=os.environ | quiet | offline,
+            env=os.environ | quiet | network,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -266,12 +266,12 @@ def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | Non
 
 
 def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
-    """One row for the runs that differ only in their seed; runs with a repeated seed stay apart."""
+    """Return a row for the runs that differ only in their seed; runs with a repeated seed stay apart."""
     return rows_of(grouped(runs), target)
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each row of `group`, by label."""
+    """Return the runs of each row of `group`, by label."""
     kinds: dict[str, list[Run]] = {}
     for run in runs:
         meta = run.record.meta

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from edgefl.devices.energy import PowerDraw
 from edgefl.results.record import Record
 
 PARTS = ("idle_j", "compute_j", "download_j", "upload_j")
 
 
-def energy_of(record: Record) -> dict[str, Any]:
-    """Joules of all trips that arrived, by use and by profile, with a 90% interval; see `devices.energy`.
+def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | None = None) -> dict[str, Any]:
+    """Return joules of the trips that arrived until ``until_s``, by use and profile, with a 90% interval.
+
+    `edgefl.devices.energy` computes them; devices whose profile states no power draw ``unstated``, if given.
 
     The seconds are the trips' declared ones. The power of idling counts during trips only. ``total_j`` is the
     sum of the four parts. ``unknown_trips`` counts trips of devices whose profile states no power. The errors
@@ -24,11 +27,11 @@ def energy_of(record: Record) -> dict[str, Any]:
     kinds: dict[tuple[str, str], list[int]] = {}
     for client, *kind in zip(fleet["client"], fleet["profile"], fleet["network"], strict=True):
         kinds.setdefault((str(kind[0]), str(kind[1])), []).append(int(client))
-    arrived = ~np.isnan(trips["arrived_s"])
+    arrived = trips["arrived_s"] <= until_s  # False for a trip that did not arrive
     known, unknown = dict[str, dict[str, float]](), 0
     for (profile, network), clients in kinds.items():
         theirs = arrived & np.isin(trips["client"], clients)
-        draw = power.get(profile, {}).get(network)
+        draw = power.get(profile, {}).get(network) or unstated
         if draw is None:
             unknown += int(theirs.sum())
             continue

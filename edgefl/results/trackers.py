@@ -29,7 +29,7 @@ IMPATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETR
 
 
 class Copied(NamedTuple):
-    """What a tracker is given of a run."""
+    """The parts of a run that are copied to a tracker."""
 
     folder: Path
     name: str

@@ -385,7 +385,7 @@ class Strategy:
 
 
 def importance(by: Literal["examples", "uniform"], devices: Sequence[Client]) -> list[float]:
-    """p_i of the federated objective Σ p_i·f_i: each client's share of the fleet's examples, or 1/n.
+    """Return p_i of the objective Σ p_i·f_i: each client's share of the fleet's examples, or 1/n.
 
     >>> importance("examples", [Client(0, "pi-4", 30), Client(1, "pi-4", 90)])
     [0.25, 0.75]

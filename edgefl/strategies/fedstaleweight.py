@@ -88,7 +88,7 @@ class FedStaleWeight(Buffered):
         return Expectation(average, [one / mean for one in p])
 
     def importance(self, devices: Sequence[Client]) -> Sequence[float]:
-        """p_i of each client, at least 0; they add up to 1."""
+        """Return p_i of each client, at least 0; they must add up to 1."""
         return importance(self.importance_by, devices)
 
     def raw(self, staleness: float, size: int) -> float:

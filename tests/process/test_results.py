@@ -19,8 +19,9 @@ import edgefl
 from edgefl import Clock, Data, Fleet, Stop
 from edgefl.cli import main
 from edgefl.devices import load_device, load_network
-from edgefl.devices.energy import draw_of
+from edgefl.devices.energy import PowerDraw, draw_of
 from edgefl.results.compare import FIGURES, compare, group, load
+from edgefl.results.energy import energy_of
 from edgefl.results.groups import applied_weight
 from edgefl.results.record import Record
 from edgefl.results.report import write_report
@@ -252,6 +253,8 @@ def test_a_runs_joules_are_the_sum_of_its_parts(tmp_path: Path) -> None:
     edgefl.run(virtual(fleet=phones, stop=Stop(trips=20)), tmp_path / "run")
     with Record(tmp_path / "run") as record:
         found, trips, fleet = summarize(record)["energy"], record.trips, record.fleet
+        middle_s = float(np.nanmedian(trips["arrived_s"]))
+        half = energy_of(record, middle_s, PowerDraw(idle_w=0.0, compute_w=2.0, download_w=0.0, upload_w=0.0))
     assert "Energy" in Page(tmp_path / "run" / "report.html").text
     parts = [found[part] for part in ("idle_j", "compute_j", "download_j", "upload_j")]
     assert found["total_j"] == sum(parts)
@@ -269,3 +272,9 @@ def test_a_runs_joules_are_the_sum_of_its_parts(tmp_path: Path) -> None:
     )
     assert found["unknown_trips"] == int((~np.isnan(trips["arrived_s"])).sum() - theirs.sum()) > 0
     assert [*found["by_profile"]] == ["pixel-4"]
+    others = ~np.isin(trips["client"], with_battery) & (trips["arrived_s"] <= middle_s)
+    assert half["unknown_trips"] == 0
+    assert half["by_profile"]["board-qrb2210"]["total_j"] == pytest.approx(
+        2.0 * trips["compute_declared_s"][others].sum(), rel=1e-12
+    )
+    assert half["by_profile"]["pixel-4"]["total_j"] < found["total_j"]

@@ -49,9 +49,6 @@ TIMED = Fleet(devices={"paper-exponential": 8}, network="none")
 WALL = [(MASKED, {"name": "fedbuff", "buffer_size": 3}), (PAIRS, ROUNDS)]
 SLOW = pytest.mark.slow
 """For cases whose code all runs in the others of the same test."""
-MASKS, PAIRWISE = (
-    pytest.param(*case, id=name) for case, name in zip(WALL, ("masks", "pairwise"), strict=True)
-)
 
 
 def finished(wanted: Experiment, folder: Path) -> dict[str, Any]:
@@ -105,9 +102,7 @@ def test_a_trusted_aggregator_gives_the_plain_run_but_for_rounding(strategy: str
     assert trusted["secure"]["share_bytes_per_trip"] == 32
 
 
-@pytest.mark.parametrize(
-    "server", [pytest.param(MASKED, id="masks"), pytest.param(TRUSTED, id="trusted", marks=SLOW)]
-)
+@pytest.mark.parametrize("server", [MASKED, TRUSTED], ids=["masks", "trusted"])
 def test_a_private_run_is_the_same_with_hidden_updates(server: Server, tmp_path: Path) -> None:
     """FedBuff with DP-FTRL's tree: clients clip as the server would, and the server adds the same noise."""
     rules = Privacy(clip_norm=0.1, noise_multiplier=0.05, noise="seeded")
@@ -250,7 +245,9 @@ def test_adverts_and_shares_of_pairwise_masks_are_part_of_a_trip(tmp_path: Path)
     assert all(plain[key] < small[key] < large[key] for key in ("down_s", "compute_s", "up_s"))
 
 
-@pytest.mark.parametrize(("server", "strategy"), [MASKS, pytest.param(*WALL[1], id="pairwise", marks=SLOW)])
+@pytest.mark.parametrize(
+    ("server", "strategy"), [WALL[0], pytest.param(*WALL[1], marks=SLOW)], ids=["masks", "pairwise"]
+)
 def test_a_run_under_the_wall_clock(server: Server, strategy: dict[str, Any], tmp_path: Path) -> None:
     found = finished(experiment(server=server, strategy=strategy), tmp_path / "run")
     assert found["versions"] == 12
@@ -306,10 +303,7 @@ def test_servers_killed_around_sums_give_the_same_bits(
     assert summary(folder)["model_sha256"] == calm["model_sha256"]
 
 
-@pytest.mark.parametrize(
-    ("server", "place"),
-    [(MASKED, "asked"), (MASKED, "saved"), pytest.param(TRUSTED, "saved", marks=SLOW)],
-)
+@pytest.mark.parametrize(("server", "place"), [(MASKED, "asked"), (MASKED, "saved"), (TRUSTED, "saved")])
 def test_killed_holders_are_started_again(server: Server, place: str, tmp_path: Path) -> None:
     """A holder that had saved its answer without sending it gives it again: no sum is refused."""
     command = Command.run(
@@ -341,7 +335,7 @@ def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, A
     assert incidents(tmp_path, "refused") == []
 
 
-@pytest.mark.parametrize(("server", "strategy"), [MASKS, PAIRWISE])
+@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
 def test_a_killed_run_is_resumed_under_the_wall_clock(
     server: Server, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -370,7 +364,7 @@ AWAY = Fleet(
 """Phones that come and go within some trips."""
 
 
-@pytest.mark.parametrize(("server", "strategy"), [MASKS, PAIRWISE])
+@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
 def test_sums_wait_until_enough_clients_can_unmask_them(
     server: Server, strategy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
