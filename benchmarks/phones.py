@@ -76,7 +76,7 @@ WORLDS: dict[str, Callable[..., Any] | None] = {"mixed": None, "slow-hold": slow
 
 @cache
 def typical(network: str) -> PowerDraw:
-    """Return the medians of the power of the bundled devices that state it, on a network."""
+    """Return the median power, on a network, of the bundled devices whose profile states it."""
     stated = []
     for name in bundled_names("devices"):
         with suppress(ProfileError):

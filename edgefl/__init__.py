@@ -98,7 +98,7 @@ def run(
     data: str | Callable[..., Any] | Dataset | Sequence[Any] | None = None,
     partition: str | Callable[..., Any] | None = None,
 ) -> Result:
-    """Run an experiment, or that of a TOML file, and return its result; its files are in the folder ``out``.
+    """Run an experiment (an object or a TOML file) into the folder ``out``, and return its result.
 
     By default ``out`` is a new folder in ``runs/``. With ``web=True`` a local web page shows the run live and
     its address is printed on standard error; a number selects the port. The other arguments replace what the

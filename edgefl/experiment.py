@@ -32,7 +32,7 @@ Clients = Annotated[int, Meta(ge=1, le=MAX_CLIENTS)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults=True):
-    """Options of every table."""
+    """Options that all tables of an experiment share."""
 
 
 class Churn(Settings, frozen=True, kw_only=True):

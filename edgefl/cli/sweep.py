@@ -174,7 +174,7 @@ def export(
         raise ConfigError("--csv, --parquet and --track: give one of them")
     if track is not None:
         if out is not None:
-            raise ConfigError("--out: not with --track")
+            raise ConfigError("--out: has no effect with --track; leave it out")
         with damaged(str(folder)):
             copy_to_tracker(folder, track)
         return

@@ -184,7 +184,7 @@ def fedbuff(quick: bool = False) -> Finding:
 
     part = of_bound(runs, bound)
     return judged(
-        "mean ‖∇f‖² is its descent, noise and sampling, and falls like 1/√T",
+        "mean ‖∇f‖² is the sum of descent, noise and sampling, and falls like 1/√T",
         "Nguyen 2022, theorem 1 and corollary 1",
         "at most the bound; slope −½",
         [*seen(settings, runs), slope("T", runs, (2, 3), lengths[1] / lengths[0])],
@@ -292,7 +292,7 @@ def fedstaleweight(quick: bool = False) -> Finding:
     part = of_bound(runs, lambda _, out: fedstaleweight_bound(out, 3_000, 0.005, size))
     vacuous = min(4 * size**2 * deviation(size, row[0].staleness) for row in runs)
     return judged(
-        "mean ‖∇f‖² is its descent and noise, its limit that of the shares",
+        "mean ‖∇f‖² is the sum of descent and noise, its limit that of the shares",
         "Ma 2024, theorem 1",
         "at most the bound",
         seen([setting], runs),
@@ -446,7 +446,7 @@ def defedavg_niid(quick: bool = False) -> Finding:
         one.expected.descent() + one.expected.floor() + of for one, of in zip(settings, drawn, strict=True)
     ]
     return judged(
-        "mean ‖∇F‖² is its descent, noise and uniform sampling with replacement, whatever the speeds",
+        "mean ‖∇F‖² is the sum of descent, noise and uniform sampling with replacement, whatever the speeds",
         "Wang 2024, theorem 1",
         "at most the bound (12); slope −½ over n, less as n nears N",
         [

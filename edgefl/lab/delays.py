@@ -321,7 +321,7 @@ def condition_13(quick: bool = False) -> Finding:
     parts = [out.mean_square() / iid_bound(out, versions, PARTICIPANTS, 1, units=True) for out in runs]
     largest = min(response.largest_step() for *_, response in found)
     return judged(
-        "at (13)'s largest step size, with the measured λ, mean ‖∇F‖² is what the delays make of it",
+        "at (13)'s largest step size, with the measured λ, mean ‖∇F‖² is as the measured delays predict",
         f"{SOURCE}, condition (13), theorem 2",
         "at most the bound (14) if η·η̄ ≤ 1/(4LKλ)",
         parts_of(found),
@@ -368,7 +368,7 @@ def condition_11(quick: bool = False) -> Finding:
     most = min(response.largest_step() for *_, response in found)
     fewer = (step_limit(delay, 1.0, largest) / step_limit(waits, 1.0, largest)) ** 2
     return judged(
-        "at (11)'s largest step size, with the measured λ, mean ‖∇F‖² is what the delays make of it",
+        "at (11)'s largest step size, with the measured λ, mean ‖∇F‖² is as the measured delays predict",
         f"{SOURCE}, condition (11), theorem 1",
         "at most the bound (12) if η·η̄ is small for λ; T = Ω(nKλ⁴)",
         [*parts_of(found), Ratio("sampling", sampled, 0.3)],

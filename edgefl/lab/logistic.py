@@ -147,7 +147,7 @@ def logistic(quick: bool = False) -> Finding:
         parts.append(found / gradient_bound(of, versions, staleness, steps))
         largest = max(largest, staleness)
     return judged(
-        "on a logistic regression mean ‖∇f‖² is its descent and noise",
+        "on a logistic regression mean ‖∇f‖² is the sum of descent and noise",
         f"{SOURCE}, theorem 1",
         "at most the bound",
         [Ratio("descent and noise", whole, 0.1), Ratio("noise", still, 0.15)],

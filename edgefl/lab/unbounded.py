@@ -96,7 +96,7 @@ def toghani_uribe(quick: bool = False) -> Finding:
     part = of_bound(runs, lambda at, out: gradient_bound(of, lengths[at], out.staleness, steps))
     largest = _stalest(runs)
     return judged(
-        "mean ‖∇f‖² is its descent and noise, and falls like 1/√T",
+        "mean ‖∇f‖² is the sum of descent and noise, and falls like 1/√T",
         f"{SOURCE}, theorem 1",
         "at most the bound; slope −½",
         [*seen(settings, runs), slope("T", runs, (0, -1), lengths[-1] / lengths[0])],

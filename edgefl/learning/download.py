@@ -109,7 +109,7 @@ def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
 
 
 def _checked(mirror: str) -> str:
-    """Return the address in EDGEFL_MIRROR. Raises `NotDownloaded` if it is none."""
+    """Return the address in EDGEFL_MIRROR. Raises `NotDownloaded` if that is no address."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(mirror)
         whole = parts.hostname and not re.search(r"[\s\x00-\x1f\x7f]", mirror)

@@ -37,8 +37,8 @@ TESTS = ("test", "validation", "valid")
 def load_from_hub(name: str) -> Dataset:
     """Load the data set ``name``, which starts with `PREFIX`; pixels are standardised by channel.
 
-    Without a test split, the test part is empty. Raises `ConfigError` if the data set cannot be had, or is
-    not one of images with classes.
+    Without a test split, the test part is empty. Raises `ConfigError` if the data set cannot be fetched, or
+    does not have images with classes.
     """
     file = _file_of(name)
     if not file.is_file():
@@ -66,7 +66,7 @@ def load_from_hub(name: str) -> Dataset:
 
 
 def _file_of(name: str) -> Path:
-    """The file of a data set: another one for each name, and for each folder if the name is a local one."""
+    """Return the cache file of a data set. Each name has its own, and each local folder."""
     path, colon, configuration = name.removeprefix(PREFIX).partition(":")
     if not path:
         raise ConfigError(f"data.name {name!r}: no name after {PREFIX!r}, expected one such as 'hf:cifar10'")
@@ -77,7 +77,7 @@ def _file_of(name: str) -> Path:
 
 
 def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel; 1 in place of a deviation of 0."""
+    """Return the mean and the standard deviation of each channel; 1 in place of a deviation of 0."""
     values, means, stds = np.arange(256) / 255, [], []
     for channel in range(images.shape[1]):
         rows = (images[start : start + 1000, channel].ravel() for start in range(0, len(images), 1000))
@@ -88,7 +88,7 @@ def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
 
 
 def convert(splits: Mapping[str, Any]) -> bytes:
-    """The file of a data set with these splits. Raises `ConfigError` if they hold no images with classes."""
+    """Return the cache file's content. Raises `ConfigError` if the splits hold no images with classes."""
     if "train" not in splits:
         raise ConfigError(f"must have a split 'train', got {', '.join(splits)}")
     features = splits["train"].features
@@ -112,7 +112,7 @@ def convert(splits: Mapping[str, Any]) -> bytes:
 
 
 def _pixels(pictures: Sequence[Any], like: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
-    """Images as bytes (n, channels, height, width), of the shape of ``like`` if given."""
+    """Return images as bytes (n, channels, height, width), of the shape of ``like`` if given."""
     if like is None:
         first = pictures[0]
         shape = (1 if first.mode in ("1", "L") else 3, first.height, first.width)

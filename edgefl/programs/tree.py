@@ -241,7 +241,7 @@ class ProcessTree:
 
 
 def last_pid() -> bytes:
-    """Return the number of the newest process or thread: another one than before means that some started."""
+    """Return the number of the newest process or thread. If it has changed, some have started."""
     with contextlib.suppress(OSError):
         return read_kernel_file("/proc/loadavg").rpartition(b" ")[2]
     return b""

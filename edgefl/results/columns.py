@@ -41,15 +41,15 @@ class Table(dict[str, NDArray[Any]]):
         return len(next(iter(self.values()), ()))
 
     def __repr__(self) -> str:
-        """The first and the last rows, of as many columns as fit into the terminal."""
+        """Return the first and the last rows, with as many columns as fit into the terminal."""
         return tables.as_text(self._ends([*self][: shutil.get_terminal_size().columns // 10]))
 
     def _repr_html_(self) -> str:
-        """The first and the last rows."""
+        """Return the first and the last rows, with all columns."""
         return self._ends([*self])._repr_html_()
 
     def _ends(self, names: Sequence[str]) -> tables.FittedTable:
-        """At most `SHOWN_ROWS` rows of each end."""
+        """Return a table of these columns, with at most `SHOWN_ROWS` rows from each end."""
         long = self.rows > 2 * SHOWN_ROWS
         places = (
             [*range(SHOWN_ROWS), *range(self.rows - SHOWN_ROWS, self.rows)] if long else [*range(self.rows)]

@@ -96,7 +96,7 @@ class Result:
         return found
 
     def track(self, tracker: str) -> str:
-        """Copy the run to ``tracker``: "tensorboard", "mlflow" or "wandb". Returns where it is.
+        """Copy the run to "tensorboard", "mlflow" or "wandb"; return the copy's address or folder.
 
         Raises `ConfigError` for another name and a tracker that is not installed, `RunError` if it fails.
         """

@@ -193,7 +193,7 @@ class Sweep:
 def compare_folders(
     folders: Sequence[str | Path], out: str | Path | None = None, target: float | None = None
 ) -> Group:
-    """`compare.compare` of runs and sweeps, whose folders stand for their runs.
+    """Compare runs and sweeps as `compare.compare` does; a sweep's folder stands for its runs.
 
     The rows of a sweep keep its labels, and come before those of single runs. A sweep alone is compared by
     its own target, unless there is a ``target``.

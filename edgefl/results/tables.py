@@ -37,7 +37,7 @@ def show(*what: RenderableType) -> None:
 
 
 def as_text(*what: RenderableType) -> str:
-    """The text that `show` prints, without colours and without spaces at the ends of lines."""
+    """Return the text that `show` prints, without colours and without spaces at the ends of lines."""
     file = io.StringIO()
     console = PlainConsole(file=file, highlight=False, width=shutil.get_terminal_size().columns)
     for item in what:

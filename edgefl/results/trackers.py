@@ -56,7 +56,7 @@ def require(name: str) -> None:
 
 
 def track(folder: Path, name: str, group: str | None = None) -> str:
-    """Copy the run in ``folder`` to the tracker ``name``; return where it is.
+    """Copy the run in ``folder`` to the tracker ``name``; return the copy's address or folder.
 
     ``group`` is the name of the run's sweep. Raises `ConfigError` for an unknown or missing tracker and a run
     that did not end, and `RunError` if the tracker fails.

@@ -123,7 +123,7 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(
     [
         (["--track", "wanbd"], "tracker 'wanbd' not found; did you mean 'wandb'"),
         (["--track", "tensorboard", "--csv"], "--csv, --parquet and --track: give one of them"),
-        (["--track", "tensorboard", "--out", "x"], "--out: not with --track"),
+        (["--track", "tensorboard", "--out", "x"], "--out: has no effect with --track"),
     ],
 )
 def test_what_cannot_be_tracked_is_refused(
