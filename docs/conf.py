@@ -87,17 +87,9 @@ def written(argument: Any) -> str:
     return text if argument.required or text.startswith("[") else f"[{text}]"
 
 
-def glossary() -> Iterator[str]:
-    """The terms of ARCHITECTURE.md."""
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    found = re.search(r"\n## Terms\n(.*?)\n## ", text, re.DOTALL)
-    assert found is not None, "ARCHITECTURE.md has no section Terms"
-    yield "# Glossary\n" + found[1]
-
-
 def changes() -> Iterator[str]:
     yield (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-for made in (keys, commands, glossary, changes):
+for made in (keys, commands, changes):
     GENERATED.joinpath(f"{made.__name__}.md").write_text("\n".join(made()) + "\n", encoding="utf-8")

@@ -1,0 +1,65 @@
+"""docs/tutorials.md: its files and commands, as a new user follows them; fewer seeds and seconds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TEXT = (Path(__file__).parents[2] / "docs" / "tutorials.md").read_text(encoding="utf-8")
+FILES, CHANGED = (
+    dict(re.findall(rf"<!-- {mark}: ([\w.]+) -->\n```\w+\n(.*?)```", TEXT, flags=re.DOTALL))
+    for mark in ("file", "change")
+)
+(SWEEP,) = re.findall(r"<!-- command -->\n```\n(.*?)\n```", TEXT, flags=re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.timeout(240)
+def test_two_strategies_are_compared_and_the_server_is_profiled(folder: Path) -> None:
+    short = SWEEP.replace("1..3", "1") + " --set stop.emulated_s=1"
+    assert short.count("--seeds 1 ") == 1
+    swept = run(folder, "-m", *shlex.split(short))
+    assert swept.returncode == 0, swept.stderr
+    for heading in ("over the first", "weight†", "nexus-6 (the slow phones)"):
+        assert heading in swept.stdout
+    assert run(folder, "figure.py").returncode == 0
+    assert (folder / "figure.png").stat().st_size > 5000
+    stages = run(folder, "stages.py").stdout
+    assert re.search(r"^sum +\d+\.\d% of the run, +\d+ µs per trip$", stages, re.MULTILINE)
+    averages = run(folder, "average.py").stdout
+    assert [line.split(":")[0] for line in averages.splitlines()] == [
+        "in_numpy",
+        "in_edgefl",
+        "largest difference",
+    ]
+
+
+@pytest.mark.timeout(240)
+def test_a_slower_function_fails(folder: Path) -> None:
+    pytest_here = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "edgefl.pytest_plugin")
+    saved = run(folder, *pytest_here, "--edgefl-save")
+    assert saved.returncode == 0, saved.stdout
+    unchanged = run(folder, *pytest_here, "--edgefl-compare")
+    assert unchanged.returncode == 0, unchanged.stdout
+    (folder / "words.py").write_text(CHANGED["words.py"], encoding="utf-8")
+    slower = run(folder, *pytest_here, "--edgefl-compare")
+    assert slower.returncode == 1, slower.stdout
+    growth = re.search(
+        r"bytecode instructions [\d,]+ → [\d,]+ \(\+\d+\.\d%; most in words\.encode", slower.stdout
+    )
+    assert growth is not None, slower.stdout
