@@ -88,7 +88,7 @@ def written(argument: Any) -> str:
 
 
 def changes() -> Iterator[str]:
-    yield (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    yield (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](../")
 
 
 for made in (keys, commands, changes):

@@ -129,7 +129,7 @@ def field_encode(
 
 
 def field_decode(out: Floats, words: Words, mask: Words, factor: float, backend: str | None = None) -> int:
-    """Write c · factor to ``out`` for c = words − mask modulo p in [−(p−1)/2, (p−1)/2]; return max |c|.
+    """Write c · factor to ``out`` for c = words − mask modulo p in [−(p−1)/2, (p−1)/2]; return max abs(c).
 
     c is rounded to float32 before the product. ``out`` is float32[D] and overlaps neither ``words`` nor
     ``mask``, uint32[D] with elements below p.
