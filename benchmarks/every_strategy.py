@@ -39,6 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedadagrad": ADAPTIVE,
     "fedadam": ADAPTIVE,
     "fedasync": {},
+    "fedat": {},
     "fedavg": {},
     "fedavgm": {"momentum": 0.9, "server_lr": 0.3},
     "fedbuff": {},

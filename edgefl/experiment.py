@@ -121,6 +121,17 @@ class Fleet(Settings, frozen=True, kw_only=True):
     step; ``cgroup`` and ``sigstop`` limit the process's CPU time."""
 
 
+class Growth(Settings, frozen=True, kw_only=True):
+    """Local data that grow while the run goes on, as in online learning (ASO-Fed, Chen et al. 2020)."""
+
+    start: Share = 0.1
+    """Share of a client's examples that it has on its first trip."""
+    least_per_trip: Annotated[float, Meta(ge=0, le=1)] = 0.0005
+    """Minimum of the share that a client gains with each trip; each client's is drawn once by the seed."""
+    most_per_trip: Annotated[float, Meta(ge=0, le=1)] = 0.001
+    """Maximum of the share that a client gains with each trip."""
+
+
 class Data(Settings, frozen=True, kw_only=True):
     """The data set and how it is split among clients."""
 
@@ -160,6 +171,9 @@ class Data(Settings, frozen=True, kw_only=True):
     least one example of every client that has two or more."""
     max_examples: Count | None = None
     """Number of training examples used, drawn by the seed; None: all."""
+    growth: Growth | None = None
+    """Clients start with a share of their examples and gain more with each trip; None: they have all from the
+    start."""
     image_size: Annotated[int, Meta(ge=1, le=4096)] = 84
     """Pixels of a side, for photos that come in other sizes (LEAF's CelebA)."""
 

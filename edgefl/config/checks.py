@@ -34,6 +34,7 @@ def check_relations(found: Experiment) -> None:
     _check_attackers(found.fleet.attackers, virtual=virtual)
     _check_name(found.name)
     _check_training(found)
+    _check_growth(found)
     _check_evaluation(found)
     _check_stop(found.stop)
     _check_privacy(found.privacy)
@@ -81,6 +82,19 @@ def _check_training(found: Experiment) -> None:
     if training.device != "cpu" and found.clock.kind == "wall":
         rule = "'cpu' where clock.kind = 'wall' (clients are paced by their CPU time)"
         raise wrong("training.device", rule, training.device)
+
+
+def _check_growth(found: Experiment) -> None:
+    growth = found.data.growth
+    if growth is None:
+        return
+    if growth.least_per_trip > growth.most_per_trip:
+        limit = f"at most data.growth.most_per_trip = {growth.most_per_trip:g}"
+        raise wrong("data.growth.least_per_trip", limit, growth.least_per_trip)
+    for key, given in (("privacy", found.privacy), ("server.secure", found.server.secure)):
+        if given is not None:
+            what = "not together with data.growth, because the server would have to know each client's number"
+            raise _at(key, f"{what} of examples on each trip")
 
 
 def _check_evaluation(found: Experiment) -> None:

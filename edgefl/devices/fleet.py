@@ -22,6 +22,7 @@ from edgefl.devices.schema import Availability, Network
 from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.devices.time_model import TimeModel
 from edgefl.experiment import Experiment
+from edgefl.learning.growth import GrowingData
 from edgefl.learning.operations import BatchWork
 from edgefl.learning.rule import LocalRule
 from edgefl.seeds import stream
@@ -262,10 +263,12 @@ _MASKING: tuple[code.CodeClass, code.CodeClass] = ("crypto", "copy")
 
 
 class _Facts(NamedTuple):
-    """Facts that all trips of one client share."""
+    """Facts that a client's trips share."""
 
     info: ClientInfo
     device: Device
+    held: int
+    """Number of the client's examples."""
     work_s: float
     """Emulated seconds of a whole trip's training at the device's full speed."""
     steps: int
@@ -306,7 +309,9 @@ class Trips:
         first_tasks: int = 0,
         rules: SecureRules | None = None,
     ) -> None:
-        self._experiment, self._clients, self.examples = experiment, clients, examples
+        self._experiment, self._clients = experiment, clients
+        self.data = GrowingData(examples, experiment.data.growth, experiment.seed)
+        """Numbers of the clients' examples, by trip."""
         self._apart, self._first_tasks = transfers_apart, first_tasks
         self._rule = LocalRule.of(experiment.training)
         self._work, self.rules = work, rules
@@ -354,14 +359,13 @@ class Trips:
 
     def full_step_s(self, client: int) -> float:
         """Seconds of a step on a whole batch."""
-        return self.step_s(client, min(self._rule.batch_size, self.examples[client]))
+        return self.step_s(client, min(self._rule.batch_size, self.data.final[client]))
 
     def work_s(self, client: int, steps: int | None = None) -> float:
-        """Seconds of a trip's training (``steps`` steps) at the full speed of the client's device."""
-        return self._whole_s(self._clients[client], steps)
+        """Seconds of training on all the client's examples (``steps`` steps) at its device's full speed."""
+        return self._whole_s(self._clients[client], self.data.final[client], steps)
 
-    def _whole_s(self, info: ClientInfo, steps: int | None = None) -> float:
-        held = self.examples[info.client]
+    def _whole_s(self, info: ClientInfo, held: int, steps: int | None = None) -> float:
         key = (_speed_of(info), held, steps)
         if (found := self._work_s.get(key)) is None:
             sizes = Counter(self._rule.batches(held, steps))
@@ -371,7 +375,7 @@ class Trips:
 
     def known(self, client: int) -> Client:
         """Return the facts that a strategy may use about a client, with the times of its first trip."""
-        held, trip = self.examples[client], self.in_series(client)
+        held, trip = self.data.held(client, 0), self.in_series(client)
         steps = self._rule.work(held).steps
         profile = self._clients[client].profile
         return Client(client, profile, held, steps, trip.down_s, trip.compute_s, trip.up_s)
@@ -406,8 +410,7 @@ class Trips:
         ``condition`` is the client's condition at the start of the trip; None if it never changes. Transfers
         take no time if the strategy schedules them separately (`Strategy.transfers_apart`).
         """
-        if (facts := self._facts.get(client)) is None:
-            facts = self._found(client)
+        facts = self._of(client, trip)
         if end is None and condition is None:
             if (messages := facts.messages) is not None:
                 rng = stream(self._experiment.seed, "trip", client, trip)
@@ -420,22 +423,26 @@ class Trips:
 
     def in_series(self, client: int) -> TripPlan:
         """Return the client's first trip with transfers, even if the strategy schedules them separately."""
-        facts = self._facts.get(client) or self._found(client)
+        facts = self._of(client, 0)
         if self._apart:
             facts = facts._replace(info=self._clients[client])
         return self._plan(facts, 0, WHOLE, None)
 
-    def _found(self, client: int) -> _Facts:
+    def _of(self, client: int, trip: int) -> _Facts:
+        """Return the client's facts, which change only if its data grow."""
+        facts, held = self._facts.get(client), self.data.held(client, trip)
+        return self._found(client, held) if facts is None or facts.held != held else facts
+
+    def _found(self, client: int, held: int) -> _Facts:
         """Compute the client's facts and cache them for its next trips."""
         experiment, info = self._experiment, self._clients[client]
         if self._apart:
             info = msgspec.structs.replace(info, network="none")
-        device, network, work_s = _profile(info.profile), self._network(info), self._whole_s(info)
+        device, network, work_s = _profile(info.profile), self._network(info), self._whole_s(info, held)
         amount = experiment.fleet.variation if work_s and _varies(info.profile) else 0.0
         scatter = TripScatter(experiment.seed, client, amount) if amount else None
         masking_s = 0.0 if self.rules is None else masking_time_s(device, self.rules) * self._unit(info)
-        steps = self._rule.work(self.examples[client]).steps
-        facts = _Facts(info, device, work_s, steps, scatter, masking_s)
+        facts = _Facts(info, device, held, work_s, self._rule.work(held).steps, scatter, masking_s)
         more = network.replays or device.delay_model is not None or experiment.fleet.churn.die_per_trip > 0.0
         if not (more or network.draws):
             facts = facts._replace(steady=self._plan(facts._replace(scatter=None), 0, WHOLE, None))
@@ -450,7 +457,7 @@ class Trips:
 
     def _plan(self, facts: _Facts, trip: int, end: End, condition: Condition | None) -> TripPlan:
         experiment, info, client = self._experiment, facts.info, facts.info.client
-        held, rng = self.examples[client], stream(experiment.seed, "trip", client, trip)
+        held, rng = facts.held, stream(experiment.seed, "trip", client, trip)
         link, thermal = Link(self._network(info), rng), None
         if link.network.replays:
             start_s = 0.0 if condition is None else condition.at_s
@@ -460,7 +467,7 @@ class Trips:
         budget_s, steps = end
         down, work_s, up = self._down_bytes, facts.work_s, self._up_bytes
         if steps is not None:
-            work_s = self._whole_s(info, steps)
+            work_s = self._whole_s(info, held, steps)
         scatter = facts.factor(trip, steps)
         plan = plan_trip(facts.device, link, rng, down, work_s, up, thermal, held, scatter)
         if facts.masking_s:
@@ -486,7 +493,7 @@ class KnownClients(LazySequence[Client]):
         self._found: dict[int, Client] = {}
 
     def __len__(self) -> int:
-        return len(self._trips.examples)
+        return len(self._trips.data.final)
 
     def make(self, index: int) -> Client:
         if (found := self._found.get(index)) is None:

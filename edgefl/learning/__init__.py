@@ -11,6 +11,7 @@
     array_set.py   arrays in a safetensors file
     dataset.py     examples in memory, converted to float32 one batch at a time
     partition.py   assigns training examples to clients
+    growth.py      local data that grow during a run
     rule.py        the steps and batch sizes of a trip, as data
     losses.py      losses by name, and the user's own
     train.py       a client's local SGD; custom.py: training by the user's function
@@ -20,5 +21,5 @@
     arithmetic.py  device, precision, memory layout, torch's random stream
     work.py        work of a step by class of operation; operations.py: its data types; live.py: live tensors
 
-The modules `rule` and `operations` do not import torch.
+The modules `growth`, `rule` and `operations` do not import torch.
 """

@@ -143,7 +143,7 @@ class Timeline:
         self, client: int, result: messages.TaskResult, times: messages.TripTimes, at_s: float
     ) -> Delivery:
         """Return the arrival of a client's update after a trip of these times."""
-        examples = self.trips.examples[client] if result.counted is None else result.counted
+        examples = self.trips.data.final[client] if result.counted is None else result.counted
         return Delivery(client, result, times, examples, at_s)
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:

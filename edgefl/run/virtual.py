@@ -291,7 +291,7 @@ class VirtualTimeline(Timeline):
         self._instant = (at_s, count + 1 if at_s == last_s else 1)
         stop = self.experiment.stop
         ends = (stop.trips, stop.versions, stop.wall_s)
-        if count > STALL_LIMIT * len(self.trips.examples) and ends == (None, None, None):
+        if count > STALL_LIMIT * len(self.trips.data.final) and ends == (None, None, None):
             raise RunError(
                 f"emulated time stands still at {at_s:g} s: {count} trips took none; give stop.trips or "
                 "stop.versions, or a fleet whose trips take time"
@@ -358,7 +358,7 @@ class VirtualTimeline(Timeline):
         if move.joins != (due.kind == JOIN) or at_s != due.at_s:
             return False
         self._idle_changes += 1
-        if self._idle_changes > STALL_LIMIT * len(self.trips.examples) and not self.core.training:
+        if self._idle_changes > STALL_LIMIT * len(self.trips.data.final) and not self.core.training:
             raise RunError(
                 f"no client is training and none will: phones joined and left {self._idle_changes} times "
                 f"meanwhile, {len(self.core.held)} updates wait in the buffer"

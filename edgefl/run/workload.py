@@ -33,7 +33,7 @@ from edgefl.learning.models import make_model
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.learning.partition import Parts, hold_out, partition
 from edgefl.learning.rule import LocalRule, check_terms
-from edgefl.learning.train import Trainer, TrainResult
+from edgefl.learning.train import Rows, Trainer, TrainResult
 from edgefl.learning.work import batch_work, traced_work
 from edgefl.loading import load_attribute
 from edgefl.parameters.buffer import FORMATS
@@ -305,21 +305,32 @@ class Workload:
         holds the trip's inputs; only custom training and strategies with vectors use them (`needs_inputs`).
         """
         rng = stream(self.experiment.seed, "batches", client, trip)
-        step_s, data, rows = self._trips.step_s, self.data, self._rows[client]
+        step_s, data, rows = self._trips.step_s, self.data, self._rows_on(client, trip)
         step = None if done is None else lambda examples: done(step_s(client, examples))
         x, y = data.train_x, self.attack.targets(client, data.train_y)
         rule = self._own_rule(client)
         if given is None and self.needs_inputs:
             given = self._blank()
-        if given is None:
-            return self._trainer.run(x, y, rule, rng, step, rows, steps)
-        self._strategy.begin_trip(self.flat.array, given)
+        if given is not None:
+            self._strategy.begin_trip(self.flat.array, given)
         if self._custom is None:
             result = self._trainer.run(x, y, rule, rng, step, rows, steps, given)
         else:
+            assert given is not None
             result = self._custom.run(x, y, rows, client, trip, given, rng, step, steps, rule)
-        self._strategy.end_trip(self.flat.array, given)
+        if given is not None:
+            self._strategy.end_trip(self.flat.array, given)
+        if self.experiment.data.growth is not None and result.counted is None:
+            return result._replace(counted=len(rows))
         return result
+
+    def _rows_on(self, client: int, trip: int) -> Rows:
+        """Return the rows of the client's examples on this trip; with ``data.growth`` not yet all of them."""
+        rows = self._rows[client]
+        if self.experiment.data.growth is None:
+            return rows
+        order = stream(self.experiment.seed, "arrival of data", client).permutation(len(rows))
+        return rows[order[: self._trips.data.held(client, trip)]]
 
     def finish_update(
         self, client: int, trip: int, base: Floats, done: Callable[[float], None] | None
@@ -372,12 +383,13 @@ class Workload:
         rng: np.random.Generator,
         version: int = 0,
         done: Callable[[int], None] | None = None,
+        most: int | None = None,
     ) -> None:
-        """Train the model in `flat` on the client's examples, outside its trips.
+        """Train the model in `flat` on the client's examples (at most ``most``), outside its trips.
 
         The vectors that clients keep are not available here: SGD ignores them, a function gets zeros.
         """
-        data, rows, rule = self.data, self._rows[client], self._own_rule(client)
+        data, rows, rule = self.data, self._rows[client][:most], self._own_rule(client)
         if self._custom is None:
             rule = replace(rule, terms=replace(rule.terms, control=None, linear=None))
             self._trainer.run(data.train_x, data.train_y, rule, rng, done, rows)
@@ -437,12 +449,14 @@ class Workload:
     def _try_smallest_batch(self) -> None:
         """Train on the fleet's smallest batch: batch normalisation fails on a single example."""
         sizes = set(self._rows.sizes.tolist())
+        if self.experiment.data.growth is not None:
+            least = min(self._trips.data.held(client, 0) for client in range(len(self._clients)))
+            sizes = set(range(least, min(max(sizes), least + self.rule.batch_size) + 1))
         smallest = {size: min(self.rule.batches(size), default=size) for size in sizes}
         size = min(smallest, key=lambda examples: (smallest[examples], examples))
         if self._custom is None and smallest[size] < self.rule.batch_size:
-            client = int(np.argmax(self._rows.sizes == size))
             with _refusing_model(self.experiment.model.name):
-                self.train(client, 0, None)
+                self._train_apart(self._largest(), np.random.default_rng(0), most=size)
 
     def _outputs_remark(self) -> str:
         """Return a remark if the model has more outputs than the data have classes, otherwise ""."""

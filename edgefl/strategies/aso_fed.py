@@ -14,10 +14,10 @@ from edgefl.strategies.base import Client, LocalTerms, Step, TripInputs, Update,
 
 @dataclass
 class Delays:
-    """Trip durations of each client, emulated seconds."""
+    """Trip durations of each client, emulated seconds, and their examples."""
 
-    examples: int
-    """N: examples of the whole fleet."""
+    examples: list[int]
+    """n_k: examples of each client as of its last update."""
     begun_s: dict[int, float]
     """Start of each client's last trip."""
     mean_s: list[float]
@@ -28,13 +28,14 @@ class Delays:
 
 @dataclass(frozen=True, kw_only=True)
 class ASOFed(Asynchronous):
-    """w ← w + r_k·(n_k/N)·Δζ_k on every arrival, where client k has n_k of the fleet's N examples.
+    """w ← w + r_k·(n_k/N)·Δζ_k on every arrival, where client k has n_k of the fleet's N examples so far.
 
     The gradient of a trip is ∇s_k = w_k − y, where y results from SGD on f_k(y) + (λ/2)·‖y − w_k‖². The
     client sends Δζ_k = −(∇s_k − v_k + h_k), then sets h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k. r_k = max(1,
     ln d_k) compensates for the delay d_k, the mean duration of its trips in emulated seconds; the paper does
-    not give the unit. Differences from the paper: the number of examples is constant during a run, and the
-    server's feature learning is omitted, since it is not a weighted sum of updates.
+    not give the unit. With ``data.growth`` clients gain examples while the run goes on, as in the paper.
+    Difference from the paper: the server's feature learning is omitted, since it is not a weighted sum of
+    updates.
 
     >>> ASOFed().step_size(math.e ** 2), ASOFed().step_size(0.5)
     (2.0, 1.0)
@@ -63,7 +64,7 @@ class ASOFed(Asynchronous):
         return 1
 
     def begin(self, devices: Sequence[Client]) -> Delays:
-        examples = sum(device.examples for device in devices)
+        examples = [device.examples for device in devices]
         return Delays(examples, {}, [0.0] * len(devices), [0] * len(devices))
 
     def assign(self, state: Delays, view: View) -> Sequence[int]:
@@ -73,6 +74,7 @@ class ASOFed(Asynchronous):
 
     def arrive(self, state: Delays, update: Update, view: View) -> Sequence[Update]:
         client = update.client
+        state.examples[client] = update.examples
         state.trips[client] += 1
         took_s = update.at_s - state.begun_s[client]
         state.mean_s[client] += (took_s - state.mean_s[client]) / state.trips[client]
@@ -85,6 +87,6 @@ class ASOFed(Asynchronous):
     def step(self, state: Delays, view: View) -> Step | None:
         if not view.held:
             return None
-        update, examples = view.held[0], state.examples
-        share = view.devices[update.client].examples / examples if examples else 1.0 / len(view.devices)
+        update, total = view.held[0], sum(state.examples)
+        share = state.examples[update.client] / total if total else 1.0 / len(state.examples)
         return Step((update,), (self.step_size(state.mean_s[update.client]) * share,))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edgefl.experiment import Count, NonNegative, Share
+import numpy as np
+
+from edgefl.experiment import Count, NonNegative, Positive, Share
 from edgefl.kernels import MovingAverage
 from edgefl.strategies.asynchronous import Asynchronous
 from edgefl.strategies.base import Client, Step, Update, View
@@ -28,6 +30,10 @@ class Profiles:
     """Emulated time of the last step."""
     exploration: float = 1.0
     """Probability that a new trip is given to a client without a utility."""
+    losses: dict[int, dict[int, float]] = field(default_factory=dict)
+    """By base version, the last loss of each client that trained from it; for the filter of outliers."""
+    outlying: dict[int, int] = field(default_factory=dict)
+    """Number of times that each client's loss was an outlier."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +51,13 @@ class Pisces(Asynchronous):
     The discount (E[τ_i] + 1)^−γ and the exploration follow the authors' release in Plato;
     ``staleness_discount = 0`` and ``exploration = 1`` disable them.
 
-    L_i is the mean loss over a trip's steps; the paper uses the root mean square over the examples. The
-    paper's removal of clients with outlying losses is not implemented.
+    With ``credits``, clients with outlying losses are excluded (section 5.2). On each arrival, the losses of
+    the ``outlier_window`` base versions up to that of the arriving update are pooled, the newest one of each
+    client. If the pool has at least ``concurrency`` losses, those that DBSCAN calls noise are outliers. A
+    client that was an outlier ``credits`` times does not start again.
+
+    L_i is the mean loss over a trip's steps; the paper uses the root mean square over the examples, and its
+    authors' release pools utilities instead of losses.
 
     >>> Pisces().utility(examples=100, loss=2.0, staleness=3.0)
     100.0
@@ -69,6 +80,15 @@ class Pisces(Asynchronous):
     weighting: Literal["examples", "uniform"] = "examples"
     """p_i ∝ examples, or 1/n; they add up to 1."""
 
+    credits: Count | None = None
+    """Number of times that a client's loss may be an outlier before it is excluded (5 in the release); None:
+    no client is excluded."""
+    outlier_window: Count = 5
+    """Number of base versions whose losses are pooled."""
+    outlier_distance: Positive = 0.5
+    """DBSCAN's ε: distance within which losses are neighbours. A loss with at least ``concurrency`` / 2
+    neighbours, itself included, is in a cluster, and so are its neighbours; all others are outliers."""
+
     @property
     def lockstep(self) -> bool:
         return True
@@ -88,7 +108,7 @@ class Pisces(Asynchronous):
 
     def assign(self, state: Profiles, view: View) -> Sequence[int]:
         waiting = {update.client for update in view.held}
-        ready = [client for client in view.idle if client not in waiting]
+        ready = [client for client in view.idle if client not in waiting and not self.excludes(state, client)]
         room = min(view.openings, (self.concurrency or len(view.devices)) - view.training)
         room = min(max(0, room), len(ready))
         new = [client for client in ready if client not in state.utility]
@@ -112,7 +132,38 @@ class Pisces(Asynchronous):
         utility = self.utility(update.examples, update.loss, staleness)
         if not math.isnan(utility):  # without a loss, the previous utility stays
             state.utility[client] = utility
+            if self.credits is not None:
+                self._count_outliers(state, update, view)
         return super().arrive(state, update, view)
+
+    def excludes(self, state: Profiles, client: int) -> bool:
+        """True if the client's loss was an outlier ``credits`` times."""
+        return self.credits is not None and state.outlying.get(client, 0) >= self.credits
+
+    def outliers(self, losses: Mapping[int, float], neighbours: int) -> list[int]:
+        """Clients whose loss is noise by DBSCAN, where ``neighbours`` losses make a cluster.
+
+        >>> Pisces(outlier_distance=0.5).outliers({0: 1.0, 1: 1.2, 2: 1.1, 3: 2.0, 4: 1.4}, neighbours=3)
+        [3]
+        """
+        values = np.fromiter(losses.values(), float)
+        near = np.abs(values[:, None] - values) <= self.outlier_distance
+        clustered = near[:, near.sum(axis=1) >= neighbours].any(axis=1)
+        return [client for client, within in zip(losses, clustered.tolist(), strict=True) if not within]
+
+    def _count_outliers(self, state: Profiles, update: Update, view: View) -> None:
+        """Pool the losses around an arriving update, and count each outlier among them."""
+        newest, size = update.base_version, self.concurrency or len(view.devices)
+        state.losses.setdefault(newest, {})[update.client] = update.loss
+        pool: dict[int, float] = {}
+        for version in range(newest, newest - self.outlier_window, -1):
+            pool = {**state.losses.get(version, {}), **pool}
+        if len(pool) >= size:
+            for client in self.outliers(pool, size // 2):
+                state.outlying[client] = state.outlying.get(client, 0) + 1
+        oldest = min((view.trained_from(client) for client in view.running), default=view.version)
+        for version in [version for version in state.losses if version <= oldest - self.outlier_window]:
+            del state.losses[version]
 
     def wake_s(self, state: Profiles, view: View) -> float:
         """Return the time of the next step: I after the last one."""

@@ -191,6 +191,8 @@ data.labels={pi-5=[1]} -> data.labels.pi-5: not in fleet.devices; did you mean '
 data.labels={pi-4=[]} -> data.labels.pi-4: must be distinct labels of at least 0, got []
 data.labels={pi-4=[-1]} -> data.labels.pi-4: must be distinct labels of at least 0, got [-1]
 data.labels={pi-4=[1,'a']} -> data.labels.pi-4[1]: must be a whole number, got 'a'
+data.growth={start=0} -> data.growth.start: must be a number above 0 and at most 1, got 0
+data.growth={least_per_trip=0.1} -> data.growth.least_per_trip: must be at most data.growth.most_per_trip
 training.lr=0 -> training.lr: must be a number from 1.2e-38 to 3e+38, got 0
 model.args.hidden=[100000000000000000000] -> model.args.hidden[0]: must be a 64-bit integer, got 100000000000000000000
 model.flops_per_example=1e308 -> model.flops_per_example: must be a number from 0 to 1e+18, got 1e+308

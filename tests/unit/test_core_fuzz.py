@@ -65,6 +65,8 @@ TABLES: list[dict[str, Any]] = [
     {"name": "defedavg-iid", "buffer_size": 2, "overlap": True},
     {"name": "aso-fed"},
     {"name": "asyncfeded"},
+    {"name": "fedat", "tiers": 2, "cohort": 2},
+    {"name": "pisces", "concurrency": 4, "credits": 2},
     {"name": "fedfix", "interval_s": 5.0},
     {"name": "quafl", "participants": 2, "interval_s": 3.0},
     {"name": "scaffold", "cohort": 3},

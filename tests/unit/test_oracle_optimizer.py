@@ -418,6 +418,31 @@ CASES: dict[str, list[Case]] = {
             ],
         )
     ],
+    # Two tiers, 0 with 1, and 2: at 3 and 6 s all weight is the slow tier's, which has no round yet. At 7 s
+    # it has one, and weighs what the fast tier's two rounds of three are. Three tiers: 0 at 2 s, 1 at 3 s,
+    # 0 at 4 s; the current model stands in for 2's.
+    "fedat": [
+        Case(
+            {"tiers": 2, "lam": mu},
+            [
+                [(0, 0, 0.0), (1, 0, 0.0)],
+                [(0, 1, 0.0), (1, 1, 0.0)],
+                [(0, 1, 1 / 12), (1, 1, 3 / 12), (2, 0, 2 / 3)],
+            ],
+            base_scale=(1.0, 1.0, 0.0),
+            uploads_model=True,
+            mu=mu,
+        )
+        for mu in (0.0, 0.4)
+    ]
+    + [
+        Case(
+            {"lam": 0.0},
+            [[(0, 0, 0.0)], [(0, 0, 0.0), (1, 0, 1 / 2)], [(0, 1, 0.0), (1, 0, 1 / 3)]],
+            base_scale=(1.0, 1 / 2, 2 / 3),
+            uploads_model=True,
+        )
+    ],
     # b = 1, so half the latency of the slowest that trains: 3.5 s while 2 does. 2 s 0, 3 s 1 → v1 at 3.5 s,
     # 5.5 s 0, 6.5 s 1 → v2 at 7 s, just before 2 comes: now 1 is the slowest, and v3 is due at 7 + 3/2 s.
     "pisces": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from edgefl.strategies.aso_fed import ASOFed
 from edgefl.strategies.asyncfeded import AsyncFedED
 from edgefl.strategies.base import Strategy
 from edgefl.strategies.ca2fl import CA2FL
+from edgefl.strategies.fedat import FedAT
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.strategies.fedfix import FedFix
 from edgefl.strategies.mifa import MIFA
-from edgefl.strategies.pisces import Pisces
+from edgefl.strategies.pisces import Pisces, Profiles
 from edgefl.strategies.quafl import QuAFL
 from edgefl.strategies.safa import SAFA
 from edgefl.testing import MemoryRun, Vector, fleet, run_in_memory
@@ -171,6 +173,69 @@ def model_after(run: MemoryRun, event: Arrived) -> float:
     return start + 0.1 * (event.client - start)
 
 
+@pytest.mark.parametrize(("tiers", "cohort"), [(1, 9), (2, 9), (3, 2), (3, 1), (7, 1)])
+def test_fedat_is_the_mix_of_its_tiers_last_rounds(tiers: int, cohort: int) -> None:
+    """Against books of our own: who is in which tier's round, the tiers' models, and their counts."""
+    rng, examples = np.random.default_rng(5), (10, 20, 30, 5, 15, 40, 25)
+    latency_s = [3.0, 1.0, 9.0, 0.5, 6.0, 2.0, 4.0]
+    devices = [Client(i, "a", examples[i], 1, 0.0, latency_s[i]) for i in range(7)]
+    core = Core(FedAT(tiers=tiers, cohort=cohort), devices, 0, experiment.Stop(versions=90))
+    run = run_in_memory(core, lambda client, trip: latency_s[client] * float(rng.uniform(0.8, 1.5)), lr=0.1)
+    by_speed = np.argsort(latency_s)
+    members = [set(part.tolist()) for part in np.array_split(by_speed, tiers)]
+    tier_of = {client: tier for tier, part in enumerate(members) for client in part}
+    waits_for, arrived = [set[int]() for _ in range(tiers)], [dict[int, float]() for _ in range(tiers)]
+    models, rounds = [dict[int, float]() for _ in range(tiers)], [0] * tiers
+    complete: list[int] = []
+    for event, actions in run.history:
+        if isinstance(event, Arrived):
+            tier = tier_of[event.client]
+            waits_for[tier].remove(event.client)
+            arrived[tier][event.client] = model_after(run, event)
+            if not waits_for[tier]:
+                complete.append(tier)
+        for action in actions:
+            if isinstance(action, Sum):
+                tier = complete.pop(0)
+                models[tier], arrived[tier] = arrived[tier], {}
+                rounds[tier] += 1
+                before, expected = float(run.models[action.version - 1][0]), 0.0
+                for number, own in enumerate(models):
+                    share = rounds[tiers - 1 - number] / sum(rounds)
+                    total = sum(examples[client] for client in own)
+                    mean = (
+                        sum(model * examples[client] for client, model in own.items()) / total
+                        if own
+                        else before
+                    )
+                    expected += share * mean
+                assert float(run.models[action.version][0]) == pytest.approx(expected, abs=1e-12)
+            if isinstance(action, Train):
+                waits_for[tier_of[action.client]].add(action.client)
+        assert all(len(one) <= cohort for one in waits_for)
+    assert all(rounds)
+    assert tiers == 1 or rounds[0] > 2 * rounds[-1]
+
+
+def test_fedat_goes_on_with_who_is_left_of_a_round() -> None:
+    core = Core(FedAT(tiers=1), fleet(3), 0, experiment.Stop())
+    actions = [action for client in range(3) for action in core.handle(Joined(client, 0.0))]
+    assert trained(actions) == [0, 1, 2]  # the last to join completes the fleet
+    tasks = {action.client: action.task for action in actions if isinstance(action, Train)}
+    core.handle(Left(1, 1.0, "died"))
+    assert core.handle(Arrived(0, tasks[0], 0, 100, 1, 0.0, 2.0)) == []
+    (order,) = core.handle(Arrived(2, tasks[2], 0, 100, 1, 0.0, 3.0))
+    assert isinstance(order, Sum)
+    assert (order.tasks, order.weights) == ((tasks[0], tasks[2]), (0.5, 0.5))
+    assert trained(core.handle(Summed(1, 3.0))) == [0, 2]
+
+
+def test_fedat_waits_for_the_fleet_but_not_for_ever() -> None:
+    core = Core(FedAT(gather_s=5.0), fleet(2), 0, experiment.Stop())
+    assert trained(core.handle(Joined(1, 0.0))) == []
+    assert trained(core.handle(Ticked(5.0))) == [1]
+
+
 def test_safa_gives_the_newest_version_to_who_is_too_far_behind() -> None:
     core = Core(SAFA(participants=1, lag_tolerance=2), fleet(3), 0, experiment.Stop(versions=8))
     run = run_in_memory(core, [1.0, 1.2, 99.0])
@@ -315,6 +380,48 @@ def test_a_model_in_the_cache_that_turns_out_bad_is_forgotten(
             version, bad = event
             core.handle(Summed(version, float(at_s), bad))
     assert core.dropped == 1
+
+
+@pytest.mark.parametrize(("credits", "excluded"), [(3, [0]), (9, []), (None, [])])
+def test_pisces_excludes_who_is_an_outlier_too_often(credits: int | None, excluded: list[int]) -> None:
+    """Client 0's loss is far from all others in 5 pools: 9 credits are not used up by that."""
+    strategy = Pisces(concurrency=4, credits=credits, outlier_window=2)
+    devices = fleet(6)
+    state, core = strategy.begin(devices), Core(strategy, devices, 0, experiment.Stop())
+    state.begun_s.update(dict.fromkeys(range(6), 0.0))
+
+    def arrive(client: int, version: int, loss: float) -> None:
+        strategy.arrive(state, Update(0, client, version, 0, 100, 1, loss, 1.0, 0.0, 0.0), core)
+
+    for client, loss in enumerate((9.0, 2.0, 2.2)):  # three losses: too few to judge
+        arrive(client, 0, loss)
+    assert state.outlying == {}
+    for client, loss in ((3, 1.9), (4, 2.4), (5, 2.3)):
+        arrive(client, 1, loss)
+    assert state.outlying == ({0: 3} if credits else {})
+    for client in (1, 2, 3):  # version 0 is out of the window, and with it client 0's loss
+        arrive(client, 2, 2.0)
+    assert state.outlying == ({0: 3} if credits else {})
+    for client in (0, 4):  # it says the same again: three pools have it now that are large enough
+        arrive(client, 2, 9.0 if client == 0 else 2.1)
+    assert state.outlying == ({0: 5} if credits else {})
+    assert [client for client in range(6) if strategy.excludes(state, client)] == excluded
+    view = IdleView(core)
+    view.openings, strategy = 6, Pisces(concurrency=6, credits=credits)
+    assert sorted(strategy.assign(state, view)) == [i for i in range(6) if i not in excluded]  # type: ignore[arg-type]
+
+
+def test_pisces_keeps_no_losses_that_no_pool_can_need() -> None:
+    states: list[Profiles] = []
+
+    class Watched(Pisces):
+        def begin(self, devices: Sequence[Client]) -> Profiles:
+            states.append(super().begin(devices))
+            return states[0]
+
+    core = Core(Watched(credits=5, outlier_window=3), fleet(4), 0, experiment.Stop(versions=60))
+    run_in_memory(core, [1.0, 1.6, 4.3, 9.1])
+    assert 0 < len(states[0].losses) < 12
 
 
 def test_pisces_without_losses_gives_everybody_a_turn() -> None:

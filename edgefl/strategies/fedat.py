@@ -1,0 +1,154 @@
+"""FedAT: rounds within tiers of equally fast clients, asynchronous across tiers (Chai et al. 2021, SC,
+arXiv:2010.05958)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from edgefl.experiment import Count, NonNegative
+from edgefl.sequences import sample
+from edgefl.strategies.base import Client, LocalTerms, Step, Strategy, Update, View, check_fits
+
+
+@dataclass
+class Tier:
+    """Clients of similar latency, and the state of their current round."""
+
+    clients: list[int]
+    rounds: int = 0
+    """T_m: number of the tier's rounds that are in the global model."""
+    running: set[int] = field(default_factory=set)
+    """Members of the current round that have not delivered."""
+    arrived: dict[int, Update] = field(default_factory=dict)
+    """By task, the updates of the current round."""
+    models: dict[int, Update] = field(default_factory=dict)
+    """By task, the updates of the last complete round, whose average is the tier's model."""
+
+    @property
+    def complete(self) -> bool:
+        """True if all members of the current round have delivered or were lost."""
+        return bool(self.arrived) and not self.running
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAT(Strategy):
+    """w ← Σ_m (T_{M+1−m} / T)·w_m over M tiers, where T_m is the number of rounds that tier m has completed.
+
+    Tier 1 has the clients with the shortest trips, tier M those with the longest. w_m = Σ_k (n_k/N)·y_k is
+    the average of the models of its last round, by examples, and T = Σ_m T_m. Slow tiers complete fewer
+    rounds, so they get the weights of the fast ones. Each tier makes its next round at once from the newest
+    global model. A client minimises f_k(y) + (λ/2)·‖y − w‖².
+
+    Differences from the paper: Until the first round of a tier is complete, the current global model takes
+    the place of its model; the paper takes the initial model. Tiers do not change during a run, and updates
+    are not compressed by polyline encoding.
+
+    >>> FedAT(tiers=3).mixing([4, 2, 1])
+    [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]
+    """
+
+    upload: ClassVar[Literal["delta", "model"]] = "model"
+
+    tiers: Count | None = None
+    """M: number of tiers, which have equally many clients; default 5, or one per client in a smaller
+    fleet."""
+    cohort: Count = 10
+    """Clients in a tier's round, drawn uniformly; all if the tier has fewer."""
+    lam: NonNegative = 0.4
+    """λ: weight of the proximal term."""
+    gather_s: NonNegative = 10.0
+    """Maximum wait of the first rounds for the whole fleet, emulated seconds."""
+
+    def size(self, clients: int) -> int:
+        """Number of tiers of a fleet of ``clients``."""
+        return self.tiers or min(5, clients)
+
+    def check(self, clients: int) -> None:
+        check_fits("tiers", self.tiers, clients)
+
+    def local_rule(self) -> LocalTerms:
+        return LocalTerms(prox_mu=self.lam)
+
+    @property
+    def lockstep(self) -> bool:
+        return True
+
+    def max_training(self, clients: int) -> int:
+        small, larger = divmod(clients, count := self.size(clients))
+        return larger * min(self.cohort, small + 1) + (count - larger) * min(self.cohort, small)
+
+    def max_held(self, clients: int) -> int:
+        return 2 * self.max_training(clients)
+
+    def slots(self, clients: int) -> int:
+        """Per member of a round: one for its task or new model, one for a model of the tier's last round."""
+        return 2 * self.max_training(clients)
+
+    def begin(self, devices: Sequence[Client]) -> list[Tier]:
+        latency_s = [device.down_s + device.compute_s + device.up_s for device in devices]
+        parts = np.array_split(np.argsort(latency_s, kind="stable"), self.size(len(devices)))
+        return [Tier(sorted(part.tolist())) for part in parts]
+
+    def assign(self, state: list[Tier], view: View) -> Sequence[int]:
+        connected = len(view.idle) + view.training
+        if view.version == 0 and connected < len(view.devices) and view.now_s < self.gather_s:
+            return ()
+        start: list[int] = []
+        for tier in state:
+            if not tier.running and not tier.arrived:
+                idle = [client for client in tier.clients if client in view.idle]
+                count = min(self.cohort, view.openings - len(start), len(idle))
+                members = idle if count == len(idle) else sample(idle, count, view.rng)
+                tier.running.update(members)
+                start += members
+        return start
+
+    def arrive(self, state: list[Tier], update: Update, view: View) -> Sequence[Update]:
+        (tier,) = (tier for tier in state if update.client in tier.running)
+        tier.running.remove(update.client)
+        tier.arrived[update.task] = update
+        return ()
+
+    def lost(self, state: list[Tier], client: int, view: View) -> None:
+        """Forget the client's task, and its models that are no longer held: a sum found them invalid."""
+        held = {update.task for update in view.held}
+        for tier in state:
+            if client not in view.running:  # else a task of it goes on, and an earlier update was invalid
+                tier.running.discard(client)
+            for models in (tier.arrived, tier.models):
+                for task in models.keys() - held:
+                    del models[task]
+
+    def wake_s(self, state: list[Tier], view: View) -> float | None:
+        return self.gather_s if view.version == 0 else None
+
+    def mixing(self, rounds: Sequence[int]) -> list[float]:
+        """Weight of each tier's model, where ``rounds`` are the numbers of completed rounds, fast to slow."""
+        return [count / sum(rounds) for count in reversed(rounds)]
+
+    def step(self, state: list[Tier], view: View) -> Step | None:
+        due = next((tier for tier in state if tier.complete), None)
+        if due is None:
+            return None
+        shares = self.mixing([tier.rounds + (tier is due) for tier in state])
+        updates: list[Update] = []
+        weights: list[float] = []
+        for tier, share in zip(state, shares, strict=True):
+            models = tier.arrived if tier is due else tier.models
+            total = sum(update.examples for update in models.values())
+            for update in sorted(models.values(), key=lambda update: update.client):
+                updates.append(update)
+                weights.append(share * (update.examples / total if total else 1 / len(models)))
+        return Step(updates, weights, 1.0 - math.fsum(weights), keep=True, release=[*due.models.values()])
+
+    def stepped(self, state: list[Tier], step: Step, view: View) -> None:
+        used = {update.task for update in step.updates}
+        for tier in state:
+            if tier.arrived.keys() & used:
+                tier.models, tier.arrived = tier.arrived, {}
+                tier.rounds += 1

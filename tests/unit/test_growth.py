@@ -1,0 +1,107 @@
+"""Local data that grow during a run: how many examples, which ones, and what a trip then takes and weighs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgefl
+from edgefl import config
+from edgefl.devices.fleet import fleet_of
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment, Growth
+from edgefl.learning.growth import GrowingData
+from edgefl.results.record import Record
+from edgefl.run.workload import Workload
+
+
+def experiment(**other: Any) -> Experiment:
+    given: dict[str, Any] = {
+        "fleet": edgefl.Fleet(devices={"pi-4": 2, "moto-g4": 1}, network="lte", variation=0),
+        "data": edgefl.Data(growth=Growth(start=0.1, least_per_trip=0.05, most_per_trip=0.2)),
+        "model": edgefl.Model(args={"hidden": [8]}),
+        "training": edgefl.Training(epochs=2, batch_size=16),
+        "strategy": {"name": "aso-fed", "dynamic_step": False},
+        "stop": edgefl.Stop(versions=30),
+    }
+    return config.validate(Experiment(**given | other))
+
+
+def workload() -> Workload:
+    found = experiment()
+    return Workload(found, fleet_of(found), Path())
+
+
+def test_each_client_gains_a_share_of_its_own_and_ends_with_all() -> None:
+    grows = GrowingData([1000] * 50, Growth(start=0.1, least_per_trip=0.01, most_per_trip=0.03), seed=4)
+    gains = [grows.held(client, 10) - 100 for client in range(50)]
+    assert min(gains) >= 100
+    assert max(gains) <= 300
+    assert len(set(gains)) > 30
+    for client in range(50):
+        held = [grows.held(client, trip) for trip in range(100)]
+        assert held == sorted(held)
+        assert (held[0], held[-1]) == (100, 1000)
+    again = GrowingData([1000] * 50, Growth(start=0.1, least_per_trip=0.01, most_per_trip=0.03), seed=4)
+    assert [again.held(client, 10) - 100 for client in reversed(range(50))] == gains[::-1]
+    assert GrowingData([3], Growth(start=0.01), seed=4).held(0, 0) == 1
+    assert GrowingData([7], None, seed=4).held(0, 0) == 7
+
+
+def test_what_a_client_has_it_keeps_and_new_examples_come_in_random_order() -> None:
+    found = workload()
+    for client in range(3):
+        before: set[int] = set()
+        for trip in range(30):
+            rows = found._rows_on(client, trip).tolist()
+            assert before <= set(rows)
+            assert len(set(rows)) == len(rows)
+            before = set(rows)
+        whole = found._rows[client].tolist()
+        assert before == set(whole)
+        assert rows != whole
+
+
+def test_a_trip_takes_the_time_of_the_examples_that_there_are() -> None:
+    """Two passes: the plan's steps follow the number of examples; the last batch of a pass may be short."""
+    found = workload()
+    times_s = []
+    for trip in range(30):
+        plan, held = found.plan(0, trip), len(found._rows_on(0, trip))
+        sizes = found.rule.batches(held)
+        assert plan.work_s == pytest.approx(sum(found._trips.step_s(0, size) for size in sizes), rel=1e-12)
+        times_s.append(plan.work_s)
+    assert times_s == sorted(times_s)
+    assert times_s[-1] > 5 * times_s[0]
+    assert found.known[0].examples == len(found._rows_on(0, 0))
+    assert found.known[0].steps == 2 * -(-found.known[0].examples // 16)
+
+
+@pytest.mark.parametrize("kind", ["virtual", pytest.param("wall", marks=pytest.mark.process)])
+def test_updates_weigh_by_the_examples_of_their_trip(kind: Any, tmp_path: Path) -> None:
+    """ASO-Fed's n_k and N are those of each client's last update; before it, of its first trip."""
+    result = edgefl.run(experiment(clock=edgefl.Clock(kind=kind)), tmp_path / "run")
+    found, record = workload(), Record(result.dir)
+    first = [len(found._rows_on(client, 0)) for client in range(3)]
+    counts, versions = [*first], 0
+    for _, (task,), (weight,) in record.sums():
+        trip = record.trip(int(task))
+        assert trip.examples == len(found._rows_on(trip.client, trip.trip))
+        counts[trip.client] = trip.examples
+        assert weight == pytest.approx(trip.examples / sum(counts))
+        versions += 1
+    assert versions == 30
+    assert sum(counts) > 2 * sum(first)
+
+
+def test_the_smallest_batch_to_come_is_tried_before_the_run(tmp_path: Path) -> None:
+    """Batch normalisation fails on a single example, which comes when 16 n + 1 examples are there."""
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n\n\ndef net(**shapes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))\n"
+    )
+    found = experiment(model=edgefl.Model(name="nets:net"), strategy={"name": "fedbuff"})
+    with pytest.raises(ConfigError, match="more than 1 value per channel"):
+        Workload(found, fleet_of(found), tmp_path).prepared()
