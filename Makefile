@@ -10,6 +10,8 @@
 #   make flower     the tests of edgefl.flower, in a .venv-flower of Flower's own versions
 #   make measure-device CC=aarch64-linux-gnu-gcc
 #                   the kit for devices without Python, into build (docs/measure.md)
+#   make wheels     wheels for x86-64 and, if there is a cross compiler (AARCH64_CC), aarch64, into dist; tests/aarch64.sh
+#                   runs the kernels' tests on the second one under qemu
 #   make clean      remove what was built and run here
 
 PYTHON ?= python3
@@ -20,13 +22,15 @@ STAMP  := $(VENV)/.edgefl-stamp
 UNIT   := --ignore=tests/process --ignore=tests/fault -m "not process and not slow"
 NATIVE := $(wildcard kernels/*.*)
 MEASURE_DEVICE := build/measure-device
+AARCH64_CC ?= aarch64-linux-gnu-gcc
+WHEEL := EDGEFL_REQUIRE_C=1 $(BIN)/python -m build --wheel --no-isolation --outdir build/wheels
 
 # Written bytecode, whatever the environment says: hundreds of processes import the same modules.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench docs reproduce soak flower clean measure-device
+.PHONY: help demo test check bench docs reproduce soak flower clean measure-device wheels
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -86,6 +90,17 @@ measure-device:
 	mkdir -p $(dir $(MEASURE_DEVICE))
 	$(CC) -std=c11 -O3 -ffast-math -fopenmp -Wall -Wextra $(CFLAGS) -static -s -o $(MEASURE_DEVICE) \
 	  kernels/device/measure.c
+
+wheels: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[wheels]'
+	rm -rf build/wheels
+	$(WHEEL)
+	if command -v $(AARCH64_CC); then \
+	  CC=$(AARCH64_CC) LDSHARED="$(AARCH64_CC) -shared" _PYTHON_HOST_PLATFORM=linux-aarch64 $(WHEEL); \
+	else echo "no $(AARCH64_CC): no wheel for aarch64" >&2; fi
+	for wheel in build/wheels/*.whl; do \
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist $$wheel || exit; \
+	done
 
 clean:
 	rm -rf $(VENV) .venv-flower build dist runs *.egg-info edgefl/*/*.so
