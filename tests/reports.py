@@ -6,6 +6,7 @@ import json
 import math
 from collections import defaultdict
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def read_json(path: Path) -> Any:
 
 
 class Page(HTMLParser):
-    """Collects what a page is made of, and checks that its tags are closed in order."""
+    """Collects what a page is made of; checks its structure and what screen readers and keyboards need."""
 
     VOID = ("meta", "br", "hr", "img", "link", "input")
 
@@ -119,16 +120,30 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.links: list[str] = []
         self.downloads: list[str] = []
+        self.levels: list[int] = []
         self.feed(path.read_text())
         assert self.open == []
         assert "script" not in self.tags
         assert self.tags.count("style") == 1
         assert len(self.ids) == len(set(self.ids))
+        assert self.levels[:1] == [1]
+        assert self.levels.count(1) == 1
+        assert all(after - before <= 1 for before, after in pairwise(self.levels)), (
+            "a heading level is skipped"
+        )
+        assert "title" in self.tags
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         if tag not in self.VOID:
             self.open.append(tag)
+        found = dict(attrs)
+        if tag in ("h1", "h2", "h3"):
+            self.levels.append(int(tag[1]))
+        wanted = {"html": ["lang"], "th": ["scope"], "svg": ["aria-label"]}.get(tag, [])
+        if found.get("class") == "scroll":
+            wanted = ["aria-label", "tabindex"]  # so that keys scroll it
+        assert all(found.get(name) for name in wanted), f"{tag} without one of {wanted}"
         for name, value in attrs:
             assert not name.startswith("on"), "an event handler"
             if name == "id":

@@ -390,6 +390,17 @@ COLOURS = {
 }
 
 
+MEANINGS = {
+    "reproduced": "as in the paper",
+    "holds": "but wrong implementations pass too",
+    "smaller": "less than half of the paper's effect",
+    "not reproduced": "no such effect here",
+    "not settled": "a wider grid of step sizes could reverse it",
+    "same runs": "two settings made the same models",
+    "out of reach": "not enough computing time",
+}
+
+
 def verdict_table(findings: Sequence[Finding]) -> tables.FittedTable:
     """Return the table of claims for a terminal of 80 columns."""
     cells = []
@@ -447,7 +458,7 @@ def _page(
     rows: Sequence[compare.RunGroup],
     notes: Sequence[str],
 ) -> str:
-    counts = [(each, sum(one.verdict == each for one in findings)) for each in COLOURS]
+    counts = {each: sum(one.verdict == each for one in findings) for each in COLOURS}
     tones = {"reproduced": "good", "not reproduced": "bad"}
     lines = "Thin: each seed; thick: their mean."
     drawn = (
@@ -466,8 +477,9 @@ def _page(
         title,
         citation,
         [
-            page.stat(name.capitalize(), str(count), "of the claims", tones.get(name, "") if count else "")
-            for name, count in counts
+            page.stat(name.capitalize(), str(count), MEANINGS[name], tones.get(name, ""))
+            for name, count in counts.items()
+            if count
         ],
         {
             "Claims": [page.card("", "", page.html_table(head, claims, wrap=(0, 1, 2, 4)))],
@@ -475,4 +487,5 @@ def _page(
             "What differs from the paper": [page.card("", "", page.bullets(notes))] if notes else [],
         },
         "Times are emulated seconds; ± is half the 95% interval of the mean over seeds.",
+        lead=f"{counts['reproduced']} of {tables.many(len(findings), 'claim')} reproduced.",
     )

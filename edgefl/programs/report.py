@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from shlex import join
+from textwrap import shorten
+
 from edgefl.programs.result import PhoneResult, ProgramsResult, WayResult
-from edgefl.results.page import card, html_table, page, stat
+from edgefl.results.page import bullets, card, html_table, page, stat
 from edgefl.results.tables import many, number, percent, seconds
 
 
@@ -11,30 +14,33 @@ def programs_page(result: ProgramsResult, name: str) -> str:
     """Return the HTML page: the verdict, and a row per phone."""
     median, p95 = percent(result.held.median_abs_error, 2), percent(result.held.p95_abs_error, 2)
     headline = [
-        stat("fidelity", *(("VALID", "", "good") if result.held.valid else ("INVALID", "", "bad"))),
-        stat("error", median, f"median; p95 {p95}"),
-        stat("phones", str(len(result.phones)), f"exit code {result.exit_code}"),
-        stat("time", seconds(result.wall_s), f"of the wall, time_scale {result.time_scale:g}"),
+        stat("Fidelity", *(("VALID", "", "good") if result.held.valid else ("INVALID", "", "bad"))),
+        stat("Enforcement error", median, f"median; 95th percentile {p95}"),
+        stat("Phones", str(len(result.phones)), f"exit code {result.exit_code}"),
+        stat("Wall time", seconds(result.wall_s), f"{result.time_scale:g} × the emulated time"),
     ]
+    links = [row for one in result.phones for row in _link_rows(one)]
     sections = {
         "Phones": [
             card("Computing", _COMPUTING, html_table(_CPU, map(_cpu_row, result.phones))),
-            card(
-                "Links", _LINKS, html_table(_LINK, [row for one in result.phones for row in _link_rows(one)])
-            ),
+            *([card("Links", _LINKS, html_table(_LINK, links))] if links else []),
         ],
     }
-    if result.held.reasons:
-        reasons = html_table(("reason",), [(reason,) for reason in result.held.reasons])
-        sections = {"Why it is INVALID": [card("", "", reasons)], **sections}
-    sub = f"{many(len(result.phones), 'phone')}, throttle {result.throttle}, memory {result.memory}"
+    invalid = "<b>INVALID.</b> The emulation missed its accuracy limits." + bullets(result.held.reasons)
+    parts = many(len(result.phones), "phone"), f"throttle {result.throttle}", f"memory limit {result.memory}"
     return page(
         "edgefl exec",
         name,
-        sub,
+        " · ".join(
+            (
+                *dict.fromkeys(shorten(join(one.command), 80, placeholder=" …") for one in result.phones),
+                *parts,
+            )
+        ),
         headline,
         sections,
         "Errors are of enforcement, not of the device model: docs/programs.md",
+        banner="" if result.held.valid else invalid,
     )
 
 
@@ -43,15 +49,15 @@ _COMPUTING = (
     "slower than declared."
 )
 _CPU = (
-    "phone", "exit", ">wall s", ">CPU s", ">declared", ">achieved", ">error", ">peak MiB", ">limit", ">stops",
-    ">joules", "why",
+    "Phone", ">Exit code", ">Wall time, s", ">CPU time, s", ">Cores declared", ">Cores achieved", ">Error",
+    ">Peak memory, MiB", ">Memory limit, MiB", ">Absences", ">Energy, J", "Ended by the emulation",
 )  # fmt: skip
 
 
 def _cpu_row(one: PhoneResult) -> tuple[object, ...]:
     return (
         f"{one.phone} {one.device}", one.exit_code, one.wall_s, one.cpu_s, one.declared_share,
-        one.achieved_share, percent(one.cpu_error, 2), one.peak_mib, one.limit_mib, one.stops,
+        one.achieved_share, percent(one.cpu_error, 2), one.peak_mib, one.limit_mib, one.stops or None,
         one.energy_j, one.why,
     )  # fmt: skip
 
@@ -61,15 +67,15 @@ _LINKS = (
     "network profile. Transmissions delayed by the receiver are not measured."
 )
 _LINK = (
-    "phone",
-    "network",
-    "way",
-    ">MB",
-    ">transmissions",
-    ">declared s",
-    ">achieved s",
-    ">median error",
-    ">broken",
+    "Phone",
+    "Network",
+    "Direction",
+    ">Sent, MB",
+    ">Transmissions",
+    ">Declared time, s",
+    ">Achieved time, s",
+    ">Median error",
+    ">Broken connections",
 )
 
 
@@ -78,7 +84,7 @@ def _link_rows(one: PhoneResult) -> list[tuple[object, ...]]:
     return [
         (
             f"{one.phone} {one.device}", one.network, name, number(way.bytes / 1e6), way.transmissions,
-            way.declared_s, way.achieved_s, percent(way.median_error, 2), one.broken,
+            way.declared_s, way.achieved_s, percent(way.median_error, 2), one.broken or None,
         )
         for name, way in ways.items()
     ]  # fmt: skip

@@ -12,25 +12,27 @@ from edgefl.results.page import Picture, card, figure, html_table, page, stat
 from edgefl.results.pictures import Canvas, colour, house_style
 from edgefl.results.tables import number, short_time
 
-MOST_PICTURES = 60
+MOST_PICTURES, MOST_TICKS = 60, 5
 
 
 def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
     """Return the HTML page of a session's results and of the history of its baselines, made at ``when``."""
     red = [row for row in results.worst_first if row.red]
+    others = [row for row in results.worst_first if not row.red]
     headline = [
-        stat("gate", "RED" if results.red else "GREEN", results.headline, "bad" if results.red else "good"),
-        stat("measured", str(len(results.rows)), "functions on devices"),
+        stat("Gate", "RED" if results.red else "GREEN", "", "bad" if results.red else "good"),
+        stat("Measured", str(len(results.rows)), "functions on devices"),
+        stat("Red", str(len(red)), "of them", "bad" if red else ""),
     ]
     changed = [one for one in series if one.steps]
     if series:
         headline.append(
-            stat("changes of level", str(sum(len(one.steps) for one in series)), "in the history")
+            stat("Changes of level", str(sum(len(one.steps) for one in series)), "in the history")
         )
     ordered = [*changed, *(one for one in series if not one.steps)]
     sections = {
         "Why it is red": [card("", "", _table(red))] if red else [],
-        "All functions": [card("", "", _table(results.worst_first))] if results.rows else [],
+        "Other functions" if red else "All functions": [card("", "", _table(others))] if others else [],
         "History": [_figure(one) for one in ordered[:MOST_PICTURES]],
     }
     base = f"Compared with {results.base}" if results.base else "Device tests"
@@ -43,7 +45,7 @@ def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
 
 def _table(rows: Iterable[GateRow]) -> str:
     return html_table(
-        ("outcome", "test", "device", ">device time", ">MiB", ">sent MiB", "why"),
+        ("Outcome", "Test", "Device", ">Time on the device", ">Peak memory, MiB", ">Sent, MiB", "Reason"),
         [
             (
                 LONG.get(row.outcome, row.outcome),
@@ -71,7 +73,7 @@ def _figure(series: Series) -> str:
 def _picture(series: Series) -> Picture:
     values = np.array([point.value for point in series.points])
     places = range(len(values))
-    canvas = Canvas(left=52.0)
+    canvas = Canvas(left=52.0, up=series.unit or series.figure)
     for start, end in zip([0, *series.steps], [*series.steps, len(values)], strict=True):
         level = float(values[start:end].mean())
         canvas.axes.plot([start, end - 1], [level, level], color=colour("muted"), linewidth=1.2)
@@ -82,9 +84,9 @@ def _picture(series: Series) -> Picture:
         canvas.tip(dot, f"{point.commit} {point.subject}: {number(point.value)} {series.unit}")
     canvas.axes.set_ylim(0, float(values.max()) * 1.15 or 1.0)
     canvas.axes.set_xlim(-0.6, max(1.0, len(values) - 0.4))
-    wanted = places[:: max(1, len(places) // 6)]
-    canvas.axes.set_xticks(wanted, [series.points[place].commit for place in wanted])
-    canvas.axes.set_ylabel(series.unit)
+    wanted = places[:: -(-len(places) // MOST_TICKS)]
+    canvas.axes.set_xticks(wanted, [series.points[place].commit[:7] for place in wanted])
+    canvas.axes.set_xlabel("commit, oldest first")
     data = [
         ("commit", "subject", series.unit),
         *((one.commit, one.subject, one.value) for one in series.points),

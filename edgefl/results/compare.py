@@ -131,25 +131,29 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceT
     """Tables of the time to the target, the rows' figures, and the runs' own metrics."""
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
-    tables += [table(("measure", "run", ">"), own, fold=True)] if own else []
+    tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
     spent = together(run.record for run in runs)
-    return RenderGroup(*tables, *([Text(spent)] if spent else []))
+    parts = [*tables, *([Text(spent)] if spent else [])]
+    return RenderGroup(*[each for part in parts for each in (Text(), part)][1:])
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
     """The table of the time to the target."""
     if target is not None:
         yield table(
-            ("run", ">time, s", ">over the first (95%)", ">trips", ">reached"),
-            [cells[:4] + cells[5:] for cells in _race_cells(rows)],
+            [head.lower() for head in RACE_HEADS],
+            _race_cells(rows),
             title=f"Time to {target}",
             caption=f"{target.rule}\n{RATIO}",
             fold=True,
             gap=1,
+            spare=(4,),
         )
     if cells := [fleets.row(label, one) for label, one in _over_fleets(rows).items()]:
         about = fleets.explained(rows[0].label)
-        yield table(fleets.HEADS, cells, title=fleets.TITLE, caption=about, fold=True)
+        yield table(
+            [head.lower() for head in fleets.HEADS], cells, title=fleets.TITLE, caption=about, fold=True
+        )
 
 
 def _over_fleets(rows: Sequence[RunGroup]) -> dict[str, fleets.Ahead]:
@@ -174,50 +178,53 @@ def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
     ]
 
 
-TERMINAL_HEADS = {"Run": "run", ">Accuracy": ">accuracy", ">Slow classes": ">slow*", ">Loss": ">loss",
-                  ">Trips": ">trips", ">Versions": ">versions", ">Staleness, mean/max": ">stale",
-                  ">Slow weight": ">weight†", ">Fidelity": ""}  # fmt: skip
-"""Headings of a page's table of the rows' figures, and those in the terminal."""
+SHORT = {"accuracy on slow phones' classes": "slow", "client trips": "trips", "staleness, mean/max": "stale",
+         "slow phones' weight": "weight"}  # fmt: skip
+"""Headings in narrow terminals."""
+COMPUTED = "Computed: times follow from the device profiles; no error is measured."
 
 
 def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
     """The figures of a row's last models, by heading; without accuracies unless a row is ``scored``."""
     f = row.figures
-    shares = {">Accuracy": share(f["accuracy"]), ">Slow classes": share(f["slow_accuracy"])}
+    slow = share(f["slow_accuracy"])
+    shares = {">Accuracy": share(f["accuracy"]), ">Accuracy on slow phones' classes": slow}
     return {
         "Run": row.label,
         **(shares if scored else {}),
         ">Loss": _plain(f["loss"]),
-        ">Trips": _count(f["client_trips"]),
+        ">Client trips": _count(f["client_trips"]),
         ">Versions": _count(f["versions"]),
         ">Staleness, mean/max": f"{number(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}",
-        ">Slow weight": _plain(f["slow_weight"]),
+        ">Slow phones' weight": _plain(f["slow_weight"]),
         ">Fidelity": row.verdict,
     }
 
 
 def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
-    """The rows' figures for the terminal: with the loss only where no run has an accuracy."""
+    """The rows' figures for the terminal; a narrow one shows the loss only where no run has an accuracy."""
     slow, scored = first.slow, _scored(rows)
     found = []
     for row in rows:
         cells = _cells(row, scored)
-        cells[">Slow weight"] = number(row.figures["slow_weight"].mean)
+        if not slow.labels:
+            cells.pop(">Accuracy on slow phones' classes", None)
+        cells[">Slow phones' weight"] = number(row.figures["slow_weight"].mean)
         cells[">Fidelity"] = Text(row.verdict, VERDICT_COLOURS.get(row.verdict, ""))
-        found.append(
-            {TERMINAL_HEADS[name]: cell for name, cell in cells.items() if name != ">Loss" or not scored}
-        )
-    phones = ", ".join(slow.profiles)
-    only = f"the classes only {phones} hold"
-    starred = f"* accuracy on {only if slow.labels else 'classes only on slow phones: none'}\n"
+        found.append(cells)
+    phones, heads = ", ".join(slow.profiles), [*found[0]]
+    notes = [f"Slow phones' classes: the classes only {phones} hold."] if slow.labels and scored else []
+    notes.append(f"Slow phones' weight: mean applied weight of {phones}; 1 is fair.")
+    notes += [COMPUTED] if any(row.verdict == "computed" for row in rows) else []
     return table(
-        [*found[0]],
+        [head.lower() for head in heads],
         [[*cells.values()] for cells in found],
         title="At the end",
-        caption=f"{starred if scored else ''}† applied weight of {phones} (the slow phones): 1 is fair\n"
-        "stale: staleness, mean/max",
+        caption="\n".join(notes),
         fold=True,
         gap=1,
+        spare=[heads.index(">Loss")] if scored else [],
+        short=SHORT,
     )
 
 
@@ -376,8 +383,9 @@ def comparison_page(
     about = "" if _scored(rows) else "No accuracy is measured. "
     lines = "On test examples."
     if any(len(row.runs) > 1 for row in rows):
-        about += "± is half the 95% interval of the mean over seeds."
+        about += "± is half the 95% interval of the mean over seeds. "
         lines = "Thin: each seed; thick: their mean."
+    about += COMPUTED if any(row.verdict == "computed" for row in rows) else ""
     ends = [_cells(row, _scored(rows)) for row in rows]
     invalid = ", ".join(row.label for row in rows if not row.valid)
     warning = (
@@ -388,7 +396,17 @@ def comparison_page(
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
     sections = {
         "Side by side": [
-            *([page.card(f"Time to {target}", f"{target.rule} {RATIO}", _race_html(rows))] if target else []),
+            *(
+                [
+                    page.card(
+                        f"Time to {target}",
+                        f"{target.rule} {RATIO}",
+                        html_table(RACE_HEADS, _race_cells(rows)),
+                    )
+                ]
+                if target
+                else []
+            ),
             *_fleets_html(rows),
             page.card(
                 "At the end of the runs", about, html_table([*ends[0]], [[*row.values()] for row in ends])
@@ -419,9 +437,8 @@ def _fleets_html(rows: Sequence[RunGroup]) -> list[str]:
 RATIO = "Time is emulated. Ratios are to the first row, seed by seed, with the 95% interval of their mean."
 
 
-def _race_html(rows: Sequence[RunGroup]) -> str:
-    head = ["Run", ">Seconds to target", ">Over the first", ">Trips to target", ">Over the first", ">Reached"]
-    return html_table(head, _race_cells(rows))
+RACE_HEADS = ("Run", ">Time to target, s", ">Time ÷ first run's (95%)", ">Client trips to target",
+              ">Trips ÷ first run's (95%)", ">Reached")  # fmt: skip
 
 
 def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
@@ -485,7 +502,7 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
         return page.card(title, about, html_table(["Profile", *(f">{row.label}" for row in rows)], cells))
 
     return [
-        by_profile("Applied weight by profile", "Mean share of applied weight, times n: 1 is fair.",
+        by_profile("Applied weight by profile", "Mean over a profile's clients: 1 is fair.",
                    lambda summary: summary["applied_weight"]["by_profile"]),
         by_profile("Staleness by profile", "Mean over applied updates.",
                    lambda summary: {name: found["mean"]

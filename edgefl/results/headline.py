@@ -63,7 +63,7 @@ def headline(summary: Mapping[str, Any]) -> list[Stat]:
     note = "no update applied" if weight is None else f"weight {number(weight)} of the fair share"
     of_slow = Stat("Slow phones' classes", percent(theirs), note)
     if theirs is None and weight is not None:
-        of_slow = Stat("Slow phones' weight", f"{number(weight)} of the fair share")
+        of_slow = Stat("Slow phones' weight", number(weight), "1 is fair")
     stale = f"staleness {number(staleness['mean'])} mean, {staleness['max']} max"
     return [
         Stat("Strategy", summary["strategy"] or "–", many(summary["processes"], "training process")),

@@ -80,8 +80,8 @@ def page(
 
 
 def stat(name: str, value: str, note: str = "", tone: str = "") -> str:
-    """One headline card; ``tone`` is "", "good" or "bad". Words are smaller than numbers."""
-    word = "" if value[:1].isdigit() or value in ("–", "VALID", "INVALID") else " word"
+    """One headline card; ``tone`` is "", "good" or "bad". Words are smaller than numbers and verdicts."""
+    word = "" if value[:1].isdigit() or value == "–" or value.isupper() else " word"
     return (
         f'<div class="card"><p class="stat"><span{hint(name)}>{escape(name)}</span></p>'
         f'<p class="value {tone}{word}">{escape(value)}</p><p class="note">{escape(note)}</p></div>'
@@ -117,7 +117,8 @@ def figure(title: str, about: str, picture: Picture | None, empty: str = "Nothin
         return card(title, empty, "", wide=False)
     keys = [f'<i style="background:var(--{role})"></i>{escape(text)}' for role, text in picture.keys]
     legend = f'<ul class="keys"><li>{"</li><li>".join(keys)}</li></ul>' if keys else ""
-    drawn = f'{legend}<div class="picture">{picture.svg}</div>{_download(title, picture.data)}'
+    scrolls = ' role="group" aria-label="Picture" tabindex="0"' if picture.wide else ""
+    drawn = f'{legend}<div class="picture"{scrolls}>{picture.svg}</div>{_download(title, picture.data)}'
     return card(title, about, drawn, wide=picture.wide)
 
 
@@ -139,20 +140,39 @@ def html_table(
 ) -> str:
     """A table of a page, which scrolls if its card is too narrow. Cells are escaped.
 
-    Long words of the columns ``wrap``, by default the last, are broken, after ``::`` if they have one.
+    Long words of the columns ``wrap``, by default the last, are broken, after ``::`` if they have one. With
+    several such columns, a narrow screen shows each row as a block. Columns without a value in any row are
+    left out, except the first.
     """
+    cells = [[tables.figure(value) for value in row] for row in rows]
     wrapped = (len(columns) - 1,) if wrap is None else wrap
+    stacked = len(wrapped) > 1
+    shown = [
+        k for k in range(len(columns)) if k == 0 or not cells or any(row[k] not in ("", "–") for row in cells)
+    ]
 
-    def cell(tag: str, place: int, value: object) -> str:
+    def role(name: str) -> str:  # CSS that turns rows into blocks would hide them from screen readers
+        return f' role="{name}"' if stacked else ""
+
+    def heading(place: int) -> str:
+        name = columns[place].lstrip(">")
+        kind = ' class="n"' if columns[place].startswith(">") else ""
+        return f'<th scope="col"{role("columnheader")}{kind}{hint(name)}>{escape(name)}</th>'
+
+    def cell(place: int, value: str) -> str:
         number = columns[place].startswith(">")
-        kind = ' class="n"' if number else ' class="text"' if tag == "td" and place in wrapped else ""
-        kind += hint(str(value)) if tag == "th" else ""
-        text = escape(tables.figure(value)).replace("::", "::<wbr>")
-        return f"<{tag}{kind}>{text}</{tag}>"
+        kind = ' class="n"' if number else ' class="text"' if place in wrapped else ""
+        kind = ' class="n none"' if stacked and value == "–" else kind
+        name = f' data-name="{escape(columns[place].lstrip(">"))}"' if stacked else ""
+        return f"<td{role('cell')}{kind}{name}>{escape(value).replace('::', '::<wbr>')}</td>"
 
-    head = "".join(cell("th", place, name.lstrip(">")) for place, name in enumerate(columns))
-    body = "".join(f"<tr>{''.join(cell('td', k, value) for k, value in enumerate(row))}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    head = "".join(map(heading, shown))
+    body = "".join(f"<tr{role('row')}>{''.join(cell(k, row[k]) for k in shown)}</tr>" for row in cells)
+    kind, group = (' class="stack"' if stacked else ""), role("rowgroup")
+    return (
+        f'<div class="scroll" role="group" aria-label="Table" tabindex="0"><table{kind}{role("table")}>'
+        f"<thead{group}><tr{role('row')}>{head}</tr></thead><tbody{group}>{body}</tbody></table></div>"
+    )
 
 
 # ---- terms -------------------------------------------------------------------------------------
@@ -160,7 +180,7 @@ def html_table(
 _TERMS = {
     "to target": (r"to target$", "Until the smoothed measure reached the target; the table names both."),
     "slow phones": (
-        r"slow phones|^slow classes$",
+        r"slow phones",
         "The clients of the slowest profiles, by the declared time of a trip; fixed by the fleet.",
     ),
     "accuracy": (r"^accuracy", "Share of the test examples that the global model classifies right."),
@@ -170,12 +190,8 @@ _TERMS = {
         "1 is fair.",
     ),
     "client trip": (
-        r"^client trips|^trips\b|^trip, s|^whole trip|client trips$",
+        r"^client trips|^trips\b|^median trip|^whole trip|client trips$",
         "One client's way through a task: download of the model, training, upload of its update.",
-    ),
-    "computed": (
-        r"^computed$",
-        "Under the virtual clock trips take exactly what profiles declare: nothing is enforced.",
     ),
     "emulated time": (
         r"emulated time",
@@ -185,13 +201,16 @@ _TERMS = {
         r"^fidelity$",
         "How far achieved times were from what profiles declare; INVALID where that is too far.",
     ),
-    "in all": (r"^in all", "Sum of the achieved times over the sum of the declared ones, minus 1."),
-    "model within": (
-        r"^model within",
+    "error of the total": (
+        r"^error of the total",
+        "Sum of the achieved times over the sum of the declared ones, minus 1.",
+    ),
+    "device model within": (
+        r"^device model within",
         "Factor within which 90% of a real device's times lie around its profile's.",
     ),
     "proportional set size": (
-        r"^memory$|^peak mib",
+        r"^memory$|^peak memory",
         "Memory of a process in which a page shared by n processes counts as an n-th.",
     ),
     "seen by the server": (
@@ -228,5 +247,5 @@ def glossary(html: str) -> str:
     """Return an HTML glossary of the terms that ``html`` explains; an empty string if there are none."""
     used = [term for term, text in TERMS.items() if escape(text) in html]
     rows = "".join(f"<dt>{term}</dt><dd>{escape(TERMS[term])}</dd>" for term in used)
-    card = f'<h2>Words</h2><div class="grid"><section class="card wide"><dl>{rows}</dl></section></div>'
+    card = f'<h2>Terms</h2><div class="grid"><section class="card wide"><dl>{rows}</dl></section></div>'
     return card if used else ""

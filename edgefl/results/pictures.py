@@ -73,16 +73,20 @@ def series(k: int) -> str:
 
 
 class Canvas:
-    """A figure with one axes, sized in points; margins are points too."""
+    """A figure with one axes, sized in points; margins are points too. ``up`` names the y axis."""
 
-    def __init__(self, width: float = 400.0, height: float = 220.0, *, left: float = 40.0) -> None:
-        bottom, top, right = 34.0, 12.0, 12.0
+    def __init__(
+        self, width: float = 400.0, height: float = 220.0, *, left: float = 40.0, up: str = ""
+    ) -> None:
+        bottom, top, right = 34.0, 24.0 if up else 12.0, 12.0
         self.figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         self.figure.patch.set_visible(False)
         box = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
         self.axes: Axes = self.figure.add_axes(box)
         self.axes.patch.set_visible(False)
+        self.axes.set_title(up, loc="left", fontsize=9.5, color=colour("muted"), pad=6)
         self.axes.xaxis.set_major_formatter(lambda value, _: number(value))
+        self.axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         self._tips: list[str] = []
 
     def shares(self, top: float = 1.03, low: float = 0.0) -> float:
@@ -147,7 +151,7 @@ def curves_picture(
     """Curves of a ``share`` or other numbers over ``at_s`` or ``trips``; ``ends`` labels last values."""
     if not curves:
         return None
-    canvas = Canvas()
+    canvas = Canvas(up=what)
     text_of = "{:.1%}".format if share else number
     for curve in reversed(curves):
         for seed in curve.seeds:
@@ -168,7 +172,7 @@ def curves_picture(
             up = (6.0 if value == max(last) else -6.0) if close else 0.0
             canvas.axes.annotate(
                 text_of(value), (curve.x[-1], value), (6, up), textcoords="offset points", va="center",
-                annotation_clip=False, color=colour(curve.role), fontweight="bold",
+                annotation_clip=False, color=colour("ink"), fontweight="bold",
             )  # fmt: skip
     keys = [(curve.role, curve.name) for curve in curves]
     points: list[tuple[object, ...]] = [("curve", column, what.lower())]

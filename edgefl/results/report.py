@@ -76,9 +76,12 @@ def is_whole(content: bytes) -> bool:
 
 def report(record: Record, summary: dict[str, Any]) -> str:
     """The run's page: self-contained HTML with inline pictures, light and dark, without scripts."""
-    not_judged = "Error of achieved against declared time. "
-    not_judged += f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged. "
-    not_judged += f"Apart from this, the device model is {model_error(summary['model_error_factor'])}."
+    enforced = record.meta.clock != "virtual"
+    judged = "Times are computed from the profiles, not enforced, so they have no error of enforcement. "
+    if enforced:
+        judged = "Error of achieved against declared time. "
+        judged += f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged. "
+    judged += f"Apart from this, the device model is {model_error(summary['model_error_factor'])}."
     experiment = f"<pre>{escape(record.meta.toml.strip() or 'not recorded')}</pre>"
     fidelity, meta, stages = summary["fidelity"], record.meta, summary["server_time"]["stages"].items()
     banner = (
@@ -90,7 +93,10 @@ def report(record: Record, summary: dict[str, Any]) -> str:
         "do not use these figures as results."
     )
     calls = {row.stage: row.calls for row in record.costs}
-    server = [[name, percent(found["share"]), found["us_a_trip"], calls[name]] for name, found in stages]
+    server = [
+        [name, percent(found["share"]), number(found["us_a_trip"]), f"{calls[name]:,}"]
+        for name, found in stages
+    ]
     kinds = (meta.partition and f"{meta.partition} partition", many(summary["clients"], "client"))
     clock = meta.clock and f"{meta.clock} clock"
     about = (meta.strategy, meta.data, meta.model, *kinds, clock, f"seed {meta.seed}")
@@ -102,23 +108,24 @@ def report(record: Record, summary: dict[str, Any]) -> str:
             *secure_card(summary.get("secure")),
             *_attackers(summary.get("attackers")),
             *_logged(record),
-            page.figure("Applied weight by client", "Share of all applied weight, times n: 1 is fair.",
+            page.figure("Applied weight by client", "Share of all weight in the sums, times n: 1 is fair.",
                         draw_weights(record), "No update was applied."),
         ],
         "Fleet": [
             page.figure("Timeline of trips", "One lane per client, fastest profile first.",
                         draw_timeline(record), "No trip was made."),
-            page.card("Profiles", "Slowest first. Weight: mean share of applied weight, times n.",
+            page.card("Profiles", "Slowest first. Applied weight: mean over the profile's clients.",
                       _profiles(record, summary)),
             *_energy(summary["energy"]),
-            page.card("Fidelity", not_judged, _fidelity(fidelity, summary["model_error_factor"])),
-            page.card("Phase", "Phones of one model in step distort comparisons: docs/individuals.md.",
-                      _phase(summary["phase"]), wide=False),
+            page.card("Fidelity", judged, _fidelity(fidelity, summary["model_error_factor"], enforced),
+                      wide=enforced),
+            page.card("Phase", "Phones that act at the same times distort comparisons: docs/individuals.md.",
+                      _phase(summary["phase"]), wide=enforced),
             page.card("Integrity and incidents", "", _incidents(record, summary)),
         ],
         "Server and host": [
             page.card("Server time", summary["server_time"]["says"],
-                      html_table(["Stage", ">Share", ">µs a trip", ">Calls"], server), wide=False),
+                      html_table(["Stage", ">Share", ">µs per trip", ">Calls"], server), wide=False),
             page.card("Memory", "Proportional set size: a shared page counts once.", _memory(record, summary),
                       wide=False),
         ],
@@ -227,9 +234,8 @@ def _attackers(found: dict[str, Any] | None) -> list[str]:
             [name.capitalize(), percent(of["weight_share"]), number(of["weight"]), percent(of["accuracy"])]
         )
     about = f"{many(found['clients'], 'client')} sent harmful updates. "
-    about += "Weight: mean share of applied weight, times n. "
     about += f"Accuracy: of the last model on {found['accuracy_on']}." if found["accuracy_on"] else ""
-    table = html_table(["Clients", ">Share of weight", ">Weight", ">Accuracy"], rows)
+    table = html_table(["Clients", ">Share of weight", ">Applied weight", ">Accuracy"], rows)
     return [page.card("Attackers", about, table, wide=False)]
 
 
@@ -269,8 +275,9 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
                 number(peak.get("process_grew_mib")),
             ]
         )
-    head = ["Profile", "Network", ">Clients", ">Step, s", ">Trips", ">Trip, s", ">Staleness / 95%", ">Weight",
-            ">Accuracy on its classes", ">Peak MiB / limit", ">Process grew, MiB"]  # fmt: skip
+    head = ["Profile", "Network", ">Clients", ">Training step, s", ">Trips", ">Median trip time, s",
+            ">Staleness, mean / 95th percentile", ">Applied weight", ">Accuracy on its classes",
+            ">Peak memory / limit, MiB", ">Process growth, MiB"]  # fmt: skip
     return html_table(head, rows)
 
 
@@ -282,9 +289,17 @@ def _energy(found: dict[str, Any]) -> list[str]:
         [name, *(number(one[part]) for part in PARTS_J), number(one["total_j"]), _range(one)]
         for name, one in (*found["by_profile"].items(), ("all", found))
     ]
-    head = ["Profile", ">Computing, J", ">Download, J", ">Upload, J", ">Idle, J", ">Sum, J", ">90%"]
+    head = [
+        "Profile",
+        ">Computing, J",
+        ">Download, J",
+        ">Upload, J",
+        ">Idle, J",
+        ">Sum, J",
+        ">90% interval, J",
+    ]
     unknown = f" {found['unknown_trips']:,} trips of devices without stated power are missing."
-    about = "Of completed trips, by the profiles' currents or a metered radio: docs/profiles.md."
+    about = "Energy of completed trips, from the profiles' currents or a metered radio: docs/profiles.md."
     return [page.card("Energy", about + (unknown if found["unknown_trips"] else ""), html_table(head, rows))]
 
 
@@ -292,14 +307,19 @@ def _range(one: dict[str, float]) -> str:
     return f"{number(one['low_j'])} to {number(one['high_j'])}"
 
 
-def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float]) -> str:
+def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float], enforced: bool) -> str:
+    """Tables of the errors by part and device; only of the device model if times are not ``enforced``."""
+    within, factors = "Device model within (90%)", {k: f"{v:.2g}×" for k, v in model_error_factor.items()}
+    if not enforced:
+        return html_table(["Device", f">{within}"], factors.items()) if factors else ""
     rows = []
     for part, name in PARTS.items():
         if (found := fidelity["by_quantity"].get(part)) is not None and found["measured"]:
             signed = (_signed(found[which]) for which in ("mean_error", "median_error"))
             absolute = (percent(found[which], 2) for which in ("median_abs_error", "p95_abs_error"))
             rows.append([name, *signed, *absolute, f"{found['measured']:,}"])
-    head = ["Part", ">In all", ">Median, signed", ">Median", ">95th percentile", ">Trips"]
+    head = ["Part of a trip", ">Error of the total", ">Median error", ">Median absolute error",
+            ">95th percentile, absolute", ">Trips"]  # fmt: skip
     by_phase = [
         [device, *(_errors(found.get(part, {})) for part in PHASES)]
         for device, found in fidelity["by_device"].items()
@@ -308,13 +328,13 @@ def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float]) ->
         [
             device,
             *(_signed(found.get(part, {}).get("mean_error")) for part in PARTS),
-            f"{model_error_factor[device]:.2g}×" if device in model_error_factor else None,
+            factors.get(device),
         ]
         for device, found in fidelity["by_device"].items()
     ]
     parts = (f">{name}" for name in PARTS.values())
-    columns = ["In all, by device", *parts, ">Model within (90%)"]
-    named = ["Median / 95th percentile, by device", *(f">{PARTS[part]}" for part in PHASES)]
+    columns = ["Error of the total, by device", *parts, f">{within}"]
+    named = ["Median error / 95th percentile, by device", *(f">{PARTS[part]}" for part in PHASES)]
     warnings = page.bullets(fidelity.get("warnings", ()))
     listed = f"<p>Warning: phases that are off while their trips are on time</p>{warnings}"
     tables = html_table(head, rows) + html_table(named, by_phase) + html_table(columns, devices)
@@ -341,7 +361,8 @@ def _phase(phase: dict[str, Any]) -> str:
     ]  # fmt: skip
     if not rows:
         return "<p>Too few updates to judge.</p>"
-    table = html_table(["", ">This run", ">Independent phones", ">99% interval"], rows)
+    head = ["Share of", ">This run", ">If phones were independent", ">99% interval"]
+    table = html_table(head, rows, wrap=(0,))
     if phase["by_design"]:
         return f"{table}<p>Clients act together by design: {escape(phase['by_design'])}.</p>"
     return table + (f"<p><b>{escape(phase['warning'])}</b></p>" if phase["warning"] else "")
@@ -378,7 +399,8 @@ def _incidents(record: Record, summary: dict[str, Any]) -> str:
 def _memory(record: Record, summary: dict[str, Any]) -> str:
     found, kind = summary["memory"], "worker" if record.meta.clock == "virtual" else "client"
     names = {"processes": many(len(record.meta.memory.clients_mib), kind), "per_process": f"each {kind}"}
-    names |= {name: name for name in ("evaluator", "zygote", "server", "supervisor")}
+    names |= {"evaluator": "evaluator", "zygote": "zygote, which clients are forked from"}
+    names |= {name: name for name in ("server", "supervisor")}
     sizes = [[text, found[f"{name}_mib"]] for name, text in (names | {"shared": "shared buffer"}).items()]
     return html_table(["Process", ">MiB"], [row for row in sizes if row[1]])
 
@@ -419,7 +441,7 @@ def draw_classes(record: Record) -> Picture | None:
         return None
     last = record.evaluations[-1]
     values, only = class_accuracy(last), set(slow_group(record).labels)
-    canvas = Canvas()
+    canvas = Canvas(up="Accuracy")
     axes = canvas.axes
     for label in np.flatnonzero(np.isfinite(values)).tolist():
         value = values[label]
@@ -451,10 +473,10 @@ def draw_weights(record: Record) -> Picture | None:
     rank = np.lexsort((-share, np.array([order[name] for name in profile.tolist()])))
     places = np.unique(np.linspace(0, len(rank) - 1, min(MOST_POINTS, len(rank))).astype(int))
     shown = rank[places]
-    canvas = Canvas(left=34)
+    canvas = Canvas(left=34, up="Applied weight ÷ fair share")
     axes = canvas.axes
     axes.axhline(1.0, color=colour("ink"), linewidth=1.0, linestyle=(0, (4, 3)))
-    axes.annotate("fair: 1/n each", (1, 1), (-2, 5), xycoords=("axes fraction", "data"),
+    axes.annotate("fair share", (1, 1), (-2, 5), xycoords=("axes fraction", "data"),
                   textcoords="offset points", ha="right", color=colour("ink"), fontsize=9)  # fmt: skip
     size = 6 if len(rank) <= 100 else 2.5
     for name, role in {**roles, "": "muted"}.items():

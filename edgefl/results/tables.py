@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from typing import Literal
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -60,41 +61,46 @@ class FittedTable:
     """A table for the terminal, made by `table`, that never breaks numbers and short words.
 
     In a narrow terminal, text wraps between words. Where even the longest words of all columns do not fit
-    side by side, each row becomes a block: its first cell, and below it the others behind their headings.
+    side by side, the spare columns are left out; then headings are abbreviated, with a legend below; then
+    each row becomes a block: its first cell, and below it all others behind their headings.
     """
 
     def __init__(
         self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None,
-        caption: str | None, fold: bool, gap: int,
+        caption: str | None, fold: bool, gap: int, spare: Iterable[int], short: Mapping[str, str],
     ) -> None:  # fmt: skip
         self._heads = [column.lstrip(">") for column in columns]
+        self._spare, self._short = {*spare}, short
         self._rows = [
             [cell if isinstance(cell, Text) else Text(figure(cell)) for cell in row] for row in rows
         ]
-        self._title, self._caption, self._gap = title and Text(title), caption and Text(caption), gap
+        self._title, self._gap = title and Text(title), gap
+        self._caption = Text(caption) if caption else None
         numbers = self._numbers = [column.startswith(">") for column in columns]
         whole = [number or (place == 0 and not fold) for place, number in enumerate(numbers)]
         cells = [[row[place].plain for row in self._rows if row] for place in range(len(columns))]
-        self._widths = [
-            max(map(cell_len, [head, *texts])) for head, texts in zip(self._heads, cells, strict=True)
-        ]
+        self._widths = [max(map(cell_len, texts), default=0) for texts in cells]
         self._least = [
-            max(
-                _longest_word([head]),
-                max(map(cell_len, texts), default=0) if kept else min(_longest_word(texts), LONG_WORD),
-            )
-            for head, texts, kept in zip(self._heads, cells, whole, strict=True)
+            width if kept else min(_longest_word(texts), LONG_WORD)
+            for width, texts, kept in zip(self._widths, cells, whole, strict=True)
         ]
-        """Each column's width with whole cells, and the least that breaks no number, name or short word."""
+        """Widths of each column's whole cells, and the least that break no number, name or short word."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        gaps = len(self._heads) - 1
-        if sum(self._widths) + self._gap * gaps <= options.max_width:
-            yield self._table([None] * len(self._heads), self._gap)
-        elif sum(self._least) <= (room := options.max_width - gaps):
-            yield self._table(self._squeezed(room), 1)
-        else:
-            yield from self._blocks(options.max_width - 2)
+        every = range(len(self._heads))
+        kept = [place for place in every if place not in self._spare]
+        short = [self._short.get(head, head) for head in self._heads]
+        for places, heads in ((every, self._heads), (kept, self._heads), (kept, short)):
+            gaps = len(places) - 1
+            whole = [max(self._widths[k], cell_len(heads[k])) for k in places]
+            least = [max(self._least[k], _longest_word([heads[k]])) for k in places]
+            if sum(whole) + self._gap * gaps <= options.max_width:
+                yield self._table(places, heads, [None] * len(places), self._gap)
+                return
+            if sum(least) <= (room := options.max_width - gaps):
+                yield self._table(places, heads, _squeezed(whole, least, room), 1)
+                return
+        yield from self._blocks(options.max_width - 2)
 
     def _repr_html_(self) -> str:
         """The table in a notebook."""
@@ -113,28 +119,28 @@ class FittedTable:
         return f"<table>{title}<thead>{row('th', self._heads)}</thead><tbody>{body}</tbody></table>{note}"
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self._table([None] * len(self._heads), self._gap))
+        every = range(len(self._heads))
+        whole = self._table(every, self._heads, [None] * len(every), self._gap)
+        return Measurement.get(console, options, whole)
 
-    def _squeezed(self, room: int) -> list[int]:
-        """Widths that fill the room; the widest columns are narrowed first."""
-        widths = list(self._widths)
-        while sum(widths) > room:
-            loose = [
-                k for k, (width, least) in enumerate(zip(widths, self._least, strict=True)) if width > least
-            ]
-            widths[max(loose, key=lambda k: widths[k])] -= 1
-        return widths
-
-    def _table(self, widths: Sequence[int | None], gap: int) -> Table:
+    def _table(
+        self, places: Sequence[int], heads: Sequence[str], widths: Sequence[int | None], gap: int
+    ) -> Table:
+        """The table of the columns ``places``; abbreviated ``heads`` are explained in its caption."""
+        pairs = ((heads[k], self._heads[k]) for k in places)
+        legend = "; ".join(f"{head}: {whole}" for head, whole in pairs if head != whole)
+        notes: list[Text] = [*filter(None, (self._caption, Text(legend)))]
         made = Table(
-            box=SIMPLE_HEAD, title=self._title, title_justify="left", caption=self._caption,
-            caption_justify="left", show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0),
+            box=SIMPLE_HEAD, title=self._title, title_justify="left", caption_justify="left",
+            caption=Text("\n").join(notes) if notes else None, show_edge=False, pad_edge=False,
+            padding=(0, gap - 1, 0, 0),
         )  # fmt: skip
-        for head, number, width in zip(self._heads, self._numbers, widths, strict=True):
-            made.add_column(Text(head), justify="right" if number else "left", overflow="fold", width=width)
+        for k, width in zip(places, widths, strict=True):
+            side: Literal["left", "right"] = "right" if self._numbers[k] else "left"
+            made.add_column(Text(heads[k]), justify=side, overflow="fold", width=width)
         for row in self._rows:
             if row:
-                made.add_row(*row)
+                made.add_row(*(row[k] for k in places))
             else:
                 made.add_section()
         return made
@@ -147,6 +153,15 @@ class FittedTable:
             parts = [Text.assemble(f"{head} " if head else "", cell) for head, cell in named if cell.plain]
             yield Padding(Text("\n").join(_filled(parts, room)), (0, 0, 0, 2))
         yield from filter(None, [self._caption])
+
+
+def _squeezed(whole: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths that fill the room, from whole ones down; the widest columns are narrowed first."""
+    widths = [*whole]
+    while sum(widths) > room:
+        loose = (k for k, width in enumerate(widths) if width > least[k])
+        widths[max(loose, key=lambda k: widths[k])] -= 1
+    return widths
 
 
 def _filled(parts: Iterable[Text], room: int) -> list[Text]:
@@ -172,13 +187,16 @@ def table(
     caption: str | None = None,
     fold: bool = False,
     gap: int = 2,
+    spare: Iterable[int] = (),
+    short: Mapping[str, str] | None = None,
 ) -> FittedTable:
     """A plain table for the terminal; columns whose name starts with ``>`` are numbers, aligned right.
 
     Numbers are never broken, names in the first column only with ``fold``; columns are ``gap`` apart. An
-    empty row ends a section.
+    empty row ends a section. Where the table is too wide, the columns ``spare`` are left out, then headings
+    are replaced by those of ``short``.
     """
-    return FittedTable(columns, rows, title, caption, fold, gap)
+    return FittedTable(columns, rows, title, caption, fold, gap, spare, short or {})
 
 
 def figure(value: object) -> str:

@@ -261,7 +261,7 @@ class LivePage:
         cards = [
             learned(progress.accuracy, progress.loss, progress.metrics),
             Stat("Client trips", f"{progress.trips:,}", ", ".join(lost) or "no update was lost"),
-            Stat("Throughput", f"{number(self._rate())}/s", "trips, of late"),
+            Stat("Throughput", f"{number(self._rate())}/s", "client trips, recently"),
             Stat("Version", f"{progress.version:,}", "of the global model"),
             Stat("Staleness", number(progress.staleness_mean), f"mean; {progress.staleness_max:,} max"),
             emulated_time(progress.emulated_s, progress.wall_s),
@@ -291,7 +291,7 @@ class LivePage:
             _chart("Throughput", "client trips a wall second", "", ("trips/s", now_s[1:], rate)),
             _chart("Staleness", f"versions, mean of the last {RECENT} trips", "",
                    ("staleness", now_s, staleness)),
-            _chart("Enforcement error", "of late, achieved against declared time", "share",
+            _chart("Enforcement error", "recent, achieved against declared time", "share",
                    ("median", now_s, median), ("95th percentile", now_s, p95)),
         ]  # fmt: skip
 
@@ -307,10 +307,15 @@ class LivePage:
             facts |= {} if row is None else _recorded_facts(row)
         state = STATES[self._states[client]] if client < len(self._states) else "not connected"
         none = '<p class="about">No {} yet.</p>'
+        about = '<p class="about">The last trips, newest first. Times are achieved of declared.</p>'
         shown = [(f"{one.at_s:.1f}", one.kind, one.detail) for one in incidents]
         return (
             f"<h3>Phone {client}: {escape(state)}</h3>{page.facts(facts)}"
-            + (html_table(TRIP_COLUMNS, map(_trip, trips)) if trips else none.format("trip has ended"))
+            + (
+                about + html_table(TRIP_COLUMNS, map(_trip, trips))
+                if trips
+                else none.format("trip has ended")
+            )
             + (html_table(INCIDENT_COLUMNS, shown) if shown else none.format("incident"))
         )
 

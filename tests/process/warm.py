@@ -144,7 +144,11 @@ class Undrawn(supervisor._Supervisor):
             return super().run()
         with contextlib.ExitStack() as stack:
             for name in DRAWING:
-                stack.enter_context(mock.patch(f"edgefl.results.{name}", return_value=Picture("<svg></svg>")))
+                stack.enter_context(
+                    mock.patch(
+                        f"edgefl.results.{name}", return_value=Picture('<svg aria-label="\u2026"></svg>')
+                    )
+                )
             return super().run()
 
 

@@ -9,16 +9,18 @@ import re
 import subprocess
 import sys
 from html import escape
+from itertools import combinations
 from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgefl.cli import main
 from edgefl.results import pictures
 from edgefl.results.compare import compare
-from edgefl.results.page import TERMS, glossary, hint, term_of
+from edgefl.results.page import CSS, TERMS, glossary, hint, html_table, term_of
 from edgefl.results.pictures import Canvas, Curve
 from edgefl.results.report import write_report
 from tests.reports import Page, write_run
@@ -52,7 +54,7 @@ def test_a_run_without_any_measure_has_a_sentence_too(tmp_path: Path) -> None:
 
 def test_terms_are_explained_under_the_pointer_and_in_a_list(folder: Path) -> None:
     html = write_report(folder).read_text()
-    words = html.partition("<h2>Words</h2>")[2]
+    words = html.partition("<h2>Terms</h2>")[2]
     for term in ("staleness", "applied weight", "fidelity", "slow phones", "client trip", "version"):
         assert f"<dt>{term}</dt>" in words
         assert html.count(f'title="{escape(TERMS[term])}"') >= 1
@@ -80,6 +82,77 @@ def test_the_data_of_each_picture_is_in_the_page(folder: Path) -> None:
     names = re.findall(r'download="([^"]+)"', path.read_text())
     assert names[0] == "accuracy-over-emulated-time.csv"
     assert len(set(names)) == len(names)
+
+
+def colours(dark: bool) -> dict[str, NDArray[np.float64]]:
+    """The CSS variables that are colours, as linear RGB."""
+    light, _, rest = CSS.partition("@media (prefers-color-scheme: dark)")
+    found = re.findall(r"--([\w-]+): #([0-9a-f]{6});", rest.partition("} }")[0] if dark else light)
+    values = {name: np.array([int(code[k : k + 2], 16) for k in (0, 2, 4)]) / 255 for name, code in found}
+    return {
+        name: np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+        for name, value in values.items()
+    }
+
+
+def contrast(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Contrast ratio by WCAG 2.2."""
+    low, high = sorted(float(rgb @ (0.2126, 0.7152, 0.0722)) for rgb in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_texts_and_drawings_have_contrast(dark: bool) -> None:
+    found = colours(dark)
+    for text in ("ink", "muted", "good", "bad", "link"):
+        for ground in ("page", "card"):
+            assert contrast(found[text], found[ground]) >= 4.5, (text, ground)
+    assert contrast(found["bad"], found["bad-soft"]) >= 4.5
+    for role in [*map(pictures.series, range(9)), "down", "compute", "up", "bad"]:
+        assert contrast(found[role], found["card"]) >= 3, role
+
+
+SIGHT = {
+    "all cones": np.eye(3),
+    "no long-wave cones": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "no medium-wave cones": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "no short-wave cones": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+"""Linear RGB as seen without one kind of cones (Machado, Oliveira, Fernandes 2009, severity 1)."""
+
+
+def lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
+    """CIELAB of linear sRGB."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ np.clip(rgb, 0, 1) / (0.9505, 1.0, 1.089)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("sight", SIGHT)
+def test_colour_blind_readers_can_tell_the_series_apart(sight: str, dark: bool) -> None:
+    """A blue and a purple of one lightness differ by 2 or 3 without medium-wave cones."""
+    found = colours(dark)
+    for roles in (map(pictures.series, range(9)), ("down", "compute", "up", "bad")):
+        seen = {role: lab(np.array(SIGHT[sight]) @ found[role]) for role in roles}
+        for one, other in combinations(seen, 2):
+            assert np.linalg.norm(seen[one] - seen[other]) >= 12, (one, other)
+
+
+def test_a_column_without_values_is_left_out_and_a_table_of_texts_becomes_blocks() -> None:
+    html = html_table(
+        ("Claim", ">Error", "Here", "Note"), [("a", None, "b", ""), ("c", None, "", "")], wrap=(0, 2)
+    )
+    assert re.findall(r'<th scope="col"[^>]*>(\w+)', html) == ["Claim", "Here"]
+    assert re.findall(r'data-name="(\w+)">(\w*)', html) == [
+        ("Claim", "a"),
+        ("Here", "b"),
+        ("Claim", "c"),
+        ("Here", ""),
+    ]
+    assert "data-name" not in html_table(("Profile", ">Trips"), [("pi-4", 3)])
+    assert ">Trips<" in html_table(("Profile", ">Trips"), [])
 
 
 def test_a_report_goes_to_another_file(

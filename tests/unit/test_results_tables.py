@@ -53,6 +53,28 @@ def test_a_wide_one_is_not_filled() -> None:
     assert widths == {len(line) for line in printed(200) if "─" in line}
 
 
+def test_spare_columns_and_long_headings_are_for_those_who_have_room() -> None:
+    heads = ("run", ">accuracy on slow phones' classes", ">loss", ">client trips")
+    made = table(heads, [("fedbuff", "89.1 ±9.7%", "0.4 ±0.1", "1,502")] * 2, spare=(2,),
+                 short={"accuracy on slow phones' classes": "slow", "client trips": "trips"})  # fmt: skip
+
+    def shown(width: int) -> str:
+        file = StringIO()
+        Console(file=file, width=width).print(made)
+        assert max(map(len, file.getvalue().splitlines())) <= width
+        return " ".join(file.getvalue().split())
+
+    assert shown(80).startswith("run accuracy on slow phones' classes loss client trips ──")
+    assert "loss" in shown(40), "headings wrap before a column is left out"
+    assert "loss" not in shown(30)
+    narrow = shown(24)
+    assert narrow.startswith("run slow trips ──")
+    assert "slow: accuracy on slow phones' classes; trips: client trips" in narrow
+    assert shown(20).startswith("fedbuff accuracy on slow phones' classes 89.1 ±9.7% loss 0.4 ±0.1"), (
+        "a block has all"
+    )
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_profiles_are_listed_whole(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
