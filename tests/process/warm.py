@@ -144,14 +144,11 @@ class Undrawn(supervisor._Supervisor):
             return super().run()
         with contextlib.ExitStack() as stack:
             for name in DRAWING:
-                stack.enter_context(
-                    mock.patch(
-                        f"edgefl.results.{name}", return_value=Picture('<svg aria-label="\u2026"></svg>')
-                    )
-                )
+                stack.enter_context(mock.patch(f"edgefl.results.{name}", return_value=EMPTY))
             return super().run()
 
 
+EMPTY = Picture('<svg aria-label="not drawn"></svg>')
 DRAWING = (
     *(f"report.{name}" for name in ("draw_classes", "draw_weights", "draw_timeline")),
     "protection.curves_picture",
