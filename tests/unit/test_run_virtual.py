@@ -16,6 +16,7 @@ from edgefl.devices.link import Transfer
 from edgefl.devices.plan import TripPlan
 from edgefl.errors import RunError
 from edgefl.experiment import Privacy, Stop
+from edgefl.learning.growth import GrowingData
 from edgefl.parameters.buffer import SlotState, TripPhase
 from edgefl.results.record import Record
 from edgefl.run import control, messages
@@ -37,7 +38,7 @@ class FixedTrips:
 
     def __init__(self, seconds: Sequence[float]) -> None:
         self.seconds = seconds
-        self.examples = [60] * len(seconds)
+        self.data = GrowingData([60] * len(seconds), None, seed=0)
         self.breaks: dict[int, float] = {}
         self.planned: list[int] = []
         self.returns: dict[int, float] = {}
