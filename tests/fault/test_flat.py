@@ -21,7 +21,8 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [2.0, 60.0])
 def test_what_a_run_with_churn_holds_is_flat(seconds: float, tmp_path: Path) -> None:
     churn = Churn(mean_online_s=2.0, mean_offline_s=0.5, die_per_trip=0.05)
     wanted = experiment(

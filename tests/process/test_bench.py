@@ -72,7 +72,8 @@ def test_a_turn_too_short_for_its_size_is_made_again_twice_as_long(monkeypatch: 
         ingest._long_enough("shm", 1000, 300, 60.0)
 
 
-@pytest.mark.parametrize("framework", [pytest.param("edgefl", marks=pytest.mark.slow), "torch"])
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["edgefl", "torch"])
 def test_peers_measure_real_programs(framework: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     setting = peers.Setting("linear", "digits", clients=20, cohort=4, batch_size=10, lr=0.1)
     monkeypatch.setitem(peers.SETTINGS, "flute", setting)

@@ -71,6 +71,7 @@ def model(folder: Path) -> np.ndarray:
             {"name": "fednova", "cohort": 4, "over_selection": 1.5, "redraw": False},
             PAIRS,
             id="pairwise fednova with late members",
+            marks=SLOW,
         ),
     ],
 )
@@ -102,7 +103,7 @@ def test_a_trusted_aggregator_gives_the_plain_run_but_for_rounding(strategy: str
     assert trusted["secure"]["share_bytes_per_trip"] == 32
 
 
-@pytest.mark.parametrize("server", [MASKED, TRUSTED], ids=["masks", "trusted"])
+@pytest.mark.parametrize("server", [MASKED, pytest.param(TRUSTED, marks=SLOW)], ids=["masks", "trusted"])
 def test_a_private_run_is_the_same_with_hidden_updates(server: Server, tmp_path: Path) -> None:
     """FedBuff with DP-FTRL's tree: clients clip as the server would, and the server adds the same noise."""
     rules = Privacy(clip_norm=0.1, noise_multiplier=0.05, noise="seeded")
@@ -286,7 +287,9 @@ PRIVATE = {
         pytest.param({"server": MASKED}, id="masks", marks=SLOW),
         pytest.param({"server": TRUSTED}, id="trusted"),
         pytest.param({"server": MASKED, **PRIVATE}, id="private masks"),
-        pytest.param({"server": PAIRS, "strategy": {**ROUNDS, "over_selection": 1.5}}, id="pairwise"),
+        pytest.param(
+            {"server": PAIRS, "strategy": {**ROUNDS, "over_selection": 1.5}}, id="pairwise", marks=SLOW
+        ),
     ],
 )
 def test_servers_killed_around_sums_give_the_same_bits(
@@ -303,7 +306,9 @@ def test_servers_killed_around_sums_give_the_same_bits(
     assert summary(folder)["model_sha256"] == calm["model_sha256"]
 
 
-@pytest.mark.parametrize(("server", "place"), [(MASKED, "asked"), (MASKED, "saved"), (TRUSTED, "saved")])
+@pytest.mark.parametrize(
+    ("server", "place"), [pytest.param(MASKED, "asked", marks=SLOW), (MASKED, "saved"), (TRUSTED, "saved")]
+)
 def test_killed_holders_are_started_again(server: Server, place: str, tmp_path: Path) -> None:
     """A holder that had saved its answer without sending it gives it again: no sum is refused."""
     command = Command.run(
@@ -319,7 +324,7 @@ def test_killed_holders_are_started_again(server: Server, place: str, tmp_path: 
     [
         pytest.param({}, id="masks", marks=SLOW),
         pytest.param(PRIVATE, id="private masks"),
-        pytest.param({"server": PAIRS, "strategy": ROUNDS}, id="pairwise"),
+        pytest.param({"server": PAIRS, "strategy": ROUNDS}, id="pairwise", marks=SLOW),
     ],
 )
 def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -335,7 +340,9 @@ def test_a_server_killed_under_the_wall_clock_loses_nothing(changes: dict[str, A
     assert incidents(tmp_path, "refused") == []
 
 
-@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
+@pytest.mark.parametrize(
+    ("server", "strategy"), [WALL[0], pytest.param(*WALL[1], marks=SLOW)], ids=["masks", "pairwise"]
+)
 def test_a_killed_run_is_resumed_under_the_wall_clock(
     server: Server, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -364,7 +371,9 @@ AWAY = Fleet(
 """Phones that come and go within some trips."""
 
 
-@pytest.mark.parametrize(("server", "strategy"), WALL, ids=["masks", "pairwise"])
+@pytest.mark.parametrize(
+    ("server", "strategy"), [WALL[0], pytest.param(*WALL[1], marks=SLOW)], ids=["masks", "pairwise"]
+)
 def test_sums_wait_until_enough_clients_can_unmask_them(
     server: Server, strategy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

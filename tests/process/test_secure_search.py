@@ -130,7 +130,7 @@ def summary_versions(folder: Path) -> int:
         (MASKED, BUFFER, set()),
         (TRUSTED, BUFFER, set()),
         (Server(heartbeat_s=PATIENCE_S), UNIFORM, {"memory"}),
-        (UNWEIGHTED, UNIFORM, set()),
+        pytest.param(UNWEIGHTED, UNIFORM, set(), marks=pytest.mark.slow),
     ],
     ids=["plain", "masks", "trusted", "plain rounds", "pairwise"],
 )

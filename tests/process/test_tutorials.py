@@ -49,6 +49,7 @@ def test_two_strategies_are_compared_and_the_server_is_profiled(folder: Path) ->
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_slower_function_fails(folder: Path) -> None:
     pytest_here = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "edgefl.pytest_plugin")

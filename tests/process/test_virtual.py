@@ -143,6 +143,7 @@ def test_another_seed_is_another_run(finished: Path, tmp_path: Path) -> None:
     assert other["model_sha256"] != summary(finished)["model_sha256"]
 
 
+@pytest.mark.slow
 def test_int8_learns_as_float32_does_in_less_time_and_what_it_rounds_off_is_kept(tmp_path: Path) -> None:
     figures = {}
     for name in ("float32", "int8"):

@@ -111,7 +111,7 @@ CASES = [
         marks=pytest.mark.slow,
     ),
     pytest.param(lambda folder: {**changing(folder, "lose"), **CODED}, ["event:0:70"], id="changing, int8"),
-    pytest.param(lambda _: cancelling("lose"), ["event:0:70"], id="cancelling"),
+    pytest.param(lambda _: cancelling("lose"), ["event:0:70"], id="cancelling", marks=pytest.mark.slow),
     pytest.param(
         lambda _: {
             "strategy": {"name": "fedbuff", "buffer_size": 2, "concurrency": 4, "momentum": 0.5},
@@ -120,6 +120,7 @@ CASES = [
         # Also as it saves: a server writes a checkpoint when it starts and one when the run ends.
         ["event:0:45", "torn:0:9", "unnamed:0:1", "renamed:0:1", "named:0:1"],
         id="momentum",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         lambda _: {
