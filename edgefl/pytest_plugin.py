@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import shutil
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,7 +269,8 @@ class _SessionReport:
         from edgefl.terminal import printable
 
         terminalreporter.section("edgefl", sep="=")
-        for line in (*(lines(self._rows()) if self._plain else ()), *self._notes):
+        columns = shutil.get_terminal_size().columns
+        for line in (*(lines(self._rows(), columns) if self._plain else ()), *self._notes):
             terminalreporter.write_line(printable(line))
 
     def _rows(self) -> list[ResultRow]:

@@ -318,7 +318,7 @@ def _table(findings: Findings) -> Any:
     for kind in (*findings.kinds, None):
         count, found = findings.recovery(kind)
         rows.append((kind or "all", count, *(found.get(key) for key in ("median_s", "p95_s", "worst_s"))))
-    return table(("killed", ">times", ">recovery median, s", ">p95", ">worst"), rows)
+    return table(("killed", ">times", ">recovery, median, s", ">95th percentile, s", ">longest, s"), rows)
 
 
 def _lines(findings: Findings) -> list[str]:

@@ -80,7 +80,7 @@ def calibrate(
         for name, rate in found.measured.code.items()
     ]
     title = f"one thread of {found.cpu}\n{found.library}, {found.measured.blas}"
-    show(table(("what", ">median", "", ">CV %"), rows, title=title))
+    show(table(("operations", ">median", "unit", ">variation, %"), rows, title=title))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.at_unix_s + EXPIRES_S))
     say(f"per second of CPU time; valid until {until}")
     cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib

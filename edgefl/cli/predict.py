@@ -157,8 +157,9 @@ def _one(title: str, found: _Found) -> RenderableType:
     """A table of the parts of a step's time on one device."""
     whole, parts = found.prediction.seconds, _parts(found.prediction)
     rows = [(name, _time(part), f"{part / whole:.0%}") for name, part in parts.items()]
-    head = f"{title}\n{found.device}, {found.runtime}: {_time(whole)}, 90% {_interval(found.prediction)}"
-    return _with_bars(("where it goes", ">time", ">share"), rows, list(parts.values()), head)
+    interval = f"90% interval {_interval(found.prediction)}"
+    head = f"{title}\n{found.device}, {found.runtime}: {_time(whole)}, {interval}"
+    return _with_bars(("part of the step", ">time", ">share"), rows, list(parts.values()), head)
 
 
 def _several(title: str, found: Sequence[_Found]) -> RenderableType:
@@ -166,7 +167,7 @@ def _several(title: str, found: Sequence[_Found]) -> RenderableType:
     rows = [
         (one.device, one.runtime, _time(one.prediction.seconds), _interval(one.prediction)) for one in found
     ]
-    columns = ("device", "runtime", ">time", ">90%")
+    columns = ("device", "runtime", ">time", ">90% interval")
     return _with_bars(columns, rows, [one.prediction.seconds for one in found], title)
 
 

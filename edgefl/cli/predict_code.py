@@ -111,4 +111,4 @@ def _show(question: dict[str, Any], figures: dict[str, Rate], speed: Rate | None
     title = (
         f"{question['code']} code, {many(question['threads'], 'thread')} on {', '.join(question['cores'])}"
     )
-    show(table(("", ">rate", ">90% from", ">to"), rows, title=title))
+    show(table(("figure", ">predicted", ">90% from", ">to"), rows, title=title))

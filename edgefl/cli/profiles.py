@@ -380,8 +380,11 @@ def _list(as_json: bool, search: Search) -> None:
     for fleet in map(kinds.load_fleet, kinds.fleet_names()):
         fleets.append((fleet.id, fleet.clients, len(fleet.devices), fleet.name))
     show(
-        table(("network", ">down Mbps", ">up Mbps", ">RTT ms", ">down loss %", ">up loss %"), networks),
-        table(("fleet", ">clients", ">kinds", "name"), fleets),
+        table(
+            ("network", ">down, Mbit/s", ">up, Mbit/s", ">round trip, ms", ">loss down, %", ">loss up, %"),
+            networks,
+        ),
+        table(("fleet", ">clients", ">device profiles", "name"), fleets),
     )
 
 
@@ -394,9 +397,10 @@ def _devices_table(devices: Sequence[Device]) -> RenderableType:
         model = device.time_model()
         step_s = None if model is None else model.seconds(FEMNIST_STEP)
         ram = device.memory.ram_mib if device.memory else None
-        rows.append((device.id, device.kind, device.year, step_s, ram, device.app_limit_mib, device.network))
-    heads = ("device", "class", ">year", ">step, s", ">RAM MiB", ">app MiB", "network")
-    return table(heads, rows, caption=f"step: {STEP}")
+        known = (device.kind, device.year, step_s, ram, device.app_limit_mib, device.network)
+        rows.append((device.id, *known, device.name))
+    heads = ("device", "class", ">year", ">training step, s", ">RAM, MiB", ">per app, MiB", "network", "name")
+    return table(heads, rows, caption=f"Training step: {STEP}. Per app: memory that an app gets.", spare=(7,))
 
 
 def _bundled() -> dict[str, Kind]:
@@ -456,7 +460,7 @@ def _times(device: Device) -> tuple[RenderableType, ...]:
         if model is not None:
             found = model.predict(FEMNIST_STEP)
             rows.append((name, found.seconds, f"{found.low_s:.3g}–{found.high_s:.3g}"))
-    times = table(("runtime", ">step, s", ">90% within, s"), rows), Text(f"step: {STEP}")
+    times = table(("runtime", ">training step, s", ">90% interval, s"), rows), Text(f"Training step: {STEP}")
     return (*times, *_inference(device))
 
 
@@ -483,10 +487,23 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
         return [row for place, v in enumerate(plain) for row in _flat(v, f"{key}[{place}]")]
     if not isinstance(plain, list):
         return [(key, plain)]
-    texts = ["–".join(f"{x:g}" for x in item) if isinstance(item, list) else f"{item:g}" for item in plain]
-    if len(texts) > 4:
-        texts = [*texts[:2], "…", f"{texts[-1]} ({len(texts)})"]
-    return [(key, ", ".join(texts).replace("…,", "…"))]
+    lists = (item if isinstance(item, list) else None for item in plain)
+    texts = [
+        f"{one:g}" if several is None else f"[{_listed([f'{x:g}' for x in several], 3)}]"
+        for one, several in zip(plain, lists, strict=True)
+    ]
+    return [(key, _listed(texts, 4))]
+
+
+def _listed(texts: list[str], most: int) -> str:
+    """The texts with commas; of more than ``most`` the first two, the last and their number.
+
+    >>> _listed(["1", "2", "3", "4", "5"], 4), _listed(["1", "2"], 4)
+    ('1, 2, … 5 (5)', '1, 2')
+    """
+    if len(texts) <= most:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:2])}, … {texts[-1]} ({len(texts)})"
 
 
 def _nearest(key: str, tables: dict[str, Any]) -> Any:

@@ -167,7 +167,7 @@ def _summary(quantity: str, found: Sequence[BoardRate]) -> dict[str, Any] | None
 
 def show(result: dict[str, Any]) -> None:
     """Print a table of errors by quantity."""
-    heads = ["", ">n", ">median", ">90%", ">held", ">unknown core"]
+    heads = ["figure", ">measured", ">median", ">90%", ">held", ">unknown core"]
     titles = {"quantities": "Boards", "unseen_socs": "Boards, by fits without their SoC"}
     if "unseen_socs" in result:
         titles["quantities"] = "Boards, by fits without the board"

@@ -484,7 +484,7 @@ def show(result: dict[str, Any]) -> None:
         for line in lines
     ]
     tables.show(
-        tables.table(["quantity", ">n", "error or figure", "bar", ""], rows),
+        tables.table(["quantity", ">measured", "error or figure", "limit", "verdict"], rows),
         *(f"{_name(line)}: {line['why']}" for line in lines if line["why"]),
         *(f"left out, {skipped}" for skipped in result["skipped"]),
         f"{bench.machine_line(facts)} before; {result['seconds']:g} s. {result['verdict']}",

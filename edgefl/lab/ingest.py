@@ -50,7 +50,9 @@ STAGES = ("receive", "check", "decide", "sum", "publish", "send", "record", "rep
 """Stages of the server's stopwatch. ``check`` parses and validates a message and leases slots: everything
 outside the other stages. ``send`` is the reply, the next task."""
 SHOWN = {"receive": "recv", "check": "chk", "sum": "sum", "publish": "pub", "send": "rep"}
-"""Stages in the table, and their column headings."""
+"""Stages in the table, and their abbreviations in a narrow terminal."""
+SHORT = {"of bare ZeroMQ": "sock", "of memory's limit": "mem", "of its passes": "pass", "trip, µs": "trip"}
+"""Other abbreviations."""
 FEW = 3
 """Minimum trips per client in a turn, on average."""
 LONGEST_S = 60.0
@@ -240,14 +242,11 @@ def _figures(record: Record) -> IngestFigures:
 def show(result: dict[str, Any]) -> None:
     """Print a row per case: its trips per second, their share of each limit, and the cost of a trip."""
     heads = [
-        "",
+        "case",
         ">trips/s",
         ">GB/s",
-        ">sock",
-        ">mem",
-        ">pass",
-        ">trip",
-        *(f">{one}" for one in SHOWN.values()),
+        *(f">{one}" for one in SHORT),
+        *(f">{stage}, µs" for stage in SHOWN),
     ]
     rows = []
     for case in result["cases"]:
@@ -266,12 +265,15 @@ def show(result: dict[str, Any]) -> None:
     facts, left_out = result["host"], result["left_out"]
     fewest, most = (end(case["turns"] for case in result["cases"]) for end in (min, max))
     turns = tables.many(most, "turn") if fewest == most else f"{fewest} to {most} turns"
+    abbreviated = SHORT | {f"{stage}, µs": name for stage, name in SHOWN.items()}
     tables.show(
-        tables.table(heads, rows, "Client trips that the server takes in, and its µs a trip by stage"),
+        tables.table(
+            heads, rows, "Client trips that the server takes in, and its time per trip", short=abbreviated
+        ),
         f"{bench.machine_line(facts, facts['backend'])}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
-        f"{turns} of {result['seconds']:g} s or more. sock, mem, pass: share of what "
-        "bare ZeroMQ does with the same frames, of what copying and summing the same bytes allows, and of a "
-        "trip's passes over memory. trip: median µs of one trip, without the sum"
+        f"{turns} of {result['seconds']:g} s or more. Shares: of what bare ZeroMQ "
+        "does with the same frames, of what copying and summing the same bytes allows, and of a trip's "
+        "passes over memory. trip: median of one trip, without the sum"
         + (f"; left out because time was up: {', '.join(left_out)}" if left_out else ""),
     )

@@ -186,7 +186,7 @@ def show(result: dict[str, Any]) -> None:
         "median, 90%: |predicted ÷ measured - 1|; worst: largest factor between them\n"
         "held: share within their intervals; unseen: by fits without that network"
     )
-    heads = ["", ">steps", "", ">found", ">limit", ""]
+    heads = ["of", ">steps", "measure", ">found", ">limit", "verdict"]
     tables.show(tables.table(heads, map(_limit_line, result["limits"]), "Limits"))
     if "rates" in result:
         board_truth.show(result["rates"])

@@ -1,4 +1,4 @@
-"""The report at the end of a session: a table of 80 columns, JUnit properties, saved baselines."""
+"""The report at the end of a session: a table for the terminal, JUnit properties, saved baselines."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from edgefl.regression.device import EdgeDevice
 from edgefl.regression.gate import Word
 from edgefl.results.tables import number, short_time
 
-WIDTH = 80
-_COLUMNS = (("device", 10), ("host CPU", 10), ("MiB", 7), ("sent MiB", 10), ("J", 9), ("n", 4))
+LEAST_WIDTH, WHOLE_WIDTH, MOST_WIDTH = 60, 80, 120
+"""Columns of the terminal that the table fits into, those for all its figures, and those that it uses."""
+_COLUMNS = (("device", "time", 10), ("host CPU", "time", 10), ("memory", "MiB", 7), ("sent", "MiB", 9),
+            ("energy", "J", 9), ("runs", "", 5))  # fmt: skip
+_SPARE = ("host CPU", "energy")
 _VERDICT = 12
+NAME_WIDTH = 18
 WORDS: Mapping[Outcome, Word] = {"PASS": "OK", "FAIL": "FAIL", "INVALID": "NOT JUDGED"}
 """Outcomes as words, apart from REGRESSION."""
 NOT_JUDGED = "COULD NOT BE JUDGED"
@@ -115,29 +119,45 @@ def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
         yield f"{name}.why", row.why
 
 
-def lines(found: Sequence[ResultRow]) -> Iterator[str]:
-    """Yield the lines of the table: per test and function a row for each device, followed by its reason."""
-    room = WIDTH - sum(width for _, width in _COLUMNS) - _VERDICT
-    yield " " * room + "".join(f"{name:>{width}}" for name, width in _COLUMNS)
+def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[str]:
+    """Yield the lines of the table: per test and function a row for each device, followed by its reason.
+
+    Figures that no row has are left out, and in a terminal of fewer ``columns`` than `WHOLE_WIDTH` some more.
+    """
+    columns = min(max(columns, LEAST_WIDTH), MOST_WIDTH)
+    cells = [_cells(row) for row in found]
+    left_out = _SPARE if columns < WHOLE_WIDTH else ()
+    shown = [
+        one for one in _COLUMNS
+        if one[0] == "device" or (one[0] not in left_out and any(row[one[0]] != "–" for row in cells))
+    ]  # fmt: skip
+    longest = max((len(row.device) for row in found), default=0)
+    room = min(columns - sum(width for *_, width in shown) - _VERDICT, max(NAME_WIDTH, longest + 3))
+    for line in (0, 1):
+        yield (" " * room + "".join(f"{one[line]:>{one[2]}}" for one in shown)).rstrip()
     before = None
-    for row in found:
+    for row, texts in zip(found, cells, strict=True):
         if (row.label, row.function) != before:
             before = (row.label, row.function)
             known = row.function in ("", row.test.partition("[")[0].rpartition("::")[2])
-            yield _short(row.label if known else f"{row.label}: {row.function}", WIDTH)
-        cells = (
-            _cell(row.seconds, short_time),
-            _cell(row.host_cpu_s, short_time),
-            _cell(row.peak_mib, lambda mib: f"{mib:.{int(mib < 1000)}f}"),
-            _cell(row.sent_mib, number),
-            _cell(row.joules, number),
-            str(row.repetitions or "–"),
-        )
-        figures = "".join(f" {cell:>{width - 1}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+            yield _short(row.label if known else f"{row.label}: {row.function}", columns)
+        figures = "".join(f" {texts[name]:>{width - 1}}" for name, _, width in shown)
         yield f"  {_short(row.device, room - 3):<{room - 2}}{figures}  {row.word}"
         why = f"{NOT_JUDGED}: {row.why}" if row.outcome == "INVALID" else row.why
         for text in (why, row.counts):
-            yield from (f"    {line}" for line in textwrap.wrap(" ".join(text.split()), WIDTH - 4))
+            yield from (f"    {line}" for line in textwrap.wrap(" ".join(text.split()), columns - 4))
+
+
+def _cells(row: ResultRow) -> dict[str, str]:
+    """The row's figures as texts, by column."""
+    return {
+        "device": _cell(row.seconds, short_time),
+        "host CPU": _cell(row.host_cpu_s, short_time),
+        "memory": _cell(row.peak_mib, lambda mib: f"{mib:.{int(mib < 1000)}f}"),
+        "sent": _cell(row.sent_mib, number),
+        "energy": _cell(row.joules, number),
+        "runs": str(row.repetitions or "–"),
+    }
 
 
 def _cell(value: float | None, text: Callable[[float], str]) -> str:

@@ -36,7 +36,7 @@ from edgefl.results.run_folder import SUMMARY_FILE, require_free
 from edgefl.results.spending import together
 from edgefl.results.statistics import NONE, Estimate, difference, estimate, higher, share, summary_curve
 from edgefl.results.summary import is_scored, measured, measures, metric_names, rounded, summarize
-from edgefl.results.tables import FittedTable, number, percent, table
+from edgefl.results.tables import FittedTable, many, number, percent, table
 from edgefl.results.targets import COSTS, RaceTarget, ToTarget, race_in_words, target_of, to_target
 
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
@@ -178,8 +178,8 @@ def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
     ]
 
 
-SHORT = {"accuracy on slow phones' classes": "slow", "client trips": "trips", "staleness, mean/max": "stale",
-         "slow phones' weight": "weight"}  # fmt: skip
+SHORT = {"accuracy on slow phones' classes": "slow", "client trips": "trips", "staleness mean/max": "stale",
+         "weight of slow phones": "weight"}  # fmt: skip
 """Headings in narrow terminals."""
 COMPUTED = "Computed: times follow from the device profiles; no error is measured."
 
@@ -195,8 +195,8 @@ def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
         ">Loss": _plain(f["loss"]),
         ">Client trips": _count(f["client_trips"]),
         ">Versions": _count(f["versions"]),
-        ">Staleness, mean/max": f"{number(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}",
-        ">Slow phones' weight": _plain(f["slow_weight"]),
+        ">Staleness mean/max": f"{number(f['staleness_mean'].mean)}/{f['staleness_max'].mean:.0f}",
+        ">Weight of slow phones": _plain(f["slow_weight"]),
         ">Fidelity": row.verdict,
     }
 
@@ -209,12 +209,12 @@ def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
         cells = _cells(row, scored)
         if not slow.labels:
             cells.pop(">Accuracy on slow phones' classes", None)
-        cells[">Slow phones' weight"] = number(row.figures["slow_weight"].mean)
+        cells[">Weight of slow phones"] = number(row.figures["slow_weight"].mean)
         cells[">Fidelity"] = Text(row.verdict, VERDICT_COLOURS.get(row.verdict, ""))
         found.append(cells)
     phones, heads = ", ".join(slow.profiles), [*found[0]]
     notes = [f"Slow phones' classes: the classes only {phones} hold."] if slow.labels and scored else []
-    notes.append(f"Slow phones' weight: mean applied weight of {phones}; 1 is fair.")
+    notes.append(f"Weight of slow phones: mean applied weight of {phones}; 1 is fair.")
     notes += [COMPUTED] if any(row.verdict == "computed" for row in rows) else []
     return table(
         [head.lower() for head in heads],
@@ -379,7 +379,11 @@ def comparison_page(
     out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None
 ) -> str:
     """The comparison's page: self-contained HTML with links to the runs' reports."""
-    meta, kinds = runs[0].record.meta, " · ".join(row.label for row in rows[:4])
+    meta, seeds = runs[0].record.meta, {len(row.runs) for row in rows}
+    names = [row.label.partition(" ×")[0] for row in rows]
+    if len(seeds) > 1 or len({*names}) < len(names):
+        names = [row.label for row in rows]
+    each = many(len(rows[0].runs), "seed") + " each" if len(seeds) == 1 < len(runs) / len(rows) else ""
     about = "" if _scored(rows) else "No accuracy is measured. "
     lines = "On test examples."
     if any(len(row.runs) > 1 for row in rows):
@@ -418,8 +422,8 @@ def comparison_page(
     }
     return page.page(
         "edgefl comparison",
-        kinds + (" …" if len(rows) > 4 else ""),
-        " · ".join(part for part in (meta.data, meta.model, f"{len(runs)} runs") if part),
+        " · ".join(names[:4]) + (" …" if len(names) > 4 else ""),
+        " · ".join(part for part in (meta.data, meta.model, many(len(runs), "run"), each) if part),
         (),
         sections,
         "Times are emulated seconds.",

@@ -369,7 +369,7 @@ def _phase(phase: dict[str, Any]) -> str:
 
 
 def _signed(error: float | None) -> str:
-    return "–" if error is None else f"{error * 100:+.2f}%"
+    return "–" if error is None else f"{round(error * 100, 2) + 0.0:+.2f}%"  # no −0.00%
 
 
 def _incidents(record: Record, summary: dict[str, Any]) -> str:

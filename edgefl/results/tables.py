@@ -60,9 +60,9 @@ LONG_WORD = 16
 class FittedTable:
     """A table for the terminal, made by `table`, that never breaks numbers and short words.
 
-    In a narrow terminal, text wraps between words. Where even the longest words of all columns do not fit
-    side by side, the spare columns are left out; then headings are abbreviated, with a legend below; then
-    each row becomes a block: its first cell, and below it all others behind their headings.
+    In a narrow terminal, text wraps between words. Where it would do so beside spare columns, these are left
+    out. Where even the longest words do not fit side by side, headings are abbreviated, with a legend below;
+    then each row becomes a block: its first cell, and below it the others behind their headings.
     """
 
     def __init__(
@@ -93,14 +93,21 @@ class FittedTable:
         for places, heads in ((every, self._heads), (kept, self._heads), (kept, short)):
             gaps = len(places) - 1
             whole = [max(self._widths[k], cell_len(heads[k])) for k in places]
-            least = [max(self._least[k], _longest_word([heads[k]])) for k in places]
+            roomy = bool(self._spare) and places is every
+            least = [max(self._narrowest(k, roomy), _longest_word([heads[k]])) for k in places]
             if sum(whole) + self._gap * gaps <= options.max_width:
                 yield self._table(places, heads, [None] * len(places), self._gap)
                 return
             if sum(least) <= (room := options.max_width - gaps):
                 yield self._table(places, heads, _squeezed(whole, least, room), 1)
                 return
-        yield from self._blocks(options.max_width - 2)
+        yield from self._blocks(kept, options.max_width - 2)
+
+    def _narrowest(self, place: int, roomy: bool) -> int:
+        """The least width of a column's cells; ``roomy``: of whole ones, and of half a spare column's."""
+        if not roomy:
+            return self._least[place]
+        return max(self._least[place], -(-self._widths[place] // (1 + (place in self._spare))))
 
     def _repr_html_(self) -> str:
         """The table in a notebook."""
@@ -145,11 +152,11 @@ class FittedTable:
                 made.add_section()
         return made
 
-    def _blocks(self, room: int) -> Iterator[RenderableType]:
+    def _blocks(self, places: Sequence[int], room: int) -> Iterator[RenderableType]:
         yield from filter(None, [self._title])
-        for first, *rest in filter(None, self._rows):
-            yield first
-            named = zip(self._heads[1:], rest, strict=True)
+        for row in filter(None, self._rows):
+            yield row[0]
+            named = [(self._heads[k], row[k]) for k in places[1:]]
             parts = [Text.assemble(f"{head} " if head else "", cell) for head, cell in named if cell.plain]
             yield Padding(Text("\n").join(_filled(parts, room)), (0, 0, 0, 2))
         yield from filter(None, [self._caption])

@@ -347,7 +347,7 @@ def _mbps(rate: float | None) -> str:
 
 INCIDENT_COLUMNS = (">At, s", "Incident", "Detail")
 TRIP_COLUMNS = (">Trip", ">From version", ">Staleness", ">Download, s", ">Training, s", ">Upload, s",
-                ">Error", ">Loss", "Fate")  # fmt: skip
+                ">Trip error", ">Loss", "Fate")  # fmt: skip
 
 
 def _trip(row: TripRow) -> Sequence[object]:

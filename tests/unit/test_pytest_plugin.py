@@ -120,7 +120,8 @@ def test_a_test_is_run_on_each_device_and_held_to_its_budgets(run: Run, pytester
             "step on pixel-3a: peak_mib *",
             "test_itself on pixel-3a: seconds * s are allowed (a real pixel-3a: within a factor of *, 90%)",
             "=*= edgefl =*=",
-            "*device  host CPU    MiB  sent MiB        J   n",
+            "*device  host CPU memory     sent   energy runs",
+            "*time      time    MiB      MiB        J",
             "test_device.py::test_step: step",
             "  pixel-4 * 9  OK",
             "  moto-g4 * 9  OK",
@@ -130,7 +131,7 @@ def test_a_test_is_run_on_each_device_and_held_to_its_budgets(run: Run, pytester
         ]
     )
     assert "edgefl/regression" not in found.stdout.str()  # the traceback is the test's own
-    shown = found.stdout.str().partition("= edgefl =")[2].splitlines()[1:6]
+    shown = found.stdout.str().partition("= edgefl =")[2].splitlines()[1:7]
     assert max(map(len, shown)) <= 80
     properties = {
         item.get("name"): item.get("value") for item in ET.parse(pytester.path / "out.xml").iter("property")

@@ -21,7 +21,7 @@ from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry
 from edgefl.regression.device import DeviceResult
 from edgefl.regression.measurement import Measurement
-from edgefl.regression.table import WIDTH, ResultRow, lines, properties
+from edgefl.regression.table import ResultRow, lines, properties
 from edgefl.regression.verdict import Compared, Family, NeedMore, Verdict
 
 RUNS = 400
@@ -307,14 +307,18 @@ def test_a_device_is_a_line_below_its_test_measured_or_not() -> None:
         test=test, label=PASSED.label, function="", device="moto-g4", outcome="FAIL", why="out of memory"
     )
     assert list(lines([PASSED, replace(PASSED, device="moto-g4", test=test), failed])) == [
-        "                      device  host CPU    MiB  sent MiB        J   n",
+        "                      device  host CPU memory     sent runs",
+        "                        time      time    MiB      MiB",
         "tests/test_step.py::test_step: step",
-        "  pixel-3a            2.01 s    312 µs  118.2         0        –  15  OK",
-        "  moto-g4             2.01 s    312 µs  118.2         0        –  15  OK",
+        "  pixel-3a            2.01 s    312 µs  118.2        0   15  OK",
+        "  moto-g4             2.01 s    312 µs  118.2        0   15  OK",
         "tests/test_step.py::test_step",
-        "  moto-g4                  –         –      –         –        –   –  FAIL",
+        "  moto-g4                  –         –      –        –    –  FAIL",
         "    out of memory",
-    ]
+    ], "no row has an energy"
+    narrow = [*lines([replace(PASSED, joules=2.5)], 60)]
+    assert narrow[0].split() == ["device", "memory", "sent", "runs"]
+    assert narrow[3].split() == ["pixel-3a", "2.01", "s", "118.2", "0", "15", "OK"]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.22e-9, 3.11e-6, 0.0009996, 0.9996, 999.6, 123456.7])
@@ -322,7 +326,7 @@ def test_columns_do_not_run_together(seconds: float) -> None:
     row = replace(
         PASSED, seconds=seconds, host_cpu_s=seconds, peak_mib=123456.7, sent_mib=1.2345e-7, joules=1.2345e-5
     )
-    figures = list(lines([row]))[2].split()
+    figures = list(lines([row]))[3].split()
     time = figures[1:3]
     assert float(time[0].replace(",", "")) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[time[1]] == pytest.approx(
         seconds, rel=0.01
@@ -340,10 +344,11 @@ def test_a_row_that_did_not_pass_has_its_reason_and_no_line_is_too_wide() -> Non
         seconds=123456.0,
         sent_mib=123456.7,
     )
-    found = list(lines([failed]))
-    assert max(map(len, found)) <= WIDTH
-    assert found[2].endswith("NOT JUDGED")
-    assert found[3].startswith("    COULD NOT BE JUDGED: too noisy: because")
+    for columns in (60, 80, 120):
+        found = list(lines([failed], columns))
+        assert max(map(len, found)) <= columns
+        assert found[3].endswith("NOT JUDGED")
+    assert found[4].startswith("    COULD NOT BE JUDGED: too noisy: because")
 
 
 def test_properties_are_named_by_device_and_function() -> None:

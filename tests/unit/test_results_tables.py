@@ -65,14 +65,12 @@ def test_spare_columns_and_long_headings_are_for_those_who_have_room() -> None:
         return " ".join(file.getvalue().split())
 
     assert shown(80).startswith("run accuracy on slow phones' classes loss client trips ──")
-    assert "loss" in shown(40), "headings wrap before a column is left out"
+    assert "loss" in shown(45), "headings wrap before a column is left out"
     assert "loss" not in shown(30)
     narrow = shown(24)
     assert narrow.startswith("run slow trips ──")
     assert "slow: accuracy on slow phones' classes; trips: client trips" in narrow
-    assert shown(20).startswith("fedbuff accuracy on slow phones' classes 89.1 ±9.7% loss 0.4 ±0.1"), (
-        "a block has all"
-    )
+    assert shown(20).startswith("fedbuff accuracy on slow phones' classes 89.1 ±9.7% client trips 1,502")
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -89,7 +87,7 @@ def test_profiles_are_listed_whole(
         "flagship",
         "network",
         "lte",
-        "RTT",
+        "round",
         "clients",
         "pixel-4",
         "defedavg-400",
