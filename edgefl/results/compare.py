@@ -456,27 +456,36 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
     if len(known) < 2 or ends == {"accuracy"}:  # runs that stop at one accuracy all have it
         return race
     first, second, *_ = sorted(known, key=lambda row: -row.figures["accuracy"].mean)
-    one, other = (
-        {run.record.meta.seed: each["accuracy"] for run, each in zip(row.runs, row.each, strict=True)}
-        for row in (first, second)
-    )
-    seeds = [seed for seed in one if seed in other]
     text = f"At the end {first.label} has the highest accuracy: {percent(first.figures['accuracy'].mean)}"
-    if seeds:
-        gap = difference([one[seed] for seed in seeds], [other[seed] for seed in seeds])
+    if (gap := _gap(first, second, "accuracy")) is not None:
         text += f", {(gap.mean * 100):.1f}"
         text += "" if gap.half is None else f" ±{gap.half * 100:.1f}"
         text += f" points above {second.label}"
         if gap.half is None:
             text += " (one seed: another may turn the order around)"
         elif not higher(gap):
-            text += " (these seeds do not tell them apart)"
+            text += UNDECIDED
     slow = [row for row in known if np.isfinite(row.figures["slow_accuracy"].mean)]
     if len(slow) > 1:
-        best = max(slow, key=lambda row: row.figures["slow_accuracy"].mean)
+        best, second, *_ = sorted(slow, key=lambda row: -row.figures["slow_accuracy"].mean)
+        gap = _gap(best, second, "slow_accuracy")
         text += f". On the classes that only slow phones hold {best.label} has the highest:"
         text += f" {share(best.figures['slow_accuracy'])}"
+        text += UNDECIDED if gap is not None and gap.half is not None and not higher(gap) else ""
     return f"{race} {text}.".strip()
+
+
+UNDECIDED = " (these seeds do not tell them apart)"
+
+
+def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
+    """The mean of ``first``'s figure minus that of ``second``, seed by seed; None if they share no seed."""
+    one, other = (
+        {run.record.meta.seed: each[figure] for run, each in zip(row.runs, row.each, strict=True)}
+        for row in (first, second)
+    )
+    seeds = [seed for seed in one if seed in other]
+    return difference([one[seed] for seed in seeds], [other[seed] for seed in seeds]) if seeds else None
 
 
 def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:

@@ -33,7 +33,14 @@ class Estimate(NamedTuple):
     half: float | None
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g}" + ("" if self.half is None else f" ±{self.half:.2g}")
+        """Four digits of the mean, or with an interval as many decimals as its half has with two digits.
+
+        >>> print(Estimate(35.7512, None), Estimate(35.7512, 6.04), Estimate(0.04379, 0.0281), sep="; ")
+        35.75; 35.8 ±6.0; 0.044 ±0.028
+        """
+        if self.half is None or not 1e-4 * abs(self.mean) < self.half < math.inf:
+            return f"{self.mean:.4g}" + ("" if self.half is None else f" ±{self.half:.2g}")
+        return self.at(f".{max(0, 1 - math.floor(math.log10(self.half)))}f")
 
     def at(self, digits: str) -> str:
         """Both in this format, such as ``.1f``."""
@@ -48,7 +55,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     """Mean and half the 95% interval of the mean (Student's t).
 
     >>> str(estimate([1.0, 2.0, 3.0])), str(estimate([0.5]))
-    ('2 ±2.5', '0.5')
+    ('2.0 ±2.5', '0.5')
     """
     x = np.array(values, dtype=np.float64)
     mean = float(x.mean())

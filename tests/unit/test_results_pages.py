@@ -224,6 +224,18 @@ def test_a_comparison_names_the_best_and_links_every_run(tmp_path: Path) -> None
     assert {row["curve"] for row in tables(tmp_path / "out" / "report.html")[0]} == {"fedbuff", "fedavg"}
 
 
+def test_a_lead_that_seeds_do_not_settle_says_so_also_on_the_slow_phones_classes(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / f"{name} {seed}", trips=trips, strategy=name, seed=seed)
+        for name, trips_of in (("fedbuff", (45, 30)), ("fedavg", (20, 40)))
+        for seed, trips in enumerate(trips_of)
+    ]
+    compare(folders, tmp_path / "out")
+    (lead,) = re.findall(r'<p class="lead">(.*?)</p>', (tmp_path / "out" / "report.html").read_text())
+    assert lead.count("(these seeds do not tell them apart)") == 2
+    assert lead.endswith("has the highest: 75.0 ±190.6% (these seeds do not tell them apart).")
+
+
 def test_a_home_that_cannot_be_written_is_no_line(folder: Path) -> None:
     """Matplotlib would print two warnings of its own."""
     home = {
