@@ -492,13 +492,11 @@ def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
     """Pictures of the accuracy, or of the loss if no run has one, and of the runs' own metrics."""
     about = {"at_s": lines, "trips": "What it cost in downloads, training and uploads.", "own": lines}
     own = dict.fromkeys(name for row in rows for run in row.runs for name in metric_names(run.record))
-    last = ""
-    if _scored(rows):
-        slow = curves(rows, "accuracy", "trips", slow=True) if rows[0].runs[0].slow.labels else ()
+    last: list[str] | None = [] if _scored(rows) else None
+    if last is not None and rows[0].runs[0].slow.labels:
+        slow = curves(rows, "accuracy", "trips", slow=True)
         drawn = curves_picture(slow, "trips", "Accuracy on slow phones' classes")
-        empty = "Fast phones have every class too."
-        says = "Classes that no faster phone has."
-        last = page.figure("Accuracy on the slow phones' classes", says, drawn, empty)
+        last = [page.figure("Accuracy on slow phones' classes", "Classes that no faster phone has.", drawn)]
     return learning_figures(lambda *what: curves(rows, *what), [*own], about, last)
 
 

@@ -157,7 +157,8 @@ def html_table(
     def heading(place: int) -> str:
         name = columns[place].lstrip(">")
         kind = ' class="n"' if columns[place].startswith(">") else ""
-        return f'<th scope="col"{role("columnheader")}{kind}{hint(name)}>{escape(name)}</th>'
+        unbroken = re.sub(r", (\S{1,6})$", ",\N{NO-BREAK SPACE}\\1", name)  # a unit
+        return f'<th scope="col"{role("columnheader")}{kind}{hint(name)}>{escape(unbroken)}</th>'
 
     def cell(place: int, value: str) -> str:
         number = columns[place].startswith(">")

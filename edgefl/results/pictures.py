@@ -187,7 +187,7 @@ def learning_figures(
     curves_of: Callable[[str, str], Sequence[Curve]],
     own: Sequence[str],
     about: Mapping[str, str],
-    last: str,
+    last: Sequence[str] | None,
     *,
     ends: bool = False,
     empty: str = "Nothing was recorded.",
@@ -195,7 +195,7 @@ def learning_figures(
     """Cards with the accuracy, or the loss of a task without one, and the ``own`` metrics.
 
     ``curves_of`` returns the curves of a metric over ``at_s`` or ``trips``. ``about`` has the explanation for
-    each axis and for "own". ``last`` is the card after the accuracy's; if it is empty, the loss is shown.
+    each axis and for "own". ``last`` are cards after the accuracy's; if it is None, the loss is shown.
     """
 
     def drawn(name: str, over: str, what: str) -> str:
@@ -204,9 +204,9 @@ def learning_figures(
         picture = curves_picture(curves_of(name, over), over, name.capitalize(), ends=ends, share=share)
         return figure(f"{title} over {AXES[over][2]}", about[what], picture, empty)
 
-    first = "accuracy" if last else "loss"
+    first = "loss" if last is None else "accuracy"
     both = [drawn(first, over, over) for over in AXES]
-    return [*both, *([last] if last else []), *(drawn(name, "at_s", "own") for name in own)]
+    return [*both, *(last or ()), *(drawn(name, "at_s", "own") for name in own)]
 
 
 EARLY = 0.1

@@ -180,9 +180,9 @@ def _learning(record: Record) -> list[str]:
         "trips": "A trip is a download, a training and an upload.",
         "own": "As the evaluation function measures it.",
     }
-    last = ""
+    last: list[str] | None = None
     if _scored(record):
-        last = page.figure("Accuracy by class", "At the last evaluation.", draw_classes(record), empty)
+        last = [page.figure("Accuracy by class", "At the last evaluation.", draw_classes(record), empty)]
     own = metric_names(record)
     return learning_figures(lambda *what: _curves(record, *what), own, about, last, ends=True, empty=empty)
 

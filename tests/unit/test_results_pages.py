@@ -23,6 +23,7 @@ from edgefl.results.compare import compare
 from edgefl.results.page import CSS, TERMS, glossary, hint, html_table, term_of
 from edgefl.results.pictures import Canvas, Curve
 from edgefl.results.report import write_report
+from edgefl.results.tables import as_text
 from tests.reports import Page, write_run
 
 
@@ -222,6 +223,19 @@ def test_a_comparison_names_the_best_and_links_every_run(tmp_path: Path) -> None
     assert all((tmp_path / "out" / link).is_file() for link in links)
     compare([folders[0], folders[0].parent / "fedavg 1"], tmp_path / "out")
     assert {row["curve"] for row in tables(tmp_path / "out" / "report.html")[0]} == {"fedbuff", "fedavg"}
+
+
+def test_a_comparison_without_classes_of_slow_phones_has_no_card_and_no_column_for_them(
+    tmp_path: Path,
+) -> None:
+    fleet = {"pixel-4": (0.1, (0, 1)), "moto-g4": (1.0, (0, 1))}
+    folders = [write_run(tmp_path / name, fleet=fleet, strategy=name) for name in ("fedbuff", "fedavg")]
+    table = as_text(compare(folders, tmp_path / "out"))
+    page = Page(tmp_path / "out" / "report.html").text
+    assert "Accuracy over emulated time" in page
+    for text in (page.lower(), table.lower()):
+        assert "weight of slow phones" in " ".join(text.split())
+        assert "slow phones' classes" not in text
 
 
 def test_a_lead_that_seeds_do_not_settle_says_so_also_on_the_slow_phones_classes(tmp_path: Path) -> None:
