@@ -145,13 +145,14 @@ def sweep(
     grid: Mapping[str, Iterable[Any]] | None = None,
     target: float | None = None,
     fleets: int | None = None,
+    jobs: int = 1,
     quiet: bool | None = None,
     strategy: str | Strategy | type[Strategy] | None = None,
     model: str | Callable[..., Any] | None = None,
     data: str | Callable[..., Any] | Dataset | Sequence[Any] | None = None,
     partition: str | Callable[..., Any] | None = None,
 ) -> Sweep:
-    """Run an experiment for every combination of ``grid`` and every seed, one after another.
+    """Run an experiment for every combination of ``grid`` and every seed.
 
     ``grid`` maps keys of the experiment to lists of values, ``{"strategy.server_lr": [0.1, 1.0]}``; those of
     ``"strategy"`` may be objects and names: ``[Mine(), "fedbuff"]``. Each run gives the same results as
@@ -160,7 +161,8 @@ def sweep(
     the same call continues after Ctrl-C or adds seeds. The time to the accuracy ``target`` is compared seed
     by seed; the default target is ``stop.accuracy``, else the highest accuracy that every run reached. With
     ``fleets``, the seeds are 1 to ``fleets``, and each draws the fleet's compute times from the profiles'
-    intervals (`Sweep.fleets`). A line per run is printed on standard error if that is a terminal, else only
+    intervals (`Sweep.fleets`). ``jobs`` runs are made side by side, each on its share of the cores; they need
+    the virtual clock. A line per run is printed on standard error if that is a terminal, else only
     with ``quiet=False``. For the other arguments and the errors see `run`.
 
         >>> found = edgefl.sweep(experiment, grid={"strategy": [Mine(), "fedbuff"]})  # doctest: +SKIP
@@ -195,6 +197,7 @@ def sweep(
             quiet=silent,
             target=target,
             fleets=fleets is not None,
+            jobs=jobs,
         )
 
 

@@ -54,6 +54,17 @@ def sweep(
         Path | None, folder_option("Folder; default runs/NAME-sweep. Its finished runs are kept.")
     ] = None,
     target: TargetAccuracy = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            "--jobs",
+            "-j",
+            metavar="N",
+            min=1,
+            max=256,
+            help="Runs side by side, each on its share of the cores; virtual clock.",
+        ),
+    ] = 1,
     accept_invalid: AcceptInvalid = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no table.")] = False,
     track: Track = None,
@@ -88,6 +99,7 @@ def sweep(
             quiet=quiet,
             target=target,
             fleets=fleets is not None,
+            jobs=jobs,
         )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command resumes it") from None

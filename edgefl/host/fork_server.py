@@ -24,7 +24,7 @@ from edgefl import failpoints
 from edgefl.errors import RunError
 from edgefl.host import child
 from edgefl.host.channel import Channel, Closed, pair
-from edgefl.host.children import collect, end_child, fork, kill
+from edgefl.host.children import Child, collect, end_child, fork, kill
 from edgefl.host.process import become_child, child_environment, start_process
 
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload", "numpy.ma")
@@ -66,13 +66,17 @@ FromForkServer = Warm | Forked | Reaped
 class ForkServer:
     """Starts processes that have all modules imported. A context manager: its processes end with it.
 
-    Raises `RunError` if the fork server's process is gone.
+    ``channel`` is that of a fork server which another process has started (`another`). Raises `RunError` if
+    the fork server's process is gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Channel[FromForkServer] | None = None) -> None:
         self._cpu_s = 0.0
         self._exit_codes: dict[int, int] = {}
-        self._process, self._channel = start_process(__name__, FromForkServer, dict(os.environ))
+        self._process: Child | None = None
+        if channel is None:
+            self._process, channel = start_process(__name__, FromForkServer, dict(os.environ))
+        self._channel = channel
         try:
             self._expect(Warm)
         except BaseException:
@@ -95,6 +99,10 @@ class ForkServer:
         except BaseException:
             ours.close()
             raise
+
+    def another(self) -> Channel[FromForkServer]:
+        """Fork another fork server; return its channel. It exits when the channel is closed everywhere."""
+        return self.start(__name__, FromForkServer, dict(os.environ))[1]
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all ended processes and their children."""
@@ -131,7 +139,8 @@ class ForkServer:
     def close(self) -> None:
         """End the fork server and all processes that it has forked."""
         self._channel.close()
-        end_child(self._process, GRACE_S)
+        if self._process is not None:
+            end_child(self._process, GRACE_S)
 
     def __enter__(self) -> Self:
         return self

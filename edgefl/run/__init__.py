@@ -1,7 +1,7 @@
 """One run: the processes of ``edgefl run``, and their messages.
 
 supervisor      starts and watches the other processes, and writes the results (view: the live view)
-sweep           several runs of an experiment, whose processes a fork server starts
+sweep           several runs of an experiment, whose processes a fork server starts (lanes: side by side)
 zygote          loads torch, data and model (workload) once, then forks a process for each peer
 server_process  builds the server's parts, for a new run or from a checkpoint (resume)
 server          the server's loop: messages → events → actions; uses gate, timeline and engine

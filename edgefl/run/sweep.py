@@ -1,4 +1,4 @@
-"""Sweep: runs of an experiment over a grid of changes and several seeds, one after another."""
+"""Sweep: runs of an experiment over a grid of changes and several seeds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE, RUNS, require_free
 from edgefl.results.sweep import Sweep
 from edgefl.results.targets import check_target
-from edgefl.run import control, demands, supervisor
+from edgefl.run import control, demands, lanes, supervisor
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
@@ -94,8 +94,11 @@ def sweep(
     quiet: bool = True,
     target: float | None = None,
     fleets: bool = False,
+    jobs: int = 1,
 ) -> Sweep:
     """Make the runs that are missing in ``out``, compare all runs, and return the sweep.
+
+    ``jobs`` runs are made side by side, each on its share of the cores and without a live view.
 
     The comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each
     seed draws its fleet from the profiles' intervals, the same for all settings (`drawn_fleets`). ``say`` is
@@ -110,11 +113,23 @@ def sweep(
     require_free(out, "sweep")
     check_target(target)
     planned = plan(drawn_fleets(experiment) if fleets else experiment, out, seeds, grid or {}, base)
+    if jobs > 1 and any(one.experiment.clock.kind != "virtual" for one in planned):
+        raise ConfigError(f"--jobs {jobs}: runs side by side need the virtual clock; add --clock virtual")
+
+    def made(number: int) -> None:
+        one = planned[number]
+        outcome = _outcome(Result(one.folder).summary())
+        say(f"{number + 1:>3} of {len(planned)}  {one.label}, seed {one.seed}: {outcome}")
+
     with warm() as fork_server:
         _try_training(planned, base, fork_server)
-        for number, one in enumerate(planned, 1):
-            figures = finished(one.experiment, one.folder, base, fork_server, quiet).summary()
-            say(f"{number:>3} of {len(planned)}  {one.label}, seed {one.seed}: {_outcome(figures)}")
+        if jobs == 1:
+            for number, one in enumerate(planned):
+                finished(one.experiment, one.folder, base, fork_server, quiet)
+                made(number)
+        else:
+            work = [lanes.Job(one.experiment, str(one.folder.absolute()), str(base)) for one in planned]
+            lanes.make_all(work, jobs, made, fork_server())
     show(_compare(out, planned, grid or {}, target))
     return Sweep(out)
 

@@ -56,6 +56,21 @@ def test_each_run_has_the_bits_of_edgefl_run(swept: Path, tmp_path: Path) -> Non
         assert warm.meta.toml == cold.meta.toml
 
 
+@pytest.mark.usefixtures("fork_server")
+def test_runs_side_by_side_have_the_same_bits(swept: Path, tmp_path: Path) -> None:
+    out, said = tmp_path / "sweep", list[str]()
+    found = sweep(SHORT, out, seeds=[1, 2], grid=GRID, jobs=2, say=said.append)
+    hashes = [[run.result.summary()["model_sha256"] for run in each.runs] for each in (found, Sweep(swept))]
+    assert hashes[0] == hashes[1]
+    assert sorted(line.split("  ")[1] for line in said) == [f"{n} of 4" for n in range(1, 5)]
+    assert found.table().csv() != ""
+    with pytest.raises(ConfigError, match="holds a run with different settings"):
+        sweep(virtual(stop=Stop(versions=5)), out, seeds=[1, 2], grid=GRID, jobs=2)
+    with pytest.raises(ConfigError, match=r"--jobs 2: .* virtual clock"):
+        sweep(experiment(), tmp_path / "wall", seeds=[1, 2], jobs=2)
+    assert not (tmp_path / "wall").exists()
+
+
 def test_each_setting_has_the_same_drawn_fleets(swept: Path, tmp_path: Path) -> None:
     grid = {"strategy.server_lr": [0.5, 1.0]}
     found = edgefl.sweep(SHORT, tmp_path / "sweep", fleets=2, grid=grid, target=0.05)
@@ -186,9 +201,36 @@ def test_a_sweep_that_is_interrupted_or_killed_goes_on_by_the_same_command(tmp_p
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_killed_sweep(tmp_path: Path) -> None:
+def test_runs_side_by_side_end_with_a_checkpoint_and_go_on(tmp_path: Path) -> None:
+    long, out = virtual(stop=Stop(versions=400)), tmp_path / "sweep"
+    file = Command.write(long, tmp_path / "long")
+    arguments = ("sweep", str(file), "--seeds", "1..3", "--jobs", "2", "--out", str(out))
+    folders = [out / "runs" / f"fedbuff-seed-{seed}" for seed in (1, 2, 3)]
+    command = Command(*arguments)
+    for folder in folders[:2]:
+        wait_for_versions(folder, 3, command)
+    command.interrupt()
+    command.ends(130, "the same command resumes it")
+    assert all(list(folder.glob("checkpoints/journal-*")) for folder in folders[:2])
+    assert not folders[2].exists()
+    command = Command(*arguments)
+    for folder in folders[:2]:
+        wait_for_versions(folder, 60, command)
+    command.child("edgefl-lane").send_signal(signal.SIGKILL)
+    command.ends(1, "the process of a run ended early: signal 9")
+    assert Command(*arguments).finish()[0] == 0
+    for seed, run in enumerate(Sweep(out).runs, 1):
+        undisturbed = edgefl.run(config.change(long, [f"seed={seed}"]), tmp_path / f"undisturbed {seed}")
+        assert run.result.summary()["model_sha256"] == undisturbed.summary()["model_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_nothing_outlives_a_killed_sweep(jobs: int, tmp_path: Path) -> None:
     file = Command.write(virtual(stop=Stop(versions=10_000)), tmp_path / "long")
-    command = Command("sweep", str(file), "--seeds", "1", "--out", str(tmp_path / "sweep"))
+    command = Command(
+        "sweep", str(file), "--seeds", "1..2", "--jobs", str(jobs), "--out", str(tmp_path / "sweep")
+    )
     wait_for_versions(tmp_path / "sweep" / "runs" / "fedbuff-seed-1", 2, command)
     family = command.family()
     assert {"edgefl-forks", "edgefl-zygote", "edgefl-server"} <= {each.name() for each in family}

@@ -1,0 +1,163 @@
+"""Runs of a sweep side by side: a lane is a process that makes one run after another on its share of the
+cores.
+
+Each run is that of `supervisor.run`, with the same bits. Lanes have process groups of their own, so that
+Ctrl-C reaches only this process, which then asks each lane to write a checkpoint and waits for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from edgefl.errors import ConfigError, EdgeflError, RunError
+from edgefl.experiment import Experiment
+from edgefl.host.channel import Channel, Closed, Refused
+from edgefl.host.children import Exit, end_child
+from edgefl.host.fork_server import ForkedChild, ForkServer, FromForkServer
+from edgefl.host.process import become_child
+from edgefl.processes import usable_cores
+from edgefl.terminal import printable
+
+GRACE_S = 10.0
+"""Time that an idle lane has to exit before it is killed, seconds."""
+
+
+class Forks(msgspec.Struct, frozen=True, tag="forks"):
+    """The first message to a lane. It carries the channel of the lane's own fork server."""
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """One run: made, resumed, or found finished, by `sweep.finished`."""
+
+    experiment: Experiment
+    folder: str
+    base: str
+
+
+class Made(msgspec.Struct, frozen=True, tag="made"):
+    """The run is finished, and its results are in its folder."""
+
+
+FromLane = Made | Refused
+
+
+class Lane(NamedTuple):
+    process: ForkedChild
+    channel: Channel[FromLane]
+
+
+def shares(cores: Sequence[int], lanes: int) -> list[list[int]]:
+    """Divide cores among lanes; with fewer cores than lanes, each has one that others may have, too.
+
+    >>> shares([0, 1, 2, 3, 4], 2), shares([0, 1], 3)
+    ([[0, 1], [2, 3, 4]], [[0], [1], [0]])
+    """
+    if lanes > len(cores):
+        return [[cores[lane % len(cores)]] for lane in range(lanes)]
+    ends = [lane * len(cores) // lanes for lane in range(lanes + 1)]
+    return [list(cores[first:end]) for first, end in itertools.pairwise(ends)]
+
+
+def make_all(jobs: Sequence[Job], lanes: int, made: Callable[[int], None], fork_server: ForkServer) -> None:
+    """Make all runs, ``lanes`` at a time; call ``made`` with a run's index when it is finished.
+
+    Raises `ConfigError` or `RunError` for the first run that fails, and KeyboardInterrupt after a stop
+    signal. The other runs then end with a checkpoint.
+    """
+    waiting, running = deque(enumerate(jobs)), list[Lane]()
+    with ExitStack() as stack:
+        try:
+            for share in shares(_cores(), min(lanes, len(jobs))):
+                running.append(stack.enter_context(_started(share, fork_server)))
+            _hand_out(running, waiting, made)
+        except BaseException:
+            for lane in running:
+                with suppress(ProcessLookupError):
+                    os.kill(lane.process.pid, signal.SIGTERM)
+            raise
+
+
+def _hand_out(lanes: Sequence[Lane], waiting: deque[tuple[int, Job]], made: Callable[[int], None]) -> None:
+    """Give each lane a run whenever it has none, until all are made."""
+    poller, busy = select.poll(), dict[int, tuple[Lane, int]]()
+
+    def give(lane: Lane) -> None:
+        if waiting:
+            number, job = waiting.popleft()
+            busy[lane.channel.fileno()] = lane, number
+            lane.channel.tell(job)
+        else:
+            poller.unregister(lane.channel)
+
+    for lane in lanes:
+        poller.register(lane.channel, select.POLLIN)
+        give(lane)
+    while busy:
+        for fd, _ in poller.poll():
+            lane, number = busy.pop(fd)
+            try:
+                answer = lane.channel.receive()
+            except Closed:
+                raise RunError(f"the process of a run ended early: {Exit(lane.process.wait())}") from None
+            if isinstance(answer, Refused):
+                raise (ConfigError if answer.config else RunError)(answer.message)
+            made(number)
+            give(lane)
+
+
+@contextmanager
+def _started(cores: Sequence[int], fork_server: ForkServer) -> Iterator[Lane]:
+    """Start a lane on these cores. It ends with the context, after a checkpoint if a run is under way."""
+    mine = ",".join(map(str, cores))
+    lane = Lane(*fork_server.start(__name__, FromLane, dict(os.environ), mine))
+    try:
+        with closing(fork_server.another()) as own:
+            lane.channel.tell(Forks(), own.fileno())
+        yield lane
+    except BaseException:
+        lane.channel.close()
+        lane.process.wait()
+        raise
+    lane.channel.close()
+    end_child(lane.process, GRACE_S)
+
+
+def _cores() -> list[int]:
+    """Numbers of the cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(usable_cores())]
+
+
+def _stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main(channel_fd: int, parent_pid: int, cores: str) -> None:
+    from edgefl.run.sweep import finished
+
+    os.setpgid(0, 0)
+    become_child(parent_pid, "edgefl-lane")
+    signal.signal(signal.SIGTERM, _stop)  # a run replaces it while it is under way
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, map(int, cores.split(",")))
+    channel: Channel[Forks | Job] = Channel.inherit(channel_fd, Forks | Job)
+    with suppress(Closed, KeyboardInterrupt):
+        channel.receive()
+        own: Channel[FromForkServer] = Channel.inherit(channel.descriptor(), FromForkServer)
+        with ForkServer(own) as fork_server:
+            while isinstance(job := channel.receive(), Job):
+                try:
+                    finished(job.experiment, Path(job.folder), Path(job.base), lambda: fork_server)
+                    channel.send(Made())
+                except EdgeflError as error:
+                    config = isinstance(error, ConfigError)
+                    channel.tell(Refused(printable(str(error)), config=config))
