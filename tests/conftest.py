@@ -42,7 +42,8 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(number, handler)
 
 # The same examples on every machine, and no bar in seconds; HYPOTHESIS_PROFILE=explore looks further.
-hypothesis.settings.register_profile("edgefl", deadline=None, derandomize=True)
+STALLS = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("edgefl", deadline=None, derandomize=True, suppress_health_check=STALLS)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "edgefl"))
 

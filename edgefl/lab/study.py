@@ -27,7 +27,8 @@ from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.statistics import Over
 from edgefl.results.summary import rounded, summarize
 from edgefl.results.targets import RaceTarget, settings_of, target_of
-from edgefl.run.sweep import finished, warm
+from edgefl.run.lanes import finished
+from edgefl.run.sweep import warm
 
 Verdict = Literal[
     "reproduced", "holds", "smaller", "not reproduced", "not settled", "same runs", "out of reach"

@@ -18,7 +18,8 @@ from edgefl.lab.claims import COSTS
 from edgefl.lab.study import Arm, Study, Tuning, slug
 from edgefl.results.record import Record
 from edgefl.results.statistics import area
-from edgefl.run.sweep import finished, warm
+from edgefl.run.lanes import finished
+from edgefl.run.sweep import warm
 
 Grid = Mapping[str, Sequence[float]]
 VALIDATION = 0.1

@@ -1,8 +1,8 @@
-"""Runs of a sweep side by side: a lane is a process that makes one run after another on its share of the
-cores.
+"""One run of many: made, resumed, or found finished; and several side by side, in lanes.
 
-Each run is that of `supervisor.run`, with the same bits. Lanes have process groups of their own, so that
-Ctrl-C reaches only this process, which then asks each lane to write a checkpoint and waits for it.
+A lane is a process that makes one run after another on its share of the cores. Each run is that of
+`supervisor.run`, with the same bits. Lanes have process groups of their own, so that Ctrl-C reaches only this
+process, which then asks each lane to write a checkpoint and waits for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from edgefl import config
 from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
 from edgefl.host.channel import Channel, Closed, Refused
@@ -26,10 +27,40 @@ from edgefl.host.children import Exit, end_child
 from edgefl.host.fork_server import ForkedChild, ForkServer, FromForkServer
 from edgefl.host.process import become_child
 from edgefl.processes import usable_cores
+from edgefl.results.record import Record
+from edgefl.results.result import Result
+from edgefl.results.run_folder import EXPERIMENT_FILE
+from edgefl.run import supervisor
 from edgefl.terminal import printable
 
 GRACE_S = 10.0
 """Time that an idle lane has to exit before it is killed, seconds."""
+
+
+def finished(
+    wanted: Experiment,
+    folder: Path,
+    base: Path,
+    fork_server: Callable[[], ForkServer] | None = None,
+    quiet: bool = True,
+) -> Result:
+    """Return the finished run of an experiment in ``folder``: the existing one, or resumed, or new.
+
+    A run is shown live on a terminal unless ``quiet``. Raises `ConfigError` if the folder holds a run with
+    other settings.
+    """
+    if not (file := folder / EXPERIMENT_FILE).is_file():
+        started = fork_server() if fork_server is not None else None
+        return supervisor.run(wanted, folder, quiet, base, fork_server=started, passing=True)
+    if config.dump(config.load(file)) != config.dump(config.validate(wanted, base)):
+        raise ConfigError(
+            f"{folder} holds a run with different settings; use a different --out, or delete the folder"
+        )
+    with suppress(ConfigError), Record(folder) as record:  # killed before the record was complete
+        if record.meta.status == "done" and (folder / "summary.json").is_file():
+            return Result(folder)
+    started = fork_server() if fork_server is not None else None
+    return supervisor.resume(folder, quiet, fork_server=started, passing=True)
 
 
 class Forks(msgspec.Struct, frozen=True, tag="forks"):
@@ -37,7 +68,7 @@ class Forks(msgspec.Struct, frozen=True, tag="forks"):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """One run: made, resumed, or found finished, by `sweep.finished`."""
+    """One run: made, resumed, or found finished, by `finished`."""
 
     experiment: Experiment
     folder: str
@@ -142,8 +173,6 @@ def _stop(*_: object) -> None:
 
 
 def main(channel_fd: int, parent_pid: int, cores: str) -> None:
-    from edgefl.run.sweep import finished
-
     os.setpgid(0, 0)
     become_child(parent_pid, "edgefl-lane")
     signal.signal(signal.SIGTERM, _stop)  # a run replaces it while it is under way
@@ -159,5 +188,5 @@ def main(channel_fd: int, parent_pid: int, cores: str) -> None:
                     finished(job.experiment, Path(job.folder), Path(job.base), lambda: fork_server)
                     channel.send(Made())
                 except EdgeflError as error:
-                    config = isinstance(error, ConfigError)
-                    channel.tell(Refused(printable(str(error)), config=config))
+                    refused = Refused(printable(str(error)), config=isinstance(error, ConfigError))
+                    channel.tell(refused)

@@ -27,12 +27,12 @@ from edgefl.host.process import allow_open_files
 from edgefl.results import compare
 from edgefl.results.figure import plot
 from edgefl.results.headline import learned
-from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE, RUNS, require_free
 from edgefl.results.sweep import Sweep
 from edgefl.results.targets import check_target
 from edgefl.run import control, demands, lanes, supervisor
+from edgefl.run.lanes import finished
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
@@ -189,32 +189,6 @@ def warm() -> Iterator[Callable[[], ForkServer]]:
     """Provide a fork server, which is started when it is first needed."""
     with contextlib.ExitStack() as stack:
         yield functools.cache(lambda: stack.enter_context(ForkServer()))
-
-
-def finished(
-    wanted: Experiment,
-    folder: Path,
-    base: Path,
-    fork_server: Callable[[], ForkServer] | None = None,
-    quiet: bool = True,
-) -> Result:
-    """Return the finished run of an experiment in ``folder``: the existing one, or resumed, or new.
-
-    A run is shown live on a terminal unless ``quiet``. Raises `ConfigError` if the folder holds a run with
-    other settings.
-    """
-    if not (file := folder / EXPERIMENT_FILE).is_file():
-        started = fork_server() if fork_server is not None else None
-        return supervisor.run(wanted, folder, quiet, base, fork_server=started, passing=True)
-    if config.dump(config.load(file)) != config.dump(config.validate(wanted, base)):
-        raise ConfigError(
-            f"{folder} holds a run with different settings; use a different --out, or delete the folder"
-        )
-    with contextlib.suppress(ConfigError), Record(folder) as record:  # killed before the record was complete
-        if record.meta.status == "done" and (folder / "summary.json").is_file():
-            return Result(folder)
-    started = fork_server() if fork_server is not None else None
-    return supervisor.resume(folder, quiet, fork_server=started, passing=True)
 
 
 def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, base: Path) -> list[Planned]:

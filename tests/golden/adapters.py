@@ -40,7 +40,7 @@ def started_warm() -> AbstractContextManager[Any]:
 
 def run(table: Mapping[str, Any], folder: Path, base: Path, warm: Any) -> None:
     """Make a run, whose user's files are in ``base``."""
-    from edgefl.run.sweep import finished
+    from edgefl.run.lanes import finished
 
     finished(experiment(table), folder, base, warm)
 
