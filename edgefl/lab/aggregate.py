@@ -323,7 +323,8 @@ DOUBTS = 8
 """Number of rows whose doubts are printed; the JSON file has all."""
 SHORT = {RAW: "bare", "torch _foreach": "foreach", "numpy by layer": "numpy"}
 SHORT |= {"STREAM triad": "triad", "read loop": "read"}
-SHORT |= {name: f"{name.split()[-1]}*" for name in NEEDS_STACK}
+SHORT |= {f"{name}*": f"{name.split()[-1]}*" for name in NEEDS_STACK}
+"""Headings in narrow terminals."""
 
 
 def show(result: dict[str, Any]) -> None:
@@ -359,8 +360,8 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
-    heads = (f">{SHORT.get(name, name.removeprefix('edgefl '))}" for name in names)
-    return tables.table(["D × K", *heads], rows, title)
+    heads = (f">{name.removeprefix('edgefl ')}{'*' * (name in NEEDS_STACK)}" for name in names)
+    return tables.table(["D × K", *heads], rows, title, short=SHORT)
 
 
 def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns: int) -> Any:
@@ -382,7 +383,7 @@ def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
         ratios = [_ratio(seconds.get(name), mine) for name in others]
         over = f"{(mine - seconds[RAW]) * 1e6:+.0f} μs"
         cells.append([_marked(row), *ratios, _ratio(mine, seconds.get("edgefl numba")), over])
-    return _table("c: times as fast as", [*others, "numba/c", "over bare"], cells)
+    return _table("c: times as fast as", [*others, "numba ÷ c", "over bare c"], cells)
 
 
 def _types(floats: list[dict[str, Any]], typed: list[dict[str, Any]]) -> Any:
@@ -401,7 +402,7 @@ def _types(floats: list[dict[str, Any]], typed: list[dict[str, Any]]) -> Any:
                 _ratio(figures["seconds"], row["contenders"].get("edgefl numba", {}).get("seconds")),
             ]
         )
-    heads = ["updates/s", "times", "bytes allow", "GB/s", "c/read", "numba/c"]
+    heads = ["updates/s", "times as fast", "as bytes allow", "GB/s", "c ÷ read loop", "numba ÷ c"]
     return _table("Other types of updates, c: updates/s, and against float32", heads, cells)
 
 
@@ -432,10 +433,12 @@ MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     """Draw GB/s over the bytes that a sum moves, to each of ``paths``.
 
-    Each contender has a line for float32 on all threads and points for the other types. The limits are grey.
+    Each contender has a line for float32 on all threads and points for the other types. The limits are thick and grey.
     Rows that do not count are hollow.
     """
     from matplotlib.figure import Figure
+
+    from edgefl.results.figure import COLOURS, DASHES
 
     rows = [row for row in result["rows"] if row["threads"] == result["host"]["threads"]]
     rows.sort(key=lambda row: int(row["bytes"]))
@@ -444,17 +447,23 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row["contenders"]))
     for place, name in enumerate(names):
         limit = name in LIMITS
-        colour = ("0.2", "0.6")[LIMITS.index(name)] if limit else f"C{place % 10}"
+        colour = ("0.2", "0.6")[LIMITS.index(name)] if limit else COLOURS[place % len(COLOURS)]
+        dash = "-" if limit else DASHES[place % len(DASHES)]
         mine = [(row, row["bytes"] / 1e6, row["contenders"][name]["gbytes_per_s"])
                 for row in rows if name in row["contenders"]]  # fmt: skip
         line = [(x, y) for row, x, y in mine if row["dtype"] == "float32"]
-        axes.plot(*zip(*line, strict=True), "--" if limit else "-", color=colour, linewidth=1, label=name)
+        axes.plot(*zip(*line, strict=True), linestyle=dash, color=colour, linewidth=1 + limit, label=name)
         for row, x, y in mine:
             fill = "none" if row["doubts"] else colour
             axes.plot(x, y, MARKERS[row["dtype"]], color=colour, markerfacecolor=fill, markersize=5)
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         axes.plot([], [], MARKERS[dtype], color="black", markerfacecolor="none", label=dtype)
     axes.set(xscale="log", yscale="log", xlabel="MB moved by one sum", ylabel="GB/s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(
+            lambda value, _: f"{value:g}" if f"{value:g}".strip("0.")[0] in "235" else ""
+        )
     hollow = "; hollow: does not count" if any(row["doubts"] for row in rows) else ""
     axes.set_title(f"Weighted sum, {result['host']['cpu']}, {result['host']['threads']} threads{hollow}")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
