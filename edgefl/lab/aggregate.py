@@ -433,8 +433,8 @@ MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     """Draw GB/s over the bytes that a sum moves, to each of ``paths``.
 
-    Each contender has a line for float32 on all threads and points for the other types. The limits are thick and grey.
-    Rows that do not count are hollow.
+    Each contender has a line for float32 on all threads and points for the other types. The limits are thick
+    and grey. Rows that do not count are hollow.
     """
     from matplotlib.figure import Figure
 
