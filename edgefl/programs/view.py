@@ -105,7 +105,15 @@ class PhonesTable(PhonesView):
         rows.sort(key=lambda one: one[0])
         shown = [row for _, row in rows[:MOST_ROWS]]
         more = f"and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else None
-        heads = ("phone", "state", ">CPU s", ">of declared", ">MiB", ">MB up", ">MB down")
+        heads = (
+            "phone",
+            "state",
+            ">CPU time, s",
+            ">of declared speed",
+            ">memory, MiB",
+            ">sent, MB",
+            ">received, MB",
+        )
         return table(heads, shown, caption=more)
 
     def __enter__(self) -> Self:
