@@ -214,7 +214,7 @@ def plot(runs: Any, file: str | Path, **how: Any) -> Path:
 
 
 def _values(what: str, given: Iterable[Any]) -> list[Any]:
-    """Return the values as a list. Raises `ConfigError` for a single value, such as a text."""
+    """Return the values as a list. Raises `ConfigError` for a single value, such as a string."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigError(f"{what}: must be a list of values, got {given!r}")
     return list(given)

@@ -122,7 +122,7 @@ class Fleet(Settings, frozen=True, kw_only=True):
 
 
 class Growth(Settings, frozen=True, kw_only=True):
-    """Local data that grow while the run goes on, as in online learning (ASO-Fed, Chen et al. 2020)."""
+    """Local data that grow during the run, as in online learning (ASO-Fed, Chen et al. 2020)."""
 
     start: Share = 0.1
     """Share of a client's examples that it has on its first trip."""
@@ -290,8 +290,8 @@ class Privacy(Settings, frozen=True, kw_only=True):
     clip_norm: Annotated[float, Meta(gt=0, le=MAX_CLIP_NORM)]
     """L: updates are clipped to this L2 norm, Δ·min(1, L/‖Δ‖)."""
     noise_multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """σ: standard deviation of the server's noise, relative to the largest change by one update; 0: only
-    clip."""
+    """σ: standard deviation of the server's noise, relative to the largest change that one update can make;
+    0: clip without noise."""
     local_noise_multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Standard deviation, relative to L, of the noise that each client adds to its clipped update before it
     sends it; 0: none. The client clips then, and the server does not."""

@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = (error.name or "").partition(".")[0]
         if not name or name == __package__.partition(".")[0] or os.environ.get("EDGEFL_TRACEBACK"):
             raise
-        return _say(2, f"{name} is not installed, which this command needs: pip install {name}")
+        return _say(2, f"this command needs {name}, which is not installed: pip install {name}")
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # the name comes from the user
             name = os.fsdecode(error.filename)

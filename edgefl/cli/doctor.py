@@ -113,7 +113,7 @@ def _kernels() -> Iterator[Check]:
 
 
 def _cache_problem() -> str:
-    """Compile numba's kernels now if no earlier process has; a problem if they cannot be kept."""
+    """Compile numba's kernels unless an earlier process has; return the problem if they cannot be cached."""
     from edgefl.kernels.backend_numba import cached_in
 
     return (

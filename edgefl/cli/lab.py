@@ -29,13 +29,15 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetition
 
 
 bench = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Measurements, each beside its limit in the same run."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Measurements, each compared with its limit in the same run.",
 )
 
 
 @bench.command()
 def aggregate(json: Json = None, quick: Quick = False) -> None:
-    """Measure the server's weighted sum beside the memory's limit."""
+    """Measure the server's weighted sum, and the limit that memory sets to its speed."""
     _measure("aggregate", json, quick)
 
 
@@ -103,16 +105,17 @@ def truth(
     ] = None,
     boards: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Only compare rates of boards, a CSV of sbc-bench's results."),
+        typer.Option(metavar="FILE", help="Only compare rates of boards: a CSV file of sbc-bench's results."),
     ] = None,
     phones: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Only compare inference on phones, a CSV of times; needs --networks."
+            metavar="FILE", help="Only compare inference on phones: a CSV file of times; needs --networks."
         ),
     ] = None,
     networks: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The layers of the networks in --phones, a CSV.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A CSV file with the layers of the networks in --phones."),
     ] = None,
 ) -> None:
     """Compare predicted step times and rates with measured ones."""
@@ -256,7 +259,10 @@ def chaos(
     ] = None,
     every: Annotated[float, typer.Option(metavar="S", min=0.0, help="Mean seconds to the next kill.")] = 1.0,
     failpoints: Annotated[
-        int, typer.Option(metavar="K", min=0, help="Instead: K kills of the server at each failpoint.")
+        int,
+        typer.Option(
+            metavar="K", min=0, help="Instead of --kills: kill the server K times at each failpoint."
+        ),
     ] = 0,
     set_: Changes = None,
     clock: ClockKind = None,
@@ -267,7 +273,7 @@ def chaos(
     """Kill processes of an experiment, resume it, and check it.
 
     Each kill is a kill -9 at a random time, until the run is done.
-    Exit code 1 and a line for each violated guarantee.
+    If a guarantee is violated, the exit code is 1; each violation is one line.
     """
     from edgefl import new_run_folder
     from edgefl.files import write_text

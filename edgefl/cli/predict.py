@@ -74,7 +74,8 @@ def predict(
         typer.Option(metavar="CORE@MHZxN,…", help="With --code: cores, instead of --device."),
     ] = None,
     threads: Annotated[
-        int, typer.Option(metavar="N", min=1, help="With --code: busy threads, on the fastest cores.")
+        int,
+        typer.Option(metavar="N", min=1, help="With --code: number of busy threads, on the fastest cores."),
     ] = 1,
     without_aes: Annotated[
         bool, typer.Option("--without-aes", help="With --cores: they have no AES instructions.")

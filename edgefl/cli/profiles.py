@@ -154,7 +154,7 @@ def import_(
     clients: Annotated[
         int | None, typer.Option(help="fedscale: number of clients, evenly spaced; 100 by default.")
     ] = None,
-    base: Annotated[str | None, typer.Option(help="power-profile: the device to which it belongs.")] = None,
+    base: Annotated[str | None, typer.Option(help="power-profile: the device whose power it gives.")] = None,
     up: Annotated[Path | None, typer.Option(help="mahimahi: the upload's trace.")] = None,
 ) -> None:
     """Convert another project's file to profiles."""
@@ -211,12 +211,14 @@ def fit(
         found = fit_kit(steps, recipe.prior_model(chosen[0].runtime), recipe.spread)
         for row in steps:
             fitted_s = found.model.seconds(row.work)
-            say(f"{row.network}: {row.seconds:.4g} s, fitted {fitted_s:.4g} s: {fitted_s / row.seconds:.2f}")
+            ratio = fitted_s / row.seconds
+            say(f"{row.network}: {row.seconds:.4g} s measured, {fitted_s:.4g} s fitted, ratio {ratio:.2f}")
     else:
         found = recipe.fit(chosen)
     for unseen in sorted(found.unseen, key=lambda unseen: unseen.factor):
         row = unseen.row
-        say(f"{row.network}: {row.seconds:.4g} s, unseen {unseen.predicted_s:.4g} s: {unseen.factor:.2f}")
+        times = f"{row.seconds:.4g} s measured, {unseen.predicted_s:.4g} s predicted by a fit without it"
+        say(f"{row.network}: {times}, factor {unseen.factor:.2f}")
     if found.unseen:
         errors = summary(found.unseen)
         text = f"median error {errors.median:.1%}, 90% within {errors.p90:.1%}"

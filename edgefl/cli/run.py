@@ -315,7 +315,7 @@ def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextM
 def require_torch() -> None:
     """Raise `ConfigError` if torch is missing, instead of a traceback from each of the run's processes."""
     if find_spec("torch") is None:
-        raise ConfigError("torch is not installed, which a run needs: pip install torch")
+        raise ConfigError("a run needs torch, which is not installed: pip install torch")
 
 
 def _free(out: Path) -> Path:

@@ -264,8 +264,8 @@ class Core(Ledger):
         bad = sorted(set(event.bad))
         if event.version != order.version or not {*bad, *event.zero} <= set(order.tasks):
             raise RunError(
-                f"Summed must be for version {order.version} and tasks {order.tasks}, "
-                f"got version {event.version} and bad tasks {(*event.bad, *event.zero)}"
+                f"Summed must be for version {order.version} and name only tasks of {order.tasks}, "
+                f"got version {event.version} and tasks {(*event.bad, *event.zero)}"
             )
         if event.zero if self.privacy is None else bad:
             raise RunError(

@@ -38,7 +38,7 @@ _Table = dict[str, Any]
 
 
 class Processor(msgspec.Struct):
-    """An entry of BouquetFL's ``cpus``."""
+    """An entry of ``cpus`` in a BouquetFL file."""
 
     name: str
     cores: Annotated[str, msgspec.Meta(pattern=_CORES, description="'cores' or 'cores / threads'")]
@@ -46,7 +46,7 @@ class Processor(msgspec.Struct):
 
 
 class GraphicsCard(msgspec.Struct):
-    """An entry of BouquetFL's ``gpus``, its clock in MHz."""
+    """An entry of ``gpus`` in a BouquetFL file; its clock is in MHz."""
 
     name: str
     cuda_cores: Figure
@@ -55,7 +55,7 @@ class GraphicsCard(msgspec.Struct):
 
 
 class Location(msgspec.Struct):
-    """An entry of BouquetFL's ``locations``."""
+    """An entry of ``locations`` in a BouquetFL file."""
 
     name: str
     download_mbps: Figure

@@ -73,7 +73,7 @@ class Energy(NamedTuple):
 
 
 class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
-    """Power of a device on a network, watts: ``idle_w`` above off, the others in addition to ``idle_w``."""
+    """Power of a device on a network, watts: ``idle_w`` of the idle device, the others in addition to it."""
 
     idle_w: float
     compute_w: float

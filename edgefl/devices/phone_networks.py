@@ -30,9 +30,9 @@ FEW: Final = 16
 SHALLOW: Final = 48
 """A 1 × 1 convolution with at most `SHALLOW` input channels is slow, with at most `FEW` slower still."""
 NARROW: Final = 32
-"""Output channels up to which 1 × 1 convolutions are slow."""
+"""A 1 × 1 convolution with at most this many output channels is slow."""
 LARGE: Final = 56
-"""1 × 1 convolutions are slow if the output's side is at least this many pixels."""
+"""A 1 × 1 convolution is slow if the output's side is at least this many pixels."""
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):

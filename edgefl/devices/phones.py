@@ -185,7 +185,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return plain.scaled(math.exp(-self._common_error(found))) if self.neighbours else plain
 
     def typical_work(self) -> StepWork:
-        """Work of the typical network of the measurements."""
+        """Return the work of the typical network among the measured ones."""
         work = zip(CLASSES, self.amounts, strict=True)
         return StepWork(**{fields[0]: amount for fields, amount in work if fields[0] != "fixed"})
 

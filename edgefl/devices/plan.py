@@ -70,7 +70,7 @@ class TripPlan(NamedTuple):
 
     @property
     def breaks_s(self) -> float:
-        """Seconds into the trip until the link, and with it the task, is lost; infinite if it is not."""
+        """Seconds from the trip's start until the link, and so the task, is lost; infinite if it is not."""
         if self.down.breaks_after is not None:
             return self.down.breaks_s
         if self.up.breaks_after is None:

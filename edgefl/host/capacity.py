@@ -277,7 +277,7 @@ class ThrottleMeter:
     """Measures the time that CPU quotas around this process have kept its control group from running."""
 
     def __init__(self) -> None:
-        # Keep the present groups: if the process is moved, its time was still spent here.
+        # Read the groups only now: if the process is moved later, its time was still spent in these.
         self._places = list(_around("cpu"))
         self._start_s = time.monotonic()
         self._before = self._throttled_s()

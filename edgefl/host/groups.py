@@ -250,7 +250,7 @@ class _OwnFolders:
                     remove(folder)
 
     def remove(self) -> None:
-        for file, controller in reversed(self._delegated):  # must precede moving processes up
+        for file, controller in reversed(self._delegated):  # before processes move up into the group
             with contextlib.suppress(NoGroup):
                 write(file, f"-{controller}")
         for outer in self._outer.values():

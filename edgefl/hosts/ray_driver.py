@@ -82,7 +82,7 @@ def main(channel_fd: int, parent_pid: int, address: str, code: str) -> None:
             os.dup2(nowhere.fileno(), 2)
     try:
         _drive(channel, address, code)
-    except Exception as error:  # Ray raises many types
+    except Exception as error:  # Ray raises exceptions of many types
         channel.tell(Refused(_line(error), config=True))
 
 

@@ -144,9 +144,9 @@ def _sum_span(
 def _sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Doubles) -> None:
     """out = base + Σ_k weights[k] · updates[k] over elements ``start`` to ``stop``, and each tile's norms.
 
-    The columns of ``listed`` are the address, type and address of scales of the result, of the base (0: none)
-    and of the updates, as whole vectors. ``start`` is a multiple of `TILE`. A span of tiles stays in the
-    cache while groups of updates are added to it.
+    Each column of ``listed`` describes a whole vector by its address, its type and the address of its scales:
+    first the result, then the base (address 0: none), then the updates. ``start`` is a multiple of `TILE`.
+    A span of tiles stays in the cache while groups of updates are added to it.
     """
     out, base = listed[0, 0], listed[0, 1]
     large = 4 * TILE * partial.shape[1] >= _STREAM_BYTES

@@ -448,7 +448,7 @@ class _Round:
         self._round.kills += 1
 
     def _advanced(self, now_s: float, command: Command) -> bool:
-        """Read the newest version; return True if it is newer than all before."""
+        """Read the newest version; return True if it is newer than all earlier ones."""
         version = _versions_made(self._run)
         if version <= self._highest:
             return False

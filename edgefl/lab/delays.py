@@ -131,8 +131,9 @@ STARTS_PER_S = 80.0
 def transfers(quick: bool = False) -> Finding:
     """Start clients at random times, with large downloads, large uploads, both, or neither.
 
-    A client reads its version when its download begins, so the versions until its update arrives are rate ÷ K
-    times its whole trip. The time that it waits before its download does not count.
+    A client reads its version when its download begins. If r updates arrive per second and each version takes
+    K of them, r ÷ K times the length of its whole trip is its staleness. The wait before the download does
+    not count.
     """
     versions, size = (300 if quick else 1_000), 10
     strategy = FedBuff(
@@ -166,10 +167,10 @@ LONG = 20
 
 
 def delays_niid(quick: bool = False) -> Finding:
-    """Measure Algorithm 1's delays: of clients that wait until their update was taken, and that train on.
+    """Measure Algorithm 1's delays, first with clients that wait until their update is taken, then without.
 
-    A version's sample has N·p different clients. An update that waits is taken with probability p per
-    version, so the part of its delay beyond any length is geometric: 1/p in the mean.
+    A version's sample has N·p different clients on average. Each version takes a waiting update with
+    probability p. So whatever time an update has waited, the rest of its delay is geometric, with mean 1/p.
     """
     versions, error = (400 if quick else 2_000), 0.01
     members, waits, paused, busy = [], [], [], []

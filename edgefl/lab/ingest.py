@@ -226,7 +226,8 @@ def _figures(record: Record) -> IngestFigures:
         first = f" ({incidents[0].kind}: {incidents[0].detail})" if incidents else ""
         raise RunError(
             f"ingest: {len(incidents)} incidents{first}, {altered} altered updates, "
-            f"{int(applied.sum())} applied of {summed} summed, {count} trips; every update must count"
+            f"{int(applied.sum())} applied of {summed} summed, {count} trips; "
+            "every update must be applied, unaltered"
         )
     if count < 2:
         return IngestFigures(count, 0.0, 0.0, dict.fromkeys(STAGES, 0.0))

@@ -182,7 +182,7 @@ def read_log(path: Path) -> list[Acknowledged]:
 
 
 def log_problems(path: Path, folder: Path) -> list[str]:
-    """Describe acknowledgements in the log ``path`` that are not exactly once in the record in ``folder``."""
+    """Describe each acknowledgement in the log ``path`` that ``folder``'s record lacks, repeats or changes."""
     with Record(folder) as record:
         arrivals = Counter(
             (event.client, event.task) for _, event in record.events() if type(event) is Arrived
@@ -219,7 +219,7 @@ class Kill(msgspec.Struct):
     """Which of the round's commands was running, counted from 1."""
     at_s: float
     recovery_s: float | None = None
-    """Seconds until a version newer than all before was recorded; None if the run ended without one."""
+    """Seconds until a version newer than all earlier ones was recorded; None if the run ended without one."""
 
 
 class DisturbedRun(msgspec.Struct, kw_only=True):

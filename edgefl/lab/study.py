@@ -37,7 +37,7 @@ Verdict = Literal[
 
 
 class Finding(NamedTuple):
-    """A judged claim."""
+    """A paper's claim and our verdict on it."""
 
     claim: str
     source: str

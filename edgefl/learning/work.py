@@ -473,7 +473,7 @@ def _bytes_kind(operation: str) -> str:
 
 
 def _convolution(packet: Any, args: Sequence[Any], out: Any) -> dict[str, float]:
-    """Return the operations and planes of a convolution, or of the gradients that it computes.
+    """Return a convolution's operations, forward or backward, and also the planes of a depthwise one.
 
     Each of the three results (output, gradients of input and weight) needs one multiply-add for each pair of
     an output and a weight that contributes to it.

@@ -54,7 +54,7 @@ class TreeNoise:
         self._source, self._restart_every, self._honaker = source, restart_every, honaker
         self._salts: dict[int, str] = {}
         self._kept: set[Node] = set()
-        self._made: dict[tuple[int, Node, str], Floats] = {}  # Honaker's estimates of the kept nodes
+        self._made: dict[tuple[int, Node, str], Floats] = {}  # Honaker's estimates, cached for `_kept`
 
     def restore(self, salts: Mapping[int, str]) -> None:
         """Continue after versions with these content digests, keyed by version."""
@@ -75,7 +75,7 @@ class TreeNoise:
         return out
 
     def _estimate(self, tree: int, node: Node, size: int) -> Floats:
-        """Noise of a node, or of Honaker's estimate of it."""
+        """Return a node's noise; with ``honaker`` it is averaged with its children's estimates."""
         level, index = node
         salt = self._salts.get(tree * (self._restart_every or 0) + (index << level), "")
         if (made := self._made.get((tree, node, salt))) is not None:

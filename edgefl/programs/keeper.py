@@ -429,7 +429,8 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
             group.enter()
         for place, fd in enumerate(launch.stdio):
             os.dup2(fd, place)
-        os.closerange(len(launch.stdio), os.sysconf("SC_OPEN_MAX"))  # the channel, and other phones' pipes
+        # Close inherited descriptors: those of the channel and of other phones' pipes.
+        os.closerange(len(launch.stdio), os.sysconf("SC_OPEN_MAX"))
         if launch.open_files is not None:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (launch.open_files, most))

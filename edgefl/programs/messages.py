@@ -20,7 +20,7 @@ Leaves = Literal["stop", "kill"]
 
 
 class Absence(msgspec.Struct, frozen=True):
-    """Mean times of the phones' presence and absence; both are exponentially distributed, emulated
+    """How long the phones stay online and offline: the means of exponential distributions, in emulated
     seconds."""
 
     mean_online_s: float

@@ -275,7 +275,7 @@ def waited_for_core_ns(pid: int) -> int:
 
 
 def phone_of(pid: int) -> int | None:
-    """Return the number of the phone that a process belongs to by its environment, or None."""
+    """Return the phone's number in a process's environment, or None if it has none."""
     with contextlib.suppress(OSError, ValueError):
         for entry in read_kernel_file(f"/proc/{pid}/environ").split(b"\0"):
             name, _, value = entry.partition(b"=")

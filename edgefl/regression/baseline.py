@@ -143,7 +143,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     edgefl_baselines: Literal[1, 2]
-    """Version 1 has no counts."""
+    """Version of the file's format. Version 1 has no ``counted`` entries."""
     counted: tuple[CountedEntry, ...] = ()
     entries: tuple[BaselineEntry, ...]
 

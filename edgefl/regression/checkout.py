@@ -29,7 +29,7 @@ class Base(NamedTuple):
     """A commit to compare with."""
 
     ref: str
-    """The name that was asked for."""
+    """The branch, tag or commit that was asked for."""
     commit: str
     repository: Path
     """Top folder of the repository."""

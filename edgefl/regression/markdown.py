@@ -11,7 +11,7 @@ from edgefl.results.tables import number, short_time
 MARKER = "<!-- edgefl gate -->"
 """First line of a comment, by which a workflow finds the one that it should replace."""
 MOST_CHARACTERS = 60_000
-"""GitHub rejects comments from 65,536 characters on."""
+"""Maximum length of a comment. GitHub rejects comments of 65,536 characters or more."""
 
 
 def workflow_commands(results: GateResults) -> Iterator[str]:

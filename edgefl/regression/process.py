@@ -77,7 +77,8 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     like: RestClass = "interpreter"
     """Class of the function's code outside torch."""
     shots: ShotSizes | None
-    """Sizes from the baseline; None: the most similar reference, with shots as long as the function's."""
+    """The baseline's reference and shot sizes; None: choose the most similar reference, and let one shot of
+    it take as long as one of the function."""
     limit_s: float
     """Wall seconds that each of the function's processes may take."""
 
@@ -135,7 +136,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """The reason for which a function cannot be measured, or the end of its process before a measurement."""
+    """Why a function cannot be measured, or how its process ended before a measurement."""
 
     kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late"]
     why: str

@@ -46,7 +46,7 @@ class Preload(msgspec.Struct, frozen=True, tag="preload"):
 
 
 class Preloaded(msgspec.Struct, frozen=True, tag="preloaded"):
-    """The modules are imported."""
+    """The answer to `Preload`: the modules are imported."""
 
 
 class Branch(msgspec.Struct, frozen=True, tag="branch"):
@@ -74,7 +74,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
 
 
 class ShotRequest(msgspec.Struct, frozen=True, tag="shot"):
-    """Call the function so many times."""
+    """Call the function ``calls`` times."""
 
     calls: int
 

@@ -163,7 +163,7 @@ class SideBranch:
         return os.path.relpath(file, self._files.root)
 
     def foreign(self) -> str | None:
-        """Return why the user's code is not this side's: a module of another place; None if there is none."""
+        """Return which module the user's code imports from outside this side, as a sentence; None if none."""
         root, head = self._files.root, self._files.head
         new = self._new_files()
         copies = _copies_of(head) if new else set()
@@ -327,7 +327,7 @@ class _Function:
 
 
 def shot(run: Callable[[], Any], calls: int) -> sides.Shot:
-    """Call the function so many times; return the times."""
+    """Call the function ``calls`` times; return the CPU time and the waiting times."""
     children, before = children_ns(), ProcessUsage.now()
     for _ in range(calls):
         run()

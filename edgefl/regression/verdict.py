@@ -1,4 +1,4 @@
-"""Judges a function's measurements by its budgets and its baseline. Pure; `measure` has the loop."""
+"""Judge a function's measurements by its budgets and its baseline. These are pure functions for `measure`."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def paced(measured: Measurement, margin: float, *, settled: bool = False) -> Ver
 
 
 def _with_flop(more: str, found: Verdict | NeedMore) -> Verdict | NeedMore:
-    """Add the growth of counted FLOP, which fails at any load of the host."""
+    """Add a FAIL for the growth of counted FLOP, which does not depend on the host's load."""
     grew, why = (found.grew, found.why) if isinstance(found, Verdict) and found.grew else ((), "")
     fails = Verdict("FAIL", "; ".join(filter(None, (more, why))), "", ("flop", *grew), found.compared)
     return fails if isinstance(found, Verdict) else NeedMore(otherwise=fails, compared=found.compared)
@@ -179,10 +179,11 @@ def _with_flop(more: str, found: Verdict | NeedMore) -> Verdict | NeedMore:
 def grown(
     before: Samples, measured: Sequence[Samples], tolerance: float = TOLERANCE, family: Family = ONE_DEVICE
 ) -> Verdict | NeedMore:
-    """Judge the measured metrics: FAIL if one grew, INVALID if the host's load leaves that undecided.
+    """Judge the measured metrics: FAIL if one grew, INVALID if the host's load makes that impossible to tell.
 
-    If one seems to have grown, or nearly so, two measurements are pooled, because other processes may imitate
-    or hide a change. A first measurement under a load too far from the baseline's is replaced.
+    Other processes may imitate or hide a change. So if a metric may have grown, a second measurement is made
+    and pooled with the first. If the host's load in the first differs too much from the baseline's, the
+    second replaces it.
     """
     now, *later = measured
     if loads_apart(before, now) is not None:

@@ -255,7 +255,7 @@ def load(folders: Sequence[str | Path]) -> list[Run]:
         for what, mine in _data(record).items():
             if mine and first[what] and mine != first[what]:
                 raise ConfigError(
-                    f"runs on different data do not compare: {path} has {what} {mine}, "
+                    f"runs on different data cannot be compared: {path} has {what} {mine}, "
                     f"{paths[0]} has {first[what]}"
                 )
     slow = slow_group(*records)
@@ -501,7 +501,7 @@ def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
 
 
 def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
-    """Cards with applied weight and staleness by profile, slowest first, one column per row."""
+    """Return a card of applied weight and one of staleness: a line per profile, slowest first."""
     names = dict.fromkeys(name for row in rows for name in profiles_by_speed(row.runs[0].record))
 
     def by_profile(title: str, about: str, value: Callable[[dict[str, Any]], dict[str, float]]) -> str:
@@ -522,7 +522,7 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
 
 
 def _measures(rows: Sequence[RunGroup]) -> str:
-    """The runs' own metrics, one column per row."""
+    """The runs' own metrics, one column per group of runs."""
     cells = [[name, *(_plain(row.figures.get(name, NONE)) for row in rows)] for name in own_names(rows)]
     return html_table(["Measure", *(f">{row.label}" for row in rows)], cells)
 

@@ -178,7 +178,7 @@ class Record:
             return self._db.execute(statement, parameters).fetchall()
 
     def batches(self, statement: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Rows of any SQL query on the record, some thousands at a time."""
+        """Rows of any SQL query on the record, a few thousand at a time."""
         with self._errors():
             cursor = self._db.execute(statement)
             while rows := cursor.fetchmany(10_000):

@@ -20,7 +20,7 @@ from edgefl.experiment import Evaluation
 from edgefl.results.rows import EvaluationRow
 
 WINDOW = 5
-"""Evaluations per point of a smoothed curve, which is their mean."""
+"""Each point of a smoothed curve is the mean of this many evaluations."""
 Over = Literal["trips", "at_s", "version"]
 """A run's cost until an evaluation: client trips, emulated seconds, or versions."""
 Points = NDArray[np.float64]
@@ -246,7 +246,9 @@ class CostRatio(NamedTuple):
     """The mean is a lower bound: in some seed the numerator's run ended before it reached the target."""
 
     def at(self, mean: str, ends: str) -> str:
-        """The mean, or a bound on it, and the interval if there is one, in these formats.
+        """Return the ratio as text: the mean in the format ``mean``, the interval in the format ``ends``.
+
+        ``<`` or ``>`` marks a mean that is only a bound. An end of the interval at 0 or infinity is omitted.
 
         >>> found = CostRatio(2.0, 1.6, 2.6), CostRatio(0.5, 0.0, 0.7), CostRatio(3.0, 0.0, math.inf)
         >>> print(*found, found[0].at(".2f", ".2f"), sep=", ")

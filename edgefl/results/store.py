@@ -67,7 +67,10 @@ class _End(msgspec.Struct):
         self.seq = seq
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Parameters of `FINISH_TRIP` for each use, so that sums do not depend on when they are written."""
+        """Yield the parameters of `FINISH_TRIP`, one row per use of the update, in the order of use.
+
+        So the sums in the record do not depend on how many rows are written together.
+        """
         uses = len(self.weights[:1])
         for weight in self.weights or [0.0]:
             how = (self.fate, self.reason, self.version, uses, weight)

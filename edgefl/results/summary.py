@@ -287,10 +287,11 @@ def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float
 
 
 def on_clients(record: Record) -> dict[str, Any] | None:
-    """The last measurement on the clients' own examples, with equal weights; None without one.
+    """Return the last measurement on the clients' own examples; None without one.
 
-    Of the ``global`` model and of each client's ``personal`` one (after training): the mean over all clients
-    and over their worst tenth of the accuracy or, for a task without classes, of the loss.
+    It covers the ``global`` model and each client's ``personal`` model (after training). For both it has the
+    mean accuracy, or for a task without classes the mean loss, over all clients and over the worst tenth of
+    them. Every client has the same weight.
     """
     row = next((row for row in reversed(record.evaluations) if row.clients), None)
     if row is None:

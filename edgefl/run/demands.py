@@ -47,8 +47,8 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
     most = None if vectors else strategy.max_weight(clients)
     if most is None and rules.central:
         raise ConfigError(
-            f"[privacy] needs a strategy that bounds an update's weight, got {name!r} as it is set: fedbuff "
-            "without normalize, fedavg, fedavgm or their like, with weighting = 'uniform'"
+            f"[privacy] needs a strategy that bounds an update's weight, got {name!r}, which does not with "
+            "these settings; fedbuff without normalize, fedavg and fedavgm do, with weighting = 'uniform'"
         )
     if rules.min_separation * strategy.max_held(clients) > clients:
         raise ConfigError(

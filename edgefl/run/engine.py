@@ -146,7 +146,7 @@ class Engine:
     def handle(self, timeline_event: TimelineEvent) -> None:
         """Write an event to the journal, pass it to the core, and carry out the core's actions.
 
-        A sum that waits for clients is tried again, because the event may be that one has joined.
+        A sum that waits for clients is tried again after each event, because a client may have joined.
         """
         self._handle(timeline_event)
         if (action := self.aggregator.waiting) is not None:

@@ -117,7 +117,7 @@ class Gate:
         return ()
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
-        """Ignore a repeated message, but request the peer's order again if it has evidently missed it."""
+        """Ignore a repeated message, but after many of them have the peer's order sent again."""
         peer.repeats += 1
         again = (ResendRequest(),) if peer.repeats > MOST_REPEATS else ()
         return (*self._beat(peer), *again)

@@ -92,15 +92,15 @@ class Scheme(NamedTuple):
     check: Callable[[Experiment, Secure, Strategy, int], None]
     """Raises `ConfigError` if experiment, settings and strategy do not fit a fleet of so many clients."""
     rules: Callable[[Secure, Strategy, int, int], AnyRules]
-    """Rules for settings, strategy, elements of an update, and number of clients."""
+    """Makes the rules, from settings, strategy, number of elements of an update, and number of clients."""
     writer: Callable[[Phones, Any], Writer]
-    """The clients' half, from keys and rules."""
+    """Creates the clients' part, from the phones' keys and the rules."""
     parties: Callable[[Phones, Any, ParameterBuffer, Path | None], Parties]
-    """The half of `edgefl.run.secure_process`, from keys, rules, buffer and any file of used masks."""
+    """Creates the part of `edgefl.run.secure_process`, from keys, rules, buffer and the file of used masks."""
     helpers: Callable[[Any, int, int, ParameterBuffer, Members], Helpers]
-    """The helpers of a sum, from rules, the experiment's seed and its number of clients."""
+    """Lists the helpers of a sum, from rules, the experiment's seed and its number of clients."""
     sum: Callable[[Any, Ask, ParameterBuffer, Members], tuple[Floats, float]]
-    """The server's half: a vector and its factor, whose product is the weighted sum."""
+    """The server's part: returns a vector and its factor, whose product is the weighted sum."""
 
 
 def scheme_of(kind: str) -> Scheme:

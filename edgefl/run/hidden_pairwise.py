@@ -43,7 +43,7 @@ from edgefl.strategies.rounds import Rounds
 MOST_MEMBERS = 100
 """Maximum number of clients in a round; a sum with dropouts takes time in proportion to its square."""
 _PREFIX = struct.Struct("<QI")
-"""Number of the round, and weight of the update."""
+"""Number of the round, and weight of the update, in an upload."""
 _ABSENT = 2**32 - 1
 """Fills the places of clients that a smaller round does not have."""
 

@@ -122,7 +122,7 @@ class TaskResult(_Message, frozen=True, tag=23):
     """Peak memory of training, predicted from the trace of a step, MiB."""
     metrics: Metrics
     counted: Count | None = None
-    """Number of examples by which the update is weighted, if not all that its client holds."""
+    """Number of examples by which the update is weighted; None: all that its client holds."""
     failed: str = ""
     """With local noise: why the update is zero plus noise, for the record; empty if it is not."""
     order: int = 0

@@ -233,7 +233,7 @@ class PeerLifecycle:
 
 
 def slowest_step_s(plan: control.Serve, active: int) -> float:
-    """Return the longest silence of a client during a training step, if ``active`` clients train, wall s."""
+    """Return the longest silence of a client in a training step while ``active`` clients train, wall s."""
     prepared = plan.prepared
     seconds = prepared.host_step_s * max(1.0, active / usable_cores())
     if plan.experiment.fleet.throttle == "paced":

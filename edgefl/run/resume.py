@@ -187,8 +187,8 @@ def recover(
 ) -> Restored:
     """Continue from a killed server's buffer and its committed record.
 
-    The buffer may be ahead of the record, never behind. What is not on record was not sent to anybody, so it
-    is undone. Raises `ConfigError` if they do not match.
+    The buffer may be ahead of the record, never behind. A change that is not in the record was not sent to
+    any client, so it is undone. Raises `ConfigError` if buffer and record do not match.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     replay, unended = _JournalReplay(core, dynamics), store.unended()

@@ -86,7 +86,7 @@ def run(
     ``fork_server`` forks the run's processes instead of starting interpreters.
     ``web`` is a socket of `edgefl.run.web.listening` on which the run is shown as a page.
     ``hosts`` are the hosts of its clients or workers; default: this one.
-    ``passing`` is for one run of many: on a terminal, its view is removed at its end.
+    ``passing`` is for one run of many: when it ends, its panel disappears from the terminal.
 
     Raises `ConfigError` before anything starts if the experiment cannot be run, `RunError` if the run fails,
     and KeyboardInterrupt after Ctrl-C, when the run is on disk and can be resumed.
@@ -492,7 +492,7 @@ class _Supervisor:
     # ---- the plan ------------------------------------------------------------------------------
 
     def _plan_run(self, prepared: control.Prepared) -> None:
-        """Choose time scale and workers, create the buffer, and let the zygote write the first model."""
+        """Choose the time scale and the workers, create the buffer, and have the zygote write version 0."""
         clients = len(self._clients)
         self._workers = self._carried()
         shares = self._hosts.shares(self._workers)

@@ -220,7 +220,9 @@ def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, ba
 def _check(seeds: Sequence[int], grid: Grid) -> None:
     for key, values in grid.items():
         if key == "seed" or key in APART or key.startswith("data.name"):
-            why = "give seeds by --seeds" if key == "seed" else "runs on different examples do not compare"
+            why = (
+                "give seeds by --seeds" if key == "seed" else "runs on different examples cannot be compared"
+            )
             raise ConfigError(f"--grid {key}: {why}")
         if not values or len(set(values)) < len(values):
             raise ConfigError(f"--grid {key}: expected different values, got {', '.join(values) or 'none'}")

@@ -188,7 +188,7 @@ class VirtualTimeline(Timeline):
         return iter(())
 
     def flush(self) -> None:
-        """Send the workers their next tasks and the withdrawal of others."""
+        """Send the workers their next tasks, and tell them which tasks to give up."""
         if not self._started or self.core.stopped is not None:
             return
         for worker, tasks in self._withdrawn.items():

@@ -33,7 +33,7 @@ class ASOFed(Asynchronous):
     The gradient of a trip is ∇s_k = w_k − y, where y results from SGD on f_k(y) + (λ/2)·‖y − w_k‖². The
     client sends Δζ_k = −(∇s_k − v_k + h_k), then sets h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k. r_k = max(1,
     ln d_k) compensates for the delay d_k, the mean duration of its trips in emulated seconds; the paper does
-    not give the unit. With ``data.growth`` clients gain examples while the run goes on, as in the paper.
+    not give the unit. With ``data.growth`` clients gain examples during the run, as in the paper.
     Difference from the paper: the server's feature learning is omitted, since it is not a weighted sum of
     updates.
 

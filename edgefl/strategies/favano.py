@@ -33,7 +33,9 @@ class FAVANO(Polled):
         return super().until(state, client, view)._replace(gain=gain, per_step=self.form == "stochastic")
 
     def alpha(self, device: Client, first_s: float, clients: int) -> float:
-        """E[min(E, K)] or P(E > 0) of a client whose first possible poll is ``first_s`` seconds from now.
+        """Return the mean of min(E, K), or P(E > 0), where E is a client's local steps at its next poll.
+
+        The client's first possible poll is ``first_s`` seconds from now.
 
         >>> FAVANO(participants=1, interval_s=2.0).alpha(Client(0, "pi-4", 60, steps=3), 2.0, clients=2)
         3.0

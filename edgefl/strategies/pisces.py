@@ -76,7 +76,7 @@ class Pisces(Asynchronous):
     min_exploration: Share = 0.1
     """Minimum of the probability ``exploration`` after its decay."""
     window: Count = 5
-    """Number of a client's last updates whose mean staleness is E[τ_i]."""
+    """E[τ_i] is the client's mean staleness over this many of its latest updates."""
     weighting: Literal["examples", "uniform"] = "examples"
     """p_i ∝ examples, or 1/n; they add up to 1."""
 

@@ -41,7 +41,7 @@ class Polled(Strategy):
     """Time between two polls, emulated seconds."""
 
     def size(self, clients: int) -> int:
-        """s, for a fleet of ``clients``."""
+        """Return s, the number of clients per poll, for a fleet of ``clients``."""
         return self.participants or min(10, clients)
 
     def check(self, clients: int) -> None:

@@ -92,7 +92,10 @@ class SAFA(Strategy):
         return (update,) if update.staleness > self.lag_tolerance else ()
 
     def lost(self, state: Cache, client: int, view: View) -> None:
-        """Drop the client's cached models that are no longer held: their sum showed that they are invalid."""
+        """Drop the client's cached models that are no longer held.
+
+        A model stops being held if it proves to be invalid when it is summed.
+        """
         held = {update.task for update in view.held}
         for models in (state.models, state.bypassed):
             if client in models and models[client].task not in held:

@@ -668,5 +668,5 @@ def test_without_torch_one_line_says_what_to_install(here: Path) -> None:
     lines = done.stderr.splitlines()
     assert len(lines) == 5
     assert all(
-        re.match("edgefl: torch is not installed, which .* needs: pip install torch", each) for each in lines
+        re.match("edgefl: .* needs torch, which is not installed: pip install torch", each) for each in lines
     )

@@ -478,7 +478,9 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
         compare([good, other / ".." / "good"])
     with pytest.raises(ConfigError, match="is not a run's folder"):
         compare([good, tmp_path])
-    with pytest.raises(ConfigError, match=r"different data do not compare: .* has data mnist, .* has digits"):
+    with pytest.raises(
+        ConfigError, match=r"different data cannot be compared: .* has data mnist, .* has digits"
+    ):
         compare([good, other])
     with pytest.raises(ConfigError, match=r"has classes 12, .* has 10"):
         compare([good, classes])

@@ -53,7 +53,7 @@ def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[st
     ("grid", "seeds", "words"),
     [
         ({"seed": ["1"]}, (1,), "--grid seed: give seeds by --seeds"),
-        ({"data.name": ["digits"]}, (1,), "--grid data.name: runs on different examples do not compare"),
+        ({"data.name": ["digits"]}, (1,), "--grid data.name: runs on different examples cannot be compared"),
         ({"training.lr": ["1", "1"]}, (1,), "--grid training.lr: expected different values, got 1, 1"),
         ({}, (1, 1), "--seeds: expected different seeds, got 1, 1"),
         ({}, (), "--seeds: expected different seeds, got none"),
