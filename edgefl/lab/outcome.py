@@ -182,7 +182,7 @@ def read_log(path: Path) -> list[Acknowledged]:
 
 
 def log_problems(path: Path, folder: Path) -> list[str]:
-    """Describe each acknowledgement in the log ``path`` that ``folder``'s record lacks, repeats or changes."""
+    """Describe each acknowledgement in the log ``path`` that ``folder`` lacks, repeats or changes."""
     with Record(folder) as record:
         arrivals = Counter(
             (event.client, event.task) for _, event in record.events() if type(event) is Arrived

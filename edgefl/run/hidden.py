@@ -96,7 +96,7 @@ class Scheme(NamedTuple):
     writer: Callable[[Phones, Any], Writer]
     """Creates the clients' part, from the phones' keys and the rules."""
     parties: Callable[[Phones, Any, ParameterBuffer, Path | None], Parties]
-    """Creates the part of `edgefl.run.secure_process`, from keys, rules, buffer and the file of used masks."""
+    """Creates the part of `edgefl.run.secure_process`, from keys, rules, buffer and file of used masks."""
     helpers: Callable[[Any, int, int, ParameterBuffer, Members], Helpers]
     """Lists the helpers of a sum, from rules, the experiment's seed and its number of clients."""
     sum: Callable[[Any, Ask, ParameterBuffer, Members], tuple[Floats, float]]
