@@ -37,7 +37,7 @@ bench = typer.Typer(
 
 @bench.command()
 def aggregate(json: Json = None, quick: Quick = False) -> None:
-    """Measure the server's weighted sum, and the limit that memory sets to its speed."""
+    """Compare the server's weighted sum with the speed of memory."""
     _measure("aggregate", json, quick)
 
 
@@ -82,7 +82,7 @@ def peers(
         folder_option("Folder for the frameworks' environments; default peers in the cache folder."),
     ] = None,
 ) -> None:
-    """Measure experiments of other frameworks beside edgefl's.
+    """Compare the speed of other frameworks with edgefl's.
 
     pip installs each framework into an environment of its own.
     """

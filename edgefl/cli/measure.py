@@ -85,5 +85,5 @@ def calibrate(
     say(f"per second of CPU time; valid until {until}")
     cache_mib, arrays_mib = found.measured.cache_mib, 3 * found.measured.triad_mib
     if arrays_mib < 2 * cache_mib:
-        sizes = f"({arrays_mib:.0f} MiB) are less than twice the cache ({cache_mib:.0f} MiB)"
-        say(f"the triad's arrays {sizes}, so its rate may be partly that of the cache")
+        say(f"the triad's arrays ({arrays_mib:.0f} MiB) are less than twice the cache ({cache_mib:.0f} MiB),")
+        say("so its rate may be partly that of the cache")
