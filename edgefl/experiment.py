@@ -51,7 +51,7 @@ class Attackers(Settings, frozen=True, kw_only=True):
     """Clients that send harmful updates, to test strategies (docs/strategies.md)."""
 
     share: Annotated[float, Meta(gt=0, lt=1)]
-    """Share of the clients that attack, rounded to a number of clients, which the seed draws."""
+    """Share of the clients that attack, rounded to a number of clients; the seed draws which ones."""
     kind: str = "sign-flip"
     """``sign-flip`` sends −scale·Δ in place of the update Δ; ``gaussian`` sends noise with the norm
     scale·‖Δ‖; ``label-flip`` trains with class C − 1 − y in place of y; ``alie`` sends μ − z·σ of the updates
@@ -71,7 +71,7 @@ class Fleet(Settings, frozen=True, kw_only=True):
         Annotated[dict[str, Clients], Meta(min_length=1)] | str,
         Meta(description="a table { PROFILE = COUNT } or the name of a fleet file"),
     ]
-    """Profile name to count, or the name (or path) of a fleet file."""
+    """Number of clients by profile name, or the name (or path) of a fleet file."""
     network: str | dict[str, str] = "wifi"
     """One network profile for all clients, or a table from device profile to network profile."""
     runtime: str | None = None
@@ -234,7 +234,7 @@ class Clock(Settings, frozen=True, kw_only=True):
 
 
 class Secure(Settings, frozen=True, kw_only=True):
-    """Secure aggregation: the server learns weighted sums of updates and no single one (docs/secure.md)."""
+    """Secure aggregation: the server learns weighted sums of updates but no single update (docs/secure.md)."""
 
     kind: Literal["masks", "pairwise", "trusted"] = "masks"
     """``masks``: one-time coded masks, which holders remove from sums; ``pairwise``: masks between each two
@@ -284,7 +284,7 @@ class Server(Settings, frozen=True, kw_only=True):
 
 
 class Privacy(Settings, frozen=True, kw_only=True):
-    """Differential privacy: of the global models, of each client against the server, or both
+    """Differential privacy: for the published global models, for each client against the server, or for both
     (docs/privacy.md)."""
 
     clip_norm: Annotated[float, Meta(gt=0, le=MAX_CLIP_NORM)]

@@ -72,7 +72,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
 
 def _loads(text: str) -> dict[str, Any]:
-    """`tomllib.loads` in bounded time; RecursionError beyond `DEEPEST`."""
+    """Call `tomllib.loads`, in bounded time. Raises RecursionError for nesting beyond `DEEPEST`."""
     if _DEEP_KEY.search(text):
         raise RecursionError
     found, level = tomllib.loads(text), 0

@@ -31,7 +31,7 @@ def flower(
     fleet: FleetFile = None,
     network: Network = None,
     run_config: Annotated[
-        list[str] | None, typer.Option("--run-config", "-c", metavar="KEY=VALUE", help="As for flwr run.")
+        list[str] | None, typer.Option("--run-config", "-c", metavar="KEY=VALUE", help="Passed to flwr run.")
     ] = None,
     time_scale: TimeScale = "auto",
     throttle: Throttle = "sigstop",

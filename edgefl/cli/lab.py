@@ -122,7 +122,7 @@ def truth(
     given = {"--rows": rows, "--boards": boards, "--phones": phones}
     kinds = [name for name, value in given.items() if value]
     if len(kinds) > 1:
-        raise ConfigError(f"{kinds[-1]} FILE: not together with {kinds[0]}")
+        raise ConfigError(f"{kinds[-1]} FILE: cannot be combined with {kinds[0]}")
     if (phones is None) != (networks is None):
         raise ConfigError("--phones FILE and --networks FILE are needed together")
     if phones is not None:
@@ -185,7 +185,7 @@ def reproduce(
     if paper not in PAPERS:
         raise ConfigError(unknown("paper", paper, PAPERS))
     if quick and settings not in ("", "quick"):
-        raise ConfigError(f"--quick: not together with --settings {settings}")
+        raise ConfigError(f"--quick: cannot be combined with --settings {settings}")
     settings = "quick" if quick else settings
     folder = out or Path("runs") / f"reproduce-{paper}{'-' if settings else ''}{settings}"
 

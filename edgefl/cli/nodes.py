@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgefl.hosts.nodes import Nodes
 
 Bind = Annotated[
-    str, typer.Option(metavar="tcp://HOST:PORT", help="Address for nodes; port * is any free one.")
+    str, typer.Option(metavar="tcp://HOST:PORT", help="Address for nodes; port * takes any free port.")
 ]
 KeysFolder = Annotated[
     Path | None,

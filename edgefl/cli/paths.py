@@ -12,7 +12,7 @@ import typer
 from edgefl.errors import ConfigError, RunError
 from edgefl.terminal import say
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def run_folder(text: str) -> Path:
@@ -93,7 +93,7 @@ def figures_file(text: str) -> Path:
     if not folder.is_dir():
         raise ConfigError(f"--json {json}: no folder {json.parent}")
     if (folder / EXPERIMENT_FILE).is_file():
-        raise ConfigError(f"--json {json}: in the folder of a run, whose files are its own; give another")
+        raise ConfigError(f"--json {json}: in the folder of a run, where only edgefl writes; give another")
     if not os.access(json if json.exists() else folder, os.W_OK):
         raise ConfigError(f"--json {json}: cannot be written")
     return json

@@ -50,7 +50,7 @@ def predict_code(
     if not is_class(code):
         raise ConfigError(unknown("code class", code, CLASSES))
     if model is not None:
-        raise ConfigError(f"--code {code}: not together with a MODEL (got {model!r})")
+        raise ConfigError(f"--code {code}: cannot be combined with a MODEL (got {model!r})")
     if (cores is None) == (not devices) or len(devices) > 1:
         raise ConfigError(f"--code {code}: give one --device NAME, or --cores CORE@MHZxN,…")
     if without_aes and cores is None:

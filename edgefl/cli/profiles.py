@@ -101,7 +101,7 @@ def profiles(
     elif as_json:
         raise ConfigError("profiles --json lists all profiles; for one, put --json after its name")
     elif search != Search():
-        raise ConfigError(f"profiles {ctx.invoked_subcommand}: not together with a search of devices")
+        raise ConfigError(f"profiles {ctx.invoked_subcommand}: cannot be combined with a search for devices")
 
 
 @app.command()
@@ -185,10 +185,11 @@ def fit(
         str | None, typer.Option(help="A similar device, for costs that the rows do not cover.")
     ] = None,
     spread: Annotated[
-        float | None, typer.Option(min=1.01, help="Factor by which costs may differ from the prior's.")
+        float | None, typer.Option(min=1.01, help="Factor by which costs may differ from those of --prior.")
     ] = None,
     apart: Annotated[
-        float, typer.Option(min=1.0, help="Factor between the measured device and the profile's.")
+        float,
+        typer.Option(min=1.0, help="Factor by which the measured device may differ from the profile's."),
     ] = 1.0,
 ) -> None:
     """Make a device's profile from measured steps."""
@@ -223,7 +224,7 @@ def fit(
         errors = summary(found.unseen)
         text = f"median error {errors.median:.1%}, 90% within {errors.p90:.1%}"
         worst = f"worst factor {errors.worst_factor:.2f}; intervals hold {errors.held:.0%}"
-        say(f"{errors.rows} steps, each unseen: {text}, {worst}")
+        say(f"{errors.rows} steps, each predicted by a fit without it: {text}, {worst}")
     put_or_print(out, fitted.profile_text(out, chosen, found, recipe).encode())
 
 
@@ -231,7 +232,7 @@ def fit(
 def cores(
     boards: Annotated[
         Path | None,
-        typer.Argument(metavar="BOARDS", help="A CSV of sbc-bench's results; by default edgefl's own."),
+        typer.Argument(metavar="BOARDS", help="A CSV file of sbc-bench's results; by default edgefl's own."),
     ] = None,
     out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
 ) -> None:
@@ -280,8 +281,10 @@ def from_(
 
 @app.command()
 def phones(
-    rows: Annotated[Path, typer.Option("--phones", metavar="FILE", help="Inference times of phones, a CSV.")],
-    networks: Annotated[Path, typer.Option(metavar="FILE", help="The layers of the networks, a CSV.")],
+    rows: Annotated[
+        Path, typer.Option("--phones", metavar="FILE", help="A CSV file of phones' inference times.")
+    ],
+    networks: Annotated[Path, typer.Option(metavar="FILE", help="A CSV file of the networks' layers.")],
     source: Annotated[str, typer.Option(help="Where the times were published.")],
     out: Annotated[Path | None, file_option("File to write; by default it is printed.")] = None,
 ) -> None:

@@ -41,7 +41,9 @@ def execute(
     fleet: FleetFile = None,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-n", metavar="N", min=1, help="Phones of each device without a count; 1."),
+        typer.Option(
+            "--count", "-n", metavar="N", min=1, help="Phones of each device without a count; default 1."
+        ),
     ] = None,
     network: Network = None,
     connect: Annotated[
@@ -79,7 +81,11 @@ def execute(
         str | None, typer.Option(metavar="ON,OFF", help="Mean seconds online and offline, alternating.")
     ] = None,
     leave: Annotated[
-        str | None, typer.Option(metavar="stop|kill", help="What a departure does to the processes; stop.")
+        str | None,
+        typer.Option(
+            metavar="stop|kill",
+            help="What happens to the processes of a phone that goes offline; default stop.",
+        ),
     ] = None,
     charge: Annotated[
         float | None,
@@ -131,7 +137,7 @@ def phones_of(
     if (fleet is None) == (not devices):
         raise ConfigError("give --device NAME, once or more, or --fleet FILE")
     if like is not None and share is not None:
-        raise ConfigError(f"--like {like}: not together with --share, which sets the speed")
+        raise ConfigError(f"--like {like}: cannot be combined with --share, which sets the speed")
     if like not in (None, "auto"):
         read_likeness(like)
     counts = [_counted(text, count or 1) for text in devices]

@@ -77,7 +77,7 @@ def sweep(
 
     choices = dict(map(axis, grid or ()))
     if len(choices) < len(grid or ()):
-        raise ConfigError("--grid: each key once, with all its values")
+        raise ConfigError("--grid: give each key once, with all its values")
     if seeds is not None and fleets is not None:
         raise ConfigError("--seeds and --fleets: give one of them; each fleet has its own seed")
     numbers = seeds_of(seeds or "1..3") if fleets is None else [*range(1, fleets + 1)]

@@ -93,8 +93,8 @@ def _check_growth(found: Experiment) -> None:
         raise wrong("data.growth.least_per_trip", limit, growth.least_per_trip)
     for key, given in (("privacy", found.privacy), ("server.secure", found.server.secure)):
         if given is not None:
-            what = "not together with data.growth, because the server would have to know each client's number"
-            raise _at(key, f"{what} of examples on each trip")
+            why = "for it, the server would have to know how many examples each client has on each trip"
+            raise _at(key, f"cannot be combined with data.growth: {why}")
 
 
 def _check_evaluation(found: Experiment) -> None:

@@ -190,13 +190,13 @@ class _Replay:
         if self._compares_checksums and sent != checksum:
             raise RunError(
                 f"the update of task {task} (client {client}, trip {order.trip}, from version "
-                f"{order.version}) has checksum {checksum:016x}, the record says {sent:016x}"
+                f"{order.version}) has checksum {checksum:016x}, but the record says {sent:016x}"
             )
         staleness = self._core.version - order.version
         made = (event.at_s, staleness, event.examples, trained.steps, loss_of(trained))
         for name, here, there in zip(_ARRIVAL, made, row[1:], strict=True):
             if not _same(here, there):
-                raise RunError(f"the update of task {task} has {name} {here}, the record says {there}")
+                raise RunError(f"the update of task {task} has {name} {here}, but the record says {there}")
 
     def _measure(self, row: EvaluationRow | None) -> None:
         """Evaluate the latest version again if it has an evaluation on record."""
@@ -210,14 +210,15 @@ class _Replay:
         made |= {name: tuple(getattr(scores, name)) for name in ("personal_loss", "personal_accuracy")}
         for name, here in made.items():
             if not _same(here, there := getattr(row, name)):
-                raise RunError(f"version {row.version} has {name} {here}, the record says {there}")
+                raise RunError(f"version {row.version} has {name} {here}, but the record says {there}")
 
     def _conclude(self, folder: Path) -> Verdict:
         meta, (version, entry) = self._record.meta, self.buffer.latest
         model = self.buffer.model(entry)
         made = hashlib.sha256(model.data).hexdigest()
         if made != meta.model_sha256:
-            raise RunError(f"version {version} has model_sha256 {made}, the record says {meta.model_sha256}")
+            recorded = f"the record says {meta.model_sha256}"
+            raise RunError(f"version {version} has model_sha256 {made}, but {recorded}")
         try:
             saved = Result(folder).model()
         except ConfigError as error:
@@ -268,9 +269,9 @@ def check_results(folder: Path, record: Record) -> None:
     """Raise `RunError` if an existing file that is derived from the record differs from it."""
     for name, text in ((run_folder.SUMMARY_FILE, summary_text(record)), (TRACE_FILE, trace_text([record]))):
         if (path := folder / name).is_file() and path.read_bytes() != text.encode():
-            raise RunError(f"{path} is not what the record gives")
+            raise RunError(f"{path} differs from what the record gives")
     if (path := folder / REPORT_FILE).is_file() and not is_whole(path.read_bytes()):
-        raise RunError(f"{path} is not as it was written")
+        raise RunError(f"{path} was changed after it was written")
 
 
 def _same(here: Any, there: Any) -> bool:

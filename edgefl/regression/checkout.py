@@ -47,7 +47,7 @@ def find_base(ref: str, folder: Path) -> Base:
     commit, or if it is what is checked out here and no file differs.
     """
     if shutil.which("git") is None:
-        raise ConfigError(f"{OPTION}: git is not installed; install it, as it checks the base out")
+        raise ConfigError(f"{OPTION}: this needs git to check out the base, but git is not installed")
     top = git(folder, "rev-parse", "--show-toplevel")
     if top.returncode:
         raise ConfigError(f"{OPTION}: {_why(top)}")

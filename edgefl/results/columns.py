@@ -74,7 +74,7 @@ class Table(dict[str, NDArray[Any]]):
             except ModuleNotFoundError as missing:
                 if missing.name != name:
                     raise
-        raise ConfigError("a data frame needs pandas or polars, neither is installed: pip install pandas")
+        raise ConfigError("a data frame needs pandas or polars, but neither is installed: pip install pandas")
 
     def csv(self) -> str:
         """The table as CSV with a header (RFC 4180, but lines end in LF); NaN is empty.
@@ -115,7 +115,7 @@ class Table(dict[str, NDArray[Any]]):
             arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
         except ModuleNotFoundError:
             raise ConfigError(
-                "Parquet needs polars or pyarrow, neither is installed: pip install polars"
+                "Parquet needs polars or pyarrow, but neither is installed: pip install polars"
             ) from None
         parquet.write_table(arrow.table({name: arrow.array(column) for name, column in self.items()}), file)
         return file.getvalue()

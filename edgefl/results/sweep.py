@@ -42,7 +42,7 @@ class Sweep:
         self.dir = Path(folder)
         if (self.dir / RUNS).is_dir() and not (self.dir / SUMMARY_FILE).exists():
             raise ConfigError(
-                f"{self.dir}: a sweep that did not end, or none; the command that began it resumes it"
+                f"{self.dir}: an unfinished sweep, or no sweep; repeat the command that began it"
             )
         self._summary = Result(folder).summary()
         found = self._summary.get("sweep")

@@ -41,7 +41,7 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
     if rules.local_noise_multiplier and strategy.vectors:
         raise ConfigError(
             f"privacy.local_noise_multiplier: clients add noise to their update only, but strategy {name!r} "
-            f"also exchanges {', '.join(strategy.vectors)}; choose another"
+            f"also exchanges {', '.join(strategy.vectors)}; choose another strategy"
         )
     vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures
     most = None if vectors else strategy.max_weight(clients)

@@ -52,7 +52,7 @@ def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: i
     if not isinstance(strategy, Rounds) or strategy.own_weight(1, 1) is None:
         raise ConfigError(
             "server.secure.kind: 'pairwise' needs a strategy of rounds whose clients know their weights "
-            f"(fedavg and its like), got {type(strategy).__name__}; 'masks' works with buffers"
+            f"(such as fedavg), got {type(strategy).__name__}; 'masks' works with buffers"
         )
     if not strategy.closed:
         raise ConfigError(

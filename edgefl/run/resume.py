@@ -134,8 +134,8 @@ def restore(
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
         raise ConfigError(
-            f"{folder}: killed under the wall clock, with secure noise or local noise: what others have seen "
-            "would be made again differently, which spends privacy twice; start a new run"
+            f"{folder}: killed under the wall clock, with secure noise or local noise: resuming would send "
+            "other values for what was already seen, which spends privacy twice; start a new run"
         )
     replay = _JournalReplay(core, dynamics)
     for _, event in store.replay(until=last.journal_seq):

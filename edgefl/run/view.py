@@ -350,7 +350,9 @@ class TerminalView(RunView):
             (_one_line(printable(name), "", MOST_NAME), *(f"{count:,}" for count in counts))
             for name, counts in (*rows, (many(self.total, "client"), everything))
         ]
-        return table(("profile", ">idle", ">training", ">absent", ">client trips"), [*lines[:-1], (), lines[-1]])
+        return table(
+            ("profile", ">idle", ">training", ">absent", ">client trips"), [*lines[:-1], (), lines[-1]]
+        )
 
 
 def make_view(experiment: Experiment, quiet: bool, passing: bool = False) -> RunView:

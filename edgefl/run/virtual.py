@@ -293,7 +293,7 @@ class VirtualTimeline(Timeline):
         ends = (stop.trips, stop.versions, stop.wall_s)
         if count > STALL_LIMIT * len(self.trips.data.final) and ends == (None, None, None):
             raise RunError(
-                f"emulated time stands still at {at_s:g} s: {count} trips took none; give stop.trips or "
+                f"emulated time stands still at {at_s:g} s: {count} trips took no time; give stop.trips or "
                 "stop.versions, or a fleet whose trips take time"
             )
 

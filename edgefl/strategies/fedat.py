@@ -118,7 +118,7 @@ class FedAT(Strategy):
         """Forget the client's task, and its models that are no longer held: a sum found them invalid."""
         held = {update.task for update in view.held}
         for tier in state:
-            if client not in view.running:  # else a task of it goes on, and an earlier update was invalid
+            if client not in view.running:  # else its task still runs, and an earlier update was invalid
                 tier.running.discard(client)
             for models in (tier.arrived, tier.models):
                 for task in models.keys() - held:

@@ -281,7 +281,7 @@ def test_steps_are_tuned_on_real_runs_and_then_raced_with(small: Study, tmp_path
         (("fedbuff", "--out", "{file}"), "a file, expected a folder"),
         (("fedbuff",), "EDGEFL_DATA"),
         (("fedbuff", "--settings", "cifar"), "have: 1000, quick"),
-        (("fedbuff", "--settings", "1000", "--quick"), "not together with --settings 1000"),
+        (("fedbuff", "--settings", "1000", "--quick"), "cannot be combined with --settings 1000"),
         (("theory", "--tune"), "--tune: theory has no settings"),
         (("fedstaleweight", "--quick", "--tune"), "its paper gives them"),
         (("theory", "--set", "seed=1"), "theory has no settings"),

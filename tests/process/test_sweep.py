@@ -140,7 +140,7 @@ def test_a_sweep_is_compared_and_shown_by_its_folder(
         assert words in capsys.readouterr().err
     (tmp_path / "cut" / "runs").mkdir(parents=True)
     assert main(["compare", str(tmp_path / "cut")]) == 2
-    assert "cut: a sweep that did not end, or none" in capsys.readouterr().err
+    assert "cut: an unfinished sweep, or no sweep" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -118,7 +118,7 @@ def test_a_run_that_only_time_may_end_does_not_go_on_when_time_stands_still(tmp_
         training=Training(steps=1, batch_size=1),
         stop=Stop(emulated_s=5),
     )
-    with pytest.raises(RunError, match=r"emulated time stands still at \S+ s: 2001 trips took none"):
+    with pytest.raises(RunError, match=r"emulated time stands still at \S+ s: 2001 trips took no time"):
         edgefl.run(timeless, tmp_path / "run")
 
 

@@ -328,8 +328,8 @@ def other_report(folder: Path) -> None:
         (sql("UPDATE evaluations SET loss = 0.0 WHERE version = 12"), "version 12 has loss"),
         (other_model, "is not that of version 12"),
         (no_model, "cannot be read"),
-        (other_summary, "summary.json is not what the record gives"),
-        (other_report, "report.html is not as it was written"),
+        (other_summary, "summary.json differs from what the record gives"),
+        (other_report, "report.html was changed after it was written"),
     ],
 )
 def test_changes_are_named(finished: Path, tmp_path: Path, change: Callable[[Path], None], says: str) -> None:

@@ -37,7 +37,7 @@ def run(*args: object) -> str:
 def test_layers_become_a_runtime_of_the_profile_that_they_name(tmp_path: Path) -> None:
     out = tmp_path / "mine.toml"
     told = run(layers(tmp_path, "nexus-6"), "--out", out)
-    assert "4 steps, each unseen: median error" in told
+    assert "4 steps, each predicted by a fit without it: median error" in told
     assert check_file(out) == []
     device, known = load_device(out), load_device("nexus-6")
     assert device.memory == known.memory

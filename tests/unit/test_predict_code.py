@@ -104,7 +104,7 @@ def test_without_json_it_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         ("--code integer", "--code integer: give one --device NAME, or --cores"),
         ("--code integer --device pi-4 --device pi-5", "--code integer: give one --device NAME"),
         ("--code integer --device pi-4 --cores Cortex-A7@1", "--code integer: give one --device NAME"),
-        ("--code integer mlp --device pi-4", "--code integer: not together with a MODEL (got 'mlp')"),
+        ("--code integer mlp --device pi-4", "--code integer: cannot be combined with a MODEL (got 'mlp')"),
         ("--code integer --device tier-p50", "lists no cpu.clusters"),
         ("--device pi-4", "give a MODEL, or --code CLASS"),
         ("mlp", "give --device NAME, once or more"),

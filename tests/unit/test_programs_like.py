@@ -133,7 +133,7 @@ def test_a_profile_without_cores_is_refused() -> None:
         (["--like", "integer=0.5,torch=0.4"], "the shares must add up to 1"),
         (["--like", "integer=0.5,torch=x"], "a share must be above 0 and at most 1, got 'x'"),
         (["--like", "torch:nothing"], "model 'nothing' not found"),
-        (["--like", "integer", "--share", "0.2"], "--like integer: not together with --share"),
+        (["--like", "integer", "--share", "0.2"], "--like integer: cannot be combined with --share"),
     ],
 )
 def test_invalid_options_are_one_line(

@@ -326,7 +326,7 @@ def ask(path: Path, statement: str) -> None:
     [
         ("PRAGMA user_version = 99", r"was written by a newer edgefl \(schema 99; this one reads 5\)"),
         ("PRAGMA user_version = 0", "was written by an older edgefl"),
-        ("PRAGMA application_id = 1", "is a database of something else"),
+        ("PRAGMA application_id = 1", "is a database of another program"),
         ("DROP TABLE trips", "damaged: no table trips"),
         (b"not a database at all, but long enough to hold a header" * 40, "damaged or not a record"),
         (5000, "damaged"),
