@@ -234,7 +234,7 @@ class Clock(Settings, frozen=True, kw_only=True):
 
 
 class Secure(Settings, frozen=True, kw_only=True):
-    """Secure aggregation: the server learns weighted sums of updates but no single update (docs/secure.md)."""
+    """Secure aggregation: the server learns weighted sums of updates, but no single one (docs/secure.md)."""
 
     kind: Literal["masks", "pairwise", "trusted"] = "masks"
     """``masks``: one-time coded masks, which holders remove from sums; ``pairwise``: masks between each two

@@ -54,7 +54,7 @@ def unit_factor(seed: int, client: int) -> float:
 
 
 def model_error(seed: int, profile: str, error_factor: float) -> float:
-    """Return a plausible ratio of the real device's compute time to the profile's, one for each seed.
+    """Return a plausible ratio of the real device's compute time to the profile's; each seed gives another.
 
     Its logarithm is normal, such that 90% of the draws are within ``error_factor``. All phones of a profile
     share it.

@@ -47,7 +47,7 @@ _SLOW_S = 5.0
 _CALM_S = 0.04
 """Pause after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
-"""A larger row takes minutes, and exceeds the caches no less."""
+"""A larger row would take minutes, and rows of this size exceed the caches already."""
 HOST_LIMITS = {
     "others": ("cores used by other programs", 0.10),
     "steal": (STOLEN, STEAL_MAX),

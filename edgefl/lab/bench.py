@@ -59,7 +59,7 @@ def run_record(experiment: Experiment, workload: str, out: Path | None = None) -
 
 
 class Judged(NamedTuple):
-    """One quantity beside its limit."""
+    """One quantity and its limit."""
 
     quantity: str
     mechanism: str

@@ -36,7 +36,7 @@ from edgefl.run.client import WITNESS
 from edgefl.seeds import stream
 
 BESIDE = ("die", *failpoints.OF_SUMS)
-"""Failpoints at which the server goes on."""
+"""Failpoints at which another process dies and the server continues."""
 PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 """Processes whose death does not end the command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}

@@ -44,7 +44,7 @@ COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "
 
 
 SAME_SIZE = 0.5
-"""Share of a paper's effect, on a log scale, from which ours counts as equally large."""
+"""Our effect counts as equally large if it is at least this share of the paper's, on a log scale."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def gain(
     margin: float = 0.0,
     last: int = LAST,
 ) -> Finding:
-    """Judge the claim that the accuracy of ``mine`` is above that of ``other`` less ``margin``.
+    """Judge the claim that the accuracy of ``mine`` is above that of ``other`` minus ``margin``.
 
     ``cited`` are the claim, its place in the paper, and the paper's figure; ``last`` is as in
     `Curves.accuracy`.

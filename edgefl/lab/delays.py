@@ -268,7 +268,7 @@ class Edge(NamedTuple):
     def ratios(self, out: Trajectory, same: float) -> tuple[float, float, Response]:
         """Return descent and noise, measured ÷ predicted, and the model that predicts them.
 
-        ``same`` is the number of equal updates in a version with an update, in the mean.
+        ``same`` is how often a version contains a drawn update, on average; 1 without replacement.
         """
         problem, step = self.problem, self.server * self.local * self.problem.smoothness
         response = Response(out.delays, step)

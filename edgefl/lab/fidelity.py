@@ -1,4 +1,4 @@
-"""Measures the fidelity of the emulation: every mechanism and quantity beside its declared value.
+"""Measures the fidelity of the emulation: compares every mechanism and quantity with its declared value.
 
 Each figure comes from an ordinary run with real client processes; only the training is replaced, by matrix
 products whose number of operations is known. A figure counts only if the host was fit for its run: otherwise

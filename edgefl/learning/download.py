@@ -35,7 +35,7 @@ PIECE = 1 << 16
 
 
 class NotDownloaded(Exception):
-    """The reason for which files could not be downloaded."""
+    """The reason why files could not be downloaded."""
 
 
 class Source(NamedTuple):

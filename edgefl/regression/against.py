@@ -42,12 +42,12 @@ from edgefl.results.tables import many, short_time
 LIMIT_S = 40.0
 """Wall seconds for the comparison of one function, without the start of interpreters."""
 MOST_WAITS = 2.0
-"""Limit on the time without a core that is added to a comparison's time limit ÷ that limit."""
+"""A comparison's time limit grows by the time without a core, at most by this multiple of itself."""
 SHOT_S, PAIR_S = 0.005, 0.6
 """Minimum seconds of a shot, and of all shots of a pair of processes."""
 LEAST_BLOCKS = 4
 SCHEDULE = ((5, 1), (5, 2), (5, 3), (5, 4), (7, 4), (9, 4), (10, 4))
-"""Layouts, and pairs of processes in each, after which the comparison may be decided."""
+"""Numbers (layouts, pairs of processes in each) after which the comparison may be decided."""
 EDITABLE = "install it with pip install -e, or put its folder on pytest's pythonpath"
 BROKEN_BASE = (
     "if this change repairs it, run once with --edgefl-invalid=skip; if it needs generated files, make them "
@@ -58,7 +58,7 @@ SENT_GROWTH = 0.01
 """Share by which sent bytes may grow."""
 LEAST_LAYOUTS = SCHEDULE[0][0]
 PADDING = 97
-"""Bytes by which the environment of a stem is longer than that of the one before."""
+"""Each stem's environment is this many bytes longer than that of the stem before it."""
 
 Tell = Callable[[str], None]
 A = TypeVar("A", Ready, Shot, Ended)
@@ -70,9 +70,9 @@ class Comparison(NamedTuple):
     base: str
     pairs: Sequence[ProcessPair] = ()
     missing: str = ""
-    """The reason for which the base has no such function; empty if it has one."""
+    """The reason why the base has no such function; empty if it has one."""
     unjudged: str = ""
-    """The reason for which base and head could not be compared; empty if they were."""
+    """The reason why base and head could not be compared; empty if they were."""
 
 
 class AgainstBase:
@@ -83,13 +83,13 @@ class AgainstBase:
         self._checkout: Checkout | None = None
         self._stems: list[Stem] = []
         self._modules: list[str] | None = None
-        """Modules that stems preload; None: not known yet, none if the import of a test's module changes the
-        environment, which those modules must then see."""
+        """Modules that stems preload; None: not known yet. Empty if importing a test's module changes the
+        environment, because the modules must see the changed one."""
         self._file = ""
         self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
         """Branches of base and head by layout, for functions of `_file`."""
         self._starting_s = 0.0
-        """Wall seconds for which processes started and imported during the present comparison."""
+        """Wall seconds that the present comparison spent on starting processes and on their imports."""
         self._waited_s = 0.0
         """Seconds for which the present comparison's processes had no core."""
 

@@ -47,7 +47,7 @@ def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[Code
 
 
 class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
-    """Counters by the identity of their code objects, whose hash is that of all their instructions."""
+    """Counters keyed by the id of a code object: its hash would be computed from all its instructions."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -43,7 +43,7 @@ class Base(NamedTuple):
 def find_base(ref: str, folder: Path) -> Base:
     """Return the last common commit of HEAD and ``ref``: a branch, tag or commit, or one of ``origin``.
 
-    ConfigError, with the way out, if git or the repository is missing, if this clone does not have the
+    ConfigError, with a remedy, if git or the repository is missing, if this clone does not have the
     commit, or if it is what is checked out here and no file differs.
     """
     if shutil.which("git") is None:
@@ -160,7 +160,7 @@ def _environment() -> Mapping[str, str]:
 
 
 def _why(done: subprocess.CompletedProcess[str]) -> str:
-    """Return git's reason; for a repository of another user, also the way out, which git states later."""
+    """Return git's reason; for a repository of another user, also the remedy, which git states later."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith(("fatal:", "error:"))), _last_line(done))
     way = next((line for line in lines if line.startswith("git config")), "")

@@ -121,7 +121,7 @@ def _positive(figures: Mapping[str, int]) -> dict[str, int]:
 
 
 def _unlimited() -> None:
-    """Lift the limit on memory, which the counters need, too."""
+    """Lift the memory limit, because the counters need memory too."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
@@ -148,7 +148,7 @@ def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
             part = measure()
         except BaseException as error:
             failure = failure_of(error)
-        if os.getpid() == own:  # not in a fork that the function made and that returned from it, too
+        if os.getpid() == own:  # not if the function forked, and this is the fork
             with os.fdopen(write, "wb") as pipe:
                 pipe.write(msgspec.msgpack.encode((part, failure)))
 

@@ -1,4 +1,4 @@
-"""Counted work of a function, the same on every host, and its comparison with a baseline. Pure.
+"""Counted work of a function, the same on every host, and its comparison with a baseline: pure functions.
 
 Counts depend on the code, its inputs and the versions of Python and its packages. They do not depend on the
 host, its CPU, its number of cores, its load or its hash seed, so one baseline serves all hosts.
@@ -28,7 +28,7 @@ class Figure(NamedTuple):
     """``B`` for bytes."""
     least: int = 0
     weight: int = 10
-    """Amount from which on a growth is worth a first place in a message."""
+    """Growth is ranked in messages relative to the earlier amount, or to this one if that is larger."""
     share: float = 0.0
     """Growth, as a share, that never counts."""
 
@@ -257,7 +257,7 @@ class Growth(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """Growth relative to what was there, or to an amount that matters if there was less."""
+        """Growth relative to the earlier amount, or to the figure's ``weight`` if that is larger."""
         return (self.now - self.before) / max(self.before, FIGURES[self.name].weight)
 
 
@@ -369,7 +369,7 @@ def _instructions(
 
 
 def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield packages whose version is another now, and a text that states both."""
+    """Yield each package whose version has changed, and a text that states both versions."""
     then = dict(name.rpartition(" ")[::2] for name in old if " " in name)
     for package, version in (name.rpartition(" ")[::2] for name in new if " " in name):
         if then.get(package, version) != version:

@@ -334,7 +334,7 @@ class EdgeDevice:
 
     @property
     def doubt(self) -> str:
-        """The reason for which a result does not count; empty if all count or are far below their budgets."""
+        """The reason why a result does not count; empty if all count or are far below their budgets."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
 

@@ -59,7 +59,7 @@ class Series(NamedTuple):
 
 
 def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
-    """Return the places from which on the level is another, by binary segmentation.
+    """Return the places at which the level changes, by binary segmentation.
 
     The noise is that of successive differences, or none if the values are ``exact``, such as counts.
 

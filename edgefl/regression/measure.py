@@ -28,10 +28,10 @@ from edgefl.regression.verdict import NeedMore, Verdict
 
 MOST_REPETITIONS = 60
 PRECISE = 0.0125
-"""Half the 90% interval of the median time ÷ the median, at which measuring ends."""
+"""Measuring ends when half the 90% interval of the median time ÷ the median is at most this."""
 
 COUNTED_CALLS = 10
-"""Time limit of counting ÷ that of one of the function's processes: it makes seven calls, most slow."""
+"""Time limit of counting ÷ that of one of the function's processes: it makes seven calls, mostly slow."""
 
 Tell = Callable[[str], None]
 

@@ -1,4 +1,4 @@
-"""Judges base and head from pairs of processes. Pure; `against` measures.
+"""Judges base and head from pairs of processes, by pure functions; `against` measures.
 
 A pair of processes, one per side, has one memory layout, and gives one logarithm of head's time ÷ base's.
 Layouts are the units of the statistic: pairs of one layout may err in the same direction.

@@ -38,7 +38,7 @@ _ENDING_S = 1.0
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
 REFERENCE_VERSION = 1
-"""Version of the references' work in `repetition`: figures relative to others are not comparable."""
+"""Version of the references' work in `repetition`: figures relative to other versions are not comparable."""
 
 MOST_AT_A_TIME = 10_000
 """Maximum calls or units in a shot; an empty function reaches a few thousand."""

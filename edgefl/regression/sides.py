@@ -91,8 +91,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     peak_mib: float
     sent_mib: float
     modules: list[str] | None
-    """Modules that the user's code imported from elsewhere, at its first call too, in order; None if its
-    import changed the environment, which must come before such modules."""
+    """Modules from outside both sides that the user's code imported, up to its first call, in order; None if
+    its import changed the environment, because such modules must see the changed one."""
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):

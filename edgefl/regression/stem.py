@@ -249,7 +249,7 @@ def _move_editable_installs(files: sides.SideFiles) -> None:
 
 
 def moved(path: str, files: sides.SideFiles) -> list[str]:
-    """Return where a path of the head is on this side; the folder that holds the repository comes second."""
+    """Return where a path of the head is on this side: one path, or two that are searched in this order."""
     real = os.path.realpath(path)
     if files.root == files.head:
         return [path]

@@ -27,11 +27,11 @@ DOUBTFUL = 0.5
 LEAST_MIB = 4.0
 """Growth of memory that never counts, whatever its share."""
 HEAD_ROOM = 2.0
-"""Budget ÷ upper bound from which on doubtful figures pass too."""
+"""Doubtful figures pass too if budget ÷ upper bound is at least this."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
-"""Limits on the ratio of the reference's CPU times, now and then: for comparable figures; for equal load."""
+"""Limits on the reference's CPU time ÷ the baseline's: for comparable figures, and for equal load."""
 DRIFT, DRIFT_WAITED = 0.6, 0.16
-"""Parts of changes in the reference's CPU time, and in waiting for a core, that apply to the function."""
+"""Parts of a change in the reference's CPU time, and in waiting for a core, that also affect the function."""
 
 
 @dataclass(frozen=True)
@@ -209,13 +209,13 @@ def grown(
         return Verdict("FAIL", why, grew=metrics, compared=first)
     for one in compared:
         if one.undecided:
-            why = f"{one}; the host's load is another, which makes that uncertain by {one.drift:.1%}"
+            why = f"{one}; the host's load has changed, which makes that uncertain by {one.drift:.1%}"
             return Verdict("INVALID", why, compared=first)
     return Verdict(compared=first)
 
 
 def advice(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str:
-    """Return which metrics seem to have grown on this host; empty if none did, or if its load is another."""
+    """Return which metrics seem to have grown on this host; empty if none did, or if its load has changed."""
     if loads_apart(before, now) is not None:
         return ""
     compared = compare(before, now, tolerance)

@@ -43,7 +43,10 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.OperationalError as error:
         raise ConfigError(f"run record {path} cannot be opened: {error}") from None
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: SQLite quotes damaged text
+    except (
+        sqlite3.DatabaseError,
+        UnicodeDecodeError,
+    ) as error:  # UnicodeDecodeError: SQLite quotes damaged text
         raise ConfigError(f"run record {path} is damaged or not a record: {error}") from None
     if stamp != APPLICATION_ID:
         raise ConfigError(f"{path} is a database of another program than edgefl (application id {stamp:#x})")
@@ -281,7 +284,7 @@ class Record:
     def moves(self) -> Iterator[Joined | Left]:
         """The clients' arrivals and departures, in order, without decoding the other events.
 
-        A death is a departure if the client was connected, or was finishing its last trip, and leaves by it.
+        A death counts as a departure if it disconnects a client that was connected or on its last trip.
         """
         tags = (b"\xa6joined", b"\xa4left", b"\xa4died")
         statement = f"SELECT event FROM journal WHERE {' OR '.join(['instr(event, ?)'] * 3)} ORDER BY seq"

@@ -555,7 +555,7 @@ def draw_timeline(record: Record) -> Picture | None:
 
 
 def model_error(factors: Mapping[str, float]) -> str:
-    """The error of the profiles against real devices, in words; the error of enforcing them is another one.
+    """The error of the profiles against real devices, in words; the enforcement error is a different one.
 
     >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
     ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')

@@ -194,7 +194,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     as_is: bool = False
     """The node is a real device and trains at its own speed."""
     lost: str = ""
-    """Reason for which the run lost the node; empty if it did not."""
+    """Reason why the run lost the node; empty if it did not."""
     usage: dict[str, float | None] = {}
     """``used``, ``others``, ``steal`` and ``throttled`` as in `Meta`."""
 
@@ -226,13 +226,13 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """created, running, done, interrupted or failed."""
     stop_reason: str = ""
     no_progress: str = ""
-    """Reason for which the model learned nothing, so that the run has no result; empty if it did learn."""
+    """Reason why the model learned nothing, so that the run has no result; empty if it did learn."""
     strategy: str = ""
     strategy_fields: dict[str, Any] = {}
     remark: str = ""
     """`Strategy.remark`: a warning about hyperparameters that do not fit together."""
     in_phase: str = ""
-    """Reason for which clients act together by design; empty if they should be independent."""
+    """Reason why clients act together by design; empty if they should be independent."""
     privacy: Privacy | None = None
     """The experiment's ``[privacy]``."""
     sampling: tuple[float, bool] | None = None

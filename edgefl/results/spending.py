@@ -26,7 +26,7 @@ from edgefl.strategies.base import Sampling
 
 
 class LocalSpending(NamedTuple):
-    """The privacy spent, by the noise of its own, by the client with the most trips."""
+    """The privacy that the client with the most trips has spent, protected only by its own noise."""
 
     trips: int
     epsilon: float

@@ -33,7 +33,7 @@ class Estimate(NamedTuple):
     half: float | None
 
     def __str__(self) -> str:
-        """Four digits of the mean, or with an interval as many decimals as its half has with two digits.
+        """Format the mean with four digits, or rounded like half of its interval, which gets two digits.
 
         >>> print(Estimate(35.7512, None), Estimate(35.7512, 6.04), Estimate(0.04379, 0.0281), sep="; ")
         35.75; 35.8 ±6.0; 0.044 ±0.028
@@ -43,7 +43,7 @@ class Estimate(NamedTuple):
         return self.at(f".{max(0, 1 - math.floor(math.log10(self.half)))}f")
 
     def at(self, digits: str) -> str:
-        """Both in this format, such as ``.1f``."""
+        """Format the mean and half of its interval like ``digits``, such as ``.1f``."""
         return format(self.mean, digits) + ("" if self.half is None else f" ±{format(self.half, digits)}")
 
 

@@ -104,7 +104,7 @@ class FittedTable:
         yield from self._blocks(kept, options.max_width - 2)
 
     def _narrowest(self, place: int, roomy: bool) -> int:
-        """The least width of a column's cells; ``roomy``: of whole ones, and of half a spare column's."""
+        """The least width of a column. ``roomy``: its cells stay whole, or half as wide in a spare column."""
         if not roomy:
             return self._least[place]
         return max(self._least[place], -(-self._widths[place] // (1 + (place in self._spare))))

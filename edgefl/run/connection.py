@@ -174,7 +174,7 @@ def _socket_of(spec: control.Spawn) -> Dealer:
 
 
 def of_training(error: Exception) -> bool:
-    """Return True for an error of the user's model or training, of which only the task fails."""
+    """Return True for an error of the user's model or training, which only fails the task."""
     others = (Cancelled, Leave, MemoryError, SlotError, WireError, Disconnected)
     return not isinstance(error, others) and "can't allocate memory" not in str(error)
 

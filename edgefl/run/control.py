@@ -112,7 +112,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     fingerprint: bool = False
     """Fill in `Prepared.fingerprint`, by which hosts are compared."""
     phones: bytes = b""
-    """Secret from which the phones' keys for secure aggregation are derived; empty without."""
+    """Secret from which the phones' keys are derived; empty without secure aggregation."""
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):

@@ -150,7 +150,7 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
 
 
 def rules_of(experiment: Experiment, strategy: Strategy, size: int, clients: int) -> AnyRules | None:
-    """Return the rules of the run's secure aggregation, None without."""
+    """Return the rules of the run's secure aggregation; None if it has none."""
     secure = experiment.server.secure
     if secure is None:
         return None

@@ -271,7 +271,7 @@ def unmasked_sum(
 
 
 def check_weights(weights: Sequence[float], whole: Sequence[int]) -> None:
-    """Raise `SecureError` if a step's weights are not, to the rounding, in proportion to the clients' own."""
+    """Raise `SecureError` unless a step's weights are, up to rounding, in proportion to the clients' own."""
     total, units = sum(weights), sum(whole)
     for weight, own in zip(weights, whole, strict=True):
         share = weight / total

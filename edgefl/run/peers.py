@@ -153,7 +153,7 @@ class Peers:
 class PeerLifecycle:
     """Ends peers that are silent or send invalid messages, and starts others in place of dead ones.
 
-    Whether a dead client is replaced is decided by the core; workers and the evaluator are no clients.
+    Whether a dead client is replaced is decided by the core; workers and the evaluator are not clients.
     """
 
     _peers: Peers

@@ -330,7 +330,7 @@ class Aggregator:
         return self.hidden.lacks_helpers(self.buffer, members)
 
     def _members(self, action: Sum) -> list[tuple[int, int, float]]:
-        """Client, slot and weight of each update of a hidden sum; in a private run, without those of zero."""
+        """Client, slot and weight of each update of a hidden sum; in a private run, without zero updates."""
         assert self.hidden is not None
         leases, size = [self.leases[task] for task in action.tasks], self.hidden.rules.size
         pairs, private = zip(action.tasks, leases, action.weights, strict=True), self.privacy is not None

@@ -62,7 +62,7 @@ class FedAT(Strategy):
     lam: NonNegative = 0.4
     """λ: weight of the proximal term."""
     gather_s: NonNegative = 10.0
-    """Maximum wait of the first rounds for the whole fleet, emulated seconds."""
+    """Maximum time that the first rounds wait until the whole fleet is connected, emulated seconds."""
 
     def size(self, clients: int) -> int:
         """Number of tiers of a fleet of ``clients``."""

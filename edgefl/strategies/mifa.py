@@ -21,8 +21,8 @@ class MIFA(Strategy):
     """
 
     gather_s: NonNegative = 10.0
-    """Maximum wait of the first round for the whole fleet, emulated seconds; the paper waits for all
-    clients."""
+    """Maximum time that the first round waits until the whole fleet is connected, emulated seconds; the paper
+    waits for all clients."""
 
     @property
     def lockstep(self) -> bool:

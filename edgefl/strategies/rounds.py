@@ -49,8 +49,8 @@ class Rounds(Strategy):
     redraw: bool = True
     """Replace a lost member by another draw. Pairwise masks need ``false``, which is then the default."""
     gather_s: NonNegative = 10.0
-    """Maximum wait of the first round for the whole fleet, emulated seconds; early clients are not
-    favoured."""
+    """Maximum time that the first round waits until the whole fleet is connected, emulated seconds; so the
+    first clients to connect are not favoured."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         """The weight of each update of a round."""
