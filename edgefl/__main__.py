@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def _stop(number: int, _: object) -> None:
-    """Handle a signal like Ctrl-C, outside a run. A closing terminal sends SIGHUP twice; ignore the
+    """Outside a run, treat a signal as if it were Ctrl-C. A closing terminal sends SIGHUP twice: ignore the
     second."""
     if number == signal.SIGHUP and stopped_by:
         return

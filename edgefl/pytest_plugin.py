@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--edgefl-repetitions",
         metavar="N",
-        help="Minimum number of repetitions, overrides the marks; 9 or more.",
+        help="Minimum number of repetitions, 9 or more; overrides the marks.",
     )
     add("--edgefl-json", metavar="FILE", help="Write the results to FILE, for `edgefl gate`.")
     shown = "Write an HTML page of the results, with the history of the baselines in git."

@@ -153,7 +153,7 @@ def fit(
     scores = [score for fold in folds for score in fold.scores(amounts, seconds)]
     few = not scores or len({row.network for row in rows}) < FEW_NETWORKS
     times = max(_holding(scores, COVERAGE) if scores else 0.0, NORMAL if few else 0.0)
-    unknown = max(times, NORMAL)  # small errors of these rows say nothing about costs that none of them has
+    unknown = max(times, NORMAL)  # a cost that is in no row keeps its whole interval, however well rows fit
     usual = max(math.exp(times * ODD), prior.error_factor if few else 1.0)
     costs = problem.solve(amounts, seconds)
     model = _model(costs, joined(usual, apart), unknown * problem.errors(costs, amounts, seconds))

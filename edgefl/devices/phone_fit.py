@@ -258,7 +258,7 @@ def _together(work: Array, log_s: Array) -> Fitted:
 def _most_probable(
     rows: Array, log_s: Array, mean: Array, firm: Array, at: Array, noise: float, steps: int
 ) -> tuple[Array, Array]:
-    """Newton steps to a phone's most probable costs; outliers of over three ``noise`` count less."""
+    """Find the most probable costs by Newton steps; outliers of more than three ``noise`` count less."""
     for _ in range(steps):
         part, error = _parts(rows, at, log_s)
         weight = 1 / (noise**2 * np.sqrt(1 + (error / (3 * noise)) ** 2))

@@ -102,7 +102,7 @@ class ThermalModel(NamedTuple):
         return settles_c + (temp_c - settles_c) * math.exp(-seconds / self.tau_s)
 
     def cools_in_s(self, temp_c: float, to_c: float) -> float:
-        """Idle seconds to cool from one temperature to another; infinite if that is not above ambient."""
+        """Idle seconds to cool from ``temp_c`` to ``to_c``; infinite if ``to_c`` is not above ambient."""
         return 0.0 if temp_c <= to_c else self._reaches_s(temp_c, 0.0, to_c)
 
     def compute(self, temp_c: float, work_s: float) -> Computation:

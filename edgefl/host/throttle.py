@@ -226,7 +226,7 @@ class DutyCycle:
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on; returns True: run a turn at once."""
+        """Use another account from now on. Returns True: a turn must be run at once."""
         self.account = account
         self._plan(account.at_ns, account.used_ns, 0.0)
         return True
@@ -344,7 +344,7 @@ class Quota:
         return self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on; returns False: wait for the next turn."""
+        """Use another account from now on. Returns False: nothing is to be done before the next turn."""
         self.account = account
         return False
 

@@ -277,7 +277,7 @@ def trial(
 def bundled_rates() -> dict[str, float]:
     """Return FLOP/s of each bundled profile with its own rate and without drawn speeds or windows.
 
-    Phones of the table (`units`) are left out: their rates are one phone's, scaled.
+    Phones of the table (`units`) are left out, because their rates are scaled from those of one phone.
     """
     devices = [load_device(name) for name in device_names()]
     return {

@@ -81,7 +81,7 @@ class Finding(NamedTuple):
 
     @property
     def remark(self) -> str:
-        """Note, failing mutants and p-value, for the reader."""
+        """The note, the mutants for which the claim fails, and the p-value, as text."""
         failing = [label for label in self.mutants if label not in self.undistinguished]
         parts = [self.note, f"fails with {', '.join(failing)}" if failing else ""]
         if self.p is not None and self.verdict in HOLDING:

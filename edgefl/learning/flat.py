@@ -207,7 +207,7 @@ class FlatModel:
 
     @property
     def gradients(self) -> int:
-        """Number of elements of ``grad`` that the module's parameters still use."""
+        """Number of elements of ``grad`` that the module's parameters still use as their gradients."""
         return sum(own.numel() for _, parameter, own in self._gradients if parameter.grad is own)
 
     def restore(self) -> None:

@@ -22,7 +22,7 @@ NEAR = 0.01
 """Two arrivals coincide if they are closer than this part of the mean gap between arrivals."""
 SIMULATED = 400
 MOST_UPDATES = 20_000
-"""Updates of a run that are looked at, the last ones."""
+"""At most this many updates of a run are examined: the last ones."""
 LEAST_UPDATES = 20
 CONFIDENCE = 0.99
 

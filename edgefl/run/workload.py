@@ -162,7 +162,7 @@ class Workload:
         numbers = self.flat.whole.size
         up_bytes = FORMATS[experiment.server.update_format].nbytes(numbers)
         self.rules = rules_of(experiment, strategy, self.flat.size, len(clients))
-        """Rules of secure aggregation; None without."""
+        """Rules of secure aggregation; None if the run has none."""
         self.phones_secret = b""
         """Secret of the phones' keys, if updates are masked."""
         up_bytes += 0 if self.rules is None else self.rules.overhead_bytes

@@ -31,7 +31,7 @@ class Asynchronous(Strategy):
     arrival_rate_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
     """Arrivals per emulated second, for ``constant`` and ``poisson``."""
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Maximum staleness of an update. Tasks are cancelled once they exceed it, late updates discarded."""
+    """Maximum staleness of an update. A task that exceeds it is cancelled, and a late update is discarded."""
 
     def check(self, clients: int) -> None:
         check_fits("concurrency", self.concurrency, clients)

@@ -166,7 +166,7 @@ class Pisces(Asynchronous):
             del state.losses[version]
 
     def wake_s(self, state: Profiles, view: View) -> float:
-        """Return the time of the next step: I after the last one."""
+        """Return the time of the next step: the last one's plus the interval I."""
         slowest_s = max((state.latency_s[client] for client in view.running), default=0.0)
         return state.stepped_s + slowest_s / (self.staleness_bound + 1)
 

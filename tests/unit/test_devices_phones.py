@@ -272,7 +272,10 @@ def test_a_profile_from_one_number(tmp_path: Path) -> None:
         (("profiles", "from", "--core", "cortex-a53", "--mhz", "2000", "--ms", "3"), "needed together"),
         (("profiles", "--year", "2019", "check", "x.toml"), "cannot be combined with a search"),
         (("bench", "truth", "--phones", "x.csv"), "--networks FILE are needed together"),
-        (("bench", "truth", "--phones", "x.csv", "--networks", "y.csv", "--boards", "z.csv"), "not together"),
+        (
+            ("bench", "truth", "--phones", "x.csv", "--networks", "y.csv", "--boards", "z.csv"),
+            "cannot be combined",
+        ),
     ],
 )
 def test_wrong_arguments(capsys: Capture, arguments: tuple[str, ...], said: str) -> None:
