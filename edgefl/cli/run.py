@@ -300,7 +300,7 @@ def _cluster(
 
 
 def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextManager[Nodes | None]:
-    """The same for a run to be resumed."""
+    """The nodes of the Ray cluster for the run in ``folder``, to be resumed; none without ``ray``."""
     if ray is None:
         return nullcontext()
     from edgefl import config

@@ -58,7 +58,7 @@ def _jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _helper(function: Callable[..., Any]) -> Callable[..., Any]:
-    """For functions that compiled ones call."""
+    """Compile a function that only other compiled functions call."""
     made: Callable[..., Any] = numba.njit(error_model="numpy")(function)
     return made
 
@@ -76,7 +76,7 @@ _F32, _F64, _I64 = types.float32, types.float64, types.int64
 
 @_helper
 def _padded(target: Floats, source: int, size: int) -> int:
-    """Copy ``size`` bytes to the front of ``target``, which has zeros behind them; return its address."""
+    """Copy ``size`` bytes to the front of ``target``, and zeros after them; return its address."""
     target[:] = 0.0
     copy_bytes(source, target.ctypes.data, size)
     return target.ctypes.data
