@@ -229,8 +229,8 @@ class _Problem:
     def errors(self, costs: Array, amounts: Array, seconds: Array) -> Array:
         """Return the lower triangle L whose L·Lᵀ is the covariance of the logarithms of ``costs``.
 
-        Each row observes their sum, weighted by its shares, with standard deviation ``ODD``; outliers count
-        less.
+        Each row observes, with standard deviation ``ODD``, the sum of these logarithms weighted by the
+        row's shares. Outliers count less.
         """
         parts = amounts * costs
         shares = parts / parts.sum(1, keepdims=True)

@@ -107,7 +107,7 @@ def _expected(rates: Sequence[float], rule: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Targeted(FedStaleWeight):
-    """FedStaleWeight with p_i in proportion to 1, 2, 3, …, for clients 0, 5, 10, 1, 6, 11, …"""
+    """FedStaleWeight whose p_i are in proportion to 1, 2, 3, … for the clients 0, 5, 10, 1, 6, 11, …"""
 
     def importance(self, devices: Sequence[Client]) -> Sequence[float]:
         return [float(p) for p in target(len(devices)) / len(devices)]

@@ -261,7 +261,7 @@ def _is_simple(owner: Any) -> bool:
 
 
 def find(where: FunctionLocation) -> Callable[..., Any]:
-    """Return the function; a method has an object of its own.
+    """Return the function; a method is bound to a new object of its class.
 
     ConfigError if its module cannot be imported or does not have it.
     """

@@ -168,7 +168,7 @@ class RegressionWorker:
 
 
 def _import_all(names: Iterable[str]) -> None:
-    """Import what a first call imported: the first optimizer imports 800 modules, a second in each fork."""
+    """Import what a first call imported, so that forks need not: an optimizer's 800 modules take a second."""
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -311,7 +311,7 @@ class Store:
     def _flush(self) -> None:
         self.commit()
         costs = [(stage, *entry) for stage, entry in self._costs.items()]
-        self._db.execute("PRAGMA synchronous = FULL")  # the next commit flushes the log, all of it
+        self._db.execute("PRAGMA synchronous = FULL")  # the next commit flushes the whole log
         try:
             with self._transaction():
                 self._db.executemany(ADD_COST, costs or [("checkpoint", 0.0, 0)])

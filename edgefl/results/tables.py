@@ -60,9 +60,9 @@ LONG_WORD = 16
 class FittedTable:
     """A table for the terminal, made by `table`, that never breaks numbers and short words.
 
-    In a narrow terminal, text wraps between words. Where it would do so beside spare columns, these are left
-    out. Where even the longest words do not fit side by side, headings are abbreviated, with a legend below;
-    then each row becomes a block: its first cell, and below it the others behind their headings.
+    In a narrow terminal, spare columns are left out before the text of others is wrapped between words. If
+    even the longest words do not fit side by side, headings are abbreviated, with a legend below. If that is
+    not enough, each row becomes a block: its first cell, and below it each other cell after its heading.
     """
 
     def __init__(

@@ -183,9 +183,9 @@ def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
 
 
 def phones_secret(experiment: Experiment, folder: Path) -> bytes:
-    """Return the secret of the phones' keys, from the run's folder or new; empty without ``[server.secure]``.
+    """Return the secret of the phones' keys: the one in the run's folder, or a new one, stored there.
 
-    Raises `ConfigError` if a run that has begun has lost it.
+    It is empty without ``[server.secure]``.
     """
     if experiment.server.secure is None:
         return b""
