@@ -182,15 +182,18 @@ def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
 # ---- the phones ----------------------------------------------------------------------------------
 
 
-def phones_secret(experiment: Experiment, folder: Path) -> bytes:
-    """Return the secret of the phones' keys: the one in the run's folder, or a new one, stored there.
+def phones_secret(experiment: Experiment, folder: Path, *, begun: bool = True) -> bytes:
+    """Return the secret of the phones' keys, from the run's folder; a new run's is made and stored there.
 
-    It is empty without ``[server.secure]``.
+    It is empty without ``[server.secure]``. Raises `ConfigError` if a run that has begun has lost it: nobody
+    could open the updates that its server holds.
     """
     if experiment.server.secure is None:
         return b""
     path = folder / SECRET_FILE
     if not path.exists():
+        if begun:
+            raise ConfigError(f"{path}: expected the secret of the phones' keys, without which the run ends")
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(file, "wb") as key:
             key.write(secrets.token_bytes(SECRET_BYTES))

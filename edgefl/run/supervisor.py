@@ -379,7 +379,7 @@ class _Supervisor:
             str(self._base),
             self._enforcement,
             fingerprint=self._hosts.compare,
-            phones=phones_secret(self._experiment, self._folder),
+            phones=phones_secret(self._experiment, self._folder, begun=self.resuming),
         )
         for host in self._all_hosts:
             host.prepare(prepare, same_bits=self._virtual)

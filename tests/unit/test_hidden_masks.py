@@ -8,18 +8,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.experiment import Secure
+from edgefl.errors import ConfigError
+from edgefl.experiment import Experiment, Fleet, Secure, Server, Stop
 from edgefl.parameters.buffer import ParameterBuffer, Shape
 from edgefl.strategies.fedbuff import FedBuff
 
 pytest.importorskip("cryptography", reason="needs edgefl[secure]")
 
-from edgefl.run.hidden import HiddenSums, Members, Phones, Trip
+from edgefl.run.hidden import HiddenSums, Members, Phones, Trip, phones_secret
 from edgefl.run.hidden_masks import Holders, MaskWriter, holders_of, rules_of
 from edgefl.run.secure_parties import SumReply, Used
 from edgefl.secure import SecureError
 
 SIZE, CLIENTS, SEED = 100, 9, 3
+
+
+def test_a_run_that_lost_its_phones_keys_does_not_go_on_with_others(tmp_path: Path) -> None:
+    wanted = Experiment(
+        fleet=Fleet(devices={"pi-4": 2}), server=Server(secure=Secure()), stop=Stop(versions=1)
+    )
+    secret = phones_secret(wanted, tmp_path, begun=False)
+    assert phones_secret(wanted, tmp_path) == phones_secret(wanted, tmp_path, begun=False) == secret
+    assert len(secret) == 32
+    (tmp_path / "phones.key").unlink()
+    with pytest.raises(ConfigError, match=r"phones\.key: expected the secret of the phones' keys"):
+        phones_secret(wanted, tmp_path)
 
 
 def test_holders_that_are_offline_do_not_answer(tmp_path: Path) -> None:
