@@ -25,7 +25,8 @@ MEASURE_DEVICE := build/measure-device
 AARCH64_CC ?= aarch64-linux-gnu-gcc
 WHEEL := EDGEFL_REQUIRE_C=1 $(BIN)/python -m build --wheel --no-isolation --outdir build/wheels
 
-# Written bytecode, whatever the environment says: hundreds of processes import the same modules.
+# Written bytecode, whatever the environment says: hundreds of processes import the same modules. pip compiles
+# none, since most modules of torch and its like are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
@@ -41,7 +42,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
 	       "$$($(PYTHON) -V 2>/dev/null || echo 'not there')." \
 	       "Name another: make PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)

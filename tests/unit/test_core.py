@@ -193,7 +193,7 @@ def test_summed_must_answer_the_sum_that_was_asked_for() -> None:
         with pytest.raises(RunError, match="Summed must follow a Sum, got version 1"):
             started().handle(event)
     for event in (Summed(2, 0.0), Summed(1, 0.0, bad=(2,))):
-        with pytest.raises(RunError, match=r"version 1 and tasks \(0, 1\)"):
+        with pytest.raises(RunError, match=r"version 1 and name only tasks of \(0, 1\)"):
             summing().handle(event)
 
 
