@@ -61,7 +61,8 @@ def page(
     """A whole HTML page: figures in ``headline``, then cards in two columns under each heading.
 
     ``lead`` is the result in a sentence. ``headline``, ``sections`` and ``banner`` are HTML. Headings without
-    cards are left out. A glossary of the terms used follows at the end.
+    cards are left out. A glossary of the terms used follows at the end. Bytes that are no text, in names of
+    files or arguments of commands, become ``?``.
     """
     policy = f'<meta http-equiv="Content-Security-Policy" content="{NO_SCRIPT}">'
     body = [
@@ -76,7 +77,7 @@ def page(
     body += [f'<h2>{name}</h2><div class="grid">{cards}</div>' for name, cards in grids]
     body.append(glossary("".join(body)))
     body.append(f"<footer>{escape(footer)}</footer>\n</main>\n</body>\n</html>\n")
-    return "\n".join(body)
+    return "\n".join(body).encode(errors="replace").decode()
 
 
 def stat(name: str, value: str, note: str = "", tone: str = "") -> str:

@@ -252,7 +252,8 @@ def test_bytes_that_are_no_text_are_passed_on(tmp_path: Path, monkeypatch: pytes
     same = phone(
         "sh", "-c", '[ "$X $PWD" = "$1" ]', "sh", f"{odd} {tmp_path / odd}", folder=str(tmp_path / odd)
     )
-    assert run([same], options(out=tmp_path / "out")).exit_code == 0
+    assert run([same], options(out=tmp_path / odd / "out")).exit_code == 0
+    assert run([same], options(out=tmp_path / f"out {odd}")).exit_code == 0
 
 
 def test_streams_arrive_whole_and_never_before_the_link_could(
