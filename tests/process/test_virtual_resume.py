@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sqlite3
@@ -185,10 +186,11 @@ def test_interrupted_and_then_without_a_server_or_zygote_it_is_the_same_run(tmp_
     plan(tmp_path, {60: "interrupt"})
     Command.run(wanted, folder).ends(130)
     plan(tmp_path, {60: "kill the server", 61: "kill the zygote"})
-    ended = [f"the {name} process ended early (signal 9): starting it again" for name in ("server", "zygote")]
-    Command("resume", str(folder)).ends(0, *ended)
+    said = Command("resume", str(folder)).ends(0)
     assert left(tmp_path) == []
-    assert summary(folder)["incidents"]["restart"] > 0  # one, where both died at once
+    ended = re.findall(r"the (\w+) process ended early \(signal 9\): starting it again", said)
+    assert len(set(ended)) == len(ended) > 0  # one, where both died at once
+    assert summary(folder)["incidents"]["restart"] > 0
     assert outcome(folder) == outcome(tmp_path / "calm")
 
 
