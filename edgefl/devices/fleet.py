@@ -361,10 +361,6 @@ class Trips:
         """Seconds of a step on a whole batch."""
         return self.step_s(client, min(self._rule.batch_size, self.data.final[client]))
 
-    def work_s(self, client: int, steps: int | None = None) -> float:
-        """Seconds of training on all the client's examples (``steps`` steps) at its device's full speed."""
-        return self._whole_s(self._clients[client], self.data.final[client], steps)
-
     def _whole_s(self, info: ClientInfo, held: int, steps: int | None = None) -> float:
         key = (_speed_of(info), held, steps)
         if (found := self._work_s.get(key)) is None:

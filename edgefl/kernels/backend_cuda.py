@@ -51,18 +51,27 @@ def library() -> ctypes.CDLL:
     global _library
     if _library is None:
         loaded = cuda_library.load(selection.ABI)
-        address, size = ctypes.c_void_p, ctypes.c_int64
-        loaded.efc_error.restype = ctypes.c_char_p
-        loaded.efc_sum_host.argtypes = [*[address] * 3, size, size, *[address] * 3]
-        loaded.efc_register.argtypes = [address, size]
-        loaded.efc_unregister.argtypes = [address]
-        loaded.efc_field_sum.argtypes = [*[address] * 3, size, size]
-        whole, number = ctypes.c_int, ctypes.c_float
-        loaded.efc_field_code.argtypes = [whole, *[address] * 3, size, number, number, address]
+        try:
+            _declare(loaded)
+        except AttributeError as error:
+            why = f"was built from older sources; build it again: {error}"
+            raise ConfigError(f"the CUDA kernels' library {why}") from None
         if loaded.efc_devices() < 1:
             raise ConfigError(f"kernel back end 'cuda' is not available: {_reason(loaded)}")
         _library = loaded
     return _library
+
+
+def _declare(loaded: ctypes.CDLL) -> None:
+    """Declare the library's functions. Raises AttributeError if it lacks one."""
+    address, size = ctypes.c_void_p, ctypes.c_int64
+    whole, number = ctypes.c_int, ctypes.c_float
+    loaded.efc_error.restype = ctypes.c_char_p
+    loaded.efc_sum_host.argtypes = [*[address] * 3, size, size, *[address] * 3]
+    loaded.efc_register.argtypes = [address, size]
+    loaded.efc_unregister.argtypes = [address]
+    loaded.efc_field_sum.argtypes = [*[address] * 3, size, size]
+    loaded.efc_field_code.argtypes = [whole, *[address] * 3, size, number, number, address]
 
 
 def _reason(loaded: ctypes.CDLL) -> str:

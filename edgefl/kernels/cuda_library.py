@@ -77,13 +77,6 @@ def build(target: Path, arch: str = "native") -> None:
         made.replace(target)  # atomic: another process never sees a partial file
 
 
-FUNCTIONS = (
-    "efc_devices", "efc_error", "efc_sum_host", "efc_register", "efc_unregister", "efc_field_sum",
-    "efc_field_code",
-)  # fmt: skip
-"""Functions of the library that `backend_cuda` calls."""
-
-
 def load(abi: int) -> ctypes.CDLL:
     """Load the library, after building it if necessary. `ConfigError` if it cannot be used."""
     path = existing()
@@ -99,9 +92,6 @@ def load(abi: int) -> ctypes.CDLL:
         raise ConfigError(f"the CUDA kernels' library {path} does not load: {error}") from None
     if built != abi:
         raise ConfigError(f"the CUDA kernels' library {path} has ABI {built}, this edgefl needs {abi}")
-    if missing := [name for name in FUNCTIONS if not hasattr(library, name)]:
-        what = f"lacks {missing[0]}, because it was built from older sources; build it again"
-        raise ConfigError(f"the CUDA kernels' library {path} {what}")
     return library
 
 

@@ -20,8 +20,7 @@ Leaves = Literal["stop", "kill"]
 
 
 class Absence(msgspec.Struct, frozen=True):
-    """How long the phones stay online and offline: the means of exponential distributions, in emulated
-    seconds."""
+    """Phones stay online and offline for exponentially distributed times, emulated seconds."""
 
     mean_online_s: float
     mean_offline_s: float

@@ -398,19 +398,13 @@ def comparison_page(
     )
     stuck = ", ".join(row.label for row in rows if not row.ranked)
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
+    race: list[str] = []
+    if target is not None:
+        times = html_table(RACE_HEADS, _race_cells(rows))
+        race = [page.card(f"Time to {target}", f"{target.rule} {RATIO}", times)]
     sections = {
         "Side by side": [
-            *(
-                [
-                    page.card(
-                        f"Time to {target}",
-                        f"{target.rule} {RATIO}",
-                        html_table(RACE_HEADS, _race_cells(rows)),
-                    )
-                ]
-                if target
-                else []
-            ),
+            *race,
             *_fleets_html(rows),
             page.card(
                 "At the end of the runs", about, html_table([*ends[0]], [[*row.values()] for row in ends])

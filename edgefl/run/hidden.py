@@ -193,7 +193,9 @@ def phones_secret(experiment: Experiment, folder: Path, *, begun: bool = True) -
     path = folder / SECRET_FILE
     if not path.exists():
         if begun:
-            raise ConfigError(f"{path}: expected the secret of the phones' keys, without which the run ends")
+            raise ConfigError(
+                f"{path} is missing: nobody can open the updates that wait for the next version"
+            )
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(file, "wb") as key:
             key.write(secrets.token_bytes(SECRET_BYTES))

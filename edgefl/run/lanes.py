@@ -49,9 +49,21 @@ def finished(
     A run is shown live on a terminal unless ``quiet``. Raises `ConfigError` if the folder holds a run with
     other settings.
     """
+    if (found := existing(wanted, folder, base)) is not None:
+        return found
+    started = fork_server() if fork_server is not None else None
+    if (folder / EXPERIMENT_FILE).is_file():
+        return supervisor.resume(folder, quiet, fork_server=started, passing=True)
+    return supervisor.run(wanted, folder, quiet, base, fork_server=started, passing=True)
+
+
+def existing(wanted: Experiment, folder: Path, base: Path) -> Result | None:
+    """Return the finished run in ``folder``; None if there is none yet.
+
+    Raises `ConfigError` if the folder holds a run with other settings.
+    """
     if not (file := folder / EXPERIMENT_FILE).is_file():
-        started = fork_server() if fork_server is not None else None
-        return supervisor.run(wanted, folder, quiet, base, fork_server=started, passing=True)
+        return None
     if config.dump(config.load(file)) != config.dump(config.validate(wanted, base)):
         raise ConfigError(
             f"{folder} holds a run with different settings; use a different --out, or delete the folder"
@@ -59,8 +71,7 @@ def finished(
     with suppress(ConfigError), Record(folder) as record:  # killed before the record was complete
         if record.meta.status == "done" and (folder / "summary.json").is_file():
             return Result(folder)
-    started = fork_server() if fork_server is not None else None
-    return supervisor.resume(folder, quiet, fork_server=started, passing=True)
+    return None
 
 
 class Forks(msgspec.Struct, frozen=True, tag="forks"):
@@ -68,7 +79,7 @@ class Forks(msgspec.Struct, frozen=True, tag="forks"):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """One run: made, resumed, or found finished, by `finished`."""
+    """One run for a lane."""
 
     experiment: Experiment
     folder: str
@@ -99,17 +110,26 @@ def shares(cores: Sequence[int], lanes: int) -> list[list[int]]:
     return [list(cores[first:end]) for first, end in itertools.pairwise(ends)]
 
 
-def make_all(jobs: Sequence[Job], lanes: int, made: Callable[[int], None], fork_server: ForkServer) -> None:
-    """Make all runs, ``lanes`` at a time; call ``made`` with a run's index when it is finished.
+def make_all(
+    jobs: Sequence[Job], lanes: int, made: Callable[[int], None], fork_server: Callable[[], ForkServer]
+) -> None:
+    """Make the missing runs, ``lanes`` at a time; call ``made`` with each run's index when it is finished.
 
     Raises `ConfigError` or `RunError` for the first run that fails, and KeyboardInterrupt after a stop
     signal. The other runs then end with a checkpoint.
     """
-    waiting, running = deque(enumerate(jobs)), list[Lane]()
+    waiting, running = deque[tuple[int, Job]](), list[Lane]()
+    for number, job in enumerate(jobs):
+        if existing(job.experiment, Path(job.folder), Path(job.base)) is None:
+            waiting.append((number, job))
+        else:
+            made(number)
+    if not waiting:
+        return
     with ExitStack() as stack:
         try:
-            for share in shares(_cores(), min(lanes, len(jobs))):
-                running.append(stack.enter_context(_started(share, fork_server)))
+            for share in shares(_cores(), min(lanes, len(waiting))):
+                running.append(stack.enter_context(_started(share, fork_server())))
             _hand_out(running, waiting, made)
         except BaseException:
             for lane in running:

@@ -32,7 +32,6 @@ from edgefl.results.run_folder import EXPERIMENT_FILE, RUNS, require_free
 from edgefl.results.sweep import Sweep
 from edgefl.results.targets import check_target
 from edgefl.run import control, demands, lanes, supervisor
-from edgefl.run.lanes import finished
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
 
@@ -98,10 +97,9 @@ def sweep(
 ) -> Sweep:
     """Make the runs that are missing in ``out``, compare all runs, and return the sweep.
 
-    ``jobs`` runs are made side by side, each on its share of the cores and without a live view.
-
-    The comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each
-    seed draws its fleet from the profiles' intervals, the same for all settings (`drawn_fleets`). ``say`` is
+    ``jobs`` runs are made side by side, each on its share of the cores and without a live view. The
+    comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each seed
+    draws its fleet from the profiles' intervals, the same for all settings (`drawn_fleets`). ``say`` is
     called with a line per run, ``show`` with the tables at the end; on a terminal each run is shown live
     unless ``quiet``.
 
@@ -125,11 +123,11 @@ def sweep(
         _try_training(planned, base, fork_server)
         if jobs == 1:
             for number, one in enumerate(planned):
-                finished(one.experiment, one.folder, base, fork_server, quiet)
+                lanes.finished(one.experiment, one.folder, base, fork_server, quiet)
                 made(number)
         else:
             work = [lanes.Job(one.experiment, str(one.folder.absolute()), str(base)) for one in planned]
-            lanes.make_all(work, jobs, made, fork_server())
+            lanes.make_all(work, jobs, made, fork_server)
     show(_compare(out, planned, grid or {}, target))
     return Sweep(out)
 

@@ -6,9 +6,7 @@ import importlib
 import io
 import json
 import re
-import resource
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +17,8 @@ from typing import Any
 import pytest
 import typer
 from rich.text import Text
+from shell import Shell
 
-from edgefl import devices
 from edgefl.cli import app, command_tree, main
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import ConfigError, FolderTaken, RunError
@@ -114,39 +112,6 @@ def raising(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return fail
-
-
-class Shell:
-    """A user at the prompt."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def shows(self, *arguments: str) -> str:
-        """What a command that ends well prints; without colours."""
-        assert main(arguments) == 0
-        out, err = self._capsys.readouterr()
-        assert err == ""
-        assert "\x1b" not in out
-        return out
-
-    def fits(self, *arguments: str) -> str:
-        """The same, in 80 columns."""
-        out = self.shows(*arguments)
-        assert max(map(len, out.splitlines())) <= 80
-        return out
-
-    def refuses(self, code: int, *arguments: str) -> str:
-        """The one line on standard error; nothing is on standard output."""
-        assert main(arguments) == code
-        out, err = self._capsys.readouterr()
-        assert (out, err[:8], err.count("\n")) == ("", "edgefl: ", 1)
-        return err.removeprefix("edgefl: ").removesuffix("\n")
-
-
-@pytest.fixture
-def edgefl(capsys: pytest.CaptureFixture[str]) -> Shell:
-    return Shell(capsys)
 
 
 def test_run_calls_the_supervisor_with_the_checked_experiment(here: Path, runs: Calls, edgefl: Shell) -> None:
@@ -429,181 +394,6 @@ def test_a_command_alone_is_the_one_among_all() -> None:
 
 def test_the_version_is_one_line(edgefl: Shell) -> None:
     assert edgefl.fits("--version").startswith("edgefl")
-
-
-def test_profiles_lists_all_in_80_columns(edgefl: Shell) -> None:
-    out = edgefl.fits("profiles")
-    for name in (*devices.device_names(), *devices.network_names(), *devices.fleet_names()):
-        assert name in out
-    assert re.search(r"nexus-6 +budget +2014 +1\.6", out)  # FLASH measured 1.64 s for this step
-
-
-def test_profiles_as_json(edgefl: Shell) -> None:
-    listed = json.loads(edgefl.shows("profiles", "--json"))
-    assert set(listed) == {"devices", "networks", "fleets"}
-    for name, kind in (("pi-4", "devices"), ("lte", "networks"), ("mixed-24", "fleets")):
-        one = json.loads(edgefl.shows("profiles", name, "--json"))
-        assert one == listed[kind][name]
-        assert one["id"] == name
-
-
-def test_profiles_say_where_their_traces_are_as_their_files_do(tmp_path: Path, edgefl: Shell) -> None:
-    shutil.copytree(PROFILES / "networks", tmp_path / "mine")
-    for name in ("lte-varying", str(tmp_path / "mine" / "lte-varying.toml")):
-        shown = json.loads(edgefl.shows("profiles", name, "--json"))
-        assert shown["up"]["trace"] == "traces/lte-varying-up.trace"
-    for argument in ("--json", "lte-varying"):
-        out = edgefl.shows("profiles", argument)
-        assert "traces/lte-varying-up.trace" in out
-        assert str(PROFILES.parent) not in out
-
-
-def test_a_profile_shows_figures_with_their_source(edgefl: Shell) -> None:
-    out = edgefl.fits("profiles", "pi-4")
-    assert "memory.ram_mib" in out
-    assert "4096" in out
-    assert "ThomasKaiser" in out
-    assert re.search(r"torch +0\.1\d+ +0\.0\d+–0\.\d", out)
-    assert edgefl.fits("profiles", str(PROFILES / "devices" / "pi-4.toml")) == out
-    assert edgefl.fits("profiles", "show", "pi-4") == out
-
-
-def test_profiles_check(tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]) -> None:
-    good = [str(path) for path in sorted((PROFILES / "networks").glob("*.toml"))[:3]]
-    assert edgefl.shows("profiles", "check", *good).splitlines() == [f"{path}: good" for path in good]
-    bad = tmp_path / "bad.toml"
-    bad.write_text('id = "bad"\nnmae = "x"\nclass = "cheap"\n[memory]\nram_mib = 0\n')
-    assert main(["profiles", "check", good[0], str(bad), str(tmp_path / "none.toml")]) == 2
-    out, err = capsys.readouterr()
-    for said in (
-        *("unknown key 'nmae'; did you mean 'name'?", "name: missing", "class: must be one of"),
-        "memory.ram_mib: must be a finite number above 0, got 0",
-        *("memory.app_limit_mib: missing", "none.toml: no such file"),
-    ):
-        assert said in out
-    assert err == "edgefl: 2 of 3 files: 7 problems\n"
-    assert main(["profiles", "check", str(bad)]) == 2
-    out, err = capsys.readouterr()
-    assert str(bad) in out
-    assert err.startswith(f"edgefl: {bad}: ")
-    assert err.count("\n") == 1
-
-
-def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
-    def imports(*more: str) -> list[str]:
-        return ["profiles", "import", "webpagetest", CONNECTIVITY, *more]
-
-    def exports(name: object, path: Path) -> list[str]:
-        return ["profiles", "export", str(name), "webpagetest", "--out", str(path)]
-
-    assert 'id = "hill"' in edgefl.shows(*imports("--only", "Hill"))
-    assert "makes 3 files; name a folder: --out FOLDER" in edgefl.refuses(2, *imports())
-    folder, out = tmp_path / "made" / "here", tmp_path / "hill.ini"
-    wrote = "".join(f"wrote {folder / name}.toml\n" for name in ("village", "hill", "native"))
-    assert edgefl.shows(*imports("--out", str(folder))) == wrote
-    assert "village.toml exists there" in edgefl.refuses(2, *imports("--out", str(folder)))
-    edgefl.shows(*exports(folder / "hill.toml", out))
-    assert out.read_text().startswith('[hill]\nlabel="Hill, 2% lost"\nbwIn=900000\n')
-    assert "exists; remove it" in edgefl.refuses(2, *exports(folder / "hill.toml", out))
-    assert "cannot be written" in edgefl.refuses(2, *imports("--out", str(out)))
-    assert "under cannot be written: File exists" in edgefl.refuses(2, *exports("lte", out / "under"))
-
-
-def test_an_import_that_cannot_be_written_whole_leaves_nothing(
-    tmp_path: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, content: bytes) -> Path:
-        if path.name == "native.toml":
-            raise RunError(f"{path} cannot be written: No space left on device")
-        return written(path, content)
-
-    written = importlib.import_module("edgefl.files").write_bytes
-    monkeypatch.setattr("edgefl.files.write_bytes", full)
-    command = ["profiles", "import", "webpagetest", CONNECTIVITY, "--out", str(tmp_path)]
-    assert "No space left" in edgefl.refuses(2, *command)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
-    from edgefl.host import calibration
-    from edgefl.host.calibration import Measured, Rate
-
-    rate = Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
-    rates = dict.fromkeys(("depthwise_gflops", "train_gflops", "triad_gbytes_per_s"), rate)
-    shapes = {"gemm_gflops": {"64": rate}, "conv_gflops": {"3x3": rate}}
-    measured = Measured(**rates, **shapes, triad_mib=64.0, cache_mib=480.0, blas="mkl")
-    found = calibration.Calibration(
-        fingerprint="f", cpu="a processor", cores=2, library="a library", at_unix_s=0.0, measured=measured
-    )
-    forced: list[bool] = []
-    monkeypatch.setattr(calibration, "calibrate", lambda force: forced.append(force) or found)
-    out = edgefl.fits("calibrate")
-    for words in (
-        "a processor",
-        "training step",
-        "conv 3x3",
-        "50",
-        "(192 MiB) are less than twice the cache",
-    ):
-        assert words in out
-    shown = json.loads(edgefl.shows("calibrate", "--fresh", "--json"))
-    assert shown["measured"]["gemm_gflops"]["64"]["median"] == 50.0
-    assert forced == [False, True]
-
-
-def test_doctor_finds_the_machine(edgefl: Shell) -> None:
-    found = {finding["what"]: finding for finding in json.loads(edgefl.shows("doctor", "--json"))}
-    looked = {
-        "python",
-        "cores",
-        "memory",
-        "torch",
-        "cuda",
-        "kernel c",
-        "memfd",
-        "throttle cgroup",
-        "open files",
-    }
-    assert looked <= set(found)
-    assert found["kernel reference"]["problem"] == ""
-    assert not any("looking failed" in finding["problem"] for finding in found.values())
-    assert "memfd" in edgefl.fits("doctor")
-
-
-@pytest.mark.parametrize(
-    ("limit", "says"),
-    [(512, "at most 170 clients under the wall clock: raise the container's limit"), (10**6, "")],
-)
-def test_doctor_shows_how_many_clients_fit_a_containers_limit(
-    limit: int, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from edgefl.cli import doctor
-
-    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr("edgefl.host.capacity.thread_limit", lambda: limit)
-    monkeypatch.setattr(resource, "getrlimit", lambda which: unlimited)
-    (processes,) = [found for found in doctor.examine() if found.what == "processes"]
-    assert processes.problem == says
-
-
-def test_doctor_says_that_numba_keeps_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgefl.cli import doctor
-
-    monkeypatch.setattr("edgefl.kernels.backend_numba.cached_in", lambda: None)
-    (numba,) = [found for found in doctor.examine() if found.what == "kernel numba"]
-    assert numba.problem.startswith("numba has no writable cache folder")
-
-
-def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgefl.cli import doctor
-
-    def _odd_thing() -> Iterator[doctor.Check]:
-        raise OSError("no such thing here")
-
-    monkeypatch.setattr(doctor, "_LOOKS", (_odd_thing, doctor._python))
-    odd, python = doctor.examine()
-    assert odd == ("odd thing", "?", "looking failed: OSError: no such thing here")
-    assert python.what == "python"
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m"

@@ -213,7 +213,7 @@ def test_a_slow_individual_takes_its_factor_for_every_step() -> None:
         usual_s = load_device("paper-defedavg").time_model().seconds(WORK.at(3))
         found = trips("paper-defedavg", client=client)
         assert found.full_step_s(client) == pytest.approx(factor * usual_s, rel=1e-12)
-        assert found.plan(client, 0).compute_s == pytest.approx(found.work_s(client), rel=1e-12)
+        assert found.plan(client, 0).compute_s == pytest.approx(found.plan(client, 0).work_s, rel=1e-12)
 
 
 def test_a_drawn_delay_is_the_trips_whatever_its_work() -> None:

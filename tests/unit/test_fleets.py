@@ -33,7 +33,7 @@ def test_phones_of_one_profile_are_off_together_and_profiles_apart() -> None:
     factors = {drawn.full_step_s(client) / as_is.full_step_s(client) for client in range(20)}
     assert len(factors) == 1
     assert factors != {1.0}
-    assert drawn.work_s(3) / as_is.work_s(3) == pytest.approx(*factors)
+    assert drawn.plan(3, 0).work_s / as_is.plan(3, 0).work_s == pytest.approx(*factors)
     assert other.full_step_s(0) != drawn.full_step_s(0)
     assert trips(1, "moto-g4", units="identical", model_errors="drawn").full_step_s(0) / trips(
         1, "moto-g4", units="identical"
@@ -86,7 +86,7 @@ def works_s(profile: Path, fleets: int) -> list[float]:
     for seed in range(1, fleets + 1):
         fleet = Fleet(devices={str(profile): 1}, units="identical", model_errors="drawn")
         wanted = Experiment(fleet=fleet, training=Training(steps=10), seed=seed)
-        found.append(Trips(wanted, fleet_of(wanted), [40], WORK, 1, 1).work_s(0))
+        found.append(Trips(wanted, fleet_of(wanted), [40], WORK, 1, 1).plan(0, 0).work_s)
     return found
 
 

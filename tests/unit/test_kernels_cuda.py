@@ -71,10 +71,10 @@ def test_a_stale_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("EDGEFL_CUDA_LIBRARY", str(library))
     with pytest.raises(ConfigError, match=rf"old\.so has ABI 1, this edgefl needs {selection.ABI}$"):
         cuda_library.load(selection.ABI)
-    with pytest.raises(
-        ConfigError, match=r"old\.so lacks efc_devices, because it was built from older sources"
-    ):
-        cuda_library.load(1)
+    monkeypatch.setattr(selection, "ABI", 1)
+    monkeypatch.setattr(backend_cuda, "_library", None)
+    with pytest.raises(ConfigError, match=r"was built from older sources; build it again: .*efc_error"):
+        backend_cuda.library()
 
 
 def test_what_the_library_is_given() -> None:

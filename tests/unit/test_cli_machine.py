@@ -1,0 +1,92 @@
+"""``edgefl calibrate`` and ``edgefl doctor``: what they say of this machine."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+
+import pytest
+from shell import Shell
+
+
+def test_calibrate_shows_rates(monkeypatch: pytest.MonkeyPatch, edgefl: Shell) -> None:
+    from edgefl.host import calibration
+    from edgefl.host.calibration import Measured, Rate
+
+    rate = Rate(median=50.0, cv=0.02, samples=(50.0,) * 9)
+    rates = dict.fromkeys(("depthwise_gflops", "train_gflops", "triad_gbytes_per_s"), rate)
+    shapes = {"gemm_gflops": {"64": rate}, "conv_gflops": {"3x3": rate}}
+    measured = Measured(**rates, **shapes, triad_mib=64.0, cache_mib=480.0, blas="mkl")
+    found = calibration.Calibration(
+        fingerprint="f", cpu="a processor", cores=2, library="a library", at_unix_s=0.0, measured=measured
+    )
+    forced: list[bool] = []
+    monkeypatch.setattr(calibration, "calibrate", lambda force: forced.append(force) or found)
+    out = edgefl.fits("calibrate")
+    for words in (
+        "a processor",
+        "training step",
+        "conv 3x3",
+        "50",
+        "(192 MiB) are less than twice the cache",
+    ):
+        assert words in out
+    shown = json.loads(edgefl.shows("calibrate", "--fresh", "--json"))
+    assert shown["measured"]["gemm_gflops"]["64"]["median"] == 50.0
+    assert forced == [False, True]
+
+
+def test_doctor_finds_the_machine(edgefl: Shell) -> None:
+    found = {finding["what"]: finding for finding in json.loads(edgefl.shows("doctor", "--json"))}
+    looked = {
+        "python",
+        "cores",
+        "memory",
+        "torch",
+        "cuda",
+        "kernel c",
+        "memfd",
+        "throttle cgroup",
+        "open files",
+    }
+    assert looked <= set(found)
+    assert found["kernel reference"]["problem"] == ""
+    assert not any("looking failed" in finding["problem"] for finding in found.values())
+    assert "memfd" in edgefl.fits("doctor")
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [(512, "at most 170 clients under the wall clock: raise the container's limit"), (10**6, "")],
+)
+def test_doctor_shows_how_many_clients_fit_a_containers_limit(
+    limit: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgefl.cli import doctor
+
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr("edgefl.host.capacity.thread_limit", lambda: limit)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: unlimited)
+    (processes,) = [found for found in doctor.examine() if found.what == "processes"]
+    assert processes.problem == says
+
+
+def test_doctor_says_that_numba_keeps_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgefl.cli import doctor
+
+    monkeypatch.setattr("edgefl.kernels.backend_numba.cached_in", lambda: None)
+    (numba,) = [found for found in doctor.examine() if found.what == "kernel numba"]
+    assert numba.problem.startswith("numba has no writable cache folder")
+
+
+def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgefl.cli import doctor
+
+    def _odd_thing() -> Iterator[doctor.Check]:
+        raise OSError("no such thing here")
+
+    monkeypatch.setattr(doctor, "_LOOKS", (_odd_thing, doctor._python))
+    odd, python = doctor.examine()
+    assert odd == ("odd thing", "?", "looking failed: OSError: no such thing here")
+    assert python.what == "python"

@@ -1,0 +1,113 @@
+"""``edgefl profiles``: what it lists, shows, checks, imports and exports."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from shell import Shell
+
+from edgefl import devices
+from edgefl.cli import main
+from edgefl.devices.profiles import bundled_folder
+from edgefl.errors import RunError
+
+PROFILES = bundled_folder()
+CONNECTIVITY = str(Path(__file__).parent / "import_samples" / "connectivity.ini")
+
+
+def test_profiles_lists_all_in_80_columns(edgefl: Shell) -> None:
+    out = edgefl.fits("profiles")
+    for name in (*devices.device_names(), *devices.network_names(), *devices.fleet_names()):
+        assert name in out
+    assert re.search(r"nexus-6 +budget +2014 +1\.6", out)  # FLASH measured 1.64 s for this step
+
+
+def test_profiles_as_json(edgefl: Shell) -> None:
+    listed = json.loads(edgefl.shows("profiles", "--json"))
+    assert set(listed) == {"devices", "networks", "fleets"}
+    for name, kind in (("pi-4", "devices"), ("lte", "networks"), ("mixed-24", "fleets")):
+        one = json.loads(edgefl.shows("profiles", name, "--json"))
+        assert one == listed[kind][name]
+        assert one["id"] == name
+
+
+def test_profiles_say_where_their_traces_are_as_their_files_do(tmp_path: Path, edgefl: Shell) -> None:
+    shutil.copytree(PROFILES / "networks", tmp_path / "mine")
+    for name in ("lte-varying", str(tmp_path / "mine" / "lte-varying.toml")):
+        shown = json.loads(edgefl.shows("profiles", name, "--json"))
+        assert shown["up"]["trace"] == "traces/lte-varying-up.trace"
+    for argument in ("--json", "lte-varying"):
+        out = edgefl.shows("profiles", argument)
+        assert "traces/lte-varying-up.trace" in out
+        assert str(PROFILES.parent) not in out
+
+
+def test_a_profile_shows_figures_with_their_source(edgefl: Shell) -> None:
+    out = edgefl.fits("profiles", "pi-4")
+    assert "memory.ram_mib" in out
+    assert "4096" in out
+    assert "ThomasKaiser" in out
+    assert re.search(r"torch +0\.1\d+ +0\.0\d+–0\.\d", out)
+    assert edgefl.fits("profiles", str(PROFILES / "devices" / "pi-4.toml")) == out
+    assert edgefl.fits("profiles", "show", "pi-4") == out
+
+
+def test_profiles_check(tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [str(path) for path in sorted((PROFILES / "networks").glob("*.toml"))[:3]]
+    assert edgefl.shows("profiles", "check", *good).splitlines() == [f"{path}: good" for path in good]
+    bad = tmp_path / "bad.toml"
+    bad.write_text('id = "bad"\nnmae = "x"\nclass = "cheap"\n[memory]\nram_mib = 0\n')
+    assert main(["profiles", "check", good[0], str(bad), str(tmp_path / "none.toml")]) == 2
+    out, err = capsys.readouterr()
+    for said in (
+        *("unknown key 'nmae'; did you mean 'name'?", "name: missing", "class: must be one of"),
+        "memory.ram_mib: must be a finite number above 0, got 0",
+        *("memory.app_limit_mib: missing", "none.toml: no such file"),
+    ):
+        assert said in out
+    assert err == "edgefl: 2 of 3 files: 7 problems\n"
+    assert main(["profiles", "check", str(bad)]) == 2
+    out, err = capsys.readouterr()
+    assert str(bad) in out
+    assert err.startswith(f"edgefl: {bad}: ")
+    assert err.count("\n") == 1
+
+
+def test_profiles_import_and_export(tmp_path: Path, edgefl: Shell) -> None:
+    def imports(*more: str) -> list[str]:
+        return ["profiles", "import", "webpagetest", CONNECTIVITY, *more]
+
+    def exports(name: object, path: Path) -> list[str]:
+        return ["profiles", "export", str(name), "webpagetest", "--out", str(path)]
+
+    assert 'id = "hill"' in edgefl.shows(*imports("--only", "Hill"))
+    assert "makes 3 files; name a folder: --out FOLDER" in edgefl.refuses(2, *imports())
+    folder, out = tmp_path / "made" / "here", tmp_path / "hill.ini"
+    wrote = "".join(f"wrote {folder / name}.toml\n" for name in ("village", "hill", "native"))
+    assert edgefl.shows(*imports("--out", str(folder))) == wrote
+    assert "village.toml exists there" in edgefl.refuses(2, *imports("--out", str(folder)))
+    edgefl.shows(*exports(folder / "hill.toml", out))
+    assert out.read_text().startswith('[hill]\nlabel="Hill, 2% lost"\nbwIn=900000\n')
+    assert "exists; remove it" in edgefl.refuses(2, *exports(folder / "hill.toml", out))
+    assert "cannot be written" in edgefl.refuses(2, *imports("--out", str(out)))
+    assert "under cannot be written: File exists" in edgefl.refuses(2, *exports("lte", out / "under"))
+
+
+def test_an_import_that_cannot_be_written_whole_leaves_nothing(
+    tmp_path: Path, edgefl: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> Path:
+        if path.name == "native.toml":
+            raise RunError(f"{path} cannot be written: No space left on device")
+        return written(path, content)
+
+    written = importlib.import_module("edgefl.files").write_bytes
+    monkeypatch.setattr("edgefl.files.write_bytes", full)
+    command = ["profiles", "import", "webpagetest", CONNECTIVITY, "--out", str(tmp_path)]
+    assert "No space left" in edgefl.refuses(2, *command)
+    assert list(tmp_path.iterdir()) == []
