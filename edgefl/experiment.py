@@ -127,9 +127,9 @@ class Growth(Settings, frozen=True, kw_only=True):
     start: Share = 0.1
     """Share of a client's examples that it has on its first trip."""
     least_per_trip: Annotated[float, Meta(ge=0, le=1)] = 0.0005
-    """Minimum of the share that a client gains with each trip; each client's is drawn once by the seed."""
+    """Minimum share of its examples that a client gains per trip. The seed draws one share per client."""
     most_per_trip: Annotated[float, Meta(ge=0, le=1)] = 0.001
-    """Maximum of the share that a client gains with each trip."""
+    """Maximum share of its examples that a client gains per trip."""
 
 
 class Data(Settings, frozen=True, kw_only=True):

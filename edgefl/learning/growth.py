@@ -1,4 +1,4 @@
-"""Local data that grow during a run: the number of examples that a client has on each of its trips."""
+"""The number of examples that a client has on each trip, if its local data grow during the run."""
 
 from __future__ import annotations
 

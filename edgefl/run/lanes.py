@@ -1,7 +1,7 @@
-"""One run of many: made, resumed, or found finished; and several side by side, in lanes.
+"""Makes one run of many, or resumes it, or finds it finished; makes several side by side, in lanes.
 
-A lane is a process that makes one run after another on its share of the cores. Each run is that of
-`supervisor.run`, with the same bits. Lanes have process groups of their own, so that Ctrl-C reaches only this
+A lane is a process that makes one run after another on its share of the cores, with the same bits as
+`supervisor.run`. Lanes have process groups of their own, so that Ctrl-C reaches only this
 process, which then asks each lane to write a checkpoint and waits for it.
 """
 
@@ -79,7 +79,7 @@ class Forks(msgspec.Struct, frozen=True, tag="forks"):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """One run for a lane."""
+    """A run for a lane to make."""
 
     experiment: Experiment
     folder: str

@@ -325,7 +325,7 @@ class Workload:
         return result
 
     def _rows_on(self, client: int, trip: int) -> Rows:
-        """Return the rows of the client's examples on this trip; with ``data.growth`` not yet all of them."""
+        """Return the rows of the examples that the client has on this trip: all, without ``data.growth``."""
         rows = self._rows[client]
         if self.experiment.data.growth is None:
             return rows

@@ -14,7 +14,7 @@ from edgefl.strategies.base import Client, LocalTerms, Step, TripInputs, Update,
 
 @dataclass
 class Delays:
-    """Trip durations of each client, emulated seconds, and their examples."""
+    """Each client's trip durations, emulated seconds, and its number of examples."""
 
     examples: list[int]
     """n_k: examples of each client as of its last update."""

@@ -8,7 +8,7 @@ from edgefl.cli import main
 
 
 class Shell:
-    """What commands print and how they end."""
+    """Runs commands, and returns what they print."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
