@@ -90,7 +90,8 @@ class SideBranch:
         folder = moved(files.folder, files)[0]
         os.chdir(folder if os.path.isdir(folder) else files.root)
         _move_editable_installs(files)
-        self._environment = dict(os.environ)
+        self._early = False
+        """True if the import of a function changed the environment."""
         self._watch = TreeWatch()
         self._found: dict[str, str] = {}
         """Files of the modules that were checked, without links, by module."""
@@ -106,9 +107,11 @@ class SideBranch:
 
     def _answered(self, request: sides.CallRequest) -> sides.BranchAnswer:
         """Let a forked process answer the requests; return its end."""
+        environment = dict(os.environ)
         try:
             function = self._find(request.function)
             setup = None if request.setup is None else self._find(request.setup)
+            self._early |= dict(os.environ) != environment
             _import([*request.modules, *([DEVICE_MODULE] if takes_device(function) else ())])
             if len(sys.modules) != self._forkable:
                 become_forkable(request.function.file)
@@ -119,11 +122,10 @@ class SideBranch:
             return Failure("absent", str(error))
         if (why := self.foreign()) is not None:
             return Failure("foreign", why)
-        early = dict(os.environ) != self._environment
         self._watch.reset()
 
         def main() -> None:
-            _Function(self, self._channel, request, self._watch, early=early).serve(function, setup)
+            _Function(self, self._channel, request, self._watch, early=self._early).serve(function, setup)
 
         pid = fork("edgefl-device", main)
         child = os.pidfd_open(pid)

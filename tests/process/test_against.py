@@ -223,6 +223,33 @@ def test_modules_that_must_see_a_changed_environment_are_not_preloaded(
             assert len(found.pairs) == 2
 
 
+def test_a_module_that_changes_the_environment_when_a_function_runs_stays_preloaded(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch does: a training step imports a module that sets a variable. No stem starts again for it."""
+    monkeypatch.setattr(against, "SCHEDULE", ((1, 1),))
+    monkeypatch.setattr(against, "LEAST_LAYOUTS", 1)
+    started: list[int] = []
+
+    class CountedStem(against.Stem):
+        def __init__(self, hash_seed: int, padding: int) -> None:
+            super().__init__(hash_seed, padding)
+            started.append(self.popen.pid)
+
+    monkeypatch.setattr(against, "Stem", CountedStem)
+    elsewhere = repository.parent / "elsewhere"
+    write(elsewhere, {"late.py": "import os\nos.environ['GATE_LATE'] = '1'\n"})
+    steps = "def step():\n    import late\n    return late\n"
+    commit(repository, {"steps.py": steps})
+    write(repository, {"steps.py": f"{steps}\nSINCE = 1\n"})
+    monkeypatch.syspath_prepend(elsewhere)
+    with contextlib.closing(AgainstBase(find_base("HEAD", repository))) as made:
+        for _ in range(4):
+            found = made.compare("step", call("steps", repository / "steps.py"), 10.0, 1000.0, lambda _: None)
+            assert len(found.pairs) == 1
+    assert len(started) == 1
+
+
 def test_a_function_that_is_new_passes(repository: Path, compare: Callable[..., Comparison]) -> None:
     commit(repository, {"steps.py": STEPS.format(mib=1)})
     write(
