@@ -197,6 +197,8 @@ class ServerLoop:
         if self._stopped is not None:
             if message.role == control.EVALUATOR:
                 self._evaluation.give_up()
+            else:  # dismissed; otherwise it would be taken for silent while the last evaluation goes on
+                self._peers.remove(message.role, message.peer, message.epoch)
             return
         peer = self._lifecycle.departed(message)
         if peer is not None and peer.role != control.EVALUATOR:
@@ -250,8 +252,9 @@ class ServerLoop:
         return moved and {**moved, "versions": self._core.version - self._first_version}
 
     def _conclude(self) -> None:
-        interrupted = self._interrupted and self._core.stopped is None
-        reason = self._core.stopped or self._stopped or ""
+        # A run that lacks only its last evaluations is not over: they are made after the resume.
+        interrupted = self._interrupted and (self._core.stopped is None or self._evaluation.waiting)
+        reason = "interrupted" if interrupted else self._core.stopped or self._stopped or ""
         self._checkpoint(final=True)
         self._gate.dismiss(*CLIENTS, control.EVALUATOR)
         aggregator, watch = self._aggregator, self._watch

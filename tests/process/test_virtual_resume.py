@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Checkpoint, Data, Fleet, RunError, Server, Stop, Training, files
+from edgefl import Checkpoint, Data, Evaluation, Fleet, Model, RunError, Server, Stop, Training, files
 from edgefl.core.events import Died, Joined, Left
 from edgefl.experiment import Churn
 from edgefl.lab.verify import verify
 from edgefl.parameters import checkpoint
 from edgefl.results import run_folder
 from edgefl.results.record import Record
-from edgefl.results.rows import IncidentRow
+from edgefl.results.rows import IncidentRow, Meta
 from edgefl.run import supervisor
 
 from .disturbed import check_every_kill_was_certain, killed, left, made_in, plan
@@ -192,6 +193,62 @@ def test_interrupted_and_then_without_a_server_or_zygote_it_is_the_same_run(tmp_
     assert len(set(ended)) == len(ended) > 0  # one, where both died at once
     assert summary(folder)["incidents"]["restart"] > 0
     assert outcome(folder) == outcome(tmp_path / "calm")
+
+
+SLOW_TO_EVALUATE = """
+import time
+from pathlib import Path
+
+from torch import nn
+
+HERE = Path(__file__).parent
+
+
+class SlowToEvaluate(nn.Sequential):
+    def forward(self, inputs):
+        if Path("/proc/self/comm").read_text().startswith("edgefl-eval"):
+            (HERE / "evaluates").touch()
+            while not (HERE / "go").exists():
+                time.sleep(0.05)
+        return super().forward(inputs)
+
+
+def make(input_shape, classes):
+    return SlowToEvaluate(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+def test_interrupted_in_its_last_evaluation_it_is_evaluated_after_a_resume(tmp_path: Path) -> None:
+    """And workers that were dismissed meanwhile are not taken for hanging."""
+    (tmp_path / "slow_model.py").write_text(SLOW_TO_EVALUATE)
+    wanted = resumable(
+        model=Model(name="slow_model:make"),
+        server=Server(heartbeat_s=0.2),
+        evaluation=Evaluation(every_versions=20),
+        stop=Stop(versions=20),
+    )
+    folder, again = tmp_path / "cut", tmp_path / "go"
+    command = Command.run(wanted, folder)
+    wait_for(lambda: versions_of(folder) == 20 and (tmp_path / "evaluates").exists(), "its end", command)
+    wait_for(lambda: not any("worker" in one.name() for one in command.family()), "its workers'", command)
+    until_s = time.monotonic() + 5 * wanted.server.heartbeat_s
+    wait_for(lambda: time.monotonic() > until_s, "several heartbeats", command)
+    command.interrupt()
+    assert "carry on with: edgefl resume" in command.ends(130)
+    assert (meta_of(folder).status, meta_of(folder).stop_reason) == ("interrupted", "interrupted")
+    again.touch()
+    Command("resume", str(folder)).ends(0)
+    assert (meta_of(folder).status, meta_of(folder).stop_reason) == ("done", "versions")
+    assert incidents_of(folder) == []
+    supervisor.run(wanted, tmp_path / "calm", quiet=True, base=tmp_path)
+    assert outcome(folder) == outcome(tmp_path / "calm")
+    with Record(folder) as record:
+        assert [row.version for row in record.evaluations] == [0, 20]
+
+
+def meta_of(folder: Path) -> Meta:
+    with Record(folder) as record:
+        return record.meta
 
 
 KILLED_AS_IT_LOADS = """
