@@ -1,11 +1,13 @@
-"""Measure the CUDA back end's weighted sum beside the rates at which this machine copies to and from its GPU.
+"""Measure CUDA's sums and masks beside the rates at which this machine copies to and from its GPU.
 
     python benchmarks/cuda_sums.py [--json FILE]
 
-Updates lie in host memory, so a sum takes at least the time to copy its updates and base to the GPU.
+Updates lie in host memory, so a call takes at least the time to copy its inputs to the GPU.
 `of copy` is that time, at the rate measured for page-locked memory in the same run, divided by the time of
-the sum. `c` is the C back end on the same arrays with as many threads as it uses by default. Every result
-is compared with C's bits. Needs a torch that is built for CUDA. Times are medians of at least nine calls.
+the call. `c` is the C back end on the same arrays with as many threads as it uses by default. `masked` rows
+are the sum modulo 2^32 - 5 of secure aggregation; `encode` masks an update and `decode` unmasks a sum.
+Every result is compared with the bits of C. Needs a torch built for CUDA. Times are medians of nine or more
+calls.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,14 @@ import numpy as np
 import torch
 
 from edgefl import kernels
+from edgefl.kernels.field import PRIME
 
 SIZES = ((62_006, 5), (468_458, 10), (1_663_370, 10), (11_173_962, 10), (11_173_962, 32), (25_000_000, 10))
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
 PAGE = 4096
 LARGE = 1 << 30
+CODED = (468_458, 25_000_000)
+"""Sizes of one update that is masked, or one sum that is unmasked."""
 
 
 def paged(size: int, dtype: Any = np.float32) -> Any:
@@ -82,19 +87,46 @@ def measured(parameters: int, updates: int, dtype: str, to_gpu: float) -> dict[s
         kernels.quantize(row, base, scales=scale)
     weights = rng.random(updates).tolist()
 
-    def call(name: str) -> Callable[[], object]:
-        return lambda: kernels.weighted_sum(outs[name], base, list(stacked), weights, name, scales=scales)
+    row = timed(
+        lambda name: kernels.weighted_sum(outs[name], base, list(stacked), weights, name, scales=scales),
+        (space, base, outs["cuda"]),
+        (stacked.itemsize * parameters * updates + base.nbytes) / (to_gpu * 1e9),
+    )
+    equal = outs["c"].tobytes() == outs["cuda"].tobytes()
+    return {"parameters": parameters, "updates": updates, "kind": dtype, **row, "equal": equal}
 
-    moved = stacked.itemsize * parameters * updates + base.nbytes
-    row: dict[str, Any] = {"parameters": parameters, "updates": updates, "dtype": dtype}
-    row["c_s"], row["cuda_pageable_s"] = median_s(call("c")), median_s(call("cuda"))
+
+def measured_masks(parameters: int, updates: int, kind: str, to_gpu: float) -> dict[str, Any]:
+    rng = np.random.default_rng([parameters, updates])
+    outs, floats = (
+        {name: paged(parameters, dtype) for name in ("c", "cuda")} for dtype in (np.uint32, np.float32)
+    )
+    stride = -(-parameters // PAGE) * PAGE
+    space, update = paged(updates * stride, np.uint32), paged(parameters)
+    words = space.reshape(updates, stride)[:, :parameters]
+    words[:] = rng.integers(0, PRIME, words.shape, dtype=np.uint32)
+    update[:] = rng.standard_normal(parameters, dtype=np.float32)
+    weights = rng.integers(1, 256, updates).tolist()
+    calls: dict[str, Callable[[str], object]] = {
+        "masked": lambda name: kernels.field_sum(outs[name], list(words), weights, name),
+        "encode": lambda name: kernels.field_encode(outs[name], update, words[0], 4.0, 2.0**20, name),
+        "decode": lambda name: kernels.field_decode(floats[name], words[0], words[-1], 2.0**-20, name),
+    }
+    copies = updates if kind == "masked" else 2
+    least_s = copies * 4 * parameters / (to_gpu * 1e9)
+    row = timed(calls[kind], (space, update, outs["cuda"], floats["cuda"]), least_s)
+    equal = all(made["c"].tobytes() == made["cuda"].tobytes() for made in (outs, floats))
+    return {"parameters": parameters, "updates": updates, "kind": kind, **row, "equal": equal}
+
+
+def timed(call: Callable[[str], object], arrays: Sequence[Any], least_s: float) -> dict[str, float]:
+    """Time `call(BACK END)` with C, with CUDA, and with CUDA and page-locked arrays."""
+    row = {"c_s": median_s(lambda: call("c")), "cuda_pageable_s": median_s(lambda: call("cuda"))}
     with ExitStack() as locked:
-        for array in (space, base, outs["cuda"]):
+        for array in arrays:
             locked.enter_context(kernels.page_locked(array.view(np.uint8), "cuda"))
-        row["cuda_s"] = median_s(call("cuda"))
-    row["of_copy"] = moved / (to_gpu * 1e9) / row["cuda_s"]
-    row["equal"] = outs["c"].tobytes() == outs["cuda"].tobytes()
-    return row
+        row["cuda_s"] = median_s(lambda: call("cuda"))
+    return row | {"of_copy": least_s / row["cuda_s"]}
 
 
 def main() -> None:
@@ -104,15 +136,17 @@ def main() -> None:
     rates = copy_rates()
     print(f"{torch.cuda.get_device_name()}, c with {kernels.threads()} threads; copies in GB/s:")
     print("  " + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items()))
-    print(f"{'D':>12} {'K':>3} {'type':>8} {'c ms':>9} {'cuda ms':>9} {'pageable':>9} {'of copy':>8}  bits")
+    print(f"{'D':>12} {'K':>3} {'kind':>8} {'c ms':>9} {'cuda ms':>9} {'pageable':>9} {'of copy':>8}  bits")
     rows = []
-    for dtype in DTYPES:
-        for parameters, updates in SIZES:
-            row = measured(parameters, updates, dtype, rates["to_gpu"])
-            rows.append(row)
-            times = " ".join(f"{row[name] * 1e3:9.3f}" for name in ("c_s", "cuda_s", "cuda_pageable_s"))
-            print(f"{parameters:12} {updates:3} {dtype:>8} {times} {row['of_copy']:8.2f}  "
-                  f"{'equal' if row['equal'] else 'DIFFERENT'}")  # fmt: skip
+    cases = [(measured, *size, dtype) for dtype in DTYPES for size in SIZES]
+    cases += [(measured_masks, *size, "masked") for size in SIZES]
+    cases += [(measured_masks, parameters, 2, kind) for kind in ("encode", "decode") for parameters in CODED]
+    for measure, parameters, updates, kind in cases:
+        row = measure(parameters, updates, kind, rates["to_gpu"])
+        rows.append(row)
+        times = " ".join(f"{row[name] * 1e3:9.3f}" for name in ("c_s", "cuda_s", "cuda_pageable_s"))
+        print(f"{parameters:12} {updates:3} {row['kind']:>8} {times} {row['of_copy']:8.2f}  "
+              f"{'equal' if row['equal'] else 'DIFFERENT'}")  # fmt: skip
     if options.json:
         options.json.write_text(json.dumps({"gb_per_s": rates, "rows": rows}, indent=1) + "\n")
     if not all(row["equal"] for row in rows):
