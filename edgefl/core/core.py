@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
 from edgefl import experiment
 from edgefl.core import events
 from edgefl.core import strategy_calls as calls
@@ -117,6 +119,7 @@ class Core(Ledger):
             Arrived: self._arrived,
             Failed: self._failed,
             Summed: self._summed,
+            events.Unmasking: self._unmasking,
             events.Ticked: self._ticked,
             events.Evaluated: self._measured,
             events.Halted: self._halted,
@@ -286,6 +289,14 @@ class Core(Ledger):
             self._publish(order, step, actions)
         self._discard([update for update in late if self.holds(update)], actions)
         return True
+
+    def _unmasking(self, event: events.Unmasking, actions: list[Action]) -> bool:
+        if self._sum is None or event.version != self._sum[0].version:
+            raise RunError(f"Unmasking must be for a pending Sum, got version {event.version}")
+        order, step = self._sum
+        self._sum = msgspec.structs.replace(order, from_s=event.until_s), step
+        self._wake(event.until_s, actions)
+        return False
 
     def _ticked(self, event: events.Ticked, actions: list[Action]) -> bool:
         ahead = {at_s for at_s in self._wakes if at_s > self.now_s}

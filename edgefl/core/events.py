@@ -93,6 +93,14 @@ class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr
     """Tasks of a private step whose update is not finite or was altered, and was summed as zero."""
 
 
+class Unmasking(msgspec.Struct, frozen=True, tag="unmasking"):
+    """Clients exchange messages with the server until ``until_s``; the sum of ``version`` needs them."""
+
+    version: int
+    at_s: float
+    until_s: float
+
+
 class Ticked(msgspec.Struct, frozen=True, tag="ticked"):
     """The time of a ``Wake`` has been reached."""
 
@@ -116,7 +124,7 @@ class Halted(msgspec.Struct, frozen=True, tag="halted"):
     reason: str
 
 
-Event = Joined | Left | Died | Arrived | Failed | Summed | Ticked | Evaluated | Halted
+Event = Joined | Left | Died | Arrived | Failed | Summed | Unmasking | Ticked | Evaluated | Halted
 
 
 class Cohort(msgspec.Struct, frozen=True, array_like=True):
@@ -174,6 +182,8 @@ class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """Steps of auxiliary vectors, each with one weight per task."""
     clip_norm: float | None = None
     """Clipping norm of the updates, in a private run."""
+    from_s: float | None = None
+    """End of the clients' exchange for this sum (`Unmasking`); None: it has not begun, or there is none."""
 
 
 class Release(msgspec.Struct, frozen=True):

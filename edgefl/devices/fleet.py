@@ -448,6 +448,21 @@ class Trips:
         _keep(self._facts, client, facts)
         return facts
 
+    def reply_s(self, client: int, version: int, at_s: float, down_bytes: int, up_bytes: int) -> float:
+        """Emulated seconds in which a client downloads a request about ``version`` and uploads its reply.
+
+        Its arithmetic takes no time. If a connection is lost, the message goes on with the next byte.
+        """
+        seed, info = self._experiment.seed, self._clients[client]
+        rng, total_s = stream(seed, "reply", client, version), 0.0
+        shift = float(stream(seed, "trace", client).random())
+        link = Link(self._network(info), rng, at_s, shift)
+        for message, nbytes in ((link.down, down_bytes), (link.up, up_bytes)):
+            while (arrived := (transfer := message(nbytes)).breaks_after) is not None:
+                total_s, nbytes = total_s + transfer.breaks_s, nbytes - arrived
+            total_s += transfer.declared_s
+        return total_s
+
     def _network(self, info: ClientInfo) -> Network:
         return _varied(info.network, self._experiment.fleet.variation)
 

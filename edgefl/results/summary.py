@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl.core.events import Joined
+from edgefl.core.events import Joined, Unmasking
 from edgefl.files import json_text, write_text
 from edgefl.host.fidelity import Seconds, assess
 from edgefl.host.verdict import Conditions
@@ -350,14 +350,16 @@ def _staleness(record: Record) -> dict[str, Any]:
     return {**spread(staleness[used]), "arrived": spread(staleness[known]), "by_profile": by_profile}
 
 
-def _secure(cost: SecureCost) -> dict[str, Any]:
+def _secure(cost: SecureCost, record: Record) -> dict[str, Any]:
     """Settings and costs of secure aggregation."""
+    begun = (event for _, event in record.events() if isinstance(event, Unmasking))
     return {
         **msgspec.structs.asdict(cost.settings),
         "step": cost.step,
         "share_bytes_per_trip": cost.share_bytes,
         "holder_bytes_per_update": cost.held_bytes[0],
         "holder_bytes_per_version": cost.held_bytes[1],
+        "exchange_s": spread(np.array([event.until_s - event.at_s for event in begun])),
         "masking_s": {name: rounded(seconds) for name, seconds in cost.masking_s.items()},
     }
 
@@ -392,7 +394,7 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
     groups = {name: share[profile == name] for name in [*profiles_by_speed(record), ""]}
     training = np.isin(clients, record.trips["client"])
     return {
-        **({"secure": _secure(record.meta.secure)} if record.meta.secure is not None else {}),
+        **({"secure": _secure(record.meta.secure, record)} if record.meta.secure is not None else {}),
         **({"attackers": _attackers(record, clients, share)} if record.meta.attackers else {}),
         "slow_phones": {
             "profiles": list(group.profiles),

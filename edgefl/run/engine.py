@@ -146,7 +146,7 @@ class Engine:
     def handle(self, timeline_event: TimelineEvent) -> None:
         """Write an event to the journal, pass it to the core, and carry out the core's actions.
 
-        A sum that waits for clients is tried again after each event, because a client may have joined.
+        A sum that waits for clients is tried again after each event: one may have joined, or its time come.
         """
         self._handle(timeline_event)
         if (action := self.aggregator.waiting) is not None:
@@ -179,8 +179,7 @@ class Engine:
         """Carry out actions of the core, including those from before an interruption."""
         for action in actions:  # a Sum appends its follow-up actions to this list
             if type(action) is Sum:
-                if not self.core.ends and self.aggregator.lacks_helpers(action):
-                    self.aggregator.waiting = action
+                if self._waits(action):
                     continue
                 if self.aggregator.hidden is not None and self.write_ahead is not None:
                     self.write_ahead.secure()  # hidden updates can be in one sum only: a successor repeats it
@@ -194,6 +193,24 @@ class Engine:
                     actions.extend(self._sum(action, entry))
             else:
                 self._handlers[type(action)](action)
+
+    def _waits(self, action: Sum) -> bool:
+        """Make a sum wait for clients that can unmask it, and then for the end of their exchange.
+
+        When the run ends, no sum waits any longer: `Aggregator.sum` refuses it.
+        """
+        aggregator, now_s = self.aggregator, self.core.now_s
+        if self.core.ends:
+            return False
+        exchanging = action.from_s is not None and now_s < action.from_s
+        if not exchanging and not aggregator.lacks_helpers(action):
+            takes_s = 0.0 if action.from_s is not None else aggregator.exchange_s(action, now_s)
+            if takes_s == 0.0:
+                return False
+            action = msgspec.structs.replace(action, from_s=now_s + takes_s)
+            self.carry_out(self._decide(events.Unmasking(action.version, now_s, now_s + takes_s)))
+        aggregator.waiting = action
+        return True
 
     def retry_sum(self) -> None:
         """Try the deferred sum again."""
@@ -308,9 +325,9 @@ class Engine:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:
             self.timeline.flush()  # tasks need not wait for the sum
         before = self._watch.to("sum")
-        result = self.aggregator.sum(action, entry)
-        self._watch.to("publish")
         now_s = self._clock.now_s()
+        result = self.aggregator.sum(action, entry, early=action.from_s is not None and now_s < action.from_s)
+        self._watch.to("publish")
         for task, seen in zip(action.tasks, result.checksums, strict=True):
             trip = self._open.pop(task, None)
             if trip is not None:

@@ -259,6 +259,8 @@ class HiddenSums:
         self._seed, self._clients = seed, clients
         self.online: Callable[[int], bool] = lambda client: True
         """Returns True for a client that is connected, so that it can help to unmask a sum."""
+        self.reply_s: Callable[[int, int, float, int, int], float] = lambda *_: 0.0
+        """Returns a client's time for its part of an exchange: `Trips.reply_s`."""
 
     def lacks_helpers(self, buffer: ParameterBuffer, members: Members) -> bool:
         """Return True if too few clients are online to unmask a sum; False also for one to be refused."""
@@ -267,6 +269,18 @@ class HiddenSums:
         except SecureError:
             return False
         return len(online) < helpers.needed
+
+    def exchange_s(self, buffer: ParameterBuffer, members: Members, version: int, at_s: float) -> float:
+        """Emulated seconds until as many helpers as needed have received their request and have replied."""
+        try:
+            helpers, online = self._helpers(buffer, members)
+        except SecureError:
+            return 0.0
+        received, sent = self.rules.held_bytes
+        replies = sorted(
+            self.reply_s(client, version, at_s, received * len(members), sent) for client in online
+        )
+        return replies[helpers.needed - 1] if helpers.needed else 0.0
 
     def _helpers(self, buffer: ParameterBuffer, members: Members) -> tuple[Helpers, list[int]]:
         """Return the helpers of a sum, and those who are online."""

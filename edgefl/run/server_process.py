@@ -130,7 +130,7 @@ def build(
     )
     core = core_of(experiment, strategy, KnownClients(trips), source)
     if hidden is not None:
-        hidden.online = core.connected
+        hidden.online, hidden.reply_s = core.connected, trips.reply_s
     dynamics = dynamics_of(experiment, clients, trips)
     emulated_s = wall_s = 0.0
     if buffer.shape.tail:

@@ -118,6 +118,7 @@ class Aggregator:
         self._chosen: tuple[float, ...] = ()  # weights of the step by `combine`
         self._zero: set[int] = set()  # tasks of a private step whose updates are summed as zero
         self._salt = self._refused = ""
+        self._early = False
 
     @classmethod
     def of(
@@ -329,6 +330,12 @@ class Aggregator:
             return False
         return self.hidden.lacks_helpers(self.buffer, members)
 
+    def exchange_s(self, action: Sum, at_s: float) -> float:
+        """Emulated seconds from ``at_s`` on that clients take to send what unmasks this sum."""
+        if self.hidden is None or not (members := self._members(action)):
+            return 0.0
+        return self.hidden.exchange_s(self.buffer, members, action.version, at_s)
+
     def _members(self, action: Sum) -> list[tuple[int, int, float]]:
         """Client, slot and weight of each update of a hidden sum; in a private run, without zero updates."""
         assert self.hidden is not None
@@ -340,15 +347,16 @@ class Aggregator:
             if not private or (task not in self._zero and any(id_of(self.buffer.raw(lease.slot), size)))
         ]
 
-    def sum(self, action: Sum, entry: int, zero: Sequence[int] = ()) -> SumResult:
+    def sum(self, action: Sum, entry: int, zero: Sequence[int] = (), *, early: bool = False) -> SumResult:
         """Make version ``action.version`` in ``entry`` and publish it, unless an update is bad.
 
         A private step sums a bad update as zero instead. When a step is repeated after a resume, ``zero``
-        lists the tasks whose updates were bad the first time.
+        lists the tasks whose updates were bad the first time. A hidden sum that is ``early``, before the end
+        of its clients' exchange, is refused.
         """
         failpoints.pass_by("sum")
         self.buffer.retire(entry)
-        self._zero, self._refused = set(zero), ""
+        self._zero, self._refused, self._early = set(zero), "", early
         while (result := self._attempt(action, entry)) is None:
             pass
         return result
@@ -471,6 +479,8 @@ class Aggregator:
             return bounds, seen  # the caller drops altered updates, and the process is not asked
         members = self._members(action)
         total, unit = np.zeros(size, np.float32), 1.0
+        if members and self._early:
+            raise SecureError("the run ended during the exchange that would have unmasked the sum")
         if members:
             total, unit = self.hidden.sum(buffer, members)
         vectors, factors = [total], [unit]

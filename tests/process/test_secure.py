@@ -16,7 +16,8 @@ import pytest
 
 import edgefl
 from edgefl import Experiment, Fleet, Server, Stop
-from edgefl.core.events import Died, Joined, Left, Summed
+from edgefl.core.events import Arrived, Died, Joined, Left, Summed, Unmasking
+from edgefl.devices import load_network
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Churn, Privacy, Secure
 from edgefl.lab.verify import verify
@@ -392,8 +393,8 @@ def test_sums_wait_until_enough_clients_can_unmask_them(
             times.append(record.versions["at_s"].tolist())
             events = [event for _, event in record.events()]
         assert not [row for row in incidents(folder, "refused") if "online" in row.detail]
-        waited = [a for a, b in pairwise(events) if isinstance(a, Joined) and isinstance(b, Summed)]
-        assert waited  # a sum was made because a client joined
+        waited = [a for a, b in pairwise(events) if isinstance(a, Joined) and isinstance(b, Unmasking)]
+        assert waited  # clients exchanged shares because a client joined
         if server is MASKED:
             assert min(holders_online(events, 8)) >= SECURE.recover
     assert models[0] == models[1]
@@ -414,6 +415,52 @@ def holders_online(events: list[Any], clients: int) -> list[int]:
             case Summed():
                 found.append(len(online & holders))
     return found
+
+
+def exchanges(folder: Path) -> list[Unmasking]:
+    with Record(folder) as record:
+        return [event for _, event in record.events() if isinstance(event, Unmasking)]
+
+
+@pytest.mark.parametrize("recover", [4, 5])
+def test_a_version_is_made_when_the_last_reply_that_it_needs_is_there(recover: int, tmp_path: Path) -> None:
+    """All six clients hold shares: four on a fast link, two on a slow one, both without headers or delays.
+
+    Mutants: no exchange; replies of one link; the mean or the last of all replies.
+    """
+    fleet = Fleet(
+        devices={"pixel-4": 4, "moto-g4": 2},
+        network={"pixel-4": "defedavg-400", "moto-g4": "defedavg-in-small"},
+        variation=0.0,
+    )
+    server = Server(secure=Secure(holders=6, recover=recover, private=1), heartbeat_s=PATIENCE_S)
+    wanted = virtual(fleet=fleet, server=server, strategy={"name": "fedbuff", "buffer_size": 3})
+    found = finished(wanted, tmp_path / "run")["secure"]
+    mbps = load_network("defedavg-400" if recover == 4 else "defedavg-in-small").down.rate_mbps
+    assert mbps is not None
+    received, sent = found["holder_bytes_per_update"], found["holder_bytes_per_version"]
+    takes_s = (3 * received + sent) * 8 / (mbps * 1e6)
+    assert [one.until_s - one.at_s for one in exchanges(tmp_path / "run")] == pytest.approx([takes_s] * 12)
+    assert found["exchange_s"]["mean"] == pytest.approx(takes_s, rel=1e-3)
+    with Record(tmp_path / "run") as record:
+        made, events = record.versions["at_s"].tolist(), [event for _, event in record.events()]
+        assert made == [one.until_s for one in exchanges(tmp_path / "run")]
+        begins = {event.at_s for event in events if isinstance(event, Arrived)} | {*made}
+    assert all(one.at_s in begins for one in exchanges(tmp_path / "run"))
+    assert verify(tmp_path / "run").versions == 12
+
+
+def test_a_sum_is_refused_if_the_run_ends_during_its_exchange(tmp_path: Path) -> None:
+    wanted = virtual(server=MASKED, stop=Stop(versions=12))
+    finished(wanted, tmp_path / "first")
+    last = exchanges(tmp_path / "first")[-1]
+    end_s = (last.at_s + last.until_s) / 2
+    finished(msgspec.structs.replace(wanted, stop=Stop(emulated_s=end_s)), tmp_path / "second")
+    with Record(tmp_path / "second") as record:
+        assert (record.meta.stop_reason, len(record.versions["at_s"])) == ("emulated_s", 11)
+    (*_, refused) = incidents(tmp_path / "second", "refused")
+    assert refused.at_s == end_s
+    assert "the run ended during the exchange that would have unmasked the sum" in refused.detail
 
 
 def test_a_sum_that_waits_at_the_end_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from edgefl.core.events import (
     Summed,
     Ticked,
     Train,
+    Unmasking,
     Wake,
 )
 from edgefl.errors import RunError
@@ -181,8 +182,13 @@ def test_a_server_that_comes_back_is_told_what_it_had_not_done() -> None:
     assert core.pending() == [Wake(10.0)]
     core = summing(emulated_s=10.0)
     assert core.pending() == [Wake(10.0), Sum(1, (0, 1), (0.5, 0.5))]
+    assert core.handle(Unmasking(1, 1.0, 3.0)) == [Wake(3.0)]
+    assert core.pending() == [Wake(3.0), Wake(10.0), Sum(1, (0, 1), (0.5, 0.5), from_s=3.0)]
+    with pytest.raises(RunError, match="Unmasking must be for a pending Sum, got version 2"):
+        core.handle(Unmasking(2, 1.0, 3.0))
     core.handle(Left(0, 1.0, "interrupted"))
-    core.handle(Summed(1, 1.0))
+    assert core.handle(Ticked(3.0)) == []  # the sum goes on, and nothing else begins
+    core.handle(Summed(1, 3.0))
     assert core.pending() == [Wake(10.0)]
     core.handle(Ticked(10.0))
     assert core.pending() == []
