@@ -79,7 +79,7 @@ def json_text(document: object) -> str:
 
 
 def write_json(path: Path, document: object) -> Path:
-    """Write a document as JSON in UTF-8. Undecodable bytes of arguments are escaped, as ``\\udcff``."""
+    """Write a document as JSON in UTF-8. Undecodable bytes of a command line are escaped, as ``\\udcff``."""
     return write_bytes(path, json_text(document).encode(errors="backslashreplace"))
 
 

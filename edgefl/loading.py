@@ -131,7 +131,7 @@ def _import(name: str, key: str, folders: Sequence[str]) -> Any:
             raise ConfigError(f"{module} not found; looked in {looked} and Python's path") from None
         raise ConfigError(f"{module} needs {error.name!r} (not installed)") from error
     except Exception as error:
-        raise ConfigError(f"{module} does not import: {type(error).__name__}: {_line(error)}") from error
+        raise ConfigError(f"{module} cannot be imported: {type(error).__name__}: {_line(error)}") from error
     finally:
         importing.pop()
 

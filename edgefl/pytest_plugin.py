@@ -318,5 +318,5 @@ def _number(config: pytest.Config, option: str) -> float | None:
         value = -1.0
     if not least <= value < 1e6 or (option == "repetitions" and value != int(value)):
         kind = "a whole number" if option == "repetitions" else "a number"
-        raise pytest.UsageError(f"{name}: {kind} of at least {least} (got {text!r})")
+        raise pytest.UsageError(f"{name}: must be {kind} of at least {least} (got {text!r})")
     return value

@@ -91,7 +91,7 @@ def peers(
 
 @bench.command()
 def spawn(json: Json = None, quick: Quick = False) -> None:
-    """Measure the start time and memory of clients."""
+    """Measure the start-up time and memory of clients."""
     _measure("spawn", json, quick)
 
 

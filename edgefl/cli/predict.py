@@ -225,7 +225,7 @@ def _with_bars(
 
 
 def _parts(prediction: Prediction) -> dict[str, float]:
-    """Parts by description; small ones are added up."""
+    """Parts of the predicted seconds, by description; small parts are summed as "all else"."""
     shown = {PARTS[key]: s for key, s in prediction.parts.items() if s >= SHOWN * prediction.seconds}
     rest = prediction.seconds - sum(shown.values())
     return shown if rest <= 1e-9 * prediction.seconds else {**shown, "all else": rest}

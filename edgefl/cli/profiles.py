@@ -339,7 +339,7 @@ def export(
 
     written = write(name, format_name, way)
     if written.left_out:
-        say(f"left out, {format_name} has no field for: {', '.join(written.left_out)}", err=True)
+        say(f"left out, because {format_name} has no field for it: {', '.join(written.left_out)}", err=True)
     put_or_print(out, written.content)
 
 

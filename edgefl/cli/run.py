@@ -116,7 +116,7 @@ def read_experiment(
     *,
     on_nodes: bool,
 ) -> Experiment:
-    """Load a command's experiment; print a line if nodes need another transport.
+    """Load a command's experiment; print a line if nodes override its ``server.transport``.
 
     Raises `ConfigError` for an experiment that is invalid or cannot run on nodes.
     """
@@ -266,7 +266,7 @@ def verify(
         task = progress.add_task("", total=None)
         found = again(folder, lambda made, of: progress.update(task, completed=made, total=of), code)
     if found.updates:
-        say(f"same: {found.updates:,} updates, {found.versions:,} versions")
+        say(f"identical: {found.updates:,} updates, {found.versions:,} versions")
     else:
         say("no update arrived in this run; its initial model is the same")
     say(f"model_sha256 {found.model_sha256}")

@@ -113,7 +113,7 @@ class ConditionModel(NamedTuple):
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
-        """Condition ``elapsed_s`` into the trip ``plan`` (at most at its end) that began as ``before``."""
+        """Condition ``elapsed_s`` into the trip ``plan``, or at its end; the trip began as ``before``."""
         elapsed_s = min(elapsed_s, plan.total_s)
         temp_c, charge_j = before.temp_c, before.charge_j
         low = before.low or because == "battery"

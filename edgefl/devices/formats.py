@@ -63,7 +63,7 @@ def write(name: str, format_name: str, way: Literal["down", "up"] | None = None)
     """
     _format(format_name)
     if format_name not in WRITTEN:
-        raise ProfileError(f"format {format_name!r} is read-only; can be written: {', '.join(WRITTEN)}")
+        raise ProfileError(f"format {format_name!r} is read-only; writable formats: {', '.join(WRITTEN)}")
     if way is not None and format_name != "mahimahi":
         raise ProfileError(f"--way: not used by {format_name}; only a mahimahi file has a single direction")
     if format_name == "fedscale":

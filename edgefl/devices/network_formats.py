@@ -137,7 +137,7 @@ def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
     presets = list(_presets(path, value, options.name or path.stem))
     if not presets:
         allowed = "tables with download, upload and latency, with downloadThroughput, or with throttling"
-        raise ProfileError(f"{path}: no preset; allowed: {allowed}")
+        raise ProfileError(f"{path}: has no preset; expected {allowed}")
     return _networks(path, presets, options)
 
 

@@ -1,4 +1,4 @@
-"""Makes the profile of a phone known only by its core and clock, and possibly one measured network."""
+"""Makes a phone's profile from only its core and clock, and possibly one measured network."""
 
 from __future__ import annotations
 

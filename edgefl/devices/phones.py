@@ -208,7 +208,7 @@ class Costs(NamedTuple):
 
 
 def shares(found: Mapping[str, float], weights: Weights, costs: Array) -> Array:
-    """Square roots of each class's share of a network's time, and of each of `Weights`; see `counts`."""
+    """Square roots of each share of a network's time, by `CLASSES` and then `Weights`; see `counts`."""
     by_field = {name: cost for fields, cost in zip(CLASSES, costs, strict=True) for name in fields}
     plain = [
         sum(found.get(name, float(name == "fixed")) * by_field[name] for name in fields) for fields in CLASSES
@@ -349,7 +349,7 @@ def of_core(table: PhoneTable, about: About) -> TimeModel:
 
 
 def of_one_network(table: PhoneTable, about: About, work: StepWork, seconds: float) -> TimeModel:
-    """Time model of such a phone on which one network was measured."""
+    """Time model of a phone of known core, clock and RAM on which one network was measured."""
     found = observed(prior(table, about), table.amounts, work, seconds)
     noise = math.exp(table.widths.one_network * table.noise)
     return time_model(found, table.amounts, noise, table.widths.one_network)

@@ -169,7 +169,7 @@ def phone_names() -> tuple[str, ...]:
 
 
 def phone_tables(name: str) -> dict[str, Any]:
-    """Return the profile of a phone in the table, as the tables of its file."""
+    """Return the profile of a phone in the phone table, as the TOML tables of a profile file."""
     table = phone_table()
     phone = next(each for each in table.phones if each.id == name)
     bridge = load_device(phone_profiles.BRIDGE_PROFILE).runtime[phone_profiles.TRAINING]

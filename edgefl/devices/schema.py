@@ -35,7 +35,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cluster(_Table, frozen=True, kw_only=True):
-    """Cores of one kind; ``power_ma`` is one core's current at each of ``freq_mhz``, up to ``max_ma``."""
+    """Cores of one kind; ``power_ma`` is one core's current at each of ``freq_mhz``, the last ``max_ma``."""
 
     uarch: Text
     cores: Count
@@ -206,7 +206,7 @@ class Delay(_Table, frozen=True, kw_only=True):
     }
 
     def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
-        """Draw one delay, emulated seconds, by one call of ``rng``; ``examples`` are the client's."""
+        """Draw one delay, in emulated seconds, with one call of ``rng`` for a client with ``examples``."""
         drawn_s: Any = math.nan
         match self.dist, [getattr(self, name) for name in self.FIELDS[self.dist]]:
             case "uniform", [low_s, high_s]:

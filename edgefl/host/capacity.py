@@ -211,7 +211,7 @@ def host() -> Host:
 
 
 def machine() -> str:
-    """Identifier of the running system: shared by its containers, new after a reboot; its name if unknown."""
+    """Return the boot id, which containers share and a reboot changes; the host's name if it is unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

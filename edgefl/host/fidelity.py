@@ -31,7 +31,7 @@ Seconds = npt.NDArray[np.float64]
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
-    """Error of one quantity over the trips on which it was measured, emulated seconds; None if on none."""
+    """Error of one quantity over the trips that have it, in emulated seconds; None if no trip has it."""
 
     measured: int = 0
     declared_s: float = 0.0

@@ -88,7 +88,7 @@ class Cost:
 
 
 class HeldPhase:
-    """A `Phase` under a governor: ``done`` never waits, only ``end`` does."""
+    """A `Phase` slowed by the governor process: ``done`` never waits, only ``end`` does."""
 
     def __init__(self, phase: Phase, total: float, cost: Cost, governor: int, kind: str) -> None:
         self._phase, self._total, self._cost, self._governor = phase, total, cost, governor
@@ -106,7 +106,7 @@ class HeldPhase:
             self._request_share(now_ns)
 
     def end(self) -> PhaseTime:
-        """End the throttling, wait until the phase is due, and report it."""
+        """End the throttling, wait until the device would end the phase, and report the phase."""
         self._cost.learn(self._phase.work, self.release() - self._began_ns)
         return self._phase.end()
 

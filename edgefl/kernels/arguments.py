@@ -85,7 +85,7 @@ def update(name: str, value: object, size: int | None, scale: object | None) -> 
     """Check an update of ``size`` elements (None: any size) and, for int8, its scales."""
     array = packed(name, value)
     if size is not None and array.size != size:
-        raise ValueError(f"{name} must have {size} elements like out (got {array.size})")
+        raise ValueError(f"{name} must have {size} elements, as many as out (got {array.size})")
     owner = name.replace("updates", "scales") if "updates" in name else "scales"
     if array.dtype != np.int8:
         if scale is not None:
@@ -107,7 +107,7 @@ def checksum_array(value: object, size: int) -> Checksums:
     if array.dtype != np.uint64:
         raise TypeError(f"checksums must be uint64 (got {array.dtype})")
     if array.size != size:
-        raise ValueError(f"checksums must have {size} entries like updates (got {array.size})")
+        raise ValueError(f"checksums must have {size} entries, as many as updates (got {array.size})")
     return array
 
 
@@ -116,7 +116,7 @@ def delta(out: object, trained: object, base: object) -> tuple[Floats, Floats, F
     target = floats("out", out, writable=True)
     read = []
     for name, value in (("trained", trained), ("base", base)):
-        array = floats(name, value, target.size, like=" like out")
+        array = floats(name, value, target.size, like=", as many as out")
         if np.may_share_memory(array, target):
             raise ValueError(f"out must not overlap {name}")
         read.append(array)
@@ -142,14 +142,16 @@ class SumArguments(NamedTuple):
         per_update = [None] * len(vectors) if self.scales is None else items("scales", self.scales)
         for name, entries in (("weights", numbers), ("scales", per_update)):
             if len(entries) != len(vectors):
-                raise ValueError(f"{name} must have {len(vectors)} entries like updates (got {len(entries)})")
+                raise ValueError(
+                    f"{name} must have {len(vectors)} entries, as many as updates (got {len(entries)})"
+                )
         try:
             doubles = np.array([float(w) for w in numbers], dtype=np.float64)
         except (TypeError, ValueError):
             raise TypeError(f"weights must be numbers (got {numbers!r})") from None
         with np.errstate(over="ignore"):
             rounded = doubles.astype(np.float32)
-        base = None if self.base is None else floats("base", self.base, size, like=" like out")
+        base = None if self.base is None else floats("base", self.base, size, like=", as many as out")
         apart = base is None or base.ctypes.data == checked_out.ctypes.data
         if not apart and np.may_share_memory(base, checked_out):
             raise ValueError("base must be out itself or not overlap it (got an overlap)")
@@ -181,7 +183,7 @@ def observations(
         raise TypeError(f"values must be numbers (got {values!r})") from None
     if numbers.shape != checked.shape:
         raise ValueError(
-            f"values must have {checked.size} entries like client_ids (got shape {numbers.shape})"
+            f"values must have {checked.size} entries, as many as client_ids (got shape {numbers.shape})"
         )
     if not np.isfinite(numbers).all():
         raise ValueError(f"values must be finite (got {numbers[~np.isfinite(numbers)][0]})")

@@ -383,7 +383,7 @@ _KINDS: dict[Any, int] = {dtype: kind for kind, dtype in enumerate(arguments.DTY
 
 
 def _usual(given: Any) -> NDArray[np.int64] | None:
-    """The arrays as `_sum_tiles` lists them, if all are plain; None if anything is unusual.
+    """The arrays as `_sum_tiles` reads them, if all are plain; None if anything is unusual.
 
     They are checked by compiled code, because checks in Python take longer than a small sum.
     """
@@ -402,7 +402,7 @@ def _usual(given: Any) -> NDArray[np.int64] | None:
 
 
 def _listed(given: SumArguments) -> NDArray[np.int64]:
-    """Checked arrays as `_sum_tiles` lists them."""
+    """Checked arrays as `_sum_tiles` reads them."""
     listed = np.zeros((3, len(given.updates) + 2), dtype=np.int64)
     listed[0, :2] = _address(given.out), 0 if given.base is None else _address(given.base)
     listed[0, 2:] = [_address(update) for update in given.updates]

@@ -28,7 +28,7 @@ def words(name: str, value: object, size: int | None = None, *, writable: bool =
     if array.dtype != np.uint32 or not array.dtype.isnative:
         raise TypeError(f"{name} must be uint32 (got {array.dtype})")
     if size is not None and array.size != size:
-        raise ValueError(f"{name} must have {size} elements like out (got {array.size})")
+        raise ValueError(f"{name} must have {size} elements, as many as out (got {array.size})")
     return array
 
 
@@ -46,7 +46,9 @@ class FieldSumArguments(NamedTuple):
         if len(vectors) > MOST_VECTORS:
             raise ValueError(f"vectors must be at most {MOST_VECTORS} (got {len(vectors)})")
         if len(weights) != len(vectors):
-            raise ValueError(f"weights must have {len(vectors)} entries like vectors (got {len(weights)})")
+            raise ValueError(
+                f"weights must have {len(vectors)} entries, as many as vectors (got {len(weights)})"
+            )
         checked = [words(f"vectors[{k}]", vector, out.size) for k, vector in enumerate(vectors)]
         for k, (vector, weight) in enumerate(zip(checked, weights, strict=True)):
             if np.may_share_memory(out, vector):

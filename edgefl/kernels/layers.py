@@ -104,7 +104,7 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     """The weights divided by their sum."""
     numbers = [1.0] * count if weights is None else items("weights", weights)
     if len(numbers) != count:
-        raise ValueError(f"weights must have {count} entries like models (got {len(numbers)})")
+        raise ValueError(f"weights must have {count} entries, as many as models (got {len(numbers)})")
     try:
         numbers = [float(number) for number in numbers]
     except (TypeError, ValueError):

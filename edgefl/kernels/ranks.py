@@ -36,7 +36,9 @@ class RankArguments(NamedTuple):
             raise ValueError(f"updates must be 1 to {MOST_UPDATES} vectors (got {len(vectors)})")
         scales = [None] * len(vectors) if self.scales is None else arguments.items("scales", self.scales)
         if len(scales) != len(vectors):
-            raise ValueError(f"scales must have {len(vectors)} entries like updates (got {len(scales)})")
+            raise ValueError(
+                f"scales must have {len(vectors)} entries, as many as updates (got {len(scales)})"
+            )
         out = None if self.out is None else arguments.floats("out", self.out, writable=True)
         size = None if out is None else out.size
         pairs = []

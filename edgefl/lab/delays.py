@@ -167,10 +167,10 @@ LONG = 20
 
 
 def delays_niid(quick: bool = False) -> Finding:
-    """Measure Algorithm 1's delays, first with clients that wait until their update is taken, then without.
+    """Measure Algorithm 1's delays: of clients that wait until their update is taken, and that train on.
 
     A version's sample has N·p different clients on average. Each version takes a waiting update with
-    probability p. So whatever time an update has waited, the rest of its delay is geometric, with mean 1/p.
+    probability p. So however long an update has waited, the rest of its delay is geometric, with mean 1/p.
     """
     versions, error = (400 if quick else 2_000), 0.01
     members, waits, paused, busy = [], [], [], []

@@ -2,7 +2,7 @@
 
 Each framework runs in an environment of its own, which this module creates with pip. The programs in
 `edgefl.lab.rivals` report when each new model is complete; the speed is that of all models after the first.
-A framework that cannot be installed or run is a row with the reason.
+A framework that cannot be installed or run gets a row with the reason.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
 
 
 def chosen(option: str, text: str | None, known: Sequence[str]) -> list[str]:
-    """Return the names in a comma-separated option, all of them without it; `ConfigError` for another one."""
+    """Return the names in a comma-separated option, or all without it; `ConfigError` for an unknown one."""
     names = list(known) if text is None else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:

@@ -47,10 +47,10 @@ class Rates(NamedTuple):
 
 
 def rounds(needed: int, selected: int) -> Rates:
-    """Return the expected T_(C)/C and bias of rounds that use the first ``needed`` of ``selected`` clients.
+    """Return the expected `Rates` of rounds that use the first ``needed`` of ``selected`` clients.
 
-    Members are drawn without replacement, so the number of finished members at time t is hypergeometric in
-    the number of the fleet's clients whose time is at most t, which is a sum of binomials.
+    A round's clients are drawn without replacement. So the number of them that have finished at time t is
+    hypergeometric, given the number of all clients with a time of at most t, which is a sum of binomials.
     """
     longest_s = STRAGGLER * max(size for size, _ in SIZES) * 25.0
     edges = longest_s * np.linspace(0.0, 1.0, STEPS_OF_TIME + 1) ** 3  # finer where clients finish

@@ -123,7 +123,7 @@ def _root(delay: int, step: float) -> float:
 
 
 def expected_staleness(quick: bool = False) -> Finding:
-    """Measure equation 6 with the rates of the fleet's distributions."""
+    """Compare measured staleness with equation 6, for the rates of the fleet's distributions."""
     rates, size = np.array(RATES), PAPERS_B["buffer_size"]
 
     def ratio(seen: Outcome) -> Shares:

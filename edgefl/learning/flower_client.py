@@ -57,7 +57,7 @@ class FlowerTraining:
         if not isinstance(given, ClientApp):
             given = call(lambda: ClientApp(client_fn=given), name, "training.function")
         self._app, self._clients = given, clients
-        self.__module__ = app_name.partition(":")[0]  # errors name lines of this module's file
+        self.__module__ = app_name.partition(":")[0]  # so that errors name lines of the app's file
         self._run_config = run_config(sys.modules[self.__module__].__file__)
 
     def __call__(self, model: torch.nn.Module, examples: ClientExamples, context: Context) -> None:

@@ -170,7 +170,7 @@ class ParameterBuffer:
             raise SlotError(f"buffer needs size ≥ 1, ring ≥ 2, slots ≥ 1, the others ≥ 0; got {shape}")
         fd = _anonymous_file()
         try:
-            # Allocate now, so that missing memory is a clear error instead of a SIGBUS later. Check first:
+            # Allocate now, so that a lack of memory is a clear error instead of a SIGBUS later. Check first:
             # posix_fallocate beyond the available memory would not fail but invoke the OOM killer.
             if sparse:
                 os.ftruncate(fd, shape.total_bytes)

@@ -146,7 +146,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
         return idle and not any(self.first.figures.get(name) for name in ("calls", "sent_bytes"))
 
     def varying(self) -> dict[str, tuple[int, int]]:
-        """Return the figures that differ between both counts."""
+        """Return the figures that differ between the two counts."""
         pairs = {name: (self.first.value(name), self.second.value(name)) for name in FIGURES}
         return {
             name: (one, other)

@@ -31,7 +31,7 @@ class Point(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """A figure of a function."""
+    """Identifies a figure of a function."""
 
     test: str
     function: str

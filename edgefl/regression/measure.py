@@ -84,7 +84,7 @@ def judged(
 
 
 def count(process: MeasuringProcess, plan: MeasurementPlan, tell: Tell = lambda _: None) -> CountedRun:
-    """Count the function's work, also while other tests measure here. Raises the exceptions of `measure`."""
+    """Count the function's work, even while other tests measure here. Raises the exceptions of `measure`."""
     __tracebackhide__ = True
     tell("counting")
     fields = msgspec.structs.asdict(plan.request)

@@ -84,7 +84,7 @@ class EndRequest(msgspec.Struct, frozen=True, tag="end"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The function is prepared; figures of its first calls in this process."""
+    """The answer to `CallRequest`: the function is prepared, with figures of its first calls."""
 
     call_s: float
     """CPU and waiting seconds of a call, roughly."""
@@ -96,7 +96,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
-    """Times of the calls of one shot, ns."""
+    """The answer to `ShotRequest`: the times of all its calls together, ns."""
 
     cpu_ns: int
     """CPU time of the process and of the children that it has reaped."""
@@ -140,7 +140,7 @@ class Stem:
             self._channel.receive()
 
     def branch(self, files: SideFiles) -> Channel[BranchAnswer]:
-        """Fork a branch; return the channel to it."""
+        """Fork the process of a side, a branch; return the channel to it."""
         ours, theirs = pair()
         with theirs:
             self._channel.tell(Branch(files), theirs.fileno())

@@ -121,7 +121,7 @@ def compare(
 def write(
     out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None, **more: Any
 ) -> None:
-    """Write summary.json, with the fields ``more``, and report.html into ``out``."""
+    """Write summary.json, with the additional fields ``more``, and report.html into ``out``."""
     write_json(out / SUMMARY_FILE, {**document(out, runs, rows, target), **more})
     write_text(out / "report.html", comparison_page(out, runs, rows, target))
     close_fonts()
@@ -185,7 +185,7 @@ COMPUTED = "Computed: times follow from the device profiles; no error is measure
 
 
 def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
-    """The figures of a row's last models, by heading; without accuracies unless a row is ``scored``."""
+    """Return the final figures of a row's runs, by heading; with accuracies only if ``scored``."""
     f = row.figures
     slow = share(f["slow_accuracy"])
     shares = {">Accuracy": share(f["accuracy"]), ">Accuracy on slow phones' classes": slow}

@@ -1,9 +1,9 @@
 """Phase: tests whether phones of one model act in step. Independent phones do not.
 
 Two shares are compared with those of independent arrivals at the same rates: the share of buffers whose
-updates all have one device profile, and the share of arrivals with another arrival within `NEAR` of the mean
-gap. The expected share and its 99% interval come from simulated runs: the run's own arrivals in random order,
-and as many arrivals at uniform times.
+updates all have one device profile, and the share of arrivals that are closer to another one than `NEAR`
+times the mean gap. The expected share and its 99% interval come from simulated runs: the run's own arrivals
+in random order, and as many arrivals at uniform times.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
 def _one_profile(
     codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> float:
-    """The share of the buffers of several updates whose profiles are all the same."""
+    """Among the buffers of several updates, the share in which all updates have the same profile."""
     same = np.maximum.reduceat(codes, starts) == np.minimum.reduceat(codes, starts)
     return float(np.mean(same[sizes > 1]))
 
 
 def _coincident(at_s: npt.NDArray[np.float64]) -> float:
-    """The share of the instants, ascending, that have a neighbour closer than `NEAR` of the mean gap."""
+    """The share of the instants, ascending, that have a neighbour closer than `NEAR` times the mean gap."""
     gaps = np.diff(at_s)
     near = gaps <= NEAR * float(gaps.mean())
     return float(np.mean(np.append(near, False) | np.insert(near, 0, False)))

@@ -1,8 +1,8 @@
 """Statistics of runs over seeds: estimates, p-values, and the cost until a learning curve reaches a target.
 
-Accuracies fluctuate by percents between evaluations, so the first one at a target depends on luck and on the
-number of evaluations. Therefore curves are sampled at equal periods, smoothed over `WINDOW` evaluations, and
-compared seed by seed.
+Accuracies vary by whole percentage points between evaluations, so the first one at a target depends on luck
+and on the number of evaluations. Therefore curves are sampled at equal periods, smoothed over `WINDOW`
+evaluations, and compared seed by seed.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def higher(found: Estimate) -> bool:
 
 
 def p_value(found: Estimate, seeds: int) -> float:
-    """One-sided p-value that a mean over seeds is above 0 by chance (Student's t); 1 for a single seed.
+    """One-sided p-value of a mean over seeds against a mean of 0 (Student's t); 1 for a single seed.
 
     >>> p_value(Estimate(1.0, 1.0), seeds=3), p_value(Estimate(2.0, None), seeds=1)
     (0.025, 1.0)

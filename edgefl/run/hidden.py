@@ -42,7 +42,7 @@ Members = Sequence[tuple[int, int, float]]
 
 
 class Trip(NamedTuple):
-    """The facts that a client's hidden update depends on, besides its numbers."""
+    """What a client's hidden update depends on, besides the update itself."""
 
     client: int
     task: int

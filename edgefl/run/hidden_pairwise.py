@@ -61,8 +61,8 @@ def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: i
         )
     if experiment.privacy is not None and experiment.privacy.central:
         raise ConfigError(
-            "[privacy] counts clients that drop out as zero, and server.secure.kind = 'pairwise' leaves them "
-            "out of the sum; 'masks' or privacy.local_noise_multiplier work"
+            "[privacy] counts clients that drop out as zero, but server.secure.kind = 'pairwise' leaves them "
+            "out of the sum; use 'masks' or privacy.local_noise_multiplier"
         )
     members, size = strategy.members(clients), strategy.size(clients)
     if not 2 <= members <= MOST_MEMBERS:
@@ -86,7 +86,7 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Pai
 
 
 def round_rules(rules: PairRules, cohort: Cohort) -> RoundRules:
-    """Return the rules of a round. Its name is new for each number and set of clients.
+    """Return the rules of a round, whose name is a hash of its first task and its clients.
 
     Clients of the protocol are numbered from 1. Raises `SecureError` if the round has too few clients.
     """

@@ -337,7 +337,7 @@ class Aggregator:
         return self.hidden.exchange_s(self.buffer, members, action.version, at_s)
 
     def _members(self, action: Sum) -> list[tuple[int, int, float]]:
-        """Client, slot and weight of each update of a hidden sum; in a private run, without zero updates."""
+        """Client, slot and weight of each update of a hidden sum, except those that a private run zeroes."""
         assert self.hidden is not None
         leases, size = [self.leases[task] for task in action.tasks], self.hidden.rules.size
         pairs, private = zip(action.tasks, leases, action.weights, strict=True), self.privacy is not None
@@ -370,7 +370,7 @@ class Aggregator:
         try:
             norms, seen = self._make_model(action, slots, entry)
         except SecureError as error:
-            if self.privacy is not None:  # which updates are dropped must not depend on data: sum none
+            if self.privacy is not None:  # which updates are dropped must not depend on data, so drop all
                 self._zero.update(tasks)
                 self._refused = str(error)
                 return None

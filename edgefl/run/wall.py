@@ -1,7 +1,7 @@
 """Timeline of the wall clock: clients are throttled in real time; an event happens when its message arrives.
 
-A client that goes offline and does not finish its task first leaves when its process confirms the
-cancellation: until then the process may still write into its slot.
+A client that goes offline before its task has ended leaves only when its process confirms the cancellation:
+until then the process may still write into its slot.
 
 In a private run participation must not depend on client data, but failures may. A failed trip therefore ends
 when its update would have arrived. If a client's process dies, and the experiment did not declare that death,

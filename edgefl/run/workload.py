@@ -338,8 +338,7 @@ class Workload:
         """Change the trained model in `flat` into what the client sends; ``base`` is what it downloaded.
 
         An attacker attacks, any other client clips and adds noise, if the experiment says so. ``done`` is
-        called with 0 after each step of a training that the attack needs. Returns why only noise is sent, or
-        "".
+        called with 0 after each step that the attack trains. Returns why only noise is sent, or "".
         """
         if not self.attack.replaces_update(client):
             noise = self._local_noise
@@ -387,7 +386,7 @@ class Workload:
     ) -> None:
         """Train the model in `flat` on the client's examples (at most ``most``), outside its trips.
 
-        The vectors that clients keep are not available here: SGD ignores them, a function gets zeros.
+        Vectors that clients keep are not available here. SGD ignores them; the user's function gets zeros.
         """
         data, rows, rule = self.data, self._rows[client][:most], self._own_rule(client)
         if self._custom is None:

@@ -197,7 +197,7 @@ class Zygote:
         if spec.role == control.CLIENT:
             ClientProcess(spec, workload, buffer, lifeline, limits).run()
             return
-        keep_freed_memory()  # clients return it: there may be a thousand of them
+        keep_freed_memory()  # clients return it to the system, as there may be a thousand of them
         workload.settle()
         if spec.role == control.WORKER:
             VirtualWorker(spec, workload, buffer, lifeline, begun).run()

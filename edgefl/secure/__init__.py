@@ -33,7 +33,7 @@ USED_FILE = "phones.used"
 
 
 class SecureRules(Protocol):
-    """The sizes and costs that the rules of each protocol state."""
+    """The sizes and costs that the rules of every protocol provide."""
 
     @property
     def size(self) -> int:

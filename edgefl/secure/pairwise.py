@@ -246,7 +246,8 @@ class Participant:
         """Store the adverts of all clients, and this client's share for itself; return the others'."""
         peers, rules = {advert.client: advert for advert in adverts}, self._rules
         if peers.keys() != rules.clients:
-            raise SecureError(f"adverts of {len(peers)} clients; the round has {len(rules.clients)}")
+            sent, ours = len(peers), len(rules.clients)
+            raise SecureError(f"the clients that sent keys ({sent}) are not those of the round ({ours})")
         keys = {key for advert in peers.values() for key in (advert.mask_key, advert.seal_key)}
         if len(keys) < 2 * len(peers) or peers[self.client] != self.advert():
             raise SecureError("an advert was replaced or copied")

@@ -100,11 +100,14 @@ def test_against_pythons_integers(backend: str) -> None:
     ("changed", "why"),
     [
         ({"vectors": [np.zeros(3, np.int32)]}, r"vectors\[0\] must be uint32 \(got int32\)"),
-        ({"vectors": [np.zeros(4, np.uint32)]}, r"vectors\[0\] must have 3 elements like out \(got 4\)"),
+        (
+            {"vectors": [np.zeros(4, np.uint32)]},
+            r"vectors\[0\] must have 3 elements, as many as out",
+        ),
         ({"weights": [PRIME]}, r"weights\[0\] must be an integer from 0 to 4294967290 \(got 4294967291\)"),
         ({"weights": [-1]}, r"weights\[0\] must be an integer .* \(got -1\)"),
         ({"weights": [0.5]}, r"weights\[0\] must be an integer .* \(got 0.5\)"),
-        ({"weights": []}, r"weights must have 1 entries like vectors \(got 0\)"),
+        ({"weights": []}, r"weights must have 1 entries, as many as vectors \(got 0\)"),
         ({"out": np.zeros((3, 1), np.uint32)}, r"out must be a flat array"),
     ],
 )

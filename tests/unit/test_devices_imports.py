@@ -216,7 +216,7 @@ def test_a_fleet_is_written_for_fedscale_and_read_back(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("3g", "webpage"), "format 'webpage' not found; did you mean 'webpagetest'"),
-        (("3g", "bouquetfl"), "'bouquetfl' is read-only; can be written: devtools, fedscale"),
+        (("3g", "bouquetfl"), "'bouquetfl' is read-only; writable formats: devtools, fedscale"),
         (("nothing", "devtools"), "network profile 'nothing' not found"),
         (("none", "mahimahi"), "'none' has no rate limit in this direction"),
         (("3g", "devtools", "up"), "--way: not used by devtools"),

@@ -125,7 +125,10 @@ def takes(input_shape, classes):
         ("mlp -d paper-exponential", "no computing rates"),
         ("mlp -d pi-4 --input 3,0", "--input must be sizes such as 3,224,224 (got '3,0')"),
         ("mine:refuses -d pi-4 --input 4", "cannot train on inputs of shape (4,): ValueError: no way"),
-        ("mine:takes -d pi-4", "mine:takes: needs its input shape, --input 3,32,32, or torch:mine:takes@"),
+        (
+            "mine:takes -d pi-4",
+            "mine:takes: needs its input shape: give --input 3,32,32 or torch:mine:takes@",
+        ),
         ("mine:takes -d pi-4 --input 13", "cannot train on inputs of shape (13,)"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_batch_is_applied_in_order(backend: str) -> None:
         (0.5, 1.0, TypeError, "client_ids must be integers (got float64)"),
         (0, float("nan"), ValueError, "values must be finite (got nan)"),
         ([0, 1], [1.0, float("inf")], ValueError, "values must be finite (got inf)"),
-        ([0, 1], [1.0], ValueError, "values must have 2 entries like client_ids (got shape (1,))"),
+        ([0, 1], [1.0], ValueError, "values must have 2 entries, as many as client_ids (got shape (1,))"),
         ([0], ["x"], TypeError, "values must be numbers (got ['x'])"),
         ([[0]], [[1.0]], ValueError, "client_ids must be flat (got shape (1, 1))"),
     ],

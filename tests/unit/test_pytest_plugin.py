@@ -374,7 +374,7 @@ def test_an_unfit_baseline_is_no_verdict(run: Run, baseline: Path, monkeypatch: 
 def test_a_wrong_option_is_a_usage_error(run: Run, option: str, value: str, says: str) -> None:
     found = run("def test_a(): pass", f"--edgefl-{option}={value}")
     assert found.ret == pytest.ExitCode.USAGE_ERROR
-    found.stderr.fnmatch_lines([f"ERROR: --edgefl-{option}: {says} (got '{value}')"])
+    found.stderr.fnmatch_lines([f"ERROR: --edgefl-{option}: must be {says} (got '{value}')"])
 
 
 def test_a_typing_mistake_is_one_line_before_anything_runs(run: Run) -> None:

@@ -198,8 +198,8 @@ def test_a_package_will_do_and_so_will_an_installed_module(tmp_path: Path) -> No
     ("name", "source", "message"),
     [
         ("nowhere_at_all:Mine", None, "strategy.name: module 'nowhere_at_all' not found; looked in "),
-        ("broken_rule:Mine", "def (", "does not import: SyntaxError: invalid syntax"),
-        ("raises_rule:Mine", "1 / 0", "does not import: ZeroDivisionError: division by zero"),
+        ("broken_rule:Mine", "def (", "cannot be imported: SyntaxError: invalid syntax"),
+        ("raises_rule:Mine", "1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
         ("misses_rule:Mine", "import nothing_of_the_kind", "needs 'nothing_of_the_kind' (not installed)"),
         ("typo_rule:Mime", MINE, "attribute of module 'typo_rule' 'Mime' not found; did you mean 'Mine'?"),
         ("value_rule:not_a_strategy", MINE, "must be a dataclass derived from Strategy, got 3"),

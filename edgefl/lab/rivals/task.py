@@ -69,7 +69,7 @@ def _linear(shape: Sequence[int]) -> nn.Module:
 
 
 def _cnn_groupnorm(_: Sequence[int]) -> nn.Module:
-    """edgefl's ``cnn-groupnorm``, which needs edgefl: 468,458 parameters."""
+    """A copy of edgefl's ``cnn-groupnorm``, for environments without edgefl: 468,458 parameters."""
     layers: list[nn.Module] = []
     for before, after, rate in ((1, 32, 0.3), (32, 64, 0.5)):
         for width in (before, after):
@@ -104,7 +104,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, task: Task) -> None:
 
 
 class Report:
-    """Prints when each new model is complete, and knows when the measurement is."""
+    """Prints the time at which each new model is complete, and decides when to stop measuring."""
 
     def __init__(self, seconds: float, package: str) -> None:
         print(json.dumps({"version": metadata.version(package)}), flush=True)
