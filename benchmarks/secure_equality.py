@@ -1,14 +1,16 @@
-"""``python benchmarks/secure_equality.py``: sums under masks equal sums without.
+"""``python benchmarks/secure_equality.py [--kind pairwise]``: sums under masks equal sums without.
 
 For 10 and for 100 updates of 25,000,000 parameters, whose weights are those of staleness 0 to 20, the masks
 are made, shared among ten holders, summed, recovered and removed as in a run, with 0, 1 and 3 holders lost.
-Each result is compared with three sums of the same updates:
+With ``--kind pairwise`` the updates are those of a round's clients, of which 0, 10 and 30 % drop out before
+they upload. Each result is compared with three sums of the same updates:
 
 - of integers: Σ n·round(Δ/step) by numpy's int64 must be the same number in every element;
 - exact: Σ n·Δ in float64 may differ by Σ n·step/2 and one rounding to float32;
 - plain: the kernel's Σ w·Δ in float32, also by the rounding of the weights and of its own additions.
 
-Sealed shares are kept in temporary files, 20 GB for 100 updates, so that memory stays below 8 GiB.
+Sealed shares are kept in temporary files, 20 GB for 100 updates (masked updates of a round: 10 GB), so that
+memory stays below 8 GiB.
 Exit code 1 if a sum is wrong.
 """
 
@@ -16,9 +18,10 @@ from __future__ import annotations
 
 import argparse
 import resource
+import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -31,11 +34,12 @@ from edgefl.kernels.field import Words
 from edgefl.secure.coded import Answer, Holder, Member, Request, Rules, Sender, sum_of_masks
 from edgefl.secure.coding import Code
 from edgefl.secure.fixed import FixedPoint, integer_weights
-from edgefl.secure.keys import KeyPair
+from edgefl.secure.keys import KEY_BYTES, KeyPair
+from edgefl.secure.pairwise import Participant, RoundRules, least_threshold, unmasked
 
 HOLDERS, RECOVER, PRIVATE = 10, 7, 2
 LOST = (0, 1, 3)
-"""Numbers of holders that do not answer: 0, 10 and 30 %."""
+"""Numbers of holders that do not answer: 0, 10 and 30 %. With pairwise masks: tenths of the clients."""
 STALENESS, RESOLUTION, CLIP = 20, 256, 1.0
 DEVIATION = 0.1
 """Standard deviation of the updates' elements: a tenth of the clip, so that none is limited."""
@@ -123,19 +127,74 @@ class Trial:
 
     def errors(self, sums: Sums, answers: Sequence[Answer]) -> Errors:
         """Unmask the sum and compare it."""
-        fixed, size = self.rules.fixed, self.size
-        out = np.empty(size, np.float32)
-        fixed.decode(out, sums.masked, sum_of_masks(self.rules, answers), self.whole)
+        out = np.empty(self.size, np.float32)
+        self.rules.fixed.decode(out, sums.masked, sum_of_masks(self.rules, answers), self.whole)
+        return self.compared(out, sums, range(len(self.whole)))
+
+    def plain(self, members: Sequence[int]) -> Sums:
+        """Sum these updates without masks."""
+        step, size = self.rules.fixed.step, self.size
+        whole, exact, plain = np.zeros(size, np.int64), np.zeros(size), np.zeros(size, np.float32)
+        for k in members:
+            update = self.update(k)
+            whole += self.whole[k] * np.rint(update / np.float32(step)).astype(np.int64)
+            exact += self.whole[k] * update.astype(np.float64)
+            kernels.weighted_sum(plain, plain, [update], [self.weights[k]])
+        return Sums(np.zeros(0, np.uint32), whole, exact, plain)
+
+    def compared(self, out: Floats, sums: Sums, members: Sequence[int]) -> Errors:
+        """Compare an unmasked sum of these updates."""
+        fixed, counts = self.rules.fixed, [self.whole[k] for k in members]
+        weights = [self.weights[k] for k in members]
         unequal = np.count_nonzero(out != sums.whole.astype(np.float32) * np.float32(fixed.step))
-        bound = sum(self.whole) * fixed.step / 2
+        bound = sum(counts) * fixed.step / 2
         rounding = np.abs(sums.exact) * 2.0**-23
         exact = np.max(np.abs(out - sums.exact) / (bound + rounding))
         # Weights are rounded by up to unit/2; each of the plain sum's additions rounds once more.
-        largest = sum(abs(n * self.unit - w) for n, w in zip(self.whole, self.weights, strict=True))
-        element = CLIP * (largest + len(self.weights) * sum(self.weights) * 2.0**-23)
+        largest = sum(abs(n * self.unit - w) for n, w in zip(counts, weights, strict=True))
+        element = CLIP * (largest + len(weights) * sum(weights) * 2.0**-23)
         plain = np.max(np.abs(self.unit * out.astype(np.float64) - sums.plain))
         allowed = self.unit * (bound + float(np.max(rounding))) + element
         return Errors(int(unequal), float(exact), float(plain / allowed))
+
+
+class RoundTrial:
+    """A round of K clients with pairwise masks; ``folder`` holds the masked updates, a file per client."""
+
+    def __init__(self, size: int, updates: int, folder: Path) -> None:
+        self.trial, self._folder = Trial(size, updates, folder), folder
+        names, fixed = frozenset(range(1, updates + 1)), self.trial.rules.fixed
+        self._rules = RoundRules(b"a round", size, names, least_threshold(updates), fixed)
+        self._secrets = {name: secrets.token_bytes(KEY_BYTES) for name in names}
+        self._adverts = [one.advert() for one in self._participants()]
+        self._sealed = {one.client: one.shares(self._adverts) for one in self._participants()}
+        for one in self._participants():
+            k = one.client - 1
+            one.meet(self._adverts)
+            one.masked(self.trial.update(k), self.trial.whole[k]).tofile(folder / str(one.client))
+
+    def _participants(self) -> list[Participant]:
+        """The round's clients, each with its secret."""
+        return [Participant(name, self._rules, secret) for name, secret in self._secrets.items()]
+
+    def errors(self, lost: Collection[int]) -> Errors:
+        """Unmask the sum of all clients but the ``lost`` ones, and compare it."""
+        arrived = frozenset(self._secrets.keys() - set(lost))
+        revealed = []
+        for one in self._participants():
+            if one.client in arrived:
+                one.meet(self._adverts)
+                for sender, sealed in self._sealed.items():
+                    if sender != one.client:
+                        one.receive(sender, sealed[one.client])
+                revealed.append(one.reveal(arrived))
+        files = {name: np.memmap(self._folder / str(name), np.uint32, "r") for name in sorted(arrived)}
+        masked = {name: file.view(np.ndarray) for name, file in files.items()}
+        weights = {name: self.trial.whole[name - 1] for name in masked}
+        adverts = {advert.client: advert for advert in self._adverts}
+        out = unmasked(self._rules, adverts, masked, weights, revealed)
+        members = [name - 1 for name in masked]
+        return self.trial.compared(out, self.trial.plain(members), members)
 
 
 def _summed(vectors: Sequence[Words], weights: Sequence[int]) -> Words:
@@ -148,30 +207,50 @@ def is_right(errors: Errors) -> bool:
     return errors.unequal == 0 and errors.exact <= 1.0 and errors.plain <= 1.0
 
 
+def of_holders(parameters: int, count: int, folder: Path) -> Iterator[tuple[str, Errors]]:
+    """Sum ``count`` updates under coded masks, for each number of lost holders."""
+    trial = Trial(parameters, count, folder)
+    sums, answers = trial.sums(), list(trial.answers())
+    for lost in LOST:
+        gone = set(np.random.default_rng([count, lost]).choice(HOLDERS, lost, replace=False) + 1)
+        yield (
+            f"{lost} of {HOLDERS} holders lost",
+            trial.errors(sums, [a for a in answers if a.holder not in gone]),
+        )
+
+
+def of_rounds(parameters: int, count: int, folder: Path) -> Iterator[tuple[str, Errors]]:
+    """Sum ``count`` updates under pairwise masks, for each number of clients that drop out."""
+    trial = RoundTrial(parameters, count, folder)
+    for tenths in LOST:
+        lost = np.random.default_rng([count, tenths]).choice(count, tenths * count // 10, replace=False) + 1
+        yield f"{len(lost)} of {count} clients lost", trial.errors(lost.tolist())
+
+
+KINDS = {"masks": of_holders, "pairwise": of_rounds}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--parameters", type=int, default=25_000_000)
     parser.add_argument("--updates", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--kind", choices=KINDS, default="masks")
     options = parser.parse_args()
-    print(f"{options.parameters} parameters, {kernels.threads()} threads, {kernels.backend()}")
+    print(
+        f"{options.kind}, {options.parameters} parameters, {kernels.threads()} threads, {kernels.backend()}"
+    )
     right = True
     for count in options.updates:
         started = time.perf_counter()
+        print(f"{count} updates")
         with TemporaryDirectory() as folder:
-            trial = Trial(options.parameters, count, Path(folder))
-            sums, answers = trial.sums(), list(trial.answers())
-        print(
-            f"{count} updates, {RECOVER} of {HOLDERS} holders needed, weights {min(trial.whole)} to "
-            f"{max(trial.whole)}, step 2^{np.log2(trial.rules.fixed.step):g}"
-        )
-        for lost in LOST:
-            gone = set(np.random.default_rng([count, lost]).choice(HOLDERS, lost, replace=False) + 1)
-            errors = trial.errors(sums, [answer for answer in answers if answer.holder not in gone])
-            right = right and is_right(errors)
-            print(
-                f"  {lost} holders lost: {errors.unequal} elements differ from the integer sum; error "
-                f"{errors.exact:.2f} of its bound; difference from the plain sum {errors.plain:.2f} of its"
-            )
+            for what, errors in KINDS[options.kind](options.parameters, count, Path(folder)):
+                right = right and is_right(errors)
+                print(
+                    f"  {what}: {errors.unequal} elements differ from the integer sum; error {errors.exact:.2f} "
+                    f"of its bound; difference from the plain sum {errors.plain:.2f} of its bound",
+                    flush=True,
+                )
         peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"  {time.perf_counter() - started:.0f} s, peak memory {peak_gib:.1f} GiB", flush=True)
     return 0 if right else 1
