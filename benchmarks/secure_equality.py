@@ -246,11 +246,12 @@ def main() -> int:
         with TemporaryDirectory() as folder:
             for what, errors in KINDS[options.kind](options.parameters, count, Path(folder)):
                 right = right and is_right(errors)
+                unequal, exact, plain = errors
                 print(
-                    f"  {what}: {errors.unequal} elements differ from the integer sum; error {errors.exact:.2f} "
-                    f"of its bound; difference from the plain sum {errors.plain:.2f} of its bound",
-                    flush=True,
+                    f"  {what}: {unequal} elements differ from the integer sum; error {exact:.2f} of its",
+                    end="",
                 )
+                print(f" bound; difference from the plain sum {plain:.2f} of its bound", flush=True)
         peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"  {time.perf_counter() - started:.0f} s, peak memory {peak_gib:.1f} GiB", flush=True)
     return 0 if right else 1
