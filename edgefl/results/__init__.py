@@ -16,8 +16,8 @@ sweep        `Sweep`, which reads a finished sweep's folder
 trackers     copies of a run in TensorBoard, MLflow or Weights & Biases
 figure       learning curves for a paper
 targets      time to accuracy: the target, the cost until it, ratios over seeds
-fleets       in which share of plausible fleets a setting is ahead of another
-statistics   estimates over seeds, smoothed passages of a target, ratios of costs, bands
+fleets       the share of plausible fleets in which one setting is ahead of another
+statistics   estimates over seeds, the cost until a curve reaches a target, ratios of costs, bands
 compare      comparison of runs: figures, tables, folder and page
 page         the page kit: the parts of every HTML page, its tables and its glossary
 pictures     the drawing kit: pictures for pages, and cards with learning curves

@@ -28,7 +28,7 @@ SHOWN_ROWS = 5
 
 
 class Table(dict[str, NDArray[Any]]):
-    """Columns of equal length by name: int64, float64 and, for texts, object arrays. Missing numbers are NaN.
+    """Columns of equal length by name: int64 or float64 arrays, or objects for text. Missing numbers: NaN.
 
     >>> table = Table(version=np.array([0, 10]), accuracy=np.array([0.1, 0.9]))
     >>> float(table["accuracy"][table["version"] == 10][0]), table.rows
@@ -67,7 +67,7 @@ class Table(dict[str, NDArray[Any]]):
         return tables.table(heads, rows, caption=size, fold=True)
 
     def frame(self) -> Any:
-        """A pandas DataFrame, or a polars one without pandas. `ConfigError` if neither is installed."""
+        """Return a pandas DataFrame, else a polars one. Raises `ConfigError` if neither is installed."""
         for name in ("pandas", "polars"):
             try:
                 return importlib.import_module(name).DataFrame(dict(self))
@@ -122,7 +122,7 @@ class Table(dict[str, NDArray[Any]]):
 
 
 def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
-    """The values of one column; None becomes NaN, so that a column of integers becomes one of floats.
+    """Return the values of one column. None becomes NaN, which turns integers into floats.
 
     >>> column([1, None], int), column([1, 2], int)
     (array([ 1., nan]), array([1, 2]))
@@ -136,7 +136,7 @@ def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
 
 
 def _single(columns: Columns) -> Table:
-    """The columns of a table of the record that hold single values, without checksums."""
+    """Return those columns of a record's table that hold single values, without checksums."""
     table = Table()
     for name, (kind, optional) in columns.kinds.items():
         if kind in (int, float, str) and name not in (*CHECKSUMS, "uses"):
@@ -150,8 +150,8 @@ def evaluations(record: Record) -> Table:
     """The learning curve, one row per evaluation, by version.
 
     ``at_s`` is the emulated second at which the version was made, ``trips`` the client trips until then.
-    After ``accuracy`` and ``loss`` come the metrics of the user's ``evaluation.function`` and, in a private
-    run, the ``epsilon`` spent until the version.
+    The columns after ``accuracy`` and ``loss`` are the metrics of the user's ``evaluation.function`` and, in
+    a private run, the ``epsilon`` spent until the version.
     """
     rows = record.evaluations
     kinds = {"version": int, "at_s": float, "wall_s": float, "trips": int, "accuracy": float, "loss": float}

@@ -65,10 +65,10 @@ class RunGroup(NamedTuple):
     """The figures of each run."""
     valid: bool
     to_target: ToTarget | None = None
-    """The cost until the comparison's target."""
+    """The cost until the runs reached the comparison's target."""
 
     def estimates(self) -> dict[str, Any]:
-        """The figures for JSON: mean and half the width of its 95% interval."""
+        """Return each figure's mean, and half the width of its 95% interval, for JSON."""
         return {k: {"mean": rounded(f.mean), "half_95": rounded(f.half)} for k, f in self.figures.items()}
 
     @property
@@ -97,8 +97,8 @@ def compare(
 ) -> RenderGroup:
     """Return tables of the runs in ``folders``, 80 columns wide, and write the folder ``out``.
 
-    Runs that differ only in their seed are one row: mean ± half the 95% interval of the mean (Student's t).
-    ``labelled`` maps labels to the runs of one row each, which come first. The time to the accuracy
+    Runs that differ only in their seed are one row: their mean ± half its 95% interval (Student's t).
+    ``labelled`` maps the label of a row to its runs; these rows are the first. The time to the accuracy
     ``target`` is compared seed by seed; see `targets.target_of` for the default.
     ``out`` gets summary.json (the first run's, with ``runs`` and ``comparison``), report.html and trace.json.
     Raises `ConfigError` if a folder is not a run's, is repeated, or holds a run on other data, and if ``out``
@@ -157,7 +157,7 @@ def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[Fitte
 
 
 def _over_fleets(rows: Sequence[RunGroup]) -> dict[str, fleets.Ahead]:
-    """In how many fleets each setting is ahead of the first; empty if the runs' fleets were not drawn."""
+    """Count the fleets in which each setting is ahead of the first; empty if the fleets were not drawn."""
     found = {row.label: row.to_target.ahead for row in rows if row.to_target is not None}
     return {label: one for label, one in found.items() if one is not None}
 
@@ -202,7 +202,7 @@ def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
 
 
 def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
-    """The rows' figures for the terminal; a narrow one shows the loss only where no run has an accuracy."""
+    """Return the rows' figures. A narrow terminal shows the loss only if no run has an accuracy."""
     slow, scored = first.slow, _scored(rows)
     found = []
     for row in rows:
@@ -229,7 +229,7 @@ def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
 
 
 def _scored(rows: Sequence[RunGroup]) -> bool:
-    """Returns False if no run has an accuracy and one has a loss, as in a task without classes."""
+    """Return False if no run has an accuracy but one has a loss, as in a task without classes."""
     return is_scored(
         {name: any(np.isfinite(row.figures[name].mean) for row in rows) for name in ("accuracy", "loss")}
     )
@@ -273,7 +273,7 @@ def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | Non
 
 
 def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
-    """Return a row for the runs that differ only in their seed; runs with a repeated seed stay apart."""
+    """Return one row for all runs that differ only in their seed, or a row per run if a seed is repeated."""
     return rows_of(grouped(runs), target)
 
 
@@ -447,7 +447,7 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
     race = " ".join((race, *over)).strip()
     known = [row for row in ranked if np.isfinite(row.figures["accuracy"].mean)]
     ends = {run.record.meta.stop_reason for row in rows for run in row.runs}
-    if len(known) < 2 or ends == {"accuracy"}:  # runs that stop at one accuracy all have it
+    if len(known) < 2 or ends == {"accuracy"}:  # all runs stopped at the target accuracy
         return race
     first, second, *_ = sorted(known, key=lambda row: -row.figures["accuracy"].mean)
     text = f"At the end {first.label} has the highest accuracy: {percent(first.figures['accuracy'].mean)}"
@@ -473,7 +473,7 @@ UNDECIDED = " (these seeds do not tell them apart)"
 
 
 def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
-    """The mean of ``first``'s figure minus that of ``second``, seed by seed; None if they share no seed."""
+    """Return ``first``'s figure minus ``second``'s, averaged over their common seeds; None without any."""
     one, other = (
         {run.record.meta.seed: each[figure] for run, each in zip(row.runs, row.each, strict=True)}
         for row in (first, second)

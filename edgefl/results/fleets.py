@@ -16,7 +16,7 @@ from scipy.special import betaincinv
 
 
 class Ahead(NamedTuple):
-    """In how many fleets a setting reached the target before the first setting did."""
+    """The number of fleets in which a setting reached the target before the first setting did."""
 
     fleets: int
     ahead: int
@@ -33,7 +33,7 @@ class Ahead(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of the decided fleets in which the setting is ahead; a tie counts half. NaN without any."""
+        """Share of the decided fleets in which the setting is ahead; a tie counts half. NaN if none is decided."""
         return (self.ahead + self.ties / 2) / self.decided if self.decided else math.nan
 
     @property
@@ -71,7 +71,7 @@ class Ahead(NamedTuple):
         return f"{self.share:.0%} ({low * 100:.0f} to {high * 100:.0f}){left}"
 
     def builtins(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the counts, the share and the intervals for JSON."""
         low, high = self.interval
         return {
             "fleets": self.fleets,
@@ -96,7 +96,7 @@ def row(label: str, found: Ahead) -> tuple[str, ...]:
 
 
 def explained(first: str) -> str:
-    """Return the caption of the table of these rows."""
+    """Return the caption of the table that consists of such rows."""
     return (
         f"Share of fleets in which a run reached the target before {first} did. Each fleet's compute times "
         "are drawn from the device profiles' 90% intervals; links, memory and heat are the profiles'."
@@ -124,9 +124,9 @@ def ahead(
 ) -> Ahead:
     """Count the fleets in which ``other`` reached the target before ``mine``.
 
-    The first two are the emulated seconds until the target of each fleet's run (NaN if it was not reached),
-    the last two those until each run's end: a run that did not reach the target is behind if it went on at
-    least as long as the other needed.
+    ``other`` and ``mine`` are the emulated seconds that each fleet's run took to reach the target (NaN if it
+    did not), ``other_end`` and ``mine_end`` those until the run ended. A run that did not reach the target is
+    behind if it lasted at least as long as the other took.
 
     >>> other, mine = [1.0, 2.0, math.nan, math.nan, 3.0], [2.0, 2.0, 3.0, 9.0, math.nan]
     >>> found = ahead(other, mine, [9.0] * 5, [9.0, 9.0, 9.0, 9.0, 2.0])

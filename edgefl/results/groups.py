@@ -59,8 +59,8 @@ def labels_by_profile(record: Record) -> dict[str, set[int]]:
 def slow_group(record: Record, *others: Record) -> Group:
     """The slowest profiles, their clients, and the classes that only these hold in all of the runs.
 
-    The group is the smallest set of slowest profiles with a class that no faster profile has. Without one, or
-    where the seed decides the classes (`BY_CHANCE`), it is the slowest profile alone.
+    The group is the smallest set of slowest profiles with a class that no faster profile has. If there is
+    none, or if the seed decides the classes (`BY_CHANCE`), it is the slowest profile alone.
     """
     held = labels_by_profile(record)
     for other in others:
@@ -148,7 +148,7 @@ def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
 
 
 def accuracy_by_client(record: Record) -> tuple[dict[int, float], str]:
-    """Each client's accuracy under the last model evaluated, where known, and the examples that it is on."""
+    """Return the clients' accuracies with the last evaluated model, and a description of the examples."""
     row = next((row for row in reversed(record.evaluations) if row.client_accuracy), None)
     if row is not None:
         return dict(zip(row.clients, row.client_accuracy, strict=True)), "their own held-out examples"

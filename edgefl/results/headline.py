@@ -40,7 +40,7 @@ def emulated_time(emulated_s: float, wall_s: float) -> Stat:
 
 
 def fidelity(found: Mapping[str, Any], clock: str) -> Stat:
-    """The verdict on a run whose summary has the ``fidelity`` ``found``."""
+    """Return the verdict on a run; ``found`` is its summary's ``fidelity``."""
     median, p95 = found["median_abs_error"], found["p95_abs_error"]
     note = f"error median {percent(median, 2)}, p95 {percent(p95, 2)}"
     if median is None:
@@ -56,7 +56,7 @@ _VERDICTS = {True: {"value": "VALID", "tone": "good"}, False: {"value": "INVALID
 
 
 def headline(summary: Mapping[str, Any]) -> list[Stat]:
-    """The most important figures of a run's `summarize`."""
+    """Return the most important figures of a run's ``summary``."""
     trips, staleness, slow = summary["trips"], summary["staleness"], summary["slow_phones"]
     lost = [f"{trips[fate]:,} {fate}" for fate in ("discarded", "dropped", "lost", "open") if trips[fate]]
     weight, theirs = slow["applied_weight"], slow["accuracy"]

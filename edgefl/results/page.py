@@ -43,7 +43,7 @@ class Picture(NamedTuple):
 
 
 def head(title: str, more: str = "", style: str = "") -> str:
-    """The start of a page up to ``<main>``; ``more`` is HTML of the head, ``style`` CSS besides `CSS`."""
+    """Return a page up to ``<main>``, with the HTML ``more`` in its head, and CSS from ``style``."""
     return _HEAD.format(title=escape(title), more=more, css=CSS + style)
 
 
@@ -61,8 +61,8 @@ def page(
     """A whole HTML page: figures in ``headline``, then cards in two columns under each heading.
 
     ``lead`` is the result in a sentence. ``headline``, ``sections`` and ``banner`` are HTML. Headings without
-    cards are left out. A glossary of the terms used follows at the end. Bytes that are no text, in names of
-    files or arguments of commands, become ``?``.
+    cards are left out. A glossary of the terms used follows at the end. Undecodable bytes in file names and
+    command arguments become ``?``.
     """
     policy = f'<meta http-equiv="Content-Security-Policy" content="{NO_SCRIPT}">'
     body = [
@@ -97,7 +97,7 @@ def card(title: str, about: str, inner: str, *, wide: bool = True) -> str:
 
 
 def bullets(items: Iterable[str]) -> str:
-    """A list of texts; empty for none."""
+    """Return the texts as an HTML list; an empty string if there are none."""
     rows = "".join(f"<li>{escape(item)}</li>" for item in items)
     return f"<ul>{rows}</ul>" if rows else ""
 
@@ -141,7 +141,7 @@ def html_table(
 ) -> str:
     """A table of a page, which scrolls if its card is too narrow. Cells are escaped.
 
-    Long words of the columns ``wrap``, by default the last, are broken, after ``::`` if they have one. With
+    Long words in the columns ``wrap``, by default the last, are broken, if possible after ``::``. With
     several such columns, a narrow screen shows each row as a block. Columns without a value in any row are
     left out, except the first.
     """
@@ -158,7 +158,7 @@ def html_table(
     def heading(place: int) -> str:
         name = columns[place].lstrip(">")
         kind = ' class="n"' if columns[place].startswith(">") else ""
-        unbroken = re.sub(r", (\S{1,6})$", ",\N{NO-BREAK SPACE}\\1", name)  # a unit
+        unbroken = re.sub(r", (\S{1,6})$", ",\N{NO-BREAK SPACE}\\1", name)  # do not break before a unit
         return f'<th scope="col"{role("columnheader")}{kind}{hint(name)}>{escape(unbroken)}</th>'
 
     def cell(place: int, value: str) -> str:
@@ -226,7 +226,7 @@ _TERMS = {
     "version": (r"^versions?$", "One global model: each sum of the server's makes the next."),
     "worst tenth": (r"worst tenth", "The tenth of the clients with the lowest value."),
 }
-"""Term to the pattern of the headings that use it, of which the first match counts, and its explanation."""
+"""For each term, the pattern of the headings that use it, and its explanation. The first match counts."""
 TERMS = {term: text for term, (_, text) in sorted(_TERMS.items())}
 
 
@@ -246,7 +246,7 @@ def hint(heading: str) -> str:
 
 
 def glossary(html: str) -> str:
-    """Return an HTML glossary of the terms that ``html`` explains; an empty string if there are none."""
+    """Return an HTML glossary of the terms whose explanations are in ``html``; empty if there are none."""
     used = [term for term, text in TERMS.items() if escape(text) in html]
     rows = "".join(f"<dt>{term}</dt><dd>{escape(TERMS[term])}</dd>" for term in used)
     card = f'<h2>Terms</h2><div class="grid"><section class="card wide"><dl>{rows}</dl></section></div>'

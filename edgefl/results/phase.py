@@ -19,7 +19,7 @@ from edgefl.results.record import Columns
 from edgefl.seeds import stream
 
 NEAR = 0.01
-"""Two arrivals coincide if they are closer than this part of the mean gap between arrivals."""
+"""Two arrivals coincide if they are closer than this fraction of the mean gap between arrivals."""
 SIMULATED = 400
 MOST_UPDATES = 20_000
 """At most this many updates of a run are examined: the last ones."""
@@ -28,7 +28,7 @@ CONFIDENCE = 0.99
 
 
 class ObservedShare(NamedTuple):
-    """A share of a run, and what independent arrivals give."""
+    """A share in a run, and the share with its interval that independent arrivals would have."""
 
     share: float
     expected: float
@@ -42,12 +42,12 @@ class ObservedShare(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Synchrony of a run's phones. A share is None with too few updates, or with only one profile."""
+    """Synchrony of a run's phones. A share is None if it cannot be computed, as with too few updates."""
 
     one_profile: ObservedShare | None
     coincident: ObservedShare | None
     by_design: str = ""
-    """The reason why clients act together by design, so that no warning is due; empty: they should not."""
+    """Reason why clients act together by design, so that no warning is given; empty if they should not."""
 
     def figures(self) -> dict[str, Any]:
         """The figures for ``summary.json``."""
@@ -57,7 +57,7 @@ class Phase(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """A sentence for a fleet in phase; empty for any other."""
+        """A sentence if the fleet is in phase, else empty."""
         found = {
             "buffers hold updates of one device profile only": self.one_profile,
             "arrivals coincide with another one": self.coincident,
@@ -77,7 +77,7 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
     """Compare a run's buffers and arrivals with those of independent phones.
 
     ``trips`` are those of a `Record`, ``profile`` has the device profile of each. ``by_design`` is
-    `Meta.in_phase`. A run without stale updates has rounds, also where its strategy does not declare them.
+    `Meta.in_phase`. A run without stale updates has rounds, even if its strategy does not declare them.
     """
     applied = trips["applied_version"] >= 0
     arrives_s = trips["sent_s"] + trips["trip_declared_s"]
@@ -112,7 +112,7 @@ def _one_profile(
 
 
 def _coincident(at_s: npt.NDArray[np.float64]) -> float:
-    """The share of the instants, ascending, that have a neighbour closer than `NEAR` times the mean gap."""
+    """Return the share of ascending times that have a neighbour closer than `NEAR` times the mean gap."""
     gaps = np.diff(at_s)
     near = gaps <= NEAR * float(gaps.mean())
     return float(np.mean(np.append(near, False) | np.insert(near, 0, False)))

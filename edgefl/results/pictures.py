@@ -47,7 +47,7 @@ _SETTINGS: Any = {
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """Context or decorator in which figures get the pages' style."""
+    """Context manager or decorator that gives figures the style of the pages."""
     with mpl.rc_context(_SETTINGS):
         yield
 
@@ -148,7 +148,7 @@ AXES = {
 def curves_picture(
     curves: Sequence[Curve], over: str, what: str = "Accuracy", *, ends: bool = False, share: bool = True
 ) -> Picture | None:
-    """Curves of a ``share`` or other numbers over ``at_s`` or ``trips``; ``ends`` labels last values."""
+    """Draw curves over ``at_s`` or ``trips``. ``share``: y is a share; ``ends``: label the last values."""
     if not curves:
         return None
     canvas = Canvas(up=what)
@@ -210,7 +210,7 @@ def learning_figures(
 
 
 EARLY = 0.1
-"""Initial part of a picture in which curves rise; ignored for the lower end of the axis."""
+"""Initial fraction of the x axis, ignored in choosing the y axis's lower end, since curves still rise."""
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:

@@ -106,7 +106,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
-    """A field from its column: SQLite keeps NaN as NULL, tuples and dicts are JSON, checksums signed."""
+    """Return a field's value. SQLite stores NaN as NULL, tuples and dicts as JSON, checksums as signed."""
     if value is None:
         return math.nan if kind is float and not optional else None
     if name in CHECKSUMS:
@@ -129,7 +129,7 @@ class Record:
             raise ConfigError(f"{self.folder} is not a run's folder: no {FILE_NAME} in it")
         try:
             self._db = self._open()
-        except sqlite3.Error as error:  # too many open files, say
+        except sqlite3.Error as error:  # such as too many open files
             raise ConfigError(f"run record {self.path} cannot be read: {error}") from None
         with self._errors():
             check_file(self._db, self.path)
@@ -156,7 +156,7 @@ class Record:
             db.close()
             return self._connect(again)
         except (sqlite3.DatabaseError, UnicodeDecodeError):
-            pass  # check_file words the error
+            pass  # check_file will report the error
         return db
 
     def _connect(self, more: str = "") -> sqlite3.Connection:
@@ -253,7 +253,7 @@ class Record:
             yield version, np.frombuffer(tasks, "<i8"), np.frombuffer(weights, "<f8")
 
     def trip(self, task: int) -> TripRow:
-        """One trip, whole. Raises `KeyError` for an unknown task."""
+        """Return one trip with all its fields. Raises `KeyError` for an unknown task."""
         if rows := self._rows(TripRow, "trips WHERE task = ?", (task,)):
             return rows[0]
         raise KeyError(f"no trip has task {task}")

@@ -308,7 +308,7 @@ def _range(one: dict[str, float]) -> str:
 
 
 def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float], enforced: bool) -> str:
-    """Tables of the errors by part and device; only of the device model if times are not ``enforced``."""
+    """Tables of errors by part and device; only the device model's errors if times are not ``enforced``."""
     within, factors = "Device model within (90%)", {k: f"{v:.2g}×" for k, v in model_error_factor.items()}
     if not enforced:
         return html_table(["Device", f">{within}"], factors.items()) if factors else ""
@@ -555,7 +555,7 @@ def draw_timeline(record: Record) -> Picture | None:
 
 
 def model_error(factors: Mapping[str, float]) -> str:
-    """The error of the profiles against real devices, in words; the enforcement error is a different one.
+    """Return the error of the profiles against real devices, in words; it is not the enforcement error.
 
     >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
     ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')

@@ -98,7 +98,7 @@ class Result:
     def track(self, tracker: str) -> str:
         """Copy the run to "tensorboard", "mlflow" or "wandb"; return the copy's address or folder.
 
-        Raises `ConfigError` for another name and a tracker that is not installed, `RunError` if it fails.
+        Raises `ConfigError` if the tracker is unknown or not installed, `RunError` if it fails.
         """
         from edgefl.results.trackers import track
 

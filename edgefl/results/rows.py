@@ -134,7 +134,8 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     client_accuracy: tuple[float, ...] = ()
     personal_loss: tuple[float, ...] = ()
     personal_accuracy: tuple[float, ...] = ()
-    """For each of ``clients``: of the global model, and of that model after training on the client's data."""
+    """For each of ``clients``: loss and accuracy of the global model, and of the ``personal`` model, which is
+    the global one after training on the client's data."""
 
 
 class IncidentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -260,15 +261,15 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     model_sha256: str = ""
     aggregation: Aggregation = Aggregation()
     server_trip_us: float | None = None
-    """Median wall time of the server per trip without the sum, µs."""
+    """Median wall time that the server spends on a trip, without the weighted sum, µs."""
     memory: MemoryUse = MemoryUse()
     throttle: str = ""
     memory_mechanism: str = ""
     """Mechanisms that slowed training (paced, sigstop, cgroup) and limited memory (rlimit, cgroup, off)."""
     model_error_factor: dict[str, float] = {}
-    """Factor between a real device's step times and its profile's, for 90% of steps, by profile."""
+    """By profile, the factor within which 90% of a real device's step times agree with the profile's."""
     power: dict[str, dict[str, PowerDraw]] = {}
-    """Power of the fleet's devices, by profile and network; without those whose profile states none."""
+    """Power of the fleet's devices, by profile and network; without profiles that state none."""
     host_step_s: float | None = None
     """CPU seconds of one training step on this host, measured before the run."""
     load: float | None = None

@@ -78,7 +78,7 @@ def _write(file: int, folder: Path, experiment: str) -> None:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return True for a folder that holds runs and is not itself a run's, as a sweep's."""
+    """Return True if the folder holds runs, as a sweep's does, and is not a run's own folder."""
     return (folder / RUNS).is_dir() and not (folder / EXPERIMENT_FILE).is_file()
 
 
@@ -150,7 +150,7 @@ def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
 
 
 def resumable(folder: Path) -> bool:
-    """Returns True if the run in ``folder`` has a checkpoint from which it can be resumed."""
+    """Return True if the run in ``folder`` has a checkpoint from which it can be resumed."""
     return any((folder / CHECKPOINTS).glob("journal-*.safetensors"))
 
 
@@ -160,7 +160,7 @@ def way_on(folder: Path) -> str:
 
 
 def begun(folder: Path) -> bool:
-    """Returns True if the run has begun: it has a checkpoint or an event."""
+    """Return True if the run has begun: it has a checkpoint or an event."""
     if resumable(folder):
         return True
     try:
@@ -168,7 +168,7 @@ def begun(folder: Path) -> bool:
             return next(record.events(), None) is not None
     except ConfigError:  # no record, or one whose creation was interrupted
         file = folder / FILE_NAME
-        return file.exists() and file.stat().st_size > 4096  # SQLite's page
+        return file.exists() and file.stat().st_size > 4096  # more than the first page
 
 
 def begin(folder: Path, base: Path) -> None:

@@ -44,14 +44,14 @@ class Spending(NamedTuple):
     sampled: bool
     """Each version's cohort was drawn uniformly from all clients, which lowers ε."""
     epsilon: NDArray[np.float64]
-    """ε spent until each version, from version 0 on: of the models, or with local noise alone of uploads."""
+    """ε spent until each version, from 0 on: by the models or, with local noise alone, by the uploads."""
     clip_norm: NDArray[np.float64]
     """Clipping norm of each version's updates; NaN for version 0."""
     local: LocalSpending | None = None
 
     @property
     def private(self) -> bool:
-        """The run added noise that cannot be reproduced from the seed."""
+        """True if the run added noise that cannot be reproduced from the seed."""
         return self.rules.noise == "secure" and self.rules.noise_multiplier > 0
 
     @property
@@ -115,7 +115,7 @@ def spending(record: Record) -> Spending | None:
 
 
 def most_trips(record: Record) -> NDArray[np.int64]:
-    """The largest number of tasks that one client has been given, after each task in order of their times."""
+    """Return the largest number of tasks that any client had received, after each task in order of time."""
     trips = record.trips
     return np.maximum.accumulate(trips["trip"][np.argsort(trips["sent_s"], kind="stable")] + 1)
 
@@ -154,7 +154,7 @@ def _local_summary(rules: Privacy, local: LocalSpending) -> dict[str, Any]:
 
 
 def _whole(record: Record) -> bool:
-    """Returns True if each cohort was drawn from all clients: none joined late, left, or lost a task."""
+    """Return True if each cohort was drawn from all clients: no client joined late, left, or lost a task."""
     moves, rules, trips = list(record.moves()), record.meta.privacy, record.trips
     limited = rules is not None and (rules.max_participations is not None or rules.min_separation > 1)
     late = max((move.at_s for move in moves), default=0.0) > trips["sent_s"].min(initial=math.inf)
@@ -173,7 +173,7 @@ def _clip_norms(record: Record, rules: Privacy, count: int) -> NDArray[np.float6
 
 
 def together(records: Iterable[Record]) -> str:
-    """Sentences on the ε of several runs on one fleet; "" where fewer than two runs add noise of a kind."""
+    """Return sentences on the total ε of runs on one fleet; "" unless two add noise of the same kind."""
     all_found = [one for one in map(spending, records) if one is not None]
     found = [one for one in all_found if one.rules.noise_multiplier]
     local = [(one.rules, one.local.trips) for one in all_found if one.local is not None]

@@ -33,7 +33,7 @@ class Estimate(NamedTuple):
     half: float | None
 
     def __str__(self) -> str:
-        """Format the mean with four digits, or rounded like half of its interval, which gets two digits.
+        """Format the mean with four digits, or to the last digit of half its interval, which gets two digits.
 
         >>> print(Estimate(35.7512, None), Estimate(35.7512, 6.04), Estimate(0.04379, 0.0281), sep="; ")
         35.75; 35.8 ±6.0; 0.044 ±0.028
@@ -165,7 +165,7 @@ def passage(
 ) -> float:
     """The cost at which the smoothed accuracy first reaches ``target``; NaN if it does not.
 
-    The curve is linear between points. Costs are smoothed too, so that a window stands for its middle.
+    The curve is linear between points. Costs are smoothed too, so that a point is at its window's middle.
 
     >>> passage([0, 10, 20, 30], [0.0, 0.2, 0.4, 0.6], 0.3, window=1)
     15.0
@@ -270,10 +270,10 @@ def ratio(
 ) -> CostRatio | None:
     """The cost of ``other`` over that of ``mine``, paired over seeds; None if a run ended too soon.
 
-    The first two are the costs until the target (NaN if it was not reached), the last two the costs until
-    each run's end. The end stands in for a target that was not reached; the ratio is then a bound. The
-    interval is Student's t on the logarithms, open on the side without a bound, and on both sides for one
-    seed.
+    ``other`` and ``mine`` are the costs until the target (NaN if it was not reached), ``other_end`` and
+    ``mine_end`` those until each run's end. The end stands in for a target that was not reached; the ratio is
+    then a bound. The interval is Student's t on the logarithms, open on the side without a bound, and on both
+    sides for one seed.
 
     >>> nan = math.nan
     >>> print(ratio([4.0, 4.4, 3.6], [2.0, 2.0, 2.0], [9.0] * 3, [9.0] * 3))
@@ -304,7 +304,7 @@ def ratio(
 
 
 def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
-    """One-sided p-value that the ratio is above 1 by chance, on logarithms; a bound if the ratio is one.
+    """Return the one-sided p-value of a ratio above 1, from its logarithm; a bound if the ratio is a bound.
 
     >>> p_of_ratio(CostRatio(2.0, 1.0, 4.0), seeds=3), p_of_ratio(None, seeds=3)
     (0.025, 1.0)

@@ -113,7 +113,7 @@ class Store:
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_copy_log` copies the log
             if fresh:
-                # the stamp is in the tables' transaction: a half-made file is never taken for a record
+                # the stamp is in the tables' transaction, so a half-made file is never mistaken for a record
                 self._db.executescript(
                     f"BEGIN IMMEDIATE;\n{schema()}\nPRAGMA application_id = {APPLICATION_ID};\n"
                     f"PRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;"
@@ -320,7 +320,7 @@ class Store:
         self._costs.clear()
 
     def _copy_log(self) -> None:
-        """Have SQLite copy the log to the file, as far as no reader needs it, and seal the file anew."""
+        """Have SQLite copy the part of the log that no reader needs to the file, and seal the file again."""
         self._rows_in_log = 0
         with self._writing():
             seal.lift(self.path)
@@ -397,7 +397,7 @@ class Store:
     def _leave(self) -> None:
         """Close without changing the sealed file.
 
-        SQLite copies the log when the last connection closes, so the last one is a reader, which cannot.
+        SQLite copies the log when the last connection closes. So the last one closed is read-only.
         """
         address = f"{self.path.resolve().as_uri()}?mode=ro"
         with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as reader:

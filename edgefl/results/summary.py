@@ -45,7 +45,7 @@ _ACHIEVED = {
 _OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock", "seed", "processes", "data",
             "model", "parameters", "time_scale", "model_sha256")  # fmt: skip
 _LONG_TRAINING_S = 0.01
-"""CPU time of a training from which its cost per step is judged; in less, overheads dominate."""
+"""Expected CPU time above which a trip's cost per step is judged; below it, overheads dominate."""
 # computed times have no measurement error, so the shortest can be judged
 _EXACT_SCALE = 1e9
 
@@ -118,7 +118,7 @@ def _network(moved: dict[str, int]) -> dict[str, Any]:
 
 
 def _real_devices(record: Record) -> list[dict[str, Any]]:
-    """For each real device: the measured time of its trainings over the time by its profile."""
+    """Return, for each real device, its measured training times ÷ those by its profile."""
     trips, found = record.trips, []
     whole = as_they_are(record) & ~np.isnan(trips["compute_s"])
     for client in np.unique(trips["client"][whole]).tolist():
@@ -139,7 +139,7 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 
 
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
-    """Median CPU time of long trainings over that of their steps as measured before the run."""
+    """Return the median ratio of a long training's CPU time to that of its steps, measured before the run."""
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
     there_s = np.full(len(trips["client"]), step_s)
     for node in record.meta.nodes:
@@ -439,7 +439,7 @@ def _memory(record: Record) -> dict[str, Any]:
 
 
 def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
-    """The clients' online share of their time, and the numbers and reasons of their departures and returns.
+    """Return the share of time that clients were online, the departures with reasons, and the returns.
 
     A client that finishes its task before it leaves counts as online until the time it was to leave.
     """
@@ -476,7 +476,7 @@ WORDS = {
 }
 """Descriptions of the stages of the server's stopwatch."""
 BUSY = 0.9
-"""Busy share from which the server itself limits the run."""
+"""Busy share above which the server itself limits the run."""
 
 
 def breakdown(record: Record) -> dict[str, Any]:

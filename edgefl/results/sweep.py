@@ -105,7 +105,7 @@ class Sweep:
 
         Figures are accuracy, loss, versions, client trips, emulated seconds, staleness, the accuracy and the
         applied weight of slow phones, the cost until the target (NaN if it was not reached) and the target,
-        and 1.0 for a valid run or 0.0.
+        and 1.0 for a valid run, else 0.0.
         """
         compared = {
             (row["label"], seed): found
@@ -195,8 +195,8 @@ def compare_folders(
 ) -> Group:
     """Compare runs and sweeps as `compare.compare` does; a sweep's folder stands for its runs.
 
-    The rows of a sweep keep its labels, and come before those of single runs. A sweep alone is compared by
-    its own target, unless there is a ``target``.
+    The rows of a sweep keep its labels and precede those of single runs. A sweep alone is compared by its own
+    target, unless ``target`` is given.
     """
     sweeps = [Sweep(folder) for folder in folders if is_sweep(Path(folder))]
     runs = [folder for folder in folders if not is_sweep(Path(folder))]

@@ -47,7 +47,7 @@ def as_text(*what: RenderableType) -> str:
 
 
 def progress_bar(what: str) -> Progress:
-    """A bar on stderr that counts ``what`` and disappears at its end; nothing where that is no terminal."""
+    """Return a bar on stderr that counts ``what`` and disappears at its end; hidden if not on a terminal."""
     console = PlainConsole(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -84,7 +84,7 @@ class FittedTable:
             width if kept else min(_longest_word(texts), LONG_WORD)
             for width, texts, kept in zip(self._widths, cells, whole, strict=True)
         ]
-        """Widths of each column's whole cells, and the least that break no number, name or short word."""
+        """Each column's width for whole cells, and its least width that breaks no number, name or short word."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         every = range(len(self._heads))
@@ -104,7 +104,7 @@ class FittedTable:
         yield from self._blocks(kept, options.max_width - 2)
 
     def _narrowest(self, place: int, roomy: bool) -> int:
-        """The least width of a column. ``roomy``: its cells stay whole, or half as wide in a spare column."""
+        """Return a column's least width. If ``roomy``, cells stay whole, but a spare column may be halved."""
         if not roomy:
             return self._least[place]
         return max(self._least[place], -(-self._widths[place] // (1 + (place in self._spare))))
@@ -163,7 +163,7 @@ class FittedTable:
 
 
 def _squeezed(whole: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths that fill the room, from whole ones down; the widest columns are narrowed first."""
+    """Narrow the ``whole`` widths until they fit into ``room``, the widest column first."""
     widths = [*whole]
     while sum(widths) > room:
         loose = (k for k, width in enumerate(widths) if width > least[k])

@@ -85,7 +85,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     """The target of a comparison: ``given``, else that of the runs' ``[stop]``, else a derived one.
 
     The derived target is the highest smoothed accuracy that every run reached; None if a run has none. If the
-    runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, the target's window is that, too.
+    runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, the target's window is that number.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]
@@ -151,7 +151,7 @@ class ToTarget(NamedTuple):
     ratios: dict[Cost, CostRatio | None]
     """This setting's cost over the first's, seed by seed; None if runs ended too soon or share no seed."""
     ahead: Ahead | None = None
-    """In how many fleets this setting is ahead of the first, if all runs are of drawn fleets."""
+    """The fleets in which this setting is ahead of the first; None unless all runs' fleets were drawn."""
 
     def text(self, over: Cost) -> str:
         """The mean cost of the seeds that reached the target, ± half its 95% interval.
@@ -169,7 +169,7 @@ class ToTarget(NamedTuple):
 
     @property
     def passed(self) -> str:
-        """The number of runs that reached the target, of all."""
+        """The number of runs that reached the target, out of all."""
         return f"{self.reached} of {self.runs}"
 
     def ratio_text(self, over: Cost) -> str:

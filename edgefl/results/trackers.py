@@ -25,7 +25,7 @@ PROJECT = "edgefl"
 FIGURES = ("accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s", "time_scale")
 """Fields of summary.json that a tracker shows for the whole run."""
 IMPATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-"""MLflow's own settings, unless they are set: else it waits minutes for a server that does not answer."""
+"""Values for MLflow's settings that are not set: by default it waits minutes for a silent server."""
 
 
 class Copied(NamedTuple):
@@ -183,4 +183,4 @@ TRACKERS: dict[str, Callable[[Copied], str]] = {
     "mlflow": _mlflow,
     "wandb": _wandb,
 }
-"""The trackers by name, which is also that of their module and of the extra that installs it."""
+"""The trackers by name, which is also the name of their module and of the extra that installs them."""
