@@ -126,7 +126,7 @@ class Core(Ledger):
         }
 
     def handle(self, event: Event) -> list[Action]:
-        """Process an event; returns the actions to carry out, in order.
+        """Process an event and return the actions to carry out, in order.
 
         An inconsistent event (an unknown client, a task that is over, a repeated arrival) changes nothing.
         After ``Finish``, the only actions are releases of tasks that were running. Raises `RunError` for a
@@ -155,7 +155,7 @@ class Core(Ledger):
 
     @property
     def ends(self) -> bool:
-        """True if the run is to end as soon as a pending sum is made: its time is over, or it was halted."""
+        """True if the run must end after the pending sum: its time is over, or it was halted."""
         return self._halt is not None or self.now_s >= self._end_s
 
     def is_zero(self, task: int) -> bool:
@@ -163,7 +163,7 @@ class Core(Ledger):
         return task in self._zero
 
     def pending(self) -> list[Action]:
-        """Returns the pending ``Sum`` and ``Wake`` actions, for a restarted server."""
+        """Return the pending ``Sum`` and ``Wake`` actions, for a restarted server."""
         if self.stopped is not None:
             return []
         wakes: list[Action] = [Wake(at_s) for at_s in sorted(self._wakes)]
@@ -216,7 +216,7 @@ class Core(Ledger):
     def _deliver(self, event: Arrived, actions: list[Action], zero: str = "") -> None:
         """Hold the update of a finished task, or release it.
 
-        ``zero`` is the reason for counting the update as zero; empty: the update counts.
+        ``zero`` is the reason why the update counts as zero; empty if the update is used as it is.
         """
         client, task = event.client, event.task
         self.trips += 1

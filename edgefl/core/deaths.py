@@ -11,8 +11,8 @@ from edgefl.core.events import Died, Drop, Failed, Left, Rejoin
 def consequence(event: Died, *, private: bool) -> Left | Failed | None:
     """Return what a death means for the client and its task: the client leaves, or only the task fails.
 
-    In a private run participation must not depend on client data, so only a declared death lets a client
-    leave. None: the client stays, and a `Failed` follows when its update would have arrived.
+    In a private run participation must not depend on client data, so only a declared death makes a client
+    leave. Return None if the client stays; a `Failed` follows when its update would have arrived.
 
     >>> consequence(Died(client=0, at_s=4.0, reason="signal 9", task=7), private=True)
     Failed(client=0, task=7, at_s=4.0, reason='signal 9')
@@ -62,7 +62,7 @@ class Deaths:
 
 
 class Blame:
-    """Decides whether workers died of a task that they were computing.
+    """Decides whether a task is to blame for the deaths of the workers that computed it.
 
     The counts are not in the journal: they depend on this machine's processes, and results must not.
     """

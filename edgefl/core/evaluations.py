@@ -26,7 +26,7 @@ class Patience:
         self._waited = 0
 
     def ends(self, accuracy: float, metrics: Mapping[str, float]) -> bool:
-        """Record an evaluation; returns True once the limit is reached."""
+        """Record an evaluation; return True once the limit is reached."""
         value = self._value(accuracy, metrics)
         self._waited += 1
         if value > self._best and value - self._best > self._stop.min_improvement:
@@ -61,7 +61,7 @@ class Standstill:
         self._equal = 0
 
     def ends(self, accuracy: float, metrics: Mapping[str, float]) -> bool:
-        """Record an evaluation; returns True once `MOST` in a row are equal."""
+        """Record an evaluation; return True once `MOST` in a row are equal."""
         result = repr((accuracy, sorted(metrics.items())))  # a string, because NaN != NaN
         self._equal = self._equal + 1 if result == self._last else 1
         self._last = result

@@ -42,13 +42,13 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
     at_s: float
     reason: str
     declared: bool = False
-    """The experiment draws this death from its seed."""
+    """True for a death that the experiment itself draws from its seed (``churn.die_per_trip``)."""
     task: int | None = None
     """The task whose training ended workers' processes (virtual clock)."""
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, repr_omit_defaults=True):
-    """A finished update is complete in its slot."""
+    """A client's update is complete in its slot."""
 
     client: int
     task: int
@@ -62,7 +62,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
     distance: float = 0.0
     """See `edgefl.strategies.Update`."""
     failed: str = ""
-    """With local noise: why the update is zero plus noise; empty if it is not."""
+    """With local noise: the reason why the update is zero plus noise; empty for a normal update."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -94,7 +94,7 @@ class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr
 
 
 class Unmasking(msgspec.Struct, frozen=True, tag="unmasking"):
-    """Clients exchange messages with the server until ``until_s``; the sum of ``version`` needs them."""
+    """Clients and server exchange messages until ``until_s``; the sum of ``version`` needs these messages."""
 
     version: int
     at_s: float
@@ -131,7 +131,7 @@ class Cohort(msgspec.Struct, frozen=True, array_like=True):
     """The clients of a round that no other client joins."""
 
     first_task: int
-    """Number of the first client's task, which no other round has."""
+    """Number of the first client's task; it identifies the round."""
     clients: tuple[int, ...]
 
 

@@ -32,7 +32,7 @@ class Ledger:
     def __init__(self, devices: Sequence[Client], seed: int, privacy: Privacy | None = None) -> None:
         self.devices = devices
         self.privacy = privacy if privacy is not None and privacy.central else None
-        """Rules by which the server protects clients from those who see the models; None: it does not."""
+        """Privacy rules that protect clients from readers of the models; None if the server applies none."""
         self.rules = privacy
         count = len(devices)
         self.seed = seed
@@ -41,7 +41,7 @@ class Ledger:
         self.idle = Ascending(count)
         """Connected clients without a task that are eligible for one."""
         self.ineligible: set[int] = set()
-        """Connected clients without a task that may not start one, now or ever, because of privacy limits."""
+        """Connected clients without a task that privacy limits bar from starting one, for now or for good."""
         limited = privacy is not None and (privacy.max_participations or privacy.min_separation > 1)
         self.participation = Participation(privacy, count) if privacy is not None and limited else None
         self.held: list[Update] = []
@@ -61,7 +61,7 @@ class Ledger:
         self.applied = 0
         """Applied updates; an update applied in two versions counts twice."""
         self.staleness_sum = 0
-        """Sum of the staleness of applied updates; divided by ``applied`` it is their mean."""
+        """Sum of the staleness of applied updates; divided by ``applied``, their mean staleness."""
         self.staleness_max = 0
         self.applied_weight: npt.NDArray[np.float64] = np.zeros(count)
         """Total weight of each client's applied updates."""
@@ -74,7 +74,7 @@ class Ledger:
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order
         self._trips = array("i", [0]) * count
         self._trained_from = array("i", [-1]) * count
-        self._starters: tuple[int, set[int]] = (0, set())  # a version, clients whose last task is from it
+        self._starters: tuple[int, set[int]] = (0, set())  # version → clients whose last task started from it
         self.present = bytearray(count)
         """By client: 1 if it is connected, else 0."""
 
@@ -89,18 +89,18 @@ class Ledger:
         return len(self._running)
 
     def trained_from(self, client: int) -> int:
-        """Base version of the client's last task; −1 before its first task and after a task without
+        """Base version of the client's last task; −1 before its first task and after a task without an
         update."""
         return self._trained_from[client]
 
     @property
     def up_to_date(self) -> Collection[int]:
-        """Clients whose last task is from the current version."""
+        """Clients whose last task started from the current version."""
         version, clients = self._starters
         return clients if version == self.version else ()
 
     def update(self, task: int) -> Update:
-        """The held update of ``task``. `KeyError` after its ``Release`` is returned."""
+        """The held update of ``task``. Raises `KeyError` after its ``Release`` is returned."""
         return self._updates[task]
 
     def connect(self, client: int) -> bool:
@@ -193,8 +193,8 @@ class Ledger:
     def hold(self, event: Arrived) -> Update:
         """Hold an arrived update and compute its staleness.
 
-        In a private run, also with local noise alone, its examples and steps are those that the device
-        declares, and its loss is NaN.
+        In a private run, including one with local noise only, the update's examples and steps are those that
+        the device declares, and its loss is NaN.
         """
         base, staleness = event.base_version, self.version - event.base_version
         known = (event.examples, event.steps, event.loss)

@@ -1,4 +1,4 @@
-"""Which clients may start: limits on participation in a private run; arrivals, if a process draws them."""
+"""Which clients may start: participation limits of a private run, and times of an arrival process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgefl.strategies.base import Arrivals
 class Participation:
     """Counts each client's updates; running tasks and held updates count as applied.
 
-    With local noise every task counts that the client starts, whatever becomes of its update: the server may
+    With local noise, every task that the client starts counts, whatever becomes of its update: the server may
     have seen it.
 
     >>> part = Participation(Privacy(clip_norm=1.0, max_participations=2, min_separation=3), clients=1)
@@ -29,7 +29,7 @@ class Participation:
     def __init__(self, rules: Privacy, clients: int) -> None:
         self._most, self._apart = rules.max_participations, rules.min_separation
         self.applied = [0] * clients
-        """Number of applied updates of each client; with local noise, of its tasks."""
+        """Number of each client's applied updates or, with local noise, of its tasks."""
         self._counts_tasks = rules.local_noise_multiplier > 0
         self._in_flight = [0] * clients
         self._last = [-self._apart] * clients
@@ -87,7 +87,7 @@ class Schedule:
         """Emulated time of the next arrival."""
 
     def due(self, now_s: float) -> int:
-        """Returns the number of arrivals after the last call and up to ``now_s``."""
+        """Return the number of arrivals after the last call and up to ``now_s``."""
         before = self._count
         while self.next_s <= now_s:
             self._count += 1

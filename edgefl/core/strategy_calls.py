@@ -16,7 +16,7 @@ from edgefl.strategies.rows import Rows
 
 
 def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any] | None = None) -> Any:
-    """Call a method and convert its result with ``read``. `RunError` if either raises."""
+    """Call a method and convert its result with ``read``. Raises `RunError` if either raises."""
     try:
         result = getattr(strategy, method)(*args)
         return result if read is None else read(result)
@@ -25,7 +25,7 @@ def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any]
 
 
 def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
-    """Return the error for a strategy's exception, with the line in the file of its class or of a base
+    """Return the error for a strategy's exception, naming the line in the file of its class or a base
     class."""
     what = f"strategy {type(strategy).__name__}.{method} raised {type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -57,7 +57,7 @@ def _vector_sum(weights: Sequence[float], base_scale: float, into_model: float) 
 
 
 def updates(result: Any) -> tuple[Update, ...]:
-    """Convert a result to a tuple of updates; None, from a method without a return, is empty."""
+    """Convert a result to a tuple of updates; None, the result of a method without ``return``, is empty."""
     converted = () if result is None else tuple(result)
     for update in converted:
         if not isinstance(update, Update):
@@ -74,7 +74,7 @@ def until(result: Any) -> Until | None:
 
 
 def possible(until: Until, now_s: float) -> bool:
-    """Return True if a task can end this way: not in the past, after at least one step, with a finite
+    """Return True if a task can end this way: not in the past, after at least one step and with a finite
     gain."""
     ends = until.at_s < math.inf if until.steps is None else until.steps >= 1
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
@@ -86,7 +86,7 @@ def time_s(result: Any) -> float | None:
 
 
 def weights(strategy: Strategy, step: Step, holds: Callable[[Update], bool]) -> dict[int, float]:
-    """Validate a step; returns the weight of each task, summed over an update's occurrences."""
+    """Validate a step; return the weight of each task, summed over all occurrences of its update."""
     got = f"{len(step.weights)} for {len(step.updates)}"
     if not step.updates or len(step.updates) != len(step.weights):
         raise invalid(strategy, "step", "a weight for each of one or more updates", got)
@@ -101,7 +101,7 @@ def weights(strategy: Strategy, step: Step, holds: Callable[[Update], bool]) -> 
 
 
 def combined(strategy: Strategy, rows: Rows, step_weights: Sequence[float]) -> list[float] | Vector:
-    """Call ``strategy.combine``; return its weights or its vector. `RunError` for any other result."""
+    """Call ``strategy.combine``; return its weights or its vector. Raises `RunError` for any other result."""
     found = call(strategy, "combine", rows, step_weights)
     if isinstance(found, np.ndarray) and found.dtype == np.float32 and found.shape == (rows.size,):
         return found
@@ -130,7 +130,7 @@ def check_private(strategy: Strategy, step: Step, most: float) -> None:
 
 
 def parts(strategy: Strategy, step: Step) -> dict[str, VectorSum]:
-    """Validate a step's sums of vectors; returns them with one weight per task, as in `weights`."""
+    """Validate a step's sums of vectors; return them with one weight per task, as in `weights`."""
     names, valid = (*strategy.vectors, *strategy.server_vectors), {}
     for name, part in step.parts.items():
         if name not in names:
