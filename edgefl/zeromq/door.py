@@ -3,7 +3,7 @@
 The public key of a connection determines the name of its peer; names in messages are not used. If a key
 connects again, the newer connection replaces the older one, so that a peer can return immediately after its
 link broke. The number of connections without a message is limited (`edgefl.zeromq.strangers`). TCP keep-alive
-detects machines that have disappeared; that works in the kernel, also while a process is stopped.
+detects machines that have disappeared; the kernel does this, even while a process is stopped.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class DoorSocket(Router):
     """A ROUTER bound to ``address`` (``tcp://HOST:PORT``, or ``*`` as port), with the server's ``secret``
     key.
 
-    Raises `RunError` if it cannot bind to the address. ``anyone`` accepts every key; a peer's name then is
-    the start of its key.
+    Raises `RunError` if it cannot bind to the address. With ``anyone``, every key is accepted, and a peer's
+    name is the start of its key.
     """
 
     def __init__(self, address: str, secret: bytes, largest_bytes: int, *, anyone: bool = False) -> None:
@@ -99,7 +99,7 @@ class DoorSocket(Router):
         self._names[key], self._keys[name] = name, key
 
     def disconnect(self, name: bytes) -> None:
-        """Disconnect a peer and do not accept its key any more."""
+        """Disconnect a peer and no longer accept its key."""
         if (key := self._keys.pop(name, None)) is not None:
             del self._names[key]
         if (connection := self._connections.pop(name, None)) is not None:
@@ -150,7 +150,7 @@ class DoorSocket(Router):
 
 
 def _is_later(routing_id: bytes, than: bytes) -> bool:
-    """Compare the sequence numbers that ZeroMQ gives to connections."""
+    """Return True if a connection is newer ``than`` another, by the sequence numbers in ZeroMQ's ids."""
     return 0 < (int.from_bytes(routing_id[1:]) - int.from_bytes(than[1:])) % 2**32 < 2**31
 
 
@@ -158,8 +158,8 @@ class CallerSocket(Dealer):
     """A DEALER that connects to the door at ``address`` with its ``secret`` key; ``key`` is the door's public
     key.
 
-    It retries until it is accepted, and reconnects after a link failure; messages in transit are lost then.
-    `_monitor` reports those of ZeroMQ's connection events that ``events`` selects.
+    It retries until it is accepted, and reconnects after a link failure; messages in transit are then lost.
+    `_monitor` reports the ZeroMQ connection events that ``events`` selects.
     """
 
     def __init__(self, address: str, secret: bytes, key: bytes, *, events: int = 0) -> None:

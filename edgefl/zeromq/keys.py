@@ -110,7 +110,7 @@ def read_server(folder: Path) -> tuple[bytes, dict[str, bytes]]:
 
 
 def read(path: Path) -> Key:
-    """Read a joining machine's key. Raises `ConfigError` like `read_server`, and for a server's key."""
+    """Read a joining machine's key. Raises `ConfigError` like `read_server`, and if the key is a server's."""
     key = _read(path, "secret")
     secret = _secret(path, key)
     if "server" not in key:

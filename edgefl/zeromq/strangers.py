@@ -27,11 +27,11 @@ LOOK_S = 0.02
 MOST_SHARE = 0.1
 """Largest share of a core for the checks: with many connections one check takes milliseconds."""
 MOST_STRANGERS = 256
-"""Most unauthenticated connections beyond the number of expected peers."""
+"""Maximum number of unauthenticated connections, in addition to the number of expected peers."""
 STRANGER_BYTES, ALL_BYTES = 4 * 2**20, 32 * 2**20
-"""Most bytes received from one stranger, and from all together. Enforced on Linux only."""
+"""Maximum bytes received from one stranger, and from all together. Enforced on Linux only."""
 SPARE_DESCRIPTORS = 512
-"""All strangers are disconnected while fewer descriptors than these are free: the record needs some."""
+"""If fewer descriptors than this are free, all strangers are disconnected: the run's record needs some."""
 
 
 class Strangers:
@@ -64,7 +64,7 @@ class Strangers:
         self._events.close(linger=0)
 
     def _watch(self) -> None:
-        set_time_slice()  # to be scheduled soon on a busy host: meanwhile ZeroMQ's thread keeps reading
+        set_time_slice()  # run promptly even on a busy host: until then ZeroMQ's thread keeps reading
         pause_s = LOOK_S
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
@@ -108,7 +108,7 @@ def _received_bytes(number: int) -> int:
 
 
 def _short_of_descriptors() -> bool:
-    """Returns True if few descriptors are free. A new descriptor gets the lowest free number."""
+    """Return True if few descriptors are free: a new descriptor gets the lowest free number."""
     try:
         lowest = os.dup(0)
     except OSError:
