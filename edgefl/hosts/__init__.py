@@ -6,6 +6,6 @@ messages    what nodes and supervisor send each other
 ray         a Ray cluster's nodes as `nodes.Nodes`; runs in the supervisor
 ray_driver  the Ray driver, a separate process: starts one actor on each node, which joins the run
 
-Ray places, monitors and restarts the actors; no other package imports it. `edgefl.run` does not import this
+Ray places, monitors and restarts the actors; no other package imports Ray. `edgefl.run` does not import this
 package: the command passes a `nodes.Nodes` to it.
 """

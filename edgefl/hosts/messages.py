@@ -1,4 +1,4 @@
-"""Messages between node and supervisor, besides those that the supervisor and its zygote send each other."""
+"""Messages between node and supervisor, in addition to those between the supervisor and its zygote."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
-    """Node → supervisor: data and model are loaded; the cost of a training step there in CPU seconds."""
+    """Node → supervisor: data and model are loaded; with the CPU seconds of a training step on the node."""
 
     fingerprint: Fingerprint
     host_step_s: Figure

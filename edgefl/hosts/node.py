@@ -49,12 +49,12 @@ def join(
     device: str = "",
     as_is: bool = False,
 ) -> str:
-    """Host peers for the run at ``address`` until it ends; return how it ended, "" if it was completed.
+    """Host peers for the run at ``address`` until it ends; return how it ended, or "" if it was completed.
 
     Under the virtual clock the node hosts ``workers`` (default: one per usable core); under the wall clock
     it hosts as many clients as its capacity allows. The user's modules are searched in the working directory.
 
-    With a ``device`` the node is a single client of that profile; with ``as_is`` it is not limited to it.
+    With a ``device``, the node is one client of that profile; with ``as_is``, it is not slowed down.
 
     Raises `ConfigError` if the run rejects this node, `RunError` if the run cannot be reached or its
     supervisor is gone.
@@ -75,7 +75,8 @@ class _NodeSocket(CallerSocket):
         self.reached = self.connected = False
 
     def broke(self) -> bool:
-        """Return True if the connection was established and then lost. `ConfigError` for an unknown key."""
+        """Return True if the connection was established and then lost. Raises `ConfigError` if the run does
+        not accept the key."""
         while self._monitor.poll(0):
             event = int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:

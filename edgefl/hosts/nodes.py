@@ -50,7 +50,7 @@ encode = msgspec.msgpack.encode
 
 
 def software() -> dict[str, str]:
-    """Return the software versions that a node's are compared with."""
+    """Return the software versions that must be equal on a node and on this host."""
     found = {"python": platform.python_version()}
     for name in ("edgefl", "torch", "numpy"):
         try:
@@ -61,7 +61,7 @@ def software() -> dict[str, str]:
 
 
 def on_nodes(experiment: Experiment, base: Path) -> Experiment:
-    """Return the experiment with ``transport = "wire"``. `ConfigError` if it cannot run on nodes."""
+    """Return the experiment with ``transport = "wire"``. Raises `ConfigError` if it cannot run on nodes."""
     strategy = resolve(experiment.strategy, [base])
     if experiment.server.secure is not None:
         raise ConfigError("[server.secure] needs all clients on this host, not on nodes")
@@ -78,7 +78,8 @@ def on_nodes(experiment: Experiment, base: Path) -> Experiment:
 def opened(bind: str, folder: Path | None, wanted: int, *, insecure: bool = False) -> Iterator[Nodes]:
     """Open a run's door for nodes, with the keys in ``folder``; close it at the end.
 
-    Raises `ConfigError` for invalid keys, and if anybody on the network could join without ``insecure``.
+    Raises `ConfigError` if the keys are invalid, or if ``insecure`` is false and, without keys, anybody on
+    the network could join.
     """
     host, port = endpoint(bind, "--bind", any_port=True)
     if folder is None and host not in LOOPBACK:
@@ -182,7 +183,8 @@ class Nodes:
         self.invitation = ""
         """Line that tells the user how nodes join, shown when the run starts to wait for them."""
         self.outlook: Callable[[], int] | None = None
-        """Returns how many nodes may take part, if a launcher starts them; `EdgeflError` if none may."""
+        """Returns how many nodes may take part, if a launcher starts them; raises `EdgeflError` if none
+        may."""
         self._nodes: dict[str, Node] = {}
         self._unplaced: list[control.Spawn] = []
         """Peers that no node can host yet."""
@@ -206,7 +208,7 @@ class Nodes:
 
     @property
     def door(self) -> str:
-        """Address of the server's door: the port after this one, or any port if this door is on any."""
+        """Address of the server's door: the next port, or any port if this door is bound to any port."""
         where, _, port = self._bind.rpartition(":")
         return f"{where}:{int(port) + 1 if port.isdecimal() else '*'}"
 
@@ -349,7 +351,7 @@ class Nodes:
                 yield from self._accept(self._nodes[name], agreed)
 
     def _reserve(self, node: Node) -> str:
-        """Reserve a client of its profile for a node that is a device; return why there is none, or ""."""
+        """Reserve a client of its profile for a node that is a device; return why none is free, or ""."""
         device = node.about.device
         if not device:
             return ""
@@ -428,7 +430,7 @@ class Nodes:
             node.outbox.append(self._adopt)
 
     def spawn(self, spawn: control.Spawn) -> None:
-        """Start a peer on the node with the lowest load relative to its capacity, or wait for a node."""
+        """Start a peer on the node with the lowest relative load; without a node, the peer waits."""
         node = self._host_of(spawn.peer, {node.name: len(node.peers) for node in self.agreed})
         if node is None:
             if not self._unplaced:

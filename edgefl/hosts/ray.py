@@ -60,7 +60,8 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
 
 
 def _own_address(head: str) -> str:
-    """Return this host's address as seen from ``head`` (HOST:PORT); `ConfigError` if nothing listens."""
+    """Return this host's address as seen from ``head`` (HOST:PORT); raise `ConfigError` if nothing
+    listens."""
     host, _, port = head.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         raise ConfigError(f"--ray: must be HOST:PORT of the cluster's head, or {AUTO} (got {head!r})")

@@ -143,7 +143,7 @@ def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, in
 
 
 def bracketed(host: str) -> str:
-    """Return an IP address as written before a port.
+    """Return an IP address in the form that precedes a port.
 
     >>> bracketed("10.0.0.1"), bracketed("fd00::1")
     ('10.0.0.1', '[fd00::1]')
@@ -152,7 +152,7 @@ def bracketed(host: str) -> str:
 
 
 def _actor(node: str, cores: int) -> Any:
-    """Start an actor that reserves all cores of a node, so that nothing else computes beside the phones."""
+    """Start an actor that reserves all cores of a node, so that Ray runs nothing else beside the phones."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
