@@ -161,7 +161,7 @@ class ParameterBuffer:
 
     @classmethod
     def create(cls, shape: Shape, *, sparse: bool = False, most_bytes: int | None = None) -> ParameterBuffer:
-        """Allocate a zeroed buffer of ``shape``. `RunError` if there is not enough memory.
+        """Allocate a zeroed buffer of ``shape``. Raises `RunError` if there is not enough memory.
 
         A ``sparse`` buffer allocates pages on the first write. ``most_bytes`` is this process's memory limit,
         if it is below the machine's memory.
@@ -199,7 +199,7 @@ class ParameterBuffer:
 
     @classmethod
     def attach(cls, fd: int) -> ParameterBuffer:
-        """Map the buffer of a file descriptor. `SlotError` if it is not a parameter buffer of this layout."""
+        """Map the buffer of a file descriptor. Raises `SlotError` if it is no buffer of this layout."""
         try:
             memory = mmap.mmap(fd, 0)
         except (OSError, ValueError) as error:
@@ -257,7 +257,7 @@ class ParameterBuffer:
         return self._latest_version[0], self._latest_entry[0]
 
     def read_model(self, entry: int, version: int, out: Floats) -> None:
-        """Copy a version to ``out``. `SlotError` if the entry does not hold it during the whole copy."""
+        """Copy a version to ``out``. Raises `SlotError` if the entry did not hold it throughout the copy."""
         before = self.entry_version[entry]
         np.copyto(out, self.model(entry))
         if before != version or self.entry_version[entry] != version:
@@ -310,7 +310,7 @@ class ParameterBuffer:
         return self._floats(self._kept + place * _pages(4 * self.shape.kept), self.shape.kept)
 
     def accepted(self, client: int, task: int) -> None:
-        """Make the client's new kept block current, since its update arrived."""
+        """Make the client's new kept block current, because its update has arrived."""
         if self.shape.clients:  # side and task are one word, so a kill cannot separate them
             self.side[client] = (task + 1) << 1 | (self.side[client] & 1 ^ 1)
 

@@ -83,7 +83,7 @@ def write(folder: Path, checkpoint: SavedState, layout: Layout, *, final: bool =
 
 
 def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
-    """Read the newest intact checkpoint that is not ahead of the journal. `ConfigError` if there is none."""
+    """Read the newest intact checkpoint not ahead of the journal. Raises `ConfigError` if there is none."""
     problems = []
     for path in sorted(folder.glob("journal-*.safetensors"), reverse=True):
         try:
@@ -128,7 +128,7 @@ def _read(path: Path) -> SavedState:
 
 
 def read_sealed(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    """Read a checkpoint's metadata and tensors. ValueError if the file was changed since `write`."""
+    """Read a checkpoint's metadata and tensors. Raises ValueError if the file was changed since `write`."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
@@ -165,7 +165,7 @@ def _safetensors(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> 
 
 
 def _seal(tensors: dict[str, NDArray[Any]], metadata: dict[str, str]) -> str:
-    """Hash of the metadata and of each tensor's name, dtype, shape and checksum; safetensors has none."""
+    """Hash of the metadata and of each tensor's name, dtype, shape and checksum; safetensors has no hash."""
     parts = [
         (name, tensor.dtype.str, tensor.shape, kernels.checksum(tensor.reshape(-1)))
         for name, tensor in sorted(tensors.items())
