@@ -41,8 +41,8 @@ def sampled_rdp(
 ) -> NDArray[np.float64]:
     """Upper bound on the divergence of a step whose cohort is drawn uniformly without replacement.
 
-    Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), theorem 9: for integers α ≥ 2 and γ = ``rate``,
-    the cohort's share of the fleet, log(1 + γ² C(α,2) min(4(e^ε(2) − 1), 2e^ε(2)) + 2 Σ_j≥3 γ^j C(α,j)
+    Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), theorem 9, for integers α ≥ 2, where γ = ``rate``
+    is the cohort's share of the fleet: log(1 + γ² C(α,2) min(4(e^ε(2) − 1), 2e^ε(2)) + 2 Σ_j≥3 γ^j C(α,j)
     e^((j−1)ε(j))) / (α − 1). Neighbours here differ by a replaced update, which changes a sum by 2L, so ε(j)
     = 2j/σ².
 
@@ -98,10 +98,10 @@ def epsilon(orders: NDArray[Any], divergence: NDArray[np.float64], delta: float)
 def local_epsilon(rules: Privacy, trips: int) -> float:
     """The ε of (ε, δ)-local differential privacy of all that a client sends in ``trips`` trips.
 
-    Whatever two data sets a client might hold: no set of possible uploads is more than e^ε times as likely
-    under one as under the other, up to δ. One upload is a Gaussian mechanism: clipped updates differ by at
-    most 2L and the noise has the deviation σL, so μ = 2/σ. The squares of successive trips add up, though
-    each trip starts from a model that depends on earlier uploads (`gaussian_rdp`).
+    For any two data sets that a client might hold, no set of possible uploads is more than e^ε times as
+    likely under one as under the other, up to δ. One upload is a Gaussian mechanism: clipped updates differ
+    by at most 2L and the noise has the deviation σL, so μ = 2/σ. The squares of successive trips add up, even
+    though each trip starts from a model that depends on earlier uploads (`gaussian_rdp`).
 
     >>> rules = Privacy(clip_norm=1.0, local_noise_multiplier=20.0, delta=1e-5)
     >>> round(local_epsilon(rules, 1), 2), round(local_epsilon(rules, 100), 2)  # 0.34 and 4.38 are exact
@@ -122,9 +122,9 @@ class PrivacyAccount:
     """The ε spent by the versions of a run so far.
 
     A client's ``squares`` is Σ c²/σ² over all noisy releases, where c is the number of its updates in the
-    release: a step, or a node of the tree that is ever used (with Honaker's estimate every node). A client's
-    updates in one node count as if they were equal. This is exact for the tree, and an upper bound with
-    Honaker's estimate, because the versions do not reveal each node of a tree. Each quantile count adds
+    release: a step, or a node of the tree that is used at least once (with Honaker's estimate, every node). A
+    client's updates in one node count as if they were equal. This is exact for the tree, and an upper bound
+    with Honaker's estimate, because the versions do not reveal each node of a tree. Each quantile count adds
     c²/(4 σ_b²) (Andrew et al. 2021, theorem 1), since an update of zero counts ½ (`Mechanism.clip`).
 
     If each step's cohort is drawn uniformly from all clients, `poisson_rdp` or `sampled_rdp` gives a second
@@ -219,7 +219,7 @@ def composed(accounts: Sequence[PrivacyAccount], delta: float) -> float:
 
 
 def delta_warning(rules: Privacy, clients: int) -> str:
-    """A warning if δ ≥ 1/``clients``, which protects no single client; else ""."""
+    """Return a warning if δ ≥ 1/``clients``, which protects no single client; else ""."""
     if not (rules.noise_multiplier or rules.local_noise_multiplier) or rules.delta < 1.0 / clients:
         return ""
     return (

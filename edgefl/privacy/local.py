@@ -16,7 +16,7 @@ from edgefl.privacy.source import Seeded, Source
 
 @dataclass(frozen=True)
 class LocalNoise:
-    """Sends Δ·min(1, L/‖Δ‖) + N(0, (σL)²) in place of the update Δ, with a stream per client and trip.
+    """Sends Δ·min(1, L/‖Δ‖) + N(0, (σL)²) instead of the update Δ. Each client and trip has its own stream.
 
     Two updates that a client might send differ by at most 2L after clipping, so σ bounds what one upload
     tells about its data (`edgefl.privacy.accounting.local_epsilon`).
@@ -27,7 +27,7 @@ class LocalNoise:
     noise_multiplier: float
     """σ."""
     most_trips: int
-    """Trips for which a client's ε is declared; it makes no more."""
+    """Maximum number of a client's trips, for which its ε is declared."""
     source: Source
 
     @classmethod
@@ -42,8 +42,8 @@ class LocalNoise:
     def protect(self, trained: Floats, base: Floats, client: int, trip: int) -> bool:
         """Change a trained model, in place, into what the client sends; ``base`` is the model it downloaded.
 
-        An update that is not finite becomes zero plus noise; returns False then. Raises `TrainingError` for a
-        trip beyond the declared ones.
+        An update that is not finite is replaced by zero plus noise; the result is then False. Raises
+        `TrainingError` if the client has already made `most_trips` trips.
         """
         if trip >= self.most_trips:
             raise TrainingError(f"privacy.max_participations: {self.most_trips} trips, got one more")

@@ -46,8 +46,8 @@ class Mechanism:
         self.tree = TreeNoise(self.source, rules.restart_every, honaker=rules.honaker)
 
     def clip(self, weights: Sequence[float], squares: Sequence[float] | Doubles, clip_norm: float) -> Clipped:
-        """Clip updates with the squared norms ``squares``, unless clients add noise, which clipping would
-        take for a part of the update. A zero or non-finite update is summed as zero.
+        """Clip updates with the squared norms ``squares``, unless clients add noise, since the norms then
+        include the noise. A zero or non-finite update is summed as zero.
 
         `next_norm` releases the count minus ½ per update. An update of zero counts ½ and so contributes 0.
         Any other update contributes ±½, the sensitivity to which the noise of the count is scaled.
@@ -77,8 +77,9 @@ class Mechanism:
             return None
         draw = self.source.normal(1, "privacy-quantile", version, *([salt] if salt else []))
         noise = rules.count_deviation(expected) * float(draw[0])
-        # Relative to ½, an absent client or an update of zero adds 0, any other ±½ (Andrew et al. 2021,
-        # theorem 1). A fixed cohort's size is public, and this value does not reveal a Poisson cohort's size.
+        # After ½ is subtracted per update, an absent client or an update of zero adds 0, any other ±½ (Andrew
+        # et al. 2021, theorem 1). A fixed cohort's size is public, and this value does not reveal a Poisson
+        # cohort's size.
         share = (clipped.within - count / 2 + noise) / expected + 0.5
         step = -rules.quantile_rate * (share - rules.quantile)
         return min(clip_norm * math.exp(min(max(step, -1.0), 1.0)), MAX_CLIP_NORM)
