@@ -84,7 +84,7 @@ class FittedTable:
             width if kept else min(_longest_word(texts), LONG_WORD)
             for width, texts, kept in zip(self._widths, cells, whole, strict=True)
         ]
-        """Each column's width for whole cells, and its least width that breaks no number, name or short word."""
+        """Each column's width for whole cells, and the least that breaks no number, name or short word."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         every = range(len(self._heads))
