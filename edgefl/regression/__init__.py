@@ -30,7 +30,7 @@ Base against head (`pytest --edgefl-against`):
     sides       the processes of both sides as the test sees them: requests and answers
     stem        these processes themselves
 
-Results where people look:
+Publishing of results:
 
     publish     writes everything below at the end of the session
     gate        the results as a file

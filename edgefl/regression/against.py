@@ -1,7 +1,7 @@
 """Compares a function of the working tree (head) with the same function of an earlier commit (base).
 
 Both run at the same time, each in its own process, and take turns every few milliseconds: base, head, head,
-base. What disturbs one disturbs the other. Nothing is stored, and no other host is needed.
+base. So a disturbance affects both. Nothing is stored, and no other host is needed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from edgefl.results.tables import many, short_time
 LIMIT_S = 40.0
 """Wall seconds for the comparison of one function, without the start of interpreters."""
 MOST_WAITS = 2.0
-"""A comparison's time limit grows by the time without a core, at most by this multiple of itself."""
+"""A comparison's time limit is extended by the time without a core, at most by this multiple of it."""
 SHOT_S, PAIR_S = 0.005, 0.6
 """Minimum seconds of a shot, and of all shots of a pair of processes."""
 LEAST_BLOCKS = 4
 SCHEDULE = ((5, 1), (5, 2), (5, 3), (5, 4), (7, 4), (9, 4), (10, 4))
-"""Numbers (layouts, pairs of processes in each) after which the comparison may be decided."""
+"""Stages (number of layouts, pairs of processes in each) after which the comparison may be decided."""
 EDITABLE = "install it with pip install -e, or put its folder on pytest's pythonpath"
 BROKEN_BASE = (
     "if this change repairs it, run once with --edgefl-invalid=skip; if it needs generated files, make them "
@@ -83,7 +83,7 @@ class AgainstBase:
         self._checkout: Checkout | None = None
         self._stems: list[Stem] = []
         self._modules: list[str] | None = None
-        """Modules that stems preload; None: not known yet. Empty if importing a test's module changes the
+        """Modules that stems preload; None if not known yet. Empty if importing a test's module changes the
         environment, because the modules must see the changed one."""
         self._file = ""
         self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
@@ -117,7 +117,7 @@ class AgainstBase:
             try:
                 return self._compared(label, call, tolerance, limit_s or LIMIT_S, tell)
             except BaseException:
-                self._end_branches()  # their pending answers would be taken for those of the next request
+                self._end_branches()  # their pending answers would be mistaken for the next request's
                 raise
 
     def _compared(
@@ -244,7 +244,7 @@ class _RunningPair:
         for channel in both:
             channel.tell(call)
         self._ready: list[Ready] = []
-        for side in (1, 0):  # a fault of the head counts more
+        for side in (1, 0):  # a fault of the head takes precedence
             self._ready.insert(0, self._receive(side, Ready))
         base, head = (one.modules for one in self._ready)
         self.modules = None if base is None or head is None else list(dict.fromkeys((*base, *head)))
@@ -298,7 +298,7 @@ class _RunningPair:
 
 
 def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
-    """Return what a side's fault means; raises `NotMet` if the head's function fails."""
+    """Return the comparison that a side's fault leads to. Raises `NotMet` if the head's function fails."""
     __tracebackhide__ = True
     kind, why = fault.failure.kind, fault.failure.why
     if kind == "absent":

@@ -63,10 +63,10 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cores: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     software: str
     arithmetic: dict[str, str] = {}
-    """Variables of the environment that change how numbers are computed, or how many threads do so."""
+    """Environment variables that change how numbers are computed, or by how many threads."""
 
     def differences(self, here: BaselineHost) -> list[str]:
-        """List what differs between this host, the baseline's, and another."""
+        """List the differences between this host, which is the baseline's, and ``here``."""
         pairs = {name: (str(getattr(self, name)), str(getattr(here, name))) for name in ("cpu", "cores")}
         ours, theirs = (dict(_versions(one.software)) for one in (self, here))
         pairs |= {name: (ours.get(name, "none"), theirs.get(name, "none")) for name in {**ours, **theirs}}
@@ -149,7 +149,7 @@ class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def samples(measured: Measurement) -> Samples:
-    """Return a measurement's figures, rounded as a baseline's are."""
+    """Return a measurement's figures, rounded as in a baseline."""
     return Samples(
         device=measured.plan.device.id,
         reference=measured.trial.shots.reference,
@@ -232,12 +232,12 @@ def path_of(test_file: Path) -> Path:
 
 
 def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
-    """Return the file's timed entries by key, none if it does not exist; ConfigError for an invalid file."""
+    """Return the file's timed entries by key, none without a file. Raises ConfigError if it is invalid."""
     return {one.key: one for one in _load(path).entries}
 
 
 def load_counted(path: Path) -> dict[tuple[str, str], CountedEntry]:
-    """Return the file's counted entries by key, none if it does not exist; ConfigError if it is invalid."""
+    """Return the file's counted entries by key, none without a file. Raises ConfigError if it is invalid."""
     return {one.key: one for one in _load(path).counted}
 
 
@@ -252,7 +252,7 @@ def _load(path: Path) -> BaselineFile:
 
 
 def parse(text: bytes, path: Path) -> BaselineFile:
-    """Return the baselines in a file's text; ConfigError if it is invalid."""
+    """Return the baselines in a file's text. Raises ConfigError if it is invalid."""
     try:
         plain = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -274,7 +274,7 @@ def parse(text: bytes, path: Path) -> BaselineFile:
 def save(path: Path, entries: Iterable[BaselineEntry], counted: Iterable[CountedEntry] = ()) -> None:
     """Write the entries to the file atomically; they replace entries with the same key.
 
-    A counted entry keeps the figures of other versions of Python that it replaces.
+    A counted entry keeps the figures for other versions of Python from the entry that it replaces.
     """
     timed = load(path) | {one.key: one for one in entries}
     counts = load_counted(path)

@@ -27,7 +27,7 @@ class CodeName(NamedTuple):
 
 
 class TooManyInstructions(BaseException):
-    """A function executed more than `MOST` instructions; raised within it, so that it ends."""
+    """Raised in a function that executed more than `MOST` instructions, so that it ends."""
 
 
 def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[CodeName, int]:
@@ -47,13 +47,13 @@ def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[Code
 
 
 class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
-    """Counters keyed by the id of a code object: its hash would be computed from all its instructions."""
+    """Counters keyed by the id of a code object, because its hash is computed from all its instructions."""
 
     def __init__(self, most: int) -> None:
         self.most = most
 
     def trace(self, code: CodeType) -> Trace:
-        """Return the function that counts an instruction of the code."""
+        """Return the trace function that counts the code's instructions."""
         if (known := self.get(id(code))) is None:
             cell, most = [0], self.most
 

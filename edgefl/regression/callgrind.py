@@ -1,8 +1,8 @@
-"""Count native instructions of a function and of all programs that it starts, by Valgrind's Callgrind.
+"""Count native instructions of a function and of all programs that it starts, with Valgrind's Callgrind.
 
-A program of its own runs the function once unmeasured and once measured in Callgrind, with a fixed hash
-seed and Valgrind's layout of memory, which never changes. Its emulated processor has the same instruction
-sets on every x86-64 host with AVX2. That program imports torch only if the function's module does.
+A separate program in Callgrind runs the function once unmeasured and once measured, with a fixed hash seed
+and Valgrind's fixed memory layout. Valgrind's emulated processor has the same instruction sets on every
+x86-64 host with AVX2. The program imports torch only if the function's module does.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
 
 
 def _costs(text: str) -> dict[str, int]:
-    """Return the instructions of each function itself, from a file of Callgrind."""
+    """Return each function's own instructions, without its callees', from a file of Callgrind."""
     names: dict[str, str] = {}
     costs: Counter[str] = Counter()
     function, callee = _NAMELESS, False
@@ -115,7 +115,7 @@ def _named(costs: Counter[str]) -> dict[str, int]:
 
 
 def main(folder: str) -> None:
-    """Run the function that a request on standard input names, in Callgrind, with its files in ``folder``."""
+    """Run the function named by the request on standard input, in Callgrind, which writes to ``folder``."""
     try:
         request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PrepareRequest)
         sys.path[:] = request.path
@@ -137,7 +137,7 @@ def main(folder: str) -> None:
 
 
 def _children(folder: str) -> Iterator[Path]:
-    """Yield the files of programs that ended before."""
+    """Yield the files of programs that the function started and that have ended."""
     return (path for path in Path(folder).glob("out.*") if path.name != f"out.{os.getpid()}")
 
 

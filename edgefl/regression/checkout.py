@@ -29,7 +29,7 @@ class Base(NamedTuple):
     """A commit to compare with."""
 
     ref: str
-    """The branch, tag or commit that was asked for."""
+    """The branch, tag or commit that the user named."""
     commit: str
     repository: Path
     """Top folder of the repository."""
@@ -43,8 +43,8 @@ class Base(NamedTuple):
 def find_base(ref: str, folder: Path) -> Base:
     """Return the last common commit of HEAD and ``ref``: a branch, tag or commit, or one of ``origin``.
 
-    ConfigError, with a remedy, if git or the repository is missing, if this clone does not have the
-    commit, or if it is what is checked out here and no file differs.
+    Raises ConfigError, with a remedy, if git or the repository is missing, if this clone does not have the
+    commit, or if the commit is checked out here and no file differs from it.
     """
     if shutil.which("git") is None:
         raise ConfigError(f"{OPTION}: this needs git to check out the base, but git is not installed")
@@ -137,7 +137,7 @@ def _build(command: str, root: Path) -> None:
 
 
 def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git without hooks, and without the variables of a git command that runs the tests."""
+    """Run git without hooks, and without the environment variables of a git command that runs the tests."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     return subprocess.run(
         command,

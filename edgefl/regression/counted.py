@@ -46,7 +46,7 @@ BY_ENVIRONMENT = frozenset((
     "os", "pathlib", "posixpath", "queue", "random", "secrets", "selectors", "shutil", "signal",
     "socket", "ssl", "subprocess", "tempfile", "threading", "warnings", "weakref",
 ))  # fmt: skip
-"""Modules of Python's library whose instructions depend on paths, time, threads or the system."""
+"""Modules of Python's library whose number of instructions depends on paths, time, threads or the system."""
 _OWN = tuple(str(Path(__file__).parents[1] / name) for name in ("regression", "devices", "learning/work.py"))
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 _PACKAGES = ("site-packages", "dist-packages")
@@ -127,7 +127,7 @@ def _unlimited() -> None:
 
 
 def _steady(counter: PartCounter, run: Callable[[], Any], handle: DeviceHandle) -> _Part:
-    """Count with nothing sent so far, and seeded random numbers."""
+    """Count, after setting the sent bytes to 0 and seeding the random numbers."""
     handle.begin(None)
     seed()
     return counter(run, handle)
@@ -215,7 +215,7 @@ def _timed(instructions: Mapping[str, int], run: Callable[[], Any], handle: Devi
 def by_owner(counts: Mapping[CodeName, int]) -> dict[str, int]:
     """Return instructions by function of the user, and by package with its version for all other code.
 
-    Code of edgefl that measures is left out, and library code whose work depends on the environment.
+    edgefl's own measuring code is left out, as is library code whose work depends on the environment.
     """
     modules = {str(vars(module).get("__file__")): name for name, module in sorted(sys.modules.items())}
     found: Counter[str] = Counter()

@@ -21,16 +21,16 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 class Figure(NamedTuple):
-    """A counted figure: its name in messages, its unit, and the growth that never counts."""
+    """A counted figure: its name in messages, its unit, and the growth that is always ignored."""
 
     text: str
     unit: str = ""
     """``B`` for bytes."""
     least: int = 0
     weight: int = 10
-    """Growth is ranked in messages relative to the earlier amount, or to this one if that is larger."""
+    """Messages rank growth relative to the earlier amount or to this weight, whichever is larger."""
     share: float = 0.0
-    """Growth, as a share, that never counts."""
+    """Growth that is always ignored, as a share."""
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -68,21 +68,21 @@ FIGURES: Mapping[str, Figure] = {
     "python_kept_bytes": Figure("memory of Python objects after the call", "B", 16 * KIB, MIB),
     NATIVE: Figure("native instructions", weight=10**6, share=0.005),
 }
-"""Figures by name, in the order of a table. Python's allocations vary by some hundred bytes, and native
-instructions with the lengths of paths and of the environment."""
+"""Figures by name, in the order of a table. Python's allocations vary by a few hundred bytes, and
+native instructions with the lengths of paths and of the environment."""
 BY_TORCH = frozenset(
     name for name in FIGURES if name.endswith(("_flop", "_planes")) or name in ("calls", "parameters")
 ) | {f"{kind}_bytes" for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy")}
 """Figures that the version of torch may change."""
 BY_PYTHON = frozenset({INSTRUCTIONS, "python_peak_bytes", "python_kept_bytes"})
-"""Figures that the version of Python changes: a baseline holds them for each."""
+"""Figures that depend on the version of Python: a baseline holds them for each version."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One count of a function's call. Figures that are 0 are left out."""
 
     figures: dict[str, int]
-    """By name of `FIGURES`, without instructions."""
+    """Figures by their names in `FIGURES`, without instructions."""
     instructions: dict[str, int] | None
     """Executed instructions by function of the user, and by package with its version (``torch 2.13.0``); None
     if they are too many to be counted."""
@@ -119,7 +119,8 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     """Device time of torch's operations by the time model, and of Python code outside torch by the speed of
     the device's fastest core in interpreting Python. Native code of other libraries has no time here."""
     error_factor: float | None
-    """90% factor between a real device's time and the sum of both; None if the profile states neither."""
+    """Factor within which 90% of real devices' times agree with ``model_s`` + ``python_s``; None if the
+    profile states no error."""
     processes: bool
     """True if the function started processes, which are not counted here."""
     imported: list[str] = []
@@ -163,7 +164,7 @@ class PythonEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Counted figures of one function of one test: one for all hosts."""
+    """Counted figures of one function of one test, valid on all hosts."""
 
     test: Name
     function: Name
@@ -171,7 +172,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Version of torch."""
     figures: dict[Name, Count]
     python: dict[Name, PythonEntry]
-    """By Python's minor version, such as ``3.11``."""
+    """Figures by Python's minor version, such as ``3.11``."""
     native: dict[Name, dict[Name, Count]] = {}
     """Native instructions by function, by what they depend on: machine, C library and Python."""
     varying: tuple[Name, ...] = ()
@@ -341,7 +342,7 @@ def _judged(name: str, old: int, new: tuple[int | None, int | None], tolerance: 
 def _explained(
     growth: Growth, before: CountedEntry, now: CountedRun, versions: Versions, tolerance: float
 ) -> tuple[Growth, str]:
-    """Return the growth with its place, and the versions that may be its reason."""
+    """Return the growth with the functions that grew, and the versions that may be the reason."""
     name = growth.name
     if name in (INSTRUCTIONS, NATIVE):
         old, new = before.parts(name, versions) or {}, now.first.parts(name) or {}
@@ -355,7 +356,7 @@ def _instructions(
 ) -> tuple[Growth, str]:
     """Return the growth with the functions that grew the most, and the packages that may be its reason.
 
-    A package of another version is a reason only if nothing else grew as much.
+    A package whose version changed is a reason only if the rest did not grow too much as well.
     """
     changed = {name: new.get(name, 0) - old.get(name, 0) for name in {*old, *new}}
     grown = sorted((name for name in changed if changed[name] > 0), key=lambda name: (-changed[name], name))
@@ -377,7 +378,7 @@ def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[
 
 
 def share_text(before: float, now: float, least: float = 0.0) -> str:
-    """Return a change in percent; empty if there was too little for one.
+    """Return a change in percent; empty if the earlier amount was 0 or below ``least``.
 
     >>> share_text(200, 230), share_text(10, 500), share_text(1, 5001), share_text(0, 5)
     ('+15.0%', '×50', '×5,001', '')

@@ -63,7 +63,7 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The real devices that must keep the budget of seconds: those in the middle of the time model's
     interval, or those at its slow end."""
     counted: Literal["python", "native"] = "python"
-    """``native``: count native instructions too, in Valgrind, also of the programs that it starts."""
+    """``native``: also count native instructions, in Valgrind, including those of programs that it starts."""
     tolerance: NonNegative = 0.0
     """Percent by which each counted figure may grow."""
 
@@ -80,7 +80,7 @@ class MarkOptions(MarkKeys, frozen=True):
 
 
 def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkOptions]:
-    """Validate a mark's arguments; ConfigError for an unknown or invalid profile, key or value."""
+    """Validate a mark's arguments. Raises ConfigError for an unknown or invalid profile, key or value."""
     if not profiles:
         raise ConfigError('edge_device: no profile is named; name one or more: edge_device("pixel-3a")')
     for profile in profiles:
@@ -118,7 +118,7 @@ class DeviceResult:
 
     @property
     def measured(self) -> Measurement:
-        """The measurement; made if it was not made yet."""
+        """The measurement, made when it is first read."""
         if self.timed is None:
             self.timed = self._measure()
         return self.timed
@@ -162,7 +162,7 @@ class DeviceResult:
 
     @property
     def doubt(self) -> str:
-        """The reason why the figures do not count; empty if they do."""
+        """The reason why the figures are unreliable; empty if they are reliable."""
         return "" if self.note or self.timed is None else verdict.doubted(self.timed).why
 
     @property
@@ -172,7 +172,7 @@ class DeviceResult:
 
     @property
     def why(self) -> str:
-        """Reason of the outcome, or why doubtful figures passed."""
+        """Reason for the outcome, or why doubtful figures passed."""
         whys = [one.why for one in self._verdicts if one.outcome == self.outcome and one.why]
         return "; ".join(whys) or self.doubt or "; ".join(filter(None, (self.note, self.advice)))
 
@@ -184,9 +184,9 @@ class DeviceResult:
     def assert_budget(self, **budgets: float) -> None:
         """Fail unless each figure is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
 
-        The one-sided 95% bootstrap upper bound of the median must be within its budget. Doubtful figures
-        must be below half of it, else they are `Invalid`. ConfigError for an unknown budget, or one whose
-        figure the device's profile does not determine.
+        The one-sided 95% bootstrap upper bound of the median must be within its budget. Raises `Invalid` if
+        doubtful figures are not below half of it, ConfigError for an unknown budget, or one whose figure the
+        device's profile does not determine.
         """
         __tracebackhide__ = True
         if budgets:
@@ -231,7 +231,7 @@ class DeviceTest(NamedTuple):
     """Pytest's node id without the file: ``test_step[pixel-3a]``."""
     file: Path
     group: str
-    """Name of the test on all its devices."""
+    """Name of the test, the same for all its devices."""
     devices: int
     """Number of its devices."""
 
@@ -334,7 +334,7 @@ class EdgeDevice:
 
     @property
     def doubt(self) -> str:
-        """The reason why a result does not count; empty if all count or are far below their budgets."""
+        """Reason why a result is unreliable; empty if all are reliable or far below their budgets."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
 

@@ -1,4 +1,4 @@
-"""The results of a session as a file: what `edgefl gate` and pages read.
+"""The results of a session as a file, which `edgefl gate` and the HTML page read.
 
 pytest --edgefl-json results.json
 edgefl gate comment results.json
@@ -33,7 +33,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outcome: Word
     why: str = ""
     skipped: bool = False
-    """True if it could not be judged, and that does not fail the session."""
+    """True if it could not be judged but does not fail the session."""
     file: str = ""
     line: int = 0
     """The test's place: path from the repository's top folder, and line from 1; 0 if it is not known."""
@@ -49,7 +49,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def name(self) -> str:
-        """The test without its device, and the function if its name is another."""
+        """The test without its device, followed by the function if that has another name."""
         test = self.test.partition("[")[0]
         return test if self.function in ("", test.rpartition("::")[2]) else f"{test}: {self.function}"
 
@@ -59,7 +59,7 @@ class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     edgefl_gate: Literal[1] = 1
     base: str = ""
-    """The commit that was compared with; empty if there was none."""
+    """The commit with which the head was compared; empty if there was none."""
     rows: tuple[GateRow, ...] = ()
 
     @property
@@ -85,7 +85,7 @@ class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_results(path: Path) -> GateResults:
-    """Read a file of results; ConfigError if it is not one."""
+    """Read a file of results. Raises ConfigError if it is not one."""
     try:
         return convert(msgspec.json.decode(read(path, MOST_BYTES)), GateResults)
     except OSError as error:

@@ -31,7 +31,7 @@ PRECISE = 0.0125
 """Measuring ends when half the 90% interval of the median time ÷ the median is at most this."""
 
 COUNTED_CALLS = 10
-"""Time limit of counting ÷ that of one of the function's processes: it makes seven calls, mostly slow."""
+"""Time limit of counting ÷ that of one process of the function: counting makes seven calls, mostly slow."""
 
 Tell = Callable[[str], None]
 
@@ -99,7 +99,7 @@ def measure(
 ) -> Measurement:
     """Repeat until the median time is known to ±1.25%, at most 60 times, while no other test measures here.
 
-    If the figures do not count, everything is measured once more, if the time limit allows it: a disturbance
+    If the figures are unreliable, everything is measured once more if the time limit allows it: a disturbance
     may have ended. ``tell`` is called before each repetition. Raises `OutOfDeviceMemory` if the function
     exceeds the device's memory, `NotMet` if it raises an exception, and `Invalid` if fewer than nine
     repetitions fit into the limit.

@@ -27,7 +27,7 @@ from edgefl.seeds import stream
 MIB = 1 << 20
 LEAST_REPETITIONS = 9
 NOISY = 0.03
-"""Half the 90% interval of the median time ÷ the median, above which figures do not count."""
+"""Half the 90% interval of the median time ÷ the median, above which figures are unreliable."""
 WAITED_MAX = 0.6
 """Maximum share of the time in which the function was runnable but had no core."""
 REFERENCE_CV_MAX = 0.30
@@ -77,7 +77,7 @@ class Measurement:
     repetitions: Sequence[Repetition]
     steal: float | None
 
-    # The minimum over a repetition's shots counts: interference adds time, and rarely to all shots.
+    # The minimum over a repetition's shots is used: interference adds time, but rarely to all shots.
 
     @cached_property
     def host_cpu_s(self) -> list[float]:
@@ -120,7 +120,7 @@ class Measurement:
 
     @property
     def joules(self) -> list[float]:
-        """Energy of each repetition; ProfileError if the profile does not state the device's power."""
+        """Energy of each repetition. Raises ProfileError if the profile does not state the device's power."""
         device = self.plan.device
         if (draw := draw_of(device, self.plan.network)) is None:
             raise ProfileError(f"device {device.id!r} has no [battery], so its power is unknown")
@@ -147,7 +147,7 @@ class Measurement:
 
     @cached_property
     def doubts(self) -> list[str]:
-        """Reasons why the figures do not count; empty if they count."""
+        """Reasons why the figures are unreliable; empty if they are reliable."""
         cv = statistics.stdev(self.reference_cpu_s) / statistics.fmean(self.reference_cpu_s)
         after = f"after {len(self.repetitions)} repetitions"
         return [

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 SURE_OF_GROWTH, SURE_OF_NONE = 0.9985, 0.99
-"""Confidence, one-sided, that time has grown before a REGRESSION; that it grew by less than the tolerance
-before OK."""
+"""One-sided confidence needed for REGRESSION (that time has grown), and for OK (that it grew by less than
+the tolerance)."""
 
 
 class ProcessPair(NamedTuple):
@@ -24,7 +24,7 @@ class ProcessPair(NamedTuple):
     """Logarithm of head's time ÷ base's."""
     base_s: float
     head_s: float
-    """CPU and waiting time of a call, medians."""
+    """Median CPU and waiting time of a call."""
     base_mib: float
     head_mib: float
     """Peak growth of memory in the first call."""
@@ -45,7 +45,7 @@ class Estimate(NamedTuple):
 def block_ratio(blocks: Iterable[tuple[float, float]]) -> float:
     """Return the interquartile mean of the logarithms of head's ÷ base's time over blocks (base, head).
 
-    A quarter of the blocks at either end does not count: a core may be taken away in the middle of one.
+    The lowest and the highest quarter are left out: a core may be taken away in the middle of a block.
 
     >>> round(math.exp(block_ratio([(1.0, 1.1), (1.0, 1.1), (1.0, 1.1), (1.0, 9.0), (9.0, 1.0)])), 4)
     1.1
@@ -74,7 +74,7 @@ def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
 def decide(found: Estimate, tolerance: float) -> Literal["grew", "same", "unknown"]:
     """Return whether time grew by about the tolerance or more, or by less; or that it is not known yet.
 
-    Growth counts from half the tolerance on, if there surely is any.
+    Time grew if the growth is at least half the tolerance, and surely above 0.
 
     >>> decide(Estimate(0.06, 0.04, 0.08), 0.05), decide(Estimate(0.01, -0.01, 0.03), 0.05)
     ('grew', 'same')

@@ -109,7 +109,8 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     rest: float
     """Device time of the work outside torch ÷ the device time of all CPU time at the reference's pace."""
     error_factor: float | None
-    """90% factor between a real device's time and the sum of both; None if the profile states neither."""
+    """Factor within which 90% of real devices' times agree with the model's, torch and the rest together;
+    None if the profile states no error."""
     pairs: int
     imported: list[str]
     """Number of shots of the function in a repetition, and the parts of torch that its first call imported,
@@ -170,7 +171,7 @@ class MeasuringProcess:
         )
 
     def ask(self, request: Request) -> Answer:
-        """Count or prepare a function, or measure the one prepared last. ConfigError if it is refused."""
+        """Count or prepare a function, or repeat the one prepared last. Raises ConfigError on a refusal."""
         try:
             self._channel.send(request)
             answer = self._channel.receive()
@@ -178,7 +179,7 @@ class MeasuringProcess:
             end = Exit(self.popen.wait())
             raise RunError(f"the measuring process ended with {end}; its message is above") from None
         except BaseException:
-            self.close()  # its pending answer would be taken for that of the next request
+            self.close()  # its pending answer would be mistaken for the next request's
             raise
         if isinstance(answer, Failure) and answer.kind == "refused":
             raise ConfigError(answer.why)
@@ -208,7 +209,7 @@ def alone() -> Iterator[None]:
 
 
 def locate(function: Any, name: str = "the function") -> FunctionLocation:
-    """Return where a module-level function is. ConfigError if another process could not find it."""
+    """Return a module-level function's location. Raises ConfigError if other processes cannot find it."""
     if not callable(function):
         got = " ".join(reprlib.repr(function).split())
         raise ConfigError(f"{name} must be a function at the top of a module (got {got}: not callable)")
@@ -263,7 +264,7 @@ def _is_simple(owner: Any) -> bool:
 def find(where: FunctionLocation) -> Callable[..., Any]:
     """Return the function; a method is bound to a new object of its class.
 
-    ConfigError if its module cannot be imported or does not have it.
+    Raises ConfigError if its module cannot be imported or does not have it.
     """
     try:
         *owners, last = where.qualname.split(".")

@@ -27,14 +27,14 @@ class PlacedRow(NamedTuple):
 
 
 class Outlets(NamedTuple):
-    """The files to which results are written; None: no such file."""
+    """The files to which results are written; None if one is not wanted."""
 
     json: Path | None = None
     page: Path | None = None
 
 
 def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: bool) -> GateResults:
-    """Return the results of rows. With ``skip``, what could not be judged does not fail."""
+    """Return the results of rows. With ``skip``, functions that could not be judged do not fail."""
     return GateResults(
         base=base,
         rows=tuple(

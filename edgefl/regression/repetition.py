@@ -53,9 +53,9 @@ INTERPRETED_STEPS = 98.0
 """Steps of five bodies in Python that take as long as a unit of interpreted code, in CPython 3.11 on an AMD
 EPYC (90 to 102 in 15 repetitions)."""
 LEAST_REST = 0.1
-"""Share of the CPU time; a part outside torch that is smaller counts as the overhead of calling torch."""
+"""Share of CPU time outside torch below which it counts as the overhead of calling torch."""
 LITTLE = 0.1
-"""Share of a small training step's FLOP per CPU second; a function below it counts as interpreted code."""
+"""Share of a small training step's FLOP per CPU second below which a function counts as interpreted code."""
 SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
 """Minimum CPU seconds of a shot of the function, and maximum CPU seconds of a shot of the reference."""
 TIMED_S, WAITING_S = 0.12, 0.3
@@ -160,7 +160,7 @@ class TorchTimer(TorchFunctionMode):
 def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]:
     """Return a run's CPU seconds outside torch functions, all its CPU seconds, and its number of torch calls.
 
-    Of ``times`` runs, the one with the fewest seconds outside counts.
+    Of ``times`` runs, the one with the fewest seconds outside torch functions is returned.
     """
     found = []
     for _ in range(times):
@@ -346,7 +346,7 @@ class DeviceHandle:
 
 
 def nbytes(data: Any) -> int:
-    """Return the size of ``data`` in bytes. TypeError if it is not a buffer."""
+    """Return the size of ``data`` in bytes. Raises TypeError if it is not a buffer."""
     try:
         return int(data.nbytes if hasattr(data, "nbytes") else memoryview(data).nbytes)
     except TypeError:

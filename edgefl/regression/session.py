@@ -51,7 +51,7 @@ class Session:
         return self._process
 
     def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:
-        """Compare a function with the base, once for all devices of a test: its time here is the same."""
+        """Compare a function with the base, once for all devices of a test: its time here does not differ."""
         __tracebackhide__ = True
         assert self._against is not None
         if group not in self.of_base:

@@ -106,7 +106,7 @@ class SideBranch:
                 self._channel.send(self._answered(request))
 
     def _answered(self, request: sides.CallRequest) -> sides.BranchAnswer:
-        """Let a forked process answer the requests; return its end."""
+        """Have a forked process answer the requests; return how it ended."""
         environment = dict(os.environ)
         try:
             function = self._find(request.function)
@@ -165,7 +165,7 @@ class SideBranch:
         return os.path.relpath(file, self._files.root)
 
     def foreign(self) -> str | None:
-        """Return which module the user's code imports from outside this side, as a sentence; None if none."""
+        """Return a sentence that names a module imported from outside this side; None if there is none."""
         root, head = self._files.root, self._files.head
         new = self._new_files()
         copies = _copies_of(head) if new else set()

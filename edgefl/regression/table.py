@@ -18,7 +18,7 @@ from edgefl.regression.gate import Word
 from edgefl.results.tables import number, short_time
 
 LEAST_WIDTH, WHOLE_WIDTH, MOST_WIDTH = 60, 80, 120
-"""Columns of the terminal that the table fits into, those for all its figures, and those that it uses."""
+"""Columns of the terminal: the fewest for the table, those for all its figures, and the most it uses."""
 _COLUMNS = (("device", "time", 10), ("host CPU", "time", 10), ("memory", "MiB", 7), ("sent", "MiB", 9),
             ("energy", "J", 9), ("runs", "", 5))  # fmt: skip
 _SPARE = ("host CPU", "energy")
@@ -122,7 +122,7 @@ def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
 def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[str]:
     """Yield the lines of the table: per test and function a row for each device, followed by its reason.
 
-    Figures that no row has are left out, and in a terminal of fewer ``columns`` than `WHOLE_WIDTH` some more.
+    Figures that no row has are left out, and the spare ones if ``columns`` is less than `WHOLE_WIDTH`.
     """
     columns = min(max(columns, LEAST_WIDTH), MOST_WIDTH)
     cells = [_cells(row) for row in found]

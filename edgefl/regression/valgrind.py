@@ -1,6 +1,6 @@
 """Requests to Valgrind from a program that runs in it; as a script, it starts `edgefl.regression.callgrind`.
 
-It imports only what the requests need: whatever runs before instrumentation is off takes 50 times as long.
+It imports only what the requests need: code that runs before instrumentation is off takes 50 times as long.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ BUDGETS = {"seconds": "s", "peak_mib": "MiB", "sent_mib": "MiB", "joules": "J"}
 TESTED = {"cpu_s": "CPU time", "peak_mib": "peak memory", "sent_mib": "sent"}
 """Metrics that a statistical test compares with the baseline, and their names."""
 LITTLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
-"""Amounts below which a growth has no percentage."""
+"""Earlier amounts below which growth is not stated in percent."""
 TOLERANCE = 0.05
 DOUBTFUL = 0.5
 """Growth ÷ tolerance above which a second measurement is made."""
 LEAST_MIB = 4.0
-"""Growth of memory that never counts, whatever its share."""
+"""Growth of memory that is always ignored, whatever its share."""
 HEAD_ROOM = 2.0
-"""Doubtful figures pass too if budget ÷ upper bound is at least this."""
+"""Even doubtful figures pass if budget ÷ upper bound is at least this."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
 """Limits on the reference's CPU time ÷ the baseline's: for comparable figures, and for equal load."""
 DRIFT, DRIFT_WAITED = 0.6, 0.16
@@ -80,9 +80,9 @@ def judge(
 ) -> Verdict | NeedMore:
     """Judge a function's first measurement, together with those made since because of `NeedMore`.
 
-    ``baseline`` is None if nothing is compared, and a string if it is not comparable: the reason. With
-    ``settled`` the first measurement's doubts do not count. With ``slow_end`` a budget of seconds must hold
-    at the slow end of the time model's interval. ConfigError for an invalid budget.
+    ``baseline`` is None if nothing is compared, and the reason as a string if it is not comparable. With
+    ``settled`` the first measurement's doubts are ignored. With ``slow_end`` a budget of seconds must hold
+    at the slow end of the time model's interval. Raises ConfigError for an invalid budget.
     """
     first, *later = measurements
     found = within(first, budgets, settled=settled, slow_end=slow_end)
@@ -98,7 +98,7 @@ def judge(
 
 
 def doubted(measured: Measurement) -> Verdict:
-    """Return INVALID if the figures do not count, else PASS."""
+    """Return INVALID if the figures are unreliable, else PASS."""
     return Verdict("INVALID", "; ".join(measured.doubts)) if measured.doubts else Verdict()
 
 
@@ -254,7 +254,7 @@ def together(first: Samples, second: Samples) -> Samples:
 def holm(p_values: Sequence[float], tests: int) -> list[float]:
     """Return p-values adjusted by Holm's step-down: rejecting those ≤ α keeps the chance of any error ≤ α.
 
-    Of the ``tests`` those not made yet count as p = 1, so that later ones revoke no rejection.
+    Those of the ``tests`` that are not made yet count as p = 1, so that they cannot revoke a rejection.
     """
     adjusted = [1.0] * len(p_values)
     worst = 0.0
@@ -278,7 +278,7 @@ class Compared(NamedTuple):
     drift: float
     """Shares of the baseline: allowed growth of the median, and growth that the host's load may explain."""
     least: float
-    """Growth of the median that never counts, whatever its share."""
+    """Growth of the median that is always ignored, whatever its share."""
 
     @property
     def shift(self) -> float:

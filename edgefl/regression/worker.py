@@ -202,7 +202,7 @@ def num_threads() -> int:
 
 
 def refuse_started(file: str, threads: int = 1) -> None:
-    """ConfigError if the user's module started processes, or threads besides ``threads`` of this process."""
+    """Raise ConfigError if the user's module started processes, or threads besides this process's own."""
     if has_children():
         raise ConfigError(
             f"{file}: importing it starts processes, which every repetition would share; start them in the "
