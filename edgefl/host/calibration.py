@@ -81,7 +81,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate(force: bool = False, *, folder: Path | None = None) -> Calibration:
-    """Return this host's calibration: the stored one if it is valid, else a new measurement (seconds).
+    """Return this host's calibration: the stored one if it is valid, else a new one, which takes seconds.
 
     Calibrations are stored in ``folder``, by default ``~/.cache/edgefl``. Raises `RunError` if a rate's
     coefficient of variation is above 10%.

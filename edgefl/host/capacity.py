@@ -25,8 +25,8 @@ TARGET_LOAD = 0.5  # share of the host's cores for a fleet; pacing was accurate 
 LEAST_STRETCH = 1.15  # smaller stretches to reach the target load are not applied: real time is kept
 CLIENT_SHARE = 0.7  # share of one core that a client may use during its trip
 BURST_SHARE = 0.3
-"""Share of one core that a client may use until its training is due: the slack that keeps it on time when
-other clients train at the same moment."""
+"""Share of one core that a client may use until its training is due; the rest is the slack that keeps it on
+time when other clients train at the same moment."""
 
 Verdict = Literal["fits", "tight", "overloaded"]
 _VERDICT_TEXT: dict[Verdict, str] = {
@@ -61,7 +61,7 @@ class Demand(NamedTuple):
         return self.host_cpu_s / self.emulated_s if self.emulated_s > 0 else math.inf
 
     def due(self) -> Burst | None:
-        """Return the training's work in the window in which it must finish for the trip to be on time.
+        """Return the training's CPU time and the window in which it must finish for the trip to be on time.
 
         Training that is a minor part of its trip (`fidelity.MINOR_PART`) is due when the trip ends, because
         the upload can absorb its delay; other training is due when the device would have finished it.
@@ -98,7 +98,7 @@ def choose_time_scale(
     load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (default:
     all, each on a trip all the time). ``cores`` defaults to those allowed by affinity and CPU quotas.
     ``auto`` chooses the smallest scale of at least 1 that satisfies the rules of docs/fidelity.md, rounded up
-    to two digits; an explicit scale is only judged. ConfigError if a demand or the scale is not finite.
+    to two digits; an explicit scale is only judged. Raises ConfigError if a demand or scale is not finite.
 
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
     8.0
@@ -137,7 +137,8 @@ def choose_time_scale(
 def _smallest(
     asked: float, largest: float, demands: Sequence[Demand], cores: float, together: Together, active: int
 ) -> tuple[float, str]:
-    """Return the smallest scale that satisfies all rules, and the decisive rule in words with its figures."""
+    """Return the smallest scale that satisfies all rules, and the rule that decided it, as text with
+    figures."""
     one = min(1.0, cores)
     bursts = [burst for demand in demands if (burst := demand.due()) and burst.emulated_s > 0]
     densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)
@@ -277,7 +278,7 @@ class ThrottleMeter:
     """Measures the time that CPU quotas around this process have kept its control group from running."""
 
     def __init__(self) -> None:
-        # Read the groups only now: if the process is moved later, its time was still spent in these.
+        # Read the groups here, once: if the process is moved later, the time was still spent in these groups.
         self._places = list(_around("cpu"))
         self._start_s = time.monotonic()
         self._before = self._throttled_s()

@@ -106,7 +106,7 @@ class Channel(Generic[R]):
         return self._take()
 
     def receive_ready(self) -> Iterator[R]:
-        """Yield every message that has arrived. Raises `Closed` after the last of a closed stream."""
+        """Yield every message that has arrived. Raises `Closed` after the last message of a closed stream."""
         closed = False
         try:
             self._read(socket.MSG_DONTWAIT)

@@ -96,7 +96,7 @@ def exit_with(main: Callable[[], int | None]) -> NoReturn:
 class ChildWatch:
     """A descriptor that is readable when a child may have ended. A process may create only one.
 
-    It uses SIGCHLD, but not for children that a throttle stops.
+    It uses SIGCHLD, which does not report children that a throttle stops.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class ChildWatch:
         return self._read
 
     def ended(self) -> Iterator[int]:
-        """Yield the pid of each child that has ended, without blocking. `collect` it before the next one."""
+        """Yield the pid of each ended child, without blocking. Call `collect` for it before the next one."""
         with suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 pass
@@ -126,7 +126,7 @@ class ChildWatch:
 
 
 def collect(pid: int) -> Exit:
-    """Wait for the end of a child and reap it. ChildProcessError if it is not a child of this process."""
+    """Wait for the end of a child and reap it. Raises ChildProcessError if it is no child of this process."""
     _, status, used = os.wait4(pid, 0)
     return Exit(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime)
 

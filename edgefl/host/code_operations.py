@@ -1,4 +1,4 @@
-"""Measures one thread of this host in classes of code that is not torch, in units of `edgefl.devices.code`.
+"""Measures one thread of this host for each class of code except torch, in units of `edgefl.devices.code`.
 
 The programs are ``kernels/code.c`` and, in Python, the five-body problem. `SCALES` converts their rates to
 the units of 7-zip, OpenSSL and sysbench, which were measured on the same host (docs/code.md).
@@ -19,8 +19,8 @@ from edgefl.host.calibration import Rate
 Timer = Callable[[Callable[[], Any], float], Rate]
 """`host_operations.rate`: measures the work per CPU second of a function."""
 AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "division": 20, "floats": 100_000}
-"""Work of one call of each program: bytes, positions, bytes, searches, steps. `SCALES` holds for these
-amounts: the decoder speeds up while its probabilities adapt."""
+"""Work of one call of each program: bytes, positions, bytes, searches, steps. `SCALES` holds only for these
+amounts, because the decoder speeds up while its probabilities adapt."""
 SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "division": 0.93, "floats": 1.0}
 """Published units per byte, position, byte, search and step."""
 SCALE_SPREADS = {
@@ -33,9 +33,9 @@ SCALE_SPREADS = {
     "simd": 1.3,
     "interpreter": 1.3,
 }
-"""Factor within which the scale is assumed to be right on 90% of hosts; it was only measured on one, busy
-host. It includes differences of compilers (``float``), libraries (``simd``) and Python versions
-(``interpreter``)."""
+"""Factor within which the scale is assumed to be right on 90% of hosts; the scale was measured on only one
+host, a busy one. The factor includes differences of compilers (``float``), libraries (``simd``) and Python
+versions (``interpreter``)."""
 CLASSES = {
     "integer": "integer",
     "memory": "memory",
@@ -49,7 +49,7 @@ _MIB = 1 << 20
 
 
 def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
-    """Measure all classes but ``simd``; those of the C extension are missing if it was not built."""
+    """Measure all classes except ``simd``; those of the C extension are missing if it was not built."""
     found = {"copy": timer(*_copy(copy_mib))}
     for name in ("interpreter", *CLASSES.values()):
         with contextlib.suppress(ImportError):
@@ -58,9 +58,9 @@ def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
 
 
 def program(code_class: str) -> tuple[Callable[[], Any], float]:
-    """Return a program of that class, any but ``copy`` and ``simd``, and its work in published units.
+    """Return a program of a class other than ``copy`` and ``simd``, and its work in published units.
 
-    Raises ImportError if it needs the C extension, which was not built.
+    Raises ImportError if the class needs the C extension and that was not built.
     """
     if code_class == "interpreter":
         return lambda: python_bodies(PYTHON_STEPS), PYTHON_STEPS
@@ -81,7 +81,7 @@ def simd(pointwise: Rate, depthwise: Rate) -> Rate:
 
 
 def _copy(mib: float) -> tuple[Callable[[], Any], float]:
-    """Return a copy between two blocks of that size, and its MB."""
+    """Return a function that copies ``mib`` from one block to another, and the same amount in MB."""
     source, target = np.ones(int(mib * _MIB), dtype=np.uint8), np.zeros(int(mib * _MIB), dtype=np.uint8)
     return lambda: np.copyto(target, source), mib * _MIB / 1e6
 

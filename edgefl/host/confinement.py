@@ -31,7 +31,7 @@ class Enforcement(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def enforced(experiment: Experiment) -> Iterator[Enforcement]:
-    """Prepare the experiment's limits and undo them at the end; ConfigError if one does not work here."""
+    """Prepare the experiment's limits; undo them at the end. Raises ConfigError if one does not work here."""
     if experiment.clock.kind == "virtual":
         yield Enforcement()
         return
@@ -86,7 +86,7 @@ class ClientLimits:
         return self._memory
 
     def out_of_memory(self, gave_up: bool) -> str:
-        """Describe a death by lack of memory; "" for another death. ``gave_up``: an allocation failed."""
+        """Describe a death from lack of memory; "" for another death. ``gave_up``: an allocation failed."""
         killed = isinstance(self._memory, GroupMemory) and self._memory.kills > 0
         if not (gave_up or killed):
             return ""

@@ -23,8 +23,8 @@ SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
 """Quantities whose sums are judged, for the fleet and for each device."""
 RESOLUTION_WALL_S = 0.005
 MINOR_PART = 0.05
-"""Training that is a smaller part of its trip is judged by the trip only: doubling it changes the trip by
-less than `MEDIAN_MAX`."""
+"""Training that is a smaller part of its trip than this is judged by the trip only: doubling the training
+changes the trip by less than `MEDIAN_MAX`."""
 PHASE_WALL_S = 0.002
 """How late a busy host may wake a process, wall seconds. Smaller errors of a phase give no warning."""
 Seconds = npt.NDArray[np.float64]
@@ -59,7 +59,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def excess(self) -> float:
-        """Error ÷ bound, the larger of median and p95; 0 within `PHASE_WALL_S`. Above 1 gives a warning."""
+        """Error ÷ bound, the larger of median and p95; an error within `PHASE_WALL_S` counts as 0. Above 1
+        gives a warning."""
         return max(
             self.median_abs_error / MEDIAN_MAX * (self.median_wall_s > PHASE_WALL_S),
             self.p95_abs_error / P95_MAX * (self.p95_wall_s > PHASE_WALL_S),
@@ -71,7 +72,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdict on a run. If not ``valid`` the run is INVALID, and ``reasons`` explain it."""
+    """Verdict on a run. If ``valid`` is false, the run is INVALID for the listed ``reasons``."""
 
     valid: bool
     median_abs_error: float | None
@@ -83,7 +84,7 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     worst: Phase | None
     """The phase and device with the largest errors beyond timer resolution."""
     warnings: tuple[str, ...]
-    """Phases with errors above the bounds whose trips are on time; they do not make a run INVALID."""
+    """Phases with errors above the bounds. A warning alone does not make a run INVALID."""
     p95_lateness_s: float | None
     """Emulated seconds by which trips ended after their scheduled time."""
     max_lateness_s: float | None
@@ -103,7 +104,7 @@ def assess(
 
     ``profiles`` holds each trip's device profile; ``declared_s`` and ``achieved_s`` map each of `QUANTITIES`
     to a float64 array of the same length, emulated seconds (NaN where a trip lacks one of `MAY_LACK`).
-    ``lateness_s`` may have any length. ValueError if a quantity is missing or lengths differ.
+    ``lateness_s`` may have any length. Raises ValueError if a quantity is missing or lengths differ.
 
     >>> one = dict.fromkeys(QUANTITIES, [1.0])
     >>> assess(["pixel-4"], one, one).valid
@@ -154,7 +155,7 @@ def assess(
     held = verdict.judge([errors], sums, conditions or Conditions(), reasons)
     reasons = [*held.reasons, *_worst_device(by_device)]
     if reasons:
-        reasons[1:1] = held.conditions.busy  # cause after effect
+        reasons[1:1] = held.conditions.busy  # the causes follow the first effect
     lateness = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
     return Fidelity(
         valid=not reasons,
@@ -175,7 +176,7 @@ def assess(
 
 
 def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
-    """Return a line on the device whose sums are furthest off, if they are too far."""
+    """Return a line about the device whose sums have the largest error, if that is above the bound."""
     off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
     bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
     more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""

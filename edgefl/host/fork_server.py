@@ -86,8 +86,8 @@ class ForkServer:
     def start(
         self, module: str, incoming: Any, environment: dict[str, str], *arguments: str
     ) -> tuple[ForkedChild, Channel[Any]]:
-        """Start a process like `start_process`. Its modules were imported when the fork server started: files
-        and environment variables that they read at import were read then."""
+        """Start a process like `start_process`. Its modules were imported when the fork server started, so
+        files and environment variables that they use at import were read at that time."""
         ours, theirs = pair()
         with theirs:
             request = Fork(module, arguments, child_environment(environment), os.getcwd())

@@ -62,7 +62,7 @@ def find(controller: str, pid: int | str = "self") -> Place:
 
 
 def _below(fields: list[str], path: str) -> Path:
-    """Return a group's folder below a mount that may show part of the hierarchy (``fields`` of mountinfo)."""
+    """Return a group's folder below a mount (``fields`` of mountinfo) that may show part of the hierarchy."""
     root, mount = fields[3], Path(fields[4].replace("\\040", " "))
     relative = os.path.relpath(path, root)
     # In a container the path may be the host's; the visible part starts at the mount itself.
@@ -271,7 +271,7 @@ def remove_orphans(outer: Path) -> list[str]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a group and those below it; one still in use after `_PATIENCE_S` is left for a later sweep."""
+    """Remove a group and those below it. One still in use after `_PATIENCE_S` is left for a later sweep."""
     for child in _children(folder):
         remove(child)
     until = time.monotonic() + _PATIENCE_S
@@ -289,9 +289,9 @@ def started(pid: int) -> str:
 
 
 def process_stat(pid: int | str) -> list[str]:
-    """Return the fields of /proc/PID/stat (proc_pid_stat(5)) from ``state`` on; [] without a process.
+    """Return the fields of /proc/PID/stat (proc_pid_stat(5)) from ``state`` on; [] if there is no process.
 
-    ``PID/task/TID`` is a thread.
+    ``pid`` may be ``PID/task/TID``, a thread.
     """
     try:
         return read_kernel_file(f"/proc/{pid}/stat").decode("ascii", "replace").rpartition(")")[2].split()

@@ -1,8 +1,9 @@
-"""A compute phase slowed by a run's governor, which limits the client to the CPU share its device implies.
+"""A compute phase slowed down by a run's governor, which limits the client to a share of a core.
 
-Through a pipe the client sends the governor its CPU share at the start of a phase, corrections of the share
-by the measured cost of its work between steps, and the end of the phase. The share is chosen so that the work
-ends slightly before the device's would, and the client sleeps for the rest: throttles are not exact.
+Through a pipe the client sends the governor its CPU share at the start of a phase, then corrections between
+steps, computed from the measured cost of its work, and finally the end of the phase. The share is chosen so
+that the work ends slightly before the device's would, because throttles are not exact; the client then sleeps
+until the device's end.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class HeldPhase:
         self._request_share(time.monotonic_ns())
 
     def done(self, work: float) -> None:
-        """Record that ``work`` more has been done."""
+        """Record additional ``work`` as done."""
         self._phase.work += work
         now_ns = time.monotonic_ns()
         if now_ns >= self._next_ns and self._phase.work < self._total:
@@ -129,7 +130,7 @@ class HeldPhase:
 
 
 SLICE_SHARE = 0.02
-"""Length of a slice as a fraction of the phase's CPU time, which bounds the phase's error to half of it."""
+"""Length of a slice as a fraction of the phase's CPU time; the phase's error is at most half of this."""
 SHORTEST_SLICE_NS = 300_000
 LONGEST_WAIT_S = 3600.0
 
@@ -181,7 +182,8 @@ class Governor:
             self._queue.add(held, request.at_ns)
 
     def run_due(self, now_ns: int) -> int | None:
-        """Run the throttles that are due; return when the next is due. `RunError` if one has failed."""
+        """Run the throttles that are due; return the time of the next. Raises `RunError` if one has
+        failed."""
         due_ns = self._queue.run_due(now_ns)
         for why in self._queue.trouble.values():
             raise RunError(f"a phone can no longer be limited to its CPU share: {why}")

@@ -74,7 +74,7 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
 
 
 def rate(run: Callable[[], Any], work: float) -> Rate:
-    """Return the work per CPU second of ``run`` after a warm-up; of several rounds the least noisy one."""
+    """Return the work per CPU second of ``run`` after a warm-up, from the least noisy of several rounds."""
 
     def took(calls: int) -> float:
         start = time.thread_time()
@@ -138,7 +138,7 @@ def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: flo
 
 
 def measure_step(name: str, batch: int, dtype: str, shape: tuple[int, ...]) -> Rate:
-    """Measure SGD steps of a model per CPU second in this process, on zeros."""
+    """Measure SGD steps of a model per CPU second in this process, with zeros as inputs."""
     from edgefl.learning.models import model_to_trace
 
     torch.set_num_threads(1)

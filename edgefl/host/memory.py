@@ -34,7 +34,7 @@ class Growth:
 
 
 def proportional_mib(pid: int | None) -> float | None:
-    """Proportional set size of a process, MiB; None without a process or if the system does not report it."""
+    """Proportional set size of a process, MiB; None if ``pid`` is None or the size cannot be read."""
     try:
         pss = None if pid is None else getattr(psutil.Process(pid).memory_full_info(), "pss", None)
     except psutil.Error:
@@ -48,8 +48,8 @@ class MemoryLimit:
     Create it in the client after the fork and after opening sockets, so that these do not count.
 
     Enforced: ``RLIMIT_DATA`` is set to the present private writable memory plus the limit, so that an
-    allocation beyond it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). It counts
-    mapped memory, touched or not, and thread stacks, but no shared memory. Only observed: `over` and
+    allocation beyond it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). The limit
+    counts mapped memory, touched or not, and thread stacks, but not shared memory. Only observed: `over` and
     `used_mib` read the growth of private resident memory. Pages shared with the parent do not count.
     """
 
@@ -81,7 +81,7 @@ class MemoryLimit:
 
     @property
     def peak_mib(self) -> float:
-        """Largest growth seen by `over`, `used_mib` or this property, which reads it again, MiB."""
+        """Largest growth measured by `over`, `used_mib` or this property, MiB."""
         self.used_mib()
         return self._peak_mib
 
@@ -99,8 +99,9 @@ def _checked_mib(limit_mib: float) -> float:
 class GroupMemory:
     """Memory limit of a control group that holds one process.
 
-    It counts pages that the process touches first: private and shared pages, page cache, and kernel memory
-    for them; not pages that a forked child only reads. Swap is disabled where it is accounted.
+    It counts pages that the process touches first (private, shared and page cache) and kernel memory for
+    them, but not pages of its parent that a forked process only reads. Swap is disabled where it is
+    accounted.
     """
 
     def __init__(self, place: Place, limit_mib: float) -> None:
@@ -140,8 +141,8 @@ class MemoryHold(contextlib.AbstractContextManager["MemoryHold"]):
     """Limits process ``pid`` to ``limit_mib`` MiB more than it uses now, by a control group, until closed.
 
     The kernel kills the process if it exceeds the limit. Raises a one-line ConfigError if control groups
-    cannot be used, ValueError unless the limit is finite and above 0. See `MemoryLimit` for use without
-    privileges.
+    cannot be used, and ValueError if the limit is not finite or not above 0. See `MemoryLimit` for use
+    without privileges.
     """
 
     def __init__(self, pid: int, limit_mib: float) -> None:

@@ -102,7 +102,7 @@ class Phase:
             self._pacer.lead(self._start_ns, self._lead_s)
 
     def done(self, work: float) -> None:
-        """Record ``work`` more (seconds or bytes) as done, and wait until the device would have done it.
+        """Record additional ``work`` (seconds or bytes), and wait until the device would have done it.
 
         Work may run ahead by up to `AHEAD_NS`, so that short steps do not cause a wake-up each (20 sleeps
         of 3 ms doubled the CPU time of the work between them); `end` waits for the rest.
@@ -111,7 +111,7 @@ class Phase:
         self._pacer.hold(self.due_ns(self.work), AHEAD_NS)
 
     def end(self, work: float = 0.0) -> PhaseTime:
-        """Record ``work`` more as done, wait until the device would be done with the phase, and report it."""
+        """Record additional ``work``, wait until the device would have finished the phase, and report it."""
         self._add(work)
         self._ended = True
         pacer, declared_s = self._pacer, self._takes_s(self.work)
@@ -152,10 +152,10 @@ class Pacer:
         self._wait, self._clock = wait, clock
         self._cursor_ns: float | None = None  # the scheduled start of the next phase
         self._last_ns = 0  # the real end of the previous phase
-        self.delay_declared_s = self.delay_s = 0.0  # waited leads: declared, and by the clock
+        self.delay_declared_s = self.delay_s = 0.0  # leads of this trip: declared, and measured
 
     def begin(self, at_ns: int) -> None:
-        """Start a trip; ``at_ns`` is when its message was received, on the monotonic clock."""
+        """Start a trip whose message was received at ``at_ns`` on the monotonic clock."""
         self.delay_declared_s = self.delay_s = 0.0
         self._cursor_ns = float(at_ns)
         self._last_ns = at_ns

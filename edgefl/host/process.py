@@ -1,4 +1,4 @@
-"""Start a process of edgefl with a channel, and configure the one that this code runs in.
+"""Start a process of edgefl with a channel, and configure the current process.
 
 A child must not outlive its parent. `edgefl.host.children` forks, reaps and kills.
 """
@@ -96,7 +96,7 @@ def stops() -> list[signal.Signals]:
 
 @contextmanager
 def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[None]:
-    """Call ``handle`` for these signals, but not for SIGHUP after another one: a closed terminal sends two.
+    """Call ``handle`` for these signals, but ignore SIGHUP after another one: a closed terminal sends two.
 
     Does nothing outside the main thread, where Python allows no handlers.
     """
@@ -153,9 +153,9 @@ def become_child(parent_pid: int, name: str) -> None:
 
 
 def kill_forks_with_parent() -> None:
-    """Have every fork of this process, and forks of these, die with its parent.
+    """Make every fork of this process, and every fork of a fork, die with its parent.
 
-    That includes forks by the user's code. SIGTERM ends them, as it does any process.
+    This includes forks by the user's code. SIGTERM ends the forks, as it ends any process.
     """
     libc, parent, mask = _libc, 0, set[int]()
     if libc is None:
@@ -197,7 +197,7 @@ def outlive_parent() -> None:
 
 
 def die_soon_after_parent() -> None:
-    """Have this process, which exits when its channel closes, die at most ten seconds after its parent.
+    """Make this process, which exits when its channel closes, die at most ten seconds after its parent.
 
     The handler of the parent-death signal is the C library's ``alarm``, which takes the signal's number, 10,
     as seconds. So the process ends whatever it is doing, even in native code.
@@ -230,7 +230,7 @@ def allow_open_files() -> int | None:
 
 
 def ignore_stopped_children() -> None:
-    """Have SIGCHLD report children that end, not those that a throttle stops. Set its handler first."""
+    """Let SIGCHLD report children that end, but not those that a throttle stops. Set its handler first."""
     if _libc is None:
         return
 

@@ -1,8 +1,9 @@
 """A CPU throttle for any process: ``open`` it, ``close`` it.
 
-An `Account` compares the CPU time a process was allowed with the time it has used. Accordingly, `DutyCycle`
-stops and continues the process with signals, or `Quota` sets the CPU quota of its control group. Each returns
-the time of its next turn; a `TurnQueue` runs the turns, in a thread of this process or in a run's governor.
+An `Account` compares the CPU time that a process was allowed with the time that it has used. Based on this,
+`DutyCycle` stops and continues the process with signals, or `Quota` sets the CPU quota of its control group.
+Each returns the time of its next turn; a `TurnQueue` runs the turns, in a thread of this process or in a
+run's governor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from edgefl.host.pacing import set_time_slice, set_timer_slack
 
 
 class Achieved(NamedTuple):
-    """CPU time that a process used under a throttle, against what was declared."""
+    """CPU time that a process used under a throttle, and the declared CPU time."""
 
     wall_s: float
     cpu_s: float
@@ -39,10 +40,9 @@ class Achieved(NamedTuple):
 class Account:
     """CPU time allowed (the integral of ``share`` over wall time) against CPU time used.
 
-    ``cores`` are the shares of the device's cores, fastest first: how fast each is, where 1 is a core of
-    this host. ``share`` is the sum over the cores in use, one per thread that can run. A single number is
-    one core, which all threads share. A sleeping process saves at most ``most_saved_ns``: a slow core is
-    not faster after a rest.
+    ``cores`` are the speeds of the device's cores, fastest first, in cores of this host. ``share`` is the sum
+    over the cores in use, one per thread that can run. A single number is one core, which all threads share.
+    A sleeping process saves up at most ``most_saved_ns``: a slow core is not faster after a rest.
 
     >>> account = Account(0.25, now_ns=0, used_ns=0, most_saved_ns=1_000)
     >>> account.ahead_ns(4_000, 1_500)            # used 1.5 µs, allowed 1 µs
@@ -96,14 +96,16 @@ class Account:
 
 
 def checked_share(share: float) -> float:
-    """Return ``share``, in cores of this host (1.5: one core and a half), if it is finite and above 0."""
+    """Return ``share``, cores of this host (1.5: one and a half). Raises ValueError unless finite and above
+    0."""
     if not 0 < share < math.inf:
         raise ValueError(f"share must be a finite number of cores above 0 (got {share})")
     return share
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all threads of process ``pid`` (0: this one), ns; ProcessLookupError without one."""
+    """CPU time of all threads of process ``pid`` (0: this one), ns. Raises ProcessLookupError if there is
+    none."""
     try:
         # CPUCLOCK_SCHED of a whole process, as clock_getcpuclockid(3) computes it
         return time.clock_gettime_ns((~pid << 3) | 2)
@@ -117,7 +119,7 @@ class ThrottleTarget(Protocol):
     stopped: bool
 
     def cpu_ns(self) -> int:
-        """CPU time used so far, ns. ProcessLookupError once the process has ended."""
+        """CPU time used so far, ns. Raises ProcessLookupError once the process has ended."""
 
     def wanting_ns(self, now_ns: int) -> int:
         """Return ``now_ns`` minus the time in which the process is known not to have wanted a core."""
@@ -138,8 +140,8 @@ class ThrottleTarget(Protocol):
 class Target:
     """One process, held by pidfd: a signal cannot reach another process that reused its pid.
 
-    ProcessLookupError if there is none, ConfigError if it belongs to another user, ValueError if ``pid`` is
-    below 1.
+    Raises ProcessLookupError if there is none, ConfigError if it belongs to another user, and ValueError if
+    ``pid`` is below 1.
     """
 
     def __init__(self, pid: int) -> None:
@@ -156,7 +158,7 @@ class Target:
             raise ConfigError(f"process {pid} belongs to another user and cannot be throttled") from None
 
     def cpu_ns(self) -> int:
-        """CPU time used so far, ns. ProcessLookupError once the process has ended."""
+        """CPU time used so far, ns. Raises ProcessLookupError once the process has ended."""
         return cpu_ns(self.pid)
 
     def wanting_ns(self, now_ns: int) -> int:
@@ -178,7 +180,7 @@ class Target:
         return 0
 
     def send(self, number: int) -> None:
-        """Send a signal to the process. ProcessLookupError once it has ended."""
+        """Send a signal to the process. Raises ProcessLookupError once it has ended."""
         signal.pidfd_send_signal(self._fd, number)
 
     def stop(self) -> None:
@@ -208,7 +210,7 @@ LEAST_GAIN = 0.05
 IDLE = 0.1  # a process that used less than this fraction of half a slice in its last run may be asleep
 
 HOST_CORES = os.cpu_count() or 1
-LONGEST_REST_NS = 10_000_000  # between two checks of a sleeping process: bounds its uninterrupted run
+LONGEST_REST_NS = 10_000_000  # longest time between checks of a sleeping process: bounds its unchecked run
 
 
 class DutyCycle:
@@ -216,8 +218,8 @@ class DutyCycle:
 
     Because it uses measured CPU time, its error is at most one slice however long it runs (fixed time slots
     accumulate each signal's delay: +63% at a tenth of a core). The CPU clock of a running process advances at
-    ticks only, so the stop is scheduled as if the process had a core to itself, and the clock is read after
-    it.
+    ticks only. Therefore the stop is scheduled as if the process had a core to itself, and the clock is read
+    after the stop.
     """
 
     def __init__(self, target: ThrottleTarget, account: Account, slice_ns: int = SLICE_NS) -> None:
@@ -226,18 +228,19 @@ class DutyCycle:
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on. Returns True: a turn must be run at once."""
+        """Use another account from now on. Return True, because a turn must be run at once."""
         self.account = account
         self._plan(account.at_ns, account.used_ns, 0.0)
         return True
 
     def turn(self, now_ns: int) -> int:
-        """Check, stop or continue; return when the next turn is due. ProcessLookupError once it has ended."""
+        """Check, stop or continue the process; return the time of the next turn. Raises ProcessLookupError
+        once the process has ended."""
         if self.target.stopped:
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
             wait_ns = (ahead_ns + self._half_ns) / self.account.share
-            if ahead_ns > 0 and wait_ns > SHORTEST_NS:  # not if it got no core, or slept
+            if ahead_ns > 0 and wait_ns > SHORTEST_NS:  # false if it got no core, or slept
                 return now_ns + int(wait_ns)
             self._idle = used_ns - self._went_at_ns < IDLE * self._half_ns
             self.target.resume()
@@ -257,7 +260,7 @@ class DutyCycle:
         return now_ns + SHORTEST_NS
 
     def _plan(self, now_ns: int, used_ns: int, ahead_ns: float) -> int:
-        """Schedule the stop: half a slice ahead, if each thread has a core to itself from now on."""
+        """Schedule the stop for half a slice ahead of the share, if each thread has a core to itself."""
         share = self.account.share
         used = max(math.floor(share) + 1.0, min(self.account.threads, HOST_CORES))
         gains = max(used - share, LEAST_GAIN)
@@ -296,7 +299,7 @@ def set_quota(place: Place, quota_us: int | None, period_us: int = PERIOD_US) ->
 
 
 def period(share: float) -> int:
-    """Period for ``share`` cores, µs, such that its quota is not below the kernel's minimum.
+    """Return a period for ``share`` cores, µs, in which its quota is not below the kernel's minimum.
 
     >>> period(0.5), period(0.05)
     (10000, 30000)
@@ -305,7 +308,7 @@ def period(share: float) -> int:
 
 
 class Quota:
-    """Limits a process to its share by its group's quota, corrected by the CPU time it has used."""
+    """Limits a process to its share by its group's quota, corrected by measured CPU time."""
 
     def __init__(self, target: ThrottleTarget, account: Account, place: Place) -> None:
         self.target, self.account, self._place = target, account, place
@@ -315,7 +318,7 @@ class Quota:
     def turn(self, now_ns: int) -> int:
         """Count the runnable threads and correct the quota; return when the next turn is due.
 
-        ProcessLookupError once the process has ended.
+        Raises ProcessLookupError once the process has ended.
         """
         several = len(self.account.cores) > 1
         if several:
@@ -339,12 +342,13 @@ class Quota:
             self._quota_us = quota_us
 
     def measure(self, now_ns: int) -> float:
-        """Return the CPU time by which the process is ahead, ns. ProcessLookupError once it has ended."""
+        """Return by how much CPU time the process is ahead, ns. Raises ProcessLookupError once it has
+        ended."""
         used_ns = self.target.cpu_ns()
         return self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on. Returns False: nothing is to be done before the next turn."""
+        """Use another account from now on. Return False: nothing is to be done before the next turn."""
         self.account = account
         return False
 
@@ -382,12 +386,12 @@ class TurnQueue:
         return throttled in self._entry
 
     def add(self, throttled: Throttled, at_ns: int) -> None:
-        """Schedule its next turn for ``at_ns``, in place of one scheduled before."""
+        """Schedule the next turn of ``throttled`` for ``at_ns``, in place of one scheduled before."""
         self._entry[throttled] = number = next(self._order)
         heapq.heappush(self._heap, (at_ns, number, throttled))
 
     def drop(self, throttled: Throttled) -> None:
-        """Stop scheduling it; does not close it."""
+        """Stop scheduling ``throttled``, without closing it."""
         self._entry.pop(throttled, None)
         self.trouble.pop(throttled, None)
 
@@ -427,7 +431,7 @@ class ThrottleThread:
             self.changed.notify_all()
 
     def drop(self, throttled: Throttled) -> None:
-        """Stop scheduling a process; waits for the thread's end if it was the last."""
+        """Stop scheduling a process; wait for the thread's end if it was the last."""
         with self.changed:
             self.queue.drop(throttled)
             self.changed.notify_all()
@@ -460,8 +464,8 @@ def open(kind: str, pid: int, share: float) -> Throttle:
     ``sigstop`` needs no privileges; it stops all threads of that process for milliseconds at a time, but not
     its children, and the caller cannot throttle itself.
     ``cgroup`` needs a writable control group; it also limits the processes that ``pid`` starts.
-    ConfigError if the mechanism is unknown or does not work here; ProcessLookupError if there is no such
-    process; ValueError if ``share`` is not a finite number above 0.
+    Raises ConfigError if the mechanism is unknown or does not work here, ProcessLookupError if there is no
+    such process, and ValueError if ``share`` is not a finite number above 0.
     """
     checked_share(share)
     if kind not in KINDS:

@@ -19,7 +19,7 @@ MEDIAN_MAX = 0.05
 P95_MAX = 0.20
 MEAN_MAX = 0.03
 LOAD_MAX = 0.9
-"""Above this load the emulation falls behind (measured: 11% slower from 70%, 65% when overloaded)."""
+"""Above this load the emulation falls behind (measured: 11% slower from 70% load on, 65% when overloaded)."""
 STEAL_MAX = 0.02
 THROTTLED_MAX = 0.02
 STALE_FACTOR = 2.0
@@ -71,7 +71,7 @@ def judge(
     """Judge errors, ``achieved/declared - 1``, and the host's conditions.
 
     Each of ``kinds`` has the errors of one kind; the figures of the worst kind count. ``sums`` has the error
-    of sums of emulated times by name, None where nothing was summed. ``doubts`` are reasons known before.
+    of sums of emulated times by name, None where nothing was summed. ``doubts`` are reasons known beforehand.
 
     >>> judge([[0.01, -0.01], [0.3]], {"trips": -0.04}, Conditions(load=0.5)).reasons
     ('median error 30.0%, at most 5% is allowed', '95th percentile of errors 30.0%, at most 20% is allowed', \
@@ -93,7 +93,7 @@ def judge(
 
 
 def unfit(conditions: Conditions) -> list[str]:
-    """Return a line for each condition under which no figure counts.
+    """Return a line for each condition that makes all figures unusable.
 
     >>> unfit(Conditions(load=0.5, steal=0.03))
     ['time stolen by the hypervisor 3.0%, at most 2% is allowed']
@@ -125,5 +125,5 @@ def drift(what: str, error: float | None) -> list[str]:
 
 
 def outcome(held: bool, doubts: object) -> Outcome:
-    """Return PASS or FAIL for a figure within its bound or not; INVALID if there are ``doubts``."""
+    """Return PASS if a figure is within its bound (``held``), else FAIL; INVALID if there are ``doubts``."""
     return "INVALID" if doubts else "PASS" if held else "FAIL"
