@@ -103,7 +103,7 @@ def run(
     """Run one experiment."""
     require_torch()
     experiment = read_experiment(file, set_, unset, clock, seed, on_nodes=ray is not None)
-    nodes = _cluster(ray, experiment, file.parent.absolute(), quiet)
+    nodes = cluster(ray, experiment, file.parent.absolute(), quiet)
     return carry_out(experiment, file, out, accept_invalid, web, web_port, quiet, nodes, track)
 
 
@@ -129,7 +129,7 @@ def read_experiment(
 
         if found.server.transport == "shm":
             say("edgefl: server.transport is 'wire' on nodes: they share no memory, as 'shm' needs", err=True)
-        nodes.on_nodes(found, file.parent.absolute())
+        return nodes.on_nodes(found, file.parent.absolute())
     return found
 
 
@@ -288,7 +288,7 @@ def keys(
     tables.show(tables.table(("key", "default", "meaning"), rows))
 
 
-def _cluster(
+def cluster(
     ray: str | None, experiment: Experiment, base: Path, quiet: bool
 ) -> AbstractContextManager[Nodes | None]:
     """The nodes of the Ray cluster, if one is given."""
@@ -307,7 +307,7 @@ def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextM
     from edgefl.results.run_folder import EXPERIMENT_FILE, base_of, begun, restore_experiment
 
     restore_experiment(folder)
-    return _cluster(
+    return cluster(
         ray, config.load(folder / EXPERIMENT_FILE, recorded=True), base_of(folder, begun(folder)), quiet
     )
 

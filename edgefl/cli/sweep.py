@@ -15,9 +15,12 @@ from edgefl.cli.run import (
     ClockKind,
     ExperimentFile,
     Interrupted,
+    Ray,
     TargetAccuracy,
     Track,
+    cluster,
     copy_to_tracker,
+    read_experiment,
 )
 from edgefl.errors import ConfigError, damaged
 from edgefl.experiment import NO_PROGRESS
@@ -65,6 +68,7 @@ def sweep(
             help="Runs side by side, each on its share of the cores; virtual clock.",
         ),
     ] = 1,
+    ray: Ray = None,
     accept_invalid: AcceptInvalid = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no table.")] = False,
     track: Track = None,
@@ -73,16 +77,16 @@ def sweep(
 
     The runs are compared. The same command resumes a sweep that was stopped.
     """
-    from edgefl import config
-
     choices = dict(map(axis, grid or ()))
     if len(choices) < len(grid or ()):
         raise ConfigError("--grid: give each key once, with all its values")
     if seeds is not None and fleets is not None:
         raise ConfigError("--seeds and --fleets: give one of them; each fleet has its own seed")
+    if jobs > 1 and ray is not None:
+        raise ConfigError("--jobs and --ray: give one of them; each run uses the whole cluster")
     numbers = seeds_of(seeds or "1..3") if fleets is None else [*range(1, fleets + 1)]
-    experiment = config.load(file, set_ or (), clock=clock)
-    folder = out or Path("runs") / f"{experiment.name}-sweep"
+    experiment = read_experiment(file, set_, None, clock, None, on_nodes=ray is not None)
+    base, folder = file.parent.absolute(), out or Path("runs") / f"{experiment.name}-sweep"
 
     from edgefl.results.tables import show
     from edgefl.run.sweep import sweep as run_all
@@ -93,13 +97,14 @@ def sweep(
             folder,
             seeds=numbers,
             grid=choices,
-            base=file.parent.absolute(),
+            base=base,
             say=lambda text: None if quiet else say(text, err=True),
             show=lambda table: None if quiet else show(table),
             quiet=quiet,
             target=target,
             fleets=fleets is not None,
             jobs=jobs,
+            hosts=lambda one: cluster(ray, one, base, quiet),
         )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command resumes it") from None

@@ -13,7 +13,7 @@ import select
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,10 +31,20 @@ from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE
 from edgefl.run import supervisor
+from edgefl.run.hosting import Hosts
 from edgefl.terminal import printable
 
 GRACE_S = 10.0
 """Time that an idle lane has to exit before it is killed, seconds."""
+
+
+OpenHosts = Callable[[Experiment], AbstractContextManager[Hosts | None]]
+"""Opens the hosts of a run's clients or workers, until it has ended; None: this host."""
+
+
+def this_host(experiment: Experiment) -> AbstractContextManager[None]:
+    """Have this host run the experiment."""
+    return nullcontext()
 
 
 def finished(
@@ -43,18 +53,20 @@ def finished(
     base: Path,
     fork_server: Callable[[], ForkServer] | None = None,
     quiet: bool = True,
+    hosts: OpenHosts = this_host,
 ) -> Result:
     """Return the finished run of an experiment in ``folder``: the existing one, or resumed, or new.
 
-    A run is shown live on a terminal unless ``quiet``. Raises `ConfigError` if the folder holds a run with
-    other settings.
+    A run is shown live on a terminal unless ``quiet``. ``hosts`` opens the hosts of its clients or workers.
+    Raises `ConfigError` if the folder holds a run with other settings.
     """
     if (found := existing(wanted, folder, base)) is not None:
         return found
     started = fork_server() if fork_server is not None else None
-    if (folder / EXPERIMENT_FILE).is_file():
-        return supervisor.resume(folder, quiet, fork_server=started, passing=True)
-    return supervisor.run(wanted, folder, quiet, base, fork_server=started, passing=True)
+    with hosts(wanted) as opened:
+        if (folder / EXPERIMENT_FILE).is_file():
+            return supervisor.resume(folder, quiet, fork_server=started, hosts=opened, passing=True)
+        return supervisor.run(wanted, folder, quiet, base, fork_server=started, hosts=opened, passing=True)
 
 
 def existing(wanted: Experiment, folder: Path, base: Path) -> Result | None:

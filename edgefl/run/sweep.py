@@ -94,10 +94,12 @@ def sweep(
     target: float | None = None,
     fleets: bool = False,
     jobs: int = 1,
+    hosts: lanes.OpenHosts = lanes.this_host,
 ) -> Sweep:
     """Make the runs that are missing in ``out``, compare all runs, and return the sweep.
 
-    ``jobs`` runs are made side by side, each on its share of the cores and without a live view. The
+    ``jobs`` runs are made side by side, each on its share of the cores and without a live view. ``hosts``
+    opens the hosts of a run's clients or workers; such runs are made one after another. The
     comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each seed
     draws its fleet from the profiles' intervals, the same for all settings (`drawn_fleets`). ``say`` is
     called with a line per run, ``show`` with the tables at the end; on a terminal each run is shown live
@@ -123,7 +125,7 @@ def sweep(
         _try_training(planned, base, fork_server)
         if jobs == 1:
             for number, one in enumerate(planned):
-                lanes.finished(one.experiment, one.folder, base, fork_server, quiet)
+                lanes.finished(one.experiment, one.folder, base, fork_server, quiet, hosts)
                 made(number)
         else:
             work = [lanes.Job(one.experiment, str(one.folder.absolute()), str(base)) for one in planned]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -159,10 +160,34 @@ def test_same_bits_on_a_cluster_whose_node_and_driver_are_killed(where: str, tmp
     assert set(bits.values()) == {bits["alone"]}
 
 
+def test_the_runs_of_a_sweep_have_the_bits_of_this_host(tmp_path: Path) -> None:
+    """And the same command makes no run twice, so it places nothing on the cluster."""
+    wanted = msgspec.structs.replace(phones(), stop=Stop(versions=100))
+    file = str(Command.write(wanted, tmp_path / "runs"))
+    grid = ("--grid", "strategy.buffer_size=3,6", "--seeds", "1,2")
+    Command("sweep", file, *grid, "--out", str(tmp_path / "alone")).ends(0)
+    with tempfile.TemporaryDirectory() as short, cluster("processes", Path(short)) as nodes:
+        said = nodes.run("sweep", file, *grid, "--out", str(tmp_path / "cluster")).ends(0)
+        assert said.count("placing a process on each node") == 4
+        again = nodes.run("sweep", file, *grid, "--out", str(tmp_path / "cluster")).ends(0)
+        assert "placing" not in again
+        wait_until_free(nodes)
+    bits = [
+        {run.name: summary(run)["model_sha256"] for run in (tmp_path / name / "runs").iterdir()}
+        for name in ("alone", "cluster")
+    ]
+    assert len(bits[0]) == 4
+    assert bits[0] == bits[1]
+    used = [summary(run)["nodes"] for run in (tmp_path / "cluster" / "runs").iterdir()]
+    assert [len(nodes) for nodes in used] == [NODES] * 4
+
+
 def test_what_a_cluster_cannot_do_is_one_line(tmp_path: Path) -> None:
     file = str(Command.write(phones(), tmp_path / "run"))
     Command("run", file, "--ray", "here").ends(2, "--ray: must be HOST:PORT of the cluster's head, or auto")
     Command("run", file, "--ray", "127.0.0.1:1").ends(2, "--ray 127.0.0.1:1: no cluster answers")
+    Command("sweep", file, "--ray", "127.0.0.1:1").ends(2, "--ray 127.0.0.1:1: no cluster answers")
+    Command("sweep", file, "--ray", "auto", "-j", "2").ends(2, "--jobs and --ray: give one of them")
 
 
 def test_phones_of_a_node_that_is_killed_go_on_elsewhere(tmp_path: Path) -> None:
