@@ -269,7 +269,7 @@ def throughput(
 ) -> Rate:
     """Return the rate of ``threads`` busy threads together, placed on the fastest cores first.
 
-    More threads than cores are as fast as one per core. `ConfigError` if ``clusters`` is empty.
+    More threads than cores are as fast as one per core. Raises `ConfigError` if ``clusters`` is empty.
     """
     if not clusters:
         raise ConfigError("no cores: the profile lists no cpu.clusters")
@@ -312,7 +312,7 @@ def _placed(rated: Sequence[tuple[Rate, CodeCluster]], threads: int) -> list[_Pl
 
 
 def _joint_spread(placed: Sequence[_Placed], total: float, table: CoreTable) -> float:
-    """Spread of a sum of rates; errors of one core type are the same, of two types independent."""
+    """Return the spread of a sum of rates: cores of one type share an error, those of two types do not."""
     by_core = sorted(placed, key=lambda item: find_core(item[1].core))
     logs = [
         sum(one.value * count / total * math.log(one.spread) for one, _, count in group)
@@ -345,7 +345,7 @@ def read_clusters(text: str, aes: bool = True) -> tuple[CodeCluster, ...]:
 
 
 def clusters_of(device: Device) -> tuple[CodeCluster, ...]:
-    """Return the clusters of a device profile; `ConfigError` if it has none, or a core is unknown."""
+    """Return a device profile's clusters. Raises `ConfigError` if there are none or a core is unknown."""
     if device.cpu is None or not device.cpu.clusters:
         raise ConfigError(
             f"device {device.id!r}: its profile lists no cpu.clusters, so its cores are unknown"

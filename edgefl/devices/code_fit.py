@@ -1,9 +1,9 @@
 """Fits the rates of ``cores.toml`` to measured boards, published figures and the lineage of core types.
 
 The logarithm of a rate per MHz is a constant of the core type plus an error of the board. A core's constant
-is the median over its boards, shrunk towards the mean of its relatives, the similar cores in lineage.toml:
-the fewer boards, the more. For ``division``, ``float``, ``simd`` and ``interpreter``, which boards.csv lacks,
-a power law of the integer rate replaces that mean.
+is the median over its boards, shrunk towards the mean of its relatives, the similar cores in lineage.toml;
+fewer boards mean more shrinkage. For ``division``, ``float``, ``simd`` and ``interpreter``, which boards.csv
+lacks, a power law of the integer rate replaces that mean.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _board_samples(name: str, board: Board) -> Iterator[tuple[str, float]]:
 
 
 def _measured(name: str, board: Board, number: int, row: BoardRow) -> tuple[float | None, BoardRow]:
-    """Return a row's value of that class, and the row of the cluster that it belongs to."""
+    """Return a row's value of that class, and the row of the cluster in which it was measured."""
     if not name.startswith("crypto"):
         return {"integer": row.decompress, "memory": row.compress, "copy": row.memcpy_mb_s}[name], row
     if row.aes_mb_s is None:
@@ -180,7 +180,7 @@ def _relatives_mean(
 ) -> float | None:
     """Predict a core's constant from the mean of its relatives in lineage.toml; None if none is measured.
 
-    A relative without measurements counts with the mean of its own relatives.
+    A relative without measurements is replaced by the mean of its own relatives.
     """
     above |= {core}
     logs = []
@@ -228,7 +228,7 @@ def _by_integer(
 
 
 def _posterior(own: Sequence[float], expected: float, sd_core: float, sd_board: float) -> CodeRate:
-    """Combine a core's measurements with its expected value; the interval is for a board not measured."""
+    """Combine a core's measurements with its expected value; the interval is that of an unmeasured board."""
     n = len(own)
     if n == 0:
         log, error = expected, sd_core

@@ -113,7 +113,7 @@ class ConditionModel(NamedTuple):
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
-        """Condition ``elapsed_s`` into the trip ``plan``, or at its end; the trip began as ``before``."""
+        """Condition ``elapsed_s`` into the trip ``plan``, or at its end; ``before`` is that at the start."""
         elapsed_s = min(elapsed_s, plan.total_s)
         temp_c, charge_j = before.temp_c, before.charge_j
         low = before.low or because == "battery"
@@ -166,7 +166,7 @@ class ConditionModel(NamedTuple):
 
 
 class Power(NamedTuple):
-    """Power in watts, each on top of ``idle_w``, and charge in joules."""
+    """Power in watts, each in addition to ``idle_w``, and charge in joules."""
 
     idle_w: float
     busy_w: float
@@ -182,7 +182,7 @@ class Power(NamedTuple):
 def power_of(device: Device, network: Network | None = None) -> Power | None:
     """Return the powers of a device on that network (None: its mobile radio); None without a battery.
 
-    `ProfileError` if the profile does not state the power of computing.
+    Raises `ProfileError` if the profile does not state the power of computing.
     """
     battery, draw = device.battery, draw_of(device, network)
     if battery is None or draw is None:

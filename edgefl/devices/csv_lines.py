@@ -45,7 +45,7 @@ def check_whole(line: Mapping[str | None, Any], place: str) -> None:
 
 
 def positive(line: Mapping[str, str], name: str, place: str) -> float | None:
-    """Return a number above 0, or None for an empty or absent field; `ConfigError` for anything else."""
+    """Return a number above 0, or None for no value. Raises `ConfigError` for anything else."""
     text = line.get(name) or ""
     if not text:
         return None

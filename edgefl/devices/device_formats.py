@@ -70,7 +70,7 @@ class _BouquetFile(msgspec.Struct):
 
 
 def read_bouquetfl(path: Path, options: ImportOptions) -> ImportResult:
-    """Make a device of each processor or graphics card, and a network of each location."""
+    """Make a device from each processor or graphics card, and a network from each location."""
     file = checked(str(path), read_tables(path), _BouquetFile)
     kinds: list[tuple[type[Processor | GraphicsCard | Location], list[_Table]]]
     kinds = [(Processor, file.cpus), (GraphicsCard, file.gpus), (Location, file.locations)]

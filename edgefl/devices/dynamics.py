@@ -151,7 +151,7 @@ class Dynamics:
         return (state.forced if self._experiment.fleet.on_leave == "finish" else state.move).at_s
 
     def moved(self) -> Iterable[int]:
-        """Clients whose next change is not the same as at the last call of this method."""
+        """Return the clients whose next change is another than at the last call of this method."""
         moved, self._moved = self._moved, {}
         return moved
 

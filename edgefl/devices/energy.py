@@ -120,7 +120,8 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
 def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
     """Return the device's power on that network (None: its mobile radio); None without a battery.
 
-    Currents missing from the profile count as 0. `ProfileError` if it does not state the power of computing.
+    Currents missing from the profile count as 0. Raises `ProfileError` if it does not state the power of
+    computing.
 
     >>> from edgefl.devices import load_device
     >>> draw = draw_of(load_device("pixel-4"))

@@ -71,7 +71,7 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write(fleet: FleetFile) -> bytes:
-    """Write a fleet's ``client_device_capacity``; its one bandwidth keeps the sum of both transfer times."""
+    """Write a fleet's ``client_device_capacity``; the one bandwidth preserves the sum of transfer times."""
     clients: list[dict[str, float]] = []
     for name, count in fleet.drawn(seed=0).items():
         device = load_device(name)

@@ -56,7 +56,7 @@ SPREAD: Final = MOST_UNSURE
 FAMILY: Final = 0.5
 """Strength of the regularisation of a family's factor, relative to that of a single cost."""
 ODD: Final = 0.1
-"""Absolute log error above which a row counts linearly and not quadratically."""
+"""Absolute log error above which a row's loss grows linearly instead of quadratically."""
 FOLDS: Final = 50
 """Maximum number of fits that estimate the error on held-out networks."""
 FEW_NETWORKS: Final = 10
@@ -187,7 +187,7 @@ def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
 
 
 def holding(unseen: Sequence[HeldOutPrediction], share: float = COVERAGE) -> float:
-    """Return the factor within which a further prediction is with probability ``share`` (conformal)."""
+    """Return the factor that holds for a further prediction with probability ``share`` (conformal)."""
     return _holding([found.off for found in unseen], share)
 
 

@@ -84,7 +84,7 @@ _USUAL = {f"--{name}": value for name, value in msgspec.to_builtins(Recipe()).it
 
 
 def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tuple[MeasuredStep, ...]:
-    """Return the files' steps of that profile and runtime; `ConfigError` unless exactly one pair matches."""
+    """Return the files' steps of that profile and runtime. Raises `ConfigError` unless one pair matches."""
     have = sorted({kind for file in files for kind in measurements.kinds(file)})
     chosen = [kind for kind in have if profile in (None, kind[0]) and runtime in (None, kind[1])]
     if len(chosen) != 1:

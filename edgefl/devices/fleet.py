@@ -167,7 +167,7 @@ def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
 
 
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
-    """Create a client's presence; a profile's windows get a random shift per client, a file's do not."""
+    """Create a client's presence. Windows of a profile are shifted at random, those of a file are not."""
     fleet, seed, client = experiment.fleet, experiment.seed, info.client
     sources: list[LateJoin | Windows | AlternatingRenewal] = []
     if fleet.join_spread_s > 0:
@@ -247,10 +247,10 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
 
 
 def masking_time_s(device: Device, rules: SecureRules) -> float:
-    """Seconds of masking an update on one core: bytes through the cipher, and bytes moved by arithmetic.
+    """Return the seconds of masking an update on one core, for encrypted bytes and for moved bytes.
 
-    The rates are those of AES-256-CBC and of memcpy on the device's fastest core. 0 if the profile does not
-    list its cores, or if a delay model sets the trip's time.
+    The rates are those of AES-256-CBC and of memcpy on the device's fastest core. The time is 0 if the
+    profile does not list its cores, or if a delay model sets the trip's time.
     """
     if device.timed_by_draw or device.cpu is None or not device.cpu.clusters:
         return 0.0
@@ -451,7 +451,7 @@ class Trips:
     def reply_s(self, client: int, version: int, at_s: float, down_bytes: int, up_bytes: int) -> float:
         """Emulated seconds in which a client downloads a request about ``version`` and uploads its reply.
 
-        Its arithmetic takes no time. If a connection is lost, the message goes on with the next byte.
+        Its arithmetic takes no time. If a connection is lost, the message resumes at the next byte.
         """
         seed, info = self._experiment.seed, self._clients[client]
         rng, total_s = stream(seed, "reply", client, version), 0.0

@@ -39,7 +39,7 @@ WRITTEN = ("devtools", "fedscale", "mahimahi", "webpagetest")
 
 
 def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
-    """Import a file as profiles; ProfileError if the format, an option or the file is invalid."""
+    """Import a file as profiles. Raises ProfileError if the format, an option or the file is invalid."""
     found = _format(format_name)
     for option, given in options._asdict().items():
         if given not in (None, ()) and option not in found.takes:
@@ -51,7 +51,7 @@ def read(format_name: str, path: Path, options: ImportOptions) -> ImportResult:
 def write(name: str, format_name: str, way: Literal["down", "up"] | None = None) -> Export:
     """Export a profile, given by name or path; ``way`` selects the direction of a trace (default: down).
 
-    ProfileError if the format is read-only, cannot express the profile, or does not use ``way``.
+    Raises ProfileError if the format is read-only, cannot express the profile, or does not use ``way``.
 
     >>> print(write("3g", "webpagetest").content.decode(), end="")
     [3g]
@@ -86,7 +86,7 @@ def _format(name: str) -> Format:
 
 
 def _inexpressible(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:
-    """List properties of the network that no format, or none of a rate only, can express."""
+    """List the network's properties that no format can express, or with ``rate_only`` no format of rates."""
     ways = (network.down, network.up)
     has = {
         "delay": rate_only and any(way.delay_ms for way in ways),

@@ -1,4 +1,4 @@
-"""Shared by the importers of other projects' files: bounded reading, validation, writing of profiles."""
+"""Functions of the importers of other projects' files: bounded reading, validation, writing of profiles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ImportResult(NamedTuple):
 
 
 def read_bytes(path: Path, limit_mib: int = 1) -> bytes:
-    """Read a file; `ProfileError` if it is missing, unreadable or larger than ``limit_mib``."""
+    """Read a file. Raises `ProfileError` if it is missing, unreadable or larger than ``limit_mib``."""
     try:
         return read_file(path, limit_mib << 20)
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def read_bytes(path: Path, limit_mib: int = 1) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a file as UTF-8; `ProfileError` if that fails."""
+    """Read a file as UTF-8. Raises `ProfileError` if that fails."""
     raw = read_bytes(path)
     try:
         return raw.decode("utf-8-sig")
@@ -64,7 +64,7 @@ def read_text(path: Path) -> str:
 
 
 def checked(where: str, value: Any, of: type[T]) -> T:
-    """Convert untrusted data to the type ``of``, whose numbers are bounded; `ProfileError` if invalid."""
+    """Convert untrusted data to the type ``of``, which bounds numbers. Raises `ProfileError` if invalid."""
     try:
         return msgspec.convert(value, of)
     except msgspec.ValidationError as error:
@@ -74,7 +74,7 @@ def checked(where: str, value: Any, of: type[T]) -> T:
 
 
 def profile_names(texts: Iterable[str]) -> list[str]:
-    """Make distinct profile names of any texts.
+    """Make distinct profile names from any texts.
 
     >>> profile_names(["Slow 3G", "slow 3g", "Ryzen 5 3600", "__"])
     ['slow-3g', 'slow-3g-2', 'ryzen-5-3600', 'unnamed']
@@ -100,7 +100,7 @@ def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> I
 
 
 def profile_file(source: Path, kind: Kind, tables: dict[str, Any]) -> dict[str, str]:
-    """Return the profile's file name and content; `ProfileError` naming ``source`` if it is invalid."""
+    """Return the profile's file name and content. Raises `ProfileError`, with ``source``, if invalid."""
     tables = {"schema": SCHEMA, **tables}
     for last in ("sources", "uncertainty"):
         if last in tables:

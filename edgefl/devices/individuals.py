@@ -97,7 +97,7 @@ class TripScatter:
         for at in range(1, BLOCK):
             chain[at] = CORRELATION * chain[at - 1] + fresh * chain[at]
         self._block = block
-        # numpy's exp gives other last bits on processors with AVX-512; math.exp does not.
+        # numpy's exp gives different last bits on processors with AVX-512; math.exp does not.
         first = self._amount * FIRST
         self._noise = array("d", [math.exp(self._sigma * z) for z in chain])
         self._first = array("d", [first * math.exp(FIRST_SPREAD * z) for z in normal[1].tolist()])

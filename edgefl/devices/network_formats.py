@@ -215,7 +215,7 @@ def read_mahimahi(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write_mahimahi(network: Network, way: Direction) -> str:
-    """Write one direction of the network as a trace; `ProfileError` if it is unlimited."""
+    """Write one direction of the network as a trace. Raises `ProfileError` if it is unlimited."""
     if way.trace is not None:
         return trace_text(read_trace(way.trace))
     if way.rate_mbps is None:

@@ -32,7 +32,7 @@ def estimated_profile(
     measured: Measured | None = None,
     name: str | None = None,
 ) -> str:
-    """Return the text of the phone's profile; `ConfigError` for an unknown core."""
+    """Return the text of the phone's profile. Raises `ConfigError` for an unknown core."""
     table = phone_table()
     core = known_core(table, core)
     slug = f"{core.lower().replace(' ', '-')}-{mhz:g}"
@@ -68,7 +68,7 @@ def _text(table: PhoneTable, phone: Phone, costs: Costs, model: TimeModel, sourc
 
 
 def measured_work(network: str, input_shape: tuple[int, ...] | None = None) -> StepWork:
-    """Count the work of an inference of a network by its name; `ConfigError` if it is unknown."""
+    """Count the work of an inference of a named network. Raises `ConfigError` if it is unknown."""
     from edgefl.devices.prediction import traced
     from edgefl.learning.benchmark_networks import NAMED
     from edgefl.learning.models import model_to_trace

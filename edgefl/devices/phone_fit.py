@@ -42,13 +42,13 @@ Array = NDArray[np.float64]
 Networks = dict[str, tuple[Layer, ...]]
 
 REFERENCE: Final = "110"
-"""The network whose time alone, besides core, clock and RAM, determines a phone (`of_one_network`)."""
+"""The network from whose time, with core, clock and RAM, a phone's costs are derived (`of_one_network`)."""
 ROUNDS: Final = 8
 """Rounds of expectation-maximisation."""
 OWN: Final = 0.3
 """Prior standard deviation of the logarithm of a cost's deviation from the mean phone's."""
 PHONES_OF_PRIOR: Final = 8
-"""Weight of the prior `OWN`: that of as many phones."""
+"""Weight of the prior `OWN`, as a number of phones."""
 RIDGE: Final = 0.03
 LENGTH: Final = 0.1
 """`Neighbours.length`."""
@@ -258,7 +258,7 @@ def _together(work: Array, log_s: Array) -> Fitted:
 def _most_probable(
     rows: Array, log_s: Array, mean: Array, firm: Array, at: Array, noise: float, steps: int
 ) -> tuple[Array, Array]:
-    """Find the most probable costs by Newton steps; outliers of more than three ``noise`` count less."""
+    """Find the most probable costs by Newton steps; errors above 3 · ``noise`` have less weight."""
     for _ in range(steps):
         part, error = _parts(rows, at, log_s)
         weight = 1 / (noise**2 * np.sqrt(1 + (error / (3 * noise)) ** 2))
@@ -343,7 +343,7 @@ def _only(data: Matrix, units: Sequence[int], networks: Sequence[int]) -> Matrix
 
 
 def _error_factors(data: Matrix) -> dict[str, float]:
-    """Each unit's error factor, within which the share `HELD` of left-out networks is."""
+    """Each unit's error factor: the share `HELD` of left-out networks is within it."""
     errors: dict[str, list[float]] = {}
     all_units = range(len(data.units))
     for fold in range(NETWORK_FOLDS):

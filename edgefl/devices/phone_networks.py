@@ -61,7 +61,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Additional cost of layers, in operations of their class per operation (``outputs``: per value)."""
 
     odd: float = 0.0
-    """1 × 1 convolutions whose input channels are no multiple of four, in operations of class ``thin``."""
+    """1 × 1 convolutions whose input channels are not a multiple of four, in operations of class ``thin``."""
     outputs: float = 0.0
     """Output values of 1 × 1 convolutions."""
     large: float = 0.0
@@ -85,7 +85,7 @@ INTO: Final[Mapping[str, str]] = {
 
 
 def read_networks(path: Path) -> dict[str, tuple[Layer, ...]]:
-    """Read the layers of each network of a CSV; `ConfigError` if it is invalid."""
+    """Read the layers of each network of a CSV. Raises `ConfigError` if it is invalid."""
     networks: dict[str, list[Layer]] = {}
     for place, line in csv_lines(path, ("network", *Layer.__struct_fields__)):
         networks.setdefault(line["network"], []).append(_layer(line, place))

@@ -31,7 +31,7 @@ class PhoneRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_rows(path: Path) -> list[PhoneRow]:
-    """Read the rows of a file; `ConfigError` if it is invalid or empty."""
+    """Read the rows of a file. Raises `ConfigError` if it is invalid or empty."""
     return [_row(line, place) for place, line in csv_lines(path, COLUMNS)]
 
 

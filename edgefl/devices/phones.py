@@ -147,8 +147,8 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Number of standard deviations of the costs' distribution within which 90% of new phones are: known by
-    their core, and by one measured network."""
+    """Standard deviations of the costs' distribution that contain 90% of new phones: of phones whose core is
+    known, and of those on which one network was measured too."""
 
     core: Positive
     one_network: Positive
@@ -162,7 +162,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Work of each of `CLASSES` in a typical network."""
     weights: Weights
     spread: tuple[tuple[float, ...], ...]
-    """Covariance between the logarithms of a phone's costs, beside its speed."""
+    """Covariance between the logarithms of a phone's costs, apart from its speed."""
     noise: Positive
     """Standard deviation of ln(a network's time ÷ the time of its work)."""
     similarity: Similarity
@@ -221,7 +221,7 @@ def shares(found: Mapping[str, float], weights: Weights, costs: Array) -> Array:
 
 @cache
 def load(path: Path) -> PhoneTable:
-    """Read a table; `ConfigError` if it is invalid."""
+    """Read a table. Raises `ConfigError` if it is invalid."""
     return convert(toml.read(path), PhoneTable)
 
 
@@ -259,17 +259,17 @@ def prior(table: PhoneTable, about: About) -> Costs:
 
 
 def speeds(costs: Array) -> Array:
-    """Logarithm of each phone's time of the typical network; ``costs`` has shape (phones, classes)."""
+    """Logarithm of each phone's time for the typical network; ``costs`` has shape (phones, classes)."""
     total: Array = np.log(np.exp(costs).sum(1))
     return total
 
 
 SHAPE_PRIOR: Final = 1.0
-"""Number of phones of the same core that weigh as much as all phones' mean, for the costs' proportions."""
+"""Weight of all phones' mean in the costs' proportions, as a number of phones of the same core."""
 
 
 def shape_likeness(one: About, other: About) -> float:
-    """Weight of another phone for the proportions of this one's costs."""
+    """Weight of another phone in the estimate of the proportions of this one's costs."""
     same_family = bool(one.core) and one.family == other.family
     return 0.5 * same_family + 0.5 * (bool(one.core) and one.core == other.core)
 
@@ -315,7 +315,7 @@ def _shares_error(row: Array, at: Array, seconds: float) -> tuple[Array, float]:
 def time_model(
     costs: Costs, typical: Sequence[float], error_factor: float, width: float | None = None
 ) -> TimeModel:
-    """Make a time model of costs; ``width`` standard deviations of their distribution widen its interval."""
+    """Make a time model from costs; ``width`` standard deviations of the costs widen its interval."""
     by_field = {
         name: math.exp(log) / 1e3 / amount
         for fields, log, amount in zip(CLASSES, costs.mean, typical, strict=True)
@@ -332,7 +332,7 @@ def time_model(
 
 
 def _triangle(covariance_: Array) -> tuple[tuple[float, ...], ...]:
-    """Lower triangle of the covariance of each of `TERMS` and of the fixed part."""
+    """Cholesky factor (lower triangle) of the covariance of `TERMS` and of the fixed part."""
     of_term = [
         next(at for at, fields in enumerate(CLASSES) if term[0] in fields) for term in (*TERMS, ("fixed",))
     ]

@@ -48,7 +48,7 @@ def predict(
 
 
 def time_model(device: Device, runtime: str | None = None) -> TimeModel:
-    """Return the device's time model in that runtime (default: its own); `ProfileError` if it has none."""
+    """Return the device's time model in that runtime, or its default. Raises `ProfileError` without one."""
     model = device.time_model(runtime)
     if model is None:
         raise ProfileError(
@@ -67,7 +67,7 @@ def traced(
 ) -> BatchWork:
     """Count the work of a step of the module for any batch size, as ``runtime`` executes it.
 
-    TFLite only runs inference, one example at a time; `ConfigError` for training.
+    TFLite only runs inference, one example at a time. Raises `ConfigError` if it should train.
     """
     dtype = dtype or example_dtype(module, input_shape)
     if runtime == TFLITE:

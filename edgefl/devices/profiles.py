@@ -155,7 +155,7 @@ def _file_names(kind: Kind) -> frozenset[str]:
 
 
 def phone_table() -> phones.PhoneTable:
-    """Return the table of measured phones; `ProfileError` if it is missing."""
+    """Return the table of measured phones. Raises `ProfileError` if it is missing."""
     path = bundled_folder() / phones.FILE
     if not path.exists():
         raise ProfileError(f"edgefl's table of phones is missing at {path}; install edgefl again")
@@ -208,7 +208,7 @@ def kind_of(table: dict[str, Any]) -> Kind:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file without validation; `ProfileError` if it is unreadable or not TOML."""
+    """Read a TOML file's tables without validation. Raises `ProfileError` if it is unreadable or not TOML."""
     if "\0" in str(path):
         raise ProfileError("path contains a NUL byte")
     try:

@@ -24,12 +24,12 @@ BASES: Final = {
     **dict.fromkeys(("A7", "A53", "A57", "A72", "A73", "A75", "Kryo"), "pi-4"),
     **dict.fromkeys(("A76", "A77", "A78AE", "X3", "X4", "Vortex"), "pi-5"),
 }
-"""Measured device with the most similar cores, by FLOP per core and cycle: up to 8 (pi-4) or 16 (pi-5)."""
+"""By core type, the measured device with similar cores: up to 8 FLOP per cycle (pi-4) or 16 (pi-5)."""
 UNLIKE: Final = ("A7", "A53", "Vortex")
 """Cores unlike any measured one: the first two are in-order, Apple's is wider than all others."""
 
 WITH_BANDWIDTH: Final = 1.48
-"""Covers 90% of steps scaled from the Pi 4 to the Pi 5, and in the other direction: the larger factor."""
+"""Error factor for 90% of steps scaled from the Pi 4 to the Pi 5 or back: the larger of the two."""
 BY_GEMM: Final = 1.9
 """The same for scaling by GEMM rates alone, with two more pairs (Redmi Note 8 and Galaxy Note 10, both ways):
 the largest of the four factors."""
@@ -71,7 +71,7 @@ def base_of(device: Device) -> str:
 
 
 def scaled(device: Device, base: Device, runtime: str = "torch") -> Scaled:
-    """Scale the runtime of ``base`` to ``device``; `ConfigError` if either has no ``gemm``."""
+    """Scale the runtime of ``base`` to ``device``. Raises `ConfigError` if either has no ``gemm``."""
     known = base.time_model(runtime)
     assert known is not None
     flop, flop_words = _gemm(device, base)
@@ -108,7 +108,7 @@ def with_runtime(text: str, runtime: str, model: TimeModel, source: str) -> str:
 
 
 def _put(text: str, old: str, new: str, sources: str) -> str:
-    """Replace matches of ``old`` with ``new``; without a match insert ``sources`` as the [sources] header."""
+    """Replace matches of ``old`` with ``new``; without any, replace the line [sources] with ``sources``."""
     if re.search(old, text, re.MULTILINE):
         return re.sub(old, lambda _: new, text, flags=re.MULTILINE)
     return text.replace("\n[sources]\n", f"\n{sources}", 1)

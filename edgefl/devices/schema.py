@@ -91,8 +91,8 @@ class Storage(_Table, frozen=True, kw_only=True):
 
 
 class Battery(_Table, frozen=True, kw_only=True):
-    """The battery and its currents, except the cores': of the idle device, and in addition of a busy
-    radio."""
+    """The battery, the current of the idle device, and the additional currents of a busy radio. Those of the
+    cores are in `Cluster`."""
 
     capacity_mah: Positive
     voltage_v: Positive | None = None

@@ -35,7 +35,7 @@ class Stretch(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """An amount of work, done without a pause from a given temperature on."""
+    """An amount of work, done without a pause and started at a given temperature."""
 
     model: ThermalModel
     stretches: tuple[Stretch, ...]

@@ -134,8 +134,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def error_factor_of(self, work: StepWork) -> float:
         """Return the factor of a step's 90% interval: wider for costs that were not measured.
 
-        It is limited to the factor of a step all of whose costs are at their individual limits, at most 7
-        each.
+        It is limited to the factor that results if every cost is at its individual limit, at most 7 each.
         """
         parts = self.parts(work)
         seconds = sum(parts.values())
@@ -149,8 +148,8 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return joined(self.error_factor, min(math.exp(math.hypot(*off)), most))
 
     def _unsure(self, parts: Mapping[str, float]) -> tuple[str, ...]:
-        """List the largest part of each term whose effect on the interval is above half of the largest
-        one."""
+        """List the terms that widen the interval more than half as much as the worst one, by their largest
+        part."""
         off = [math.hypot(*row) * s for row, s in zip(self.cost_errors, _by_term(parts), strict=True)]
         worst = sorted((at for at in range(len(off)) if off[at] > max(off) / 2), key=lambda at: -off[at])
         return tuple(next(name for name in parts if name in (*TERMS, ("fixed",))[at]) for at in worst)
