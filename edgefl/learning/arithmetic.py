@@ -88,6 +88,6 @@ class Arithmetic:
         return batch if device is None else batch.to(device)
 
     def cast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Context of a step's forward pass: layers that benefit compute in the lower precision."""
+        """Return the context for a forward pass, in which layers that benefit use the lower precision."""
         lower = self.precision == "bfloat16"
         return torch.autocast(device.type, dtype=torch.bfloat16) if lower else nullcontext()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 KINDS = ("sign-flip", "gaussian", "label-flip", "alie")
 MOST_COLLUDERS = 7
-"""Maximum number of other attackers as which an ``alie`` attacker trains in a trip."""
+"""Maximum number of other attackers on whose data an ``alie`` attacker trains in a trip."""
 Floats = NDArray[np.float32]
 AttackFunction = Callable[[Floats, int, int, np.random.Generator], None]
 """``attack(delta, client, trip, rng)`` changes the client's update Δ in place."""
@@ -48,7 +48,7 @@ def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple
 def alie_z(clients: int, attackers: int) -> float:
     """Return z of ``alie`` (Baruch et al. 2019, algorithm 3): Φ(z) = (n − m − s)/(n − m), s = ⌊n/2 + 1⌋ − m.
 
-    s honest updates more extreme than the attackers' make a majority with them. ``attackers`` must be fewer
+    The attackers and s honest clients with more extreme updates form a majority. ``attackers`` must be fewer
     than half of the ``clients``.
 
     >>> round(alie_z(50, 24), 2), alie_z(10, 2)
@@ -100,10 +100,10 @@ class Attack:
         return client in self._clients and self._flipped is None
 
     def colluders(self, client: int, trip: int) -> list[int]:
-        """Return the other attackers as which an ``alie`` attacker also trains: up to 7, drawn for the trip.
+        """Return the other attackers on whose data an ``alie`` attacker trains too: up to 7, drawn per trip.
 
-        It downloads one version, so it trains from that version on each one's data. Empty for other clients
-        and attacks.
+        It trains on each one's data from the one version that it downloaded. Empty for other clients and
+        attacks.
         """
         if not self._z or client not in self._clients:
             return []
@@ -117,8 +117,8 @@ class Attack:
     ) -> None:
         """Change a trained model, in place, if the client attacks; ``base`` is the model that it downloaded.
 
-        ``others`` are the updates that it computed as its `colluders`, each of the model's shape. Raises
-        `TrainingError` if the user's function fails.
+        ``others`` are the updates that it computed on the data of its `colluders`, each of the model's shape.
+        Raises `TrainingError` if the user's function fails.
         """
         rules = self._rules
         if rules is None or not self.replaces_update(client):
@@ -143,7 +143,7 @@ class Attack:
 
 
 def _alie_z_of(rules: Attackers, clients: int, attackers: int) -> float:
-    """Return z, given or by the formula. Raises `ConfigError` if the attack cannot be made."""
+    """Return the given z, or that of the formula. Raises `ConfigError` if the attack cannot be made."""
     key, fleet = "fleet.attackers", f"{attackers} attackers of {clients} clients"
     if attackers < 2:
         raise ConfigError(f"{key}.share: 'alie' needs 2 or more attackers, got {fleet}")

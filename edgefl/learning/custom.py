@@ -1,7 +1,8 @@
 """A client's training by the user's own function, ``train(model, examples, context)``.
 
-``model`` holds w_k at the start and y at the end. `ClientExamples` are the client's examples; `Context`
-describes the trip and counts its steps, which pace the device. Examples: docs/clients.md.
+``model`` holds the downloaded w_k at the start and the trained y at the end. `ClientExamples` are the
+client's examples; `Context` describes the trip and counts its steps, which pace the device. Examples:
+docs/clients.md.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ class CustomTrainer:
         """Run one trip from the model's present state on the examples ``rows`` of ``x`` and ``y``.
 
         ``done`` and ``steps`` are as in `edgefl.learning.train.Trainer.run`; ``rule`` overrides the
-        trainer's. `TrainingError` names the function and the line that raised or broke the contract.
+        trainer's. Raises `TrainingError`, which names the function and the line that failed.
         """
         flat, rule, device = self._flat, rule or self._rule, self._flat.vector.device
         sizes = list(rule.batches(len(rows), steps))

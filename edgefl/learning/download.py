@@ -28,9 +28,9 @@ from edgefl.learning.published_sets import TEST_BATCH
 from edgefl.terminal import say
 
 SILENCE_S = 15.0
-"""A server that sends nothing for this long is given up."""
+"""A download ends with an error if the server sends nothing for this long."""
 SLOWEST_BYTES_PER_S = 50_000
-"""A slower download is given up after `SILENCE_S` more."""
+"""Minimum speed of a download, which may take `SILENCE_S` longer than at this speed."""
 PIECE = 1 << 16
 
 
@@ -109,7 +109,7 @@ def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
 
 
 def _checked(mirror: str) -> str:
-    """Return the address in EDGEFL_MIRROR. Raises `NotDownloaded` if that is no address."""
+    """Return the address in EDGEFL_MIRROR. Raises `NotDownloaded` if that is not an address."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(mirror)
         whole = parts.hostname and not re.search(r"[\s\x00-\x1f\x7f]", mirror)

@@ -35,7 +35,7 @@ class EvalResult(NamedTuple):
 
     ``accuracy`` is NaN if targets are not classes or the outputs are not logits for them; counts are then
     empty, as they are for tokens or above `MOST_COUNTED` classes. ``metrics`` come from the user's function;
-    ``problem`` is the reason if it gave none.
+    ``problem`` is the reason if it returned none.
     """
 
     loss: float

@@ -1,8 +1,8 @@
 """Images with classes from the Hugging Face hub: ``data.name = "hf:NAME"`` or ``"hf:NAME:CONFIG"``.
 
-A process of its own downloads the data set with the package datasets and converts it to a file of arrays in
+A separate process downloads the data set with the package ``datasets`` and converts it to a file of arrays in
 the cache folder: the threads of that package would not survive the fork of clients. Later runs read the file
-and need neither the network nor the package. datasets runs no code of a data set since its version 4.
+and need neither the network nor the package. Since version 4, ``datasets`` does not run a data set's code.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from edgefl.terminal import say
 
 PREFIX = "hf:"
 LABELS = ("label", "labels", "fine_label")
-"""Names of the column of classes, where there are several."""
+"""Possible names of the column of classes."""
 TESTS = ("test", "validation", "valid")
-"""Names of the split on which the model is measured."""
+"""Possible names of the split on which the model is measured."""
 
 
 def load_from_hub(name: str) -> Dataset:
@@ -130,7 +130,7 @@ def _pixels(pictures: Sequence[Any], like: NDArray[np.uint8] | None) -> NDArray[
 
 
 def main(name: str, file: Path) -> str:
-    """Fetch the data set ``name`` and write ``file``; return the reason if that failed, else nothing."""
+    """Fetch the data set ``name`` and write ``file``; return the reason if that failed, else ""."""
     try:
         import datasets
     except ModuleNotFoundError:

@@ -37,7 +37,7 @@ def cnn_fedbuff(input_shape: Shape, classes: int, *, width: int = 32, dropout: f
 def cnn_defedavg(
     input_shape: Shape, classes: int, *, channels: tuple[int, int] = (32, 64), hidden: int = 512
 ) -> nn.Module:
-    """DeFedAvg's CNN (Wang et al. 2024, §4.1.1): two 5×5 convolutions, each with a 2×2 max pool, two linear.
+    """DeFedAvg's CNN (Wang et al. 2024, §4.1.1): two 5×5 convolutions with 2×2 max pools, two linear layers.
 
     The convolutions are unpadded: only that gives the paper's latent width of 1,600 on 32×32×3 images, and
     1,024 on 28×28×1. 582,026 parameters on the latter are 2.33 MB = 2.22 MiB (paper: 2.2 MB), and 878,538 on
@@ -76,7 +76,7 @@ def cnn_celeba(input_shape: Shape, classes: int, *, width: int = 32) -> nn.Modul
 
 
 def cnn_femnist(input_shape: Shape, classes: int, *, hidden: int = 2048) -> nn.Module:
-    """LEAF's CNN for FEMNIST (Caldas et al. 2018): two convolutions, each with a 2×2 max pool, two linear.
+    """LEAF's CNN for FEMNIST (Caldas et al. 2018): two convolutions with 2×2 max pools, two linear layers.
 
     The convolutions are 5×5 with the same padding, of 32 and 64 channels. 6,603,710 parameters for 28×28 and
     62 classes.
@@ -204,7 +204,7 @@ def lstm_sent140(
 
 
 def lstm_shakespeare(input_shape: Shape, classes: int, *, embedding: int = 8, hidden: int = 256) -> nn.Module:
-    """LEAF's next-letter model (Caldas et al. 2018): an embedding of 8, two LSTM layers of 256, one linear.
+    """LEAF's next-letter model (Caldas et al. 2018): an embedding of 8, two LSTMs of 256, a linear layer.
 
     >>> sum(p.numel() for p in lstm_shakespeare((80,), 80).parameters())
     819920

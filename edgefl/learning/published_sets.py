@@ -122,7 +122,7 @@ def find_idx(folder: Path) -> list[Path] | None:
 
 
 def load_idx(name: str, files: Sequence[Path]) -> Dataset:
-    """Load the data set ``name`` from the files of `find_idx`; `ConfigError` for an invalid file."""
+    """Load the data set ``name`` from the files of `find_idx`. Raises `ConfigError` for an invalid file."""
     mean, std = MEAN_STD[name]
     parts: list[tuple[Images, NDArray[np.int64]]] = []
     for images_file, labels_file in (files[:2], files[2:]):
@@ -141,7 +141,7 @@ def load_idx(name: str, files: Sequence[Path]) -> Dataset:
 
 
 def read_idx(file: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read a uint8 array with this number of dimensions from an IDX file; `ConfigError` for anything else."""
+    """Read a uint8 array with this number of dimensions from an IDX file; else raise `ConfigError`."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             return _parse_idx(file, stream, dimensions)
@@ -190,7 +190,7 @@ def find_cifar(folder: Path) -> list[Path] | None:
 
 
 def load_cifar(files: Sequence[Path]) -> Dataset:
-    """Load CIFAR-10 from the files that `find_cifar` returned; `ConfigError` for an invalid one."""
+    """Load CIFAR-10 from the files that `find_cifar` returned. Raises `ConfigError` for an invalid one."""
     *train, test = map(_read_batch, files)
     parts = []
     for batches in (train, [test]):

@@ -389,7 +389,7 @@ def _all_meta(args: Sequence[Any]) -> bool:
 
 
 def _described(value: Any) -> Any:
-    """Everything about an argument that the shape, strides and type of a result depend on."""
+    """Return everything about an argument on which the shape, strides and type of a result depend."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.stride(), value.dtype
     if isinstance(value, list | tuple):
@@ -520,7 +520,7 @@ class _Layers:
         self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
 
     def declared_flop(self) -> float:
-        """Operations per example declared by layers; `ConfigError` if a used layer has no count."""
+        """Operations per example declared by layers. Raises `ConfigError` if a used layer has no count."""
         used = ((name, part) for name, part in self._module.named_modules() if name in self._flop)
         return sum(self._own(name, part) for name, part in used)
 
