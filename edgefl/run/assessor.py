@@ -22,7 +22,7 @@ from edgefl.seeds import stream
 from edgefl.terminal import printable
 
 LONGEST_PROBLEM = 500
-"""Maximum length of a problem's description on record, characters."""
+"""Maximum length of a problem's description in the record, characters."""
 
 
 class Assessor:

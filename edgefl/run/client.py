@@ -73,7 +73,7 @@ class ClientProcess:
     def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
         received_ns = time.monotonic_ns()
         if not isinstance(message, messages.Tasks):
-            return  # a Withdraw that crossed the end of its task
+            return  # a Withdraw that arrived after the end of its task
         (task,) = message.tasks
         self._witness.next_task()
         self._server.task = task.task

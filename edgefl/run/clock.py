@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 TICK, JOIN, ARRIVAL, LEAVE = 0, 1, 2, 3
-"""Kinds of entries, in their order at the same time. Under the wall clock, an `ARRIVAL` is a failed trip's
-end."""
+"""Kinds of entries; entries at the same time are handled in this order. Under the wall clock, an `ARRIVAL` is
+the end of a failed trip."""
 
 
 class WallClock:
@@ -40,11 +40,11 @@ class WallClock:
         self._started = self._monotonic()
 
     def now_s(self) -> float:
-        """Emulated seconds since the start of the run, without interruptions."""
+        """Emulated seconds since the start of the run, excluding interruptions."""
         return self._emulated_s + self._elapsed() / self.time_scale
 
     def wall_s(self) -> float:
-        """Wall seconds since the start of the run, without interruptions."""
+        """Wall seconds since the start of the run, excluding interruptions."""
         return self._wall_s + self._elapsed()
 
     def _elapsed(self) -> float:
@@ -62,7 +62,7 @@ class VirtualClock(WallClock):
         return self._now_s
 
     def advance(self, at_s: float) -> None:
-        """Advance time to ``at_s``; never decreases it."""
+        """Advance time to ``at_s``, if that is later than the present time."""
         self._now_s = max(self._now_s, at_s)
 
 

@@ -4,7 +4,7 @@ On its own host the server connects and the peers listen. Nobody can connect to 
 exhaust its memory or descriptors with unauthenticated connections. Each peer listens at its own address,
 which cannot be guessed. On Linux it is in the abstract namespace, and ZeroMQ's filter by process id (checked
 by the kernel) accepts the server only; elsewhere it is a socket in a new folder of mode 0700. A peer must
-prove the password of its name (ZeroMQ PLAIN) before its messages are read. Peers on other hosts connect to
+present the password of its name (ZeroMQ PLAIN) before its messages are read. Peers on other hosts connect to
 the server's door (`edgefl.zeromq.door`). Neither end trusts the other's bytes: `edgefl.run.messages` checks
 them.
 """
@@ -41,7 +41,7 @@ LINGER_MS = 200
 CONNECTS_PER_S = 5000
 """Maximum rate of connection attempts to peers that are still starting, in total."""
 FINE_WAIT_NS = 2_000_000
-"""A socket waits whole milliseconds: such waits end this long before a deadline, and a sleep does the
+"""A socket waits in whole milliseconds, so such a wait ends this long before a deadline, and a sleep does the
 rest."""
 SEND_WAIT_MS = 100
 BEAT = (messages.encode(messages.Beat()),)
@@ -78,7 +78,7 @@ class ServerSocket(Router):
         return control.Listening(self.root, self.secret, os.getpid(), *where)
 
     def connect(self, name: bytes) -> None:
-        """Connect to a peer, which may not be listening yet. A name may be connected once in a run."""
+        """Connect to a peer, which may not be listening yet. Each name can be connected once per run."""
         router = self._socket
         self._addresses[name] = where = control.address(self.root, self.secret, name)
         router.reconnect_ivl = max(10, 1000 * len(self._addresses) // CONNECTS_PER_S)
@@ -174,18 +174,18 @@ def _socket_of(spec: control.Spawn) -> Dealer:
 
 
 def of_training(error: Exception) -> bool:
-    """Return True for an error of the user's model or training, which only fails the task."""
+    """Return True for an error of the user's model or training; such an error fails only the task."""
     others = (Cancelled, Leave, MemoryError, SlotError, WireError, Disconnected)
     return not isinstance(error, others) and "can't allocate memory" not in str(error)
 
 
 def reason(error: Exception) -> str:
-    """Describe an error of training in a line."""
+    """Describe an error of training in one line."""
     return printable(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
 
 
 class Connection:
-    """A peer's connection to the server; sends heartbeats also during waits."""
+    """A peer's connection to the server; it sends heartbeats even during waits."""
 
     def __init__(self, spec: control.Spawn, heartbeat_s: float, lifeline: int) -> None:
         self._spec = spec
@@ -213,7 +213,7 @@ class Connection:
                 return
 
     def report(self, message: messages.FromClient) -> None:
-        """Send a message, and again at each heartbeat while idle, because it may have been lost."""
+        """Send a message, and repeat it at each heartbeat while idle, because it may have been lost."""
         self._unanswered = (messages.encode(message),)
         self.send(self._unanswered)
 
@@ -235,7 +235,7 @@ class Connection:
     def attempt(self, task: messages.Task, carry_out: Callable[[], None]) -> None:
         """Carry out a task; on failure return it to the server with a one-line reason.
 
-        Raises `MemoryError`, also for torch's error about memory.
+        Raises `MemoryError`, also in place of torch's out-of-memory error.
         """
         try:
             carry_out()

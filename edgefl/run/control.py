@@ -56,7 +56,7 @@ class _OfPeer(msgspec.Struct, frozen=True):
 
 
 class Departed(_OfPeer, frozen=True, tag="departed"):
-    """A process has ended and can write nothing any more: zygote → supervisor → server."""
+    """A process has ended and can no longer write anything: zygote → supervisor → server."""
 
     reason: str
     task: int | None = None
@@ -79,7 +79,7 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
 
 
 class Activity(msgspec.Struct, frozen=True, tag="activity"):
-    """The current activity besides training, as in `RunView.say` or `RunView.restarted`."""
+    """The current activity other than training, as in `RunView.say` or `RunView.restarted`."""
 
     text: str
     restarted: bool = False
@@ -222,7 +222,7 @@ FromZygote = Prepared | Adopted | Spawned | Departed | Cleared | Refused
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
-    """Number of hosts that are ready for peers, after a change."""
+    """The number of hosts that are ready for peers has changed to ``hosts``."""
 
     hosts: int
 

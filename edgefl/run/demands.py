@@ -21,7 +21,7 @@ from edgefl.strategies.base import Strategy
 
 
 def checked(experiment: Experiment, base: Path) -> Experiment:
-    """Validate and complete an experiment. Raises `ConfigError` if it cannot run with any data."""
+    """Validate and complete an experiment. Raises `ConfigError` if it cannot run, whatever its data are."""
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
     experiment = completed(experiment, resolve(experiment.strategy, [base]))
@@ -85,7 +85,7 @@ def shape_of(
 def wall_scale(
     experiment: Experiment, strategy: Strategy, prepared: control.Prepared, shares: Sequence[Share]
 ) -> TimeScale:
-    """Return the time scale that every host can carry, for clients under the wall clock."""
+    """Return the time scale for clients under the wall clock: the largest that any host needs."""
     scales = [(_scale(experiment, strategy, prepared, share), share.host) for share in shares if share.peers]
     scale, host = max(scales, key=lambda one: (one[0].value, one[0].load))
     if scale.value != 1.0 and any(share.as_is for share in shares):

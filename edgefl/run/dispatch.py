@@ -48,7 +48,7 @@ class Dispatch:
         self._waiting: dict[int, _Entry] = {}
         """Waiting tasks, keyed by task number, in the order in which they were added."""
         self._by_due: list[_Entry] = []
-        """Heap by due time; entries of tasks that do not wait any more are skipped."""
+        """Heap by due time; entries of tasks that no longer wait are skipped."""
         self._at_work: dict[int, tuple[int, _Entry]] = {}
         self._blame = Blame()
         self._task_s = PREFETCH_S / MIN_TASKS

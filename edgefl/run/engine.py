@@ -1,8 +1,8 @@
 """The engine: passes events to the core and carries out the core's actions.
 
-It leases slots, sums updates, frees slots and writes the record; no other module joins core, aggregator and
-record. It uses no socket: tasks, cancellations and wake-ups go to a `Timeline`, versions to be evaluated to
-an `EvaluationQueue`.
+It leases slots, sums updates, frees slots and writes the record; no other module connects core, aggregator
+and record. It uses no socket: tasks, cancellations and wake-ups go to a `Timeline`, versions to be evaluated
+to an `EvaluationQueue`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONG_SUM_BYTES = 2**20
 
 
 class _OpenTrip(msgspec.Struct):
-    """A task without a row on record yet; ``arrival`` is set when its update is complete."""
+    """A task without a row in the record yet; ``arrival`` is set when its update is complete."""
 
     order: Train
     sent_s: float
@@ -110,9 +110,9 @@ class Engine:
     _watch: Stopwatch
     _dynamics: Dynamics | None = None
     restored: Iterable[int] = ()
-    """Updates from before an interruption, whose trips are on record already."""
+    """Updates from before an interruption, whose trips are already in the record."""
     running: Mapping[int, tuple[Train, float]] = field(default_factory=dict)
-    """Tasks that were running then, and the times at which they were assigned."""
+    """Tasks that were running when the run was interrupted, with the times at which they were assigned."""
     write_ahead: WriteAhead | None = None
     """Secures the record before messages to clients; None under the virtual clock."""
     exchange_bytes: int = 0
@@ -122,7 +122,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         timeline, self._clock, self._on_record = self.timeline, self.timeline.clock, set(self.restored)
-        # Trips without a row on record, keyed by task.
+        # Trips without a row in the record, keyed by task.
         self._open = {
             task: _OpenTrip(order, at_s + self.wait_s(order.client, task, order.trip))
             for task, (order, at_s) in self.running.items()
@@ -146,7 +146,8 @@ class Engine:
     def handle(self, timeline_event: TimelineEvent) -> None:
         """Write an event to the journal, pass it to the core, and carry out the core's actions.
 
-        A sum that waits for clients is tried again after each event: one may have joined, or its time come.
+        A sum that waits for clients is tried again after each event: a client may have joined, or its time
+        may have come.
         """
         self._handle(timeline_event)
         if (action := self.aggregator.waiting) is not None:
@@ -169,7 +170,7 @@ class Engine:
         self.carry_out(actions)
 
     def secure(self) -> None:
-        """Make the events so far survive this process."""
+        """Make the events so far survive the death of this process."""
         if self.write_ahead is not None:
             self.write_ahead.secure()
         else:
@@ -287,7 +288,7 @@ class Engine:
         return actions
 
     def _zero(self, task: int) -> None:
-        """Write an update of zero if the core holds this task's failed trip as one (private runs)."""
+        """In a private run: write an update of zero if the core counts this task's failed trip as one."""
         trip = self._open.get(task)
         if not self.core.is_zero(task) or trip is None or trip.zero:
             return  # the slot holds it already
@@ -394,7 +395,8 @@ class WriteAhead:
         self.aggregator.settle()
 
     def secure(self) -> None:
-        """Make all events so far survive this process; after that, clients may be sent messages."""
+        """Make all events so far survive the death of this process; after that, clients may be sent
+        messages."""
         before = self.watch.to("record")
         failpoints.pass_by("commit")
         self.store.secure()

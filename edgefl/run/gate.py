@@ -33,7 +33,8 @@ class TaskReturned(NamedTuple):
 
 
 class ResendRequest(NamedTuple):
-    """A peer that should be busy repeats its last report: its order, or its report's effect, was lost."""
+    """A peer that should be busy repeats its last report: its order, or the effect of its report, was
+    lost."""
 
 
 class Refusal(NamedTuple):
@@ -44,7 +45,7 @@ class Refusal(NamedTuple):
 
 
 MOST_IDLE = 1000
-"""Maximum number of messages without effect since the last check of the peer: more is a flood."""
+"""Maximum number of messages without effect since the last check of the peer; more are a flood."""
 MOST_REPEATS = 2
 """Repeats after which the peer must have missed its task; a single repeat may have crossed the task."""
 Checked = messages.Ready | messages.TaskResult | messages.Assessed | TaskReturned | ResendRequest | Refusal
@@ -117,7 +118,8 @@ class Gate:
         return ()
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
-        """Ignore a repeated message, but after many of them have the peer's order sent again."""
+        """Ignore a repeated message; after more than `MOST_REPEATS` of them, have the peer's order sent
+        again."""
         peer.repeats += 1
         again = (ResendRequest(),) if peer.repeats > MOST_REPEATS else ()
         return (*self._beat(peer), *again)
@@ -205,8 +207,8 @@ class Gate:
         return lease if computes else None
 
     def send(self, peer: Peer, message: messages.FromServer, payload: Sequence[Frame] = ()) -> bool:
-        """Send a message; return False on failure. `receive` yields a `Refusal` of a peer that does not
-        read."""
+        """Send a message; return False on failure. If the peer does not read, `receive` then yields a
+        `Refusal`."""
         try:
             self.socket.send(peer.identity, (messages.encode(message), *payload))
         except Full:
@@ -219,7 +221,7 @@ class Gate:
         return True
 
     def dismiss(self, *roles: str) -> None:
-        """Dismiss all peers of these roles."""
+        """Send `Bye` to all connected peers of these roles."""
         for peer in self._peers.of(*roles):
             if peer.ready and not peer.dismissed:  # a message to a peer that has left would delay the close
                 peer.dismissed = self.send(peer, messages.Bye())

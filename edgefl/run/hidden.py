@@ -2,7 +2,7 @@
 
 Each kind of ``[server.secure]`` is a `Scheme` in a module of its own: `hidden_masks`, `hidden_trusted` and
 `hidden_pairwise`. The phones' keys are derived from one secret, which the zygote's processes and
-`edgefl.run.secure_process` have and the server's process does not.
+`edgefl.run.secure_process` know, but the server's process does not.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def rounding_norm(rules: SecureRules) -> float:
 def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
     """Return the norm to which clients clip updates so that, rounded, they are within ``privacy.clip_norm``.
 
-    None without ``[privacy]``, and with local noise alone, to which the clipping belongs.
+    None without ``[privacy]``, and with local noise only, which includes a clipping of its own.
     """
     if experiment.privacy is None or not experiment.privacy.central:
         return None
@@ -183,7 +183,7 @@ def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
 
 
 def phones_secret(experiment: Experiment, folder: Path, *, begun: bool = True) -> bytes:
-    """Return the secret of the phones' keys, from the run's folder; a new run's is made and stored there.
+    """Return the secret of the phones' keys from the run's folder; for a new run, make and store it there.
 
     It is empty without ``[server.secure]``. Raises `ConfigError` if a run that has begun has lost it: nobody
     could open the updates that its server holds.
@@ -263,7 +263,7 @@ class HiddenSums:
         """Returns a client's time for its part of an exchange: `Trips.reply_s`."""
 
     def lacks_helpers(self, buffer: ParameterBuffer, members: Members) -> bool:
-        """Return True if too few clients are online to unmask a sum; False also for one to be refused."""
+        """Return True if too few clients are online to unmask a sum; False for a sum that will be refused."""
         try:
             helpers, online = self._helpers(buffer, members)
         except SecureError:
@@ -283,7 +283,7 @@ class HiddenSums:
         return replies[helpers.needed - 1] if helpers.needed else 0.0
 
     def _helpers(self, buffer: ParameterBuffer, members: Members) -> tuple[Helpers, list[int]]:
-        """Return the helpers of a sum, and those who are online."""
+        """Return the helpers of a sum, and which of them are online."""
         helpers = self._scheme.helpers(self.rules, self._seed, self._clients, buffer, members)
         return helpers, [client for client in helpers.clients if self.online(client)]
 

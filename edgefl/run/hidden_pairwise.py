@@ -2,7 +2,7 @@
 
 An upload has the masked, weighted numbers, the update's id, the round's number and clients, the weight, the
 client's advert, and its sealed shares. `edgefl.run.secure_process` plays the clients that reveal shares. It
-derives the shares of clients that dropped out, which these would have sent before their training.
+derives the shares of clients that dropped out, which these clients would have sent before their training.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from edgefl.strategies.base import Strategy
 from edgefl.strategies.rounds import Rounds
 
 MOST_MEMBERS = 100
-"""Maximum number of clients in a round; a sum with dropouts takes time in proportion to its square."""
+"""Maximum number of clients in a round; the time for a sum with dropouts grows with its square."""
 _PREFIX = struct.Struct("<QI")
 """Number of the round, and weight of the update, in an upload."""
 _ABSENT = 2**32 - 1
@@ -113,7 +113,7 @@ class PairWriter:
         self._last: tuple[Cohort, RoundRules, dict[int, Advert]] | None = None
 
     def _round(self, cohort: Cohort) -> tuple[RoundRules, dict[int, Advert]]:
-        """Rules and adverts of a round; those of the last one are kept."""
+        """Rules and adverts of a round; those of the last round are kept."""
         if self._last is None or self._last[0] != cohort:
             rules = round_rules(self._rules, cohort)
             self._last = cohort, rules, adverts_of(self._phones, rules)
@@ -176,7 +176,7 @@ class Upload(NamedTuple):
 def uploads_of(
     rules: PairRules, buffer: ParameterBuffer, members: Members
 ) -> tuple[RoundRules, dict[int, Upload]]:
-    """Return the round of a sum and its uploads by number. Raises `SecureError` if they do not fit."""
+    """Return the round of a sum and its uploads by number. Raises `SecureError` if they do not match."""
     found = [Upload.read(rules, buffer, client, slot) for client, slot, _ in members]
     if not found:
         raise SecureError("no client arrived")
@@ -200,7 +200,7 @@ def uploads_of(
 
 
 class Participants:
-    """The clients of all rounds, when they reveal shares. They answer for a round once."""
+    """The clients of all rounds, when they reveal shares. They answer only once for each round."""
 
     def __init__(self, phones: Phones, rules: PairRules, buffer: ParameterBuffer, path: Path | None) -> None:
         self._phones, self._rules, self._buffer = phones, rules, buffer

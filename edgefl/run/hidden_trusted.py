@@ -22,7 +22,7 @@ AGGREGATOR = b"aggregator"
 
 
 def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: int) -> None:
-    """All settings and strategies fit."""
+    """Accept all settings and strategies."""
 
 
 def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> TrustedRules:

@@ -1,6 +1,6 @@
 """The hosts on which a run's clients or workers are started: `Hosts`; by default this host.
 
-`edgefl.hosts.nodes.Nodes` are the other implementation. With nodes, this host's zygote still loads the
+`edgefl.hosts.nodes.Nodes` is the other implementation. With nodes, this host's zygote still loads the
 workload, makes the first model and hosts the evaluator.
 """
 
@@ -24,11 +24,11 @@ class Share(NamedTuple):
     host: str
     peers: Sequence[int]
     step_s: float
-    """CPU seconds of a training step there."""
+    """CPU seconds of a training step on this host."""
     cores: float | None = None
     """Cores for these peers; None for all that this process may use."""
     as_is: bool = False
-    """The peers are not held to their device profiles."""
+    """True if the peers are not limited to their device profiles."""
 
 
 class Seat(NamedTuple):
@@ -49,7 +49,7 @@ class Hosts(Protocol):
     wanted: int
     """Number of hosts that the run waits for."""
     rows: list[NodeRow]
-    """Hosts to record."""
+    """Rows of the hosts for the run's record."""
 
     @property
     def door(self) -> str:
@@ -90,20 +90,20 @@ class Hosts(Protocol):
         """Start a peer."""
 
     def expel(self, message: control.Expel) -> control.Departed | None:
-        """Kill a peer; return its end at once if it has no process."""
+        """Kill a peer; return its end immediately if it has no process."""
 
     def clear(self, restarts: int) -> Iterator[control.FromHosts]:
         """Kill all peers, because their server is gone; `control.Cleared` follows."""
 
     def usage(self, here: dict[str, float | None]) -> dict[str, float | None]:
-        """Return the load of the worst host; that of this one is ``here``."""
+        """Return the load of the worst host; ``here`` is the load of this one."""
 
     def close(self, outcome: str = "") -> None:
         """End all peers, because the run is over."""
 
 
 class ThisHost:
-    """This host's zygote. Its messages arrive at the supervisor by its channel."""
+    """This host's zygote. Its messages arrive at the supervisor through its channel."""
 
     name, compare, wanted, door = "zygote", False, 1, ""
     zygote: Channel[control.FromZygote]

@@ -1,8 +1,8 @@
-"""Makes one run of many, or resumes it, or finds it finished; makes several side by side, in lanes.
+"""Makes one run of many, resumes it, or reads it if it is finished; makes several side by side, in lanes.
 
 A lane is a process that makes one run after another on its share of the cores, with the same bits as
-`supervisor.run`. Lanes have process groups of their own, so that Ctrl-C reaches only this
-process, which then asks each lane to write a checkpoint and waits for it.
+`supervisor.run`. Each lane has a process group of its own, so that Ctrl-C reaches only this process. This
+process then asks each lane to write a checkpoint, and waits for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GRACE_S = 10.0
 
 
 OpenHosts = Callable[[Experiment], AbstractContextManager[Hosts | None]]
-"""Opens the hosts of a run's clients or workers, until it has ended; None: this host."""
+"""Provides the hosts of a run's clients or workers until the run has ended; None: this host."""
 
 
 def this_host(experiment: Experiment) -> AbstractContextManager[None]:
@@ -55,7 +55,7 @@ def finished(
     quiet: bool = True,
     hosts: OpenHosts = this_host,
 ) -> Result:
-    """Return the finished run of an experiment in ``folder``: the existing one, or resumed, or new.
+    """Return the finished run of an experiment in ``folder``; if necessary, make or resume it first.
 
     A run is shown live on a terminal unless ``quiet``. ``hosts`` opens the hosts of its clients or workers.
     Raises `ConfigError` if the folder holds a run with other settings.
@@ -111,7 +111,7 @@ class Lane(NamedTuple):
 
 
 def shares(cores: Sequence[int], lanes: int) -> list[list[int]]:
-    """Divide cores among lanes; with fewer cores than lanes, each has one that others may have, too.
+    """Divide cores among lanes; with fewer cores than lanes, each lane gets one that others may share.
 
     >>> shares([0, 1, 2, 3, 4], 2), shares([0, 1], 3)
     ([[0, 1], [2, 3, 4]], [[0], [1], [0]])
@@ -151,7 +151,7 @@ def make_all(
 
 
 def _hand_out(lanes: Sequence[Lane], waiting: deque[tuple[int, Job]], made: Callable[[int], None]) -> None:
-    """Give each lane a run whenever it has none, until all are made."""
+    """Give each idle lane the next run, until all runs are made."""
     poller, busy = select.poll(), dict[int, tuple[Lane, int]]()
 
     def give(lane: Lane) -> None:
@@ -180,7 +180,7 @@ def _hand_out(lanes: Sequence[Lane], waiting: deque[tuple[int, Job]], made: Call
 
 @contextmanager
 def _started(cores: Sequence[int], fork_server: ForkServer) -> Iterator[Lane]:
-    """Start a lane on these cores. It ends with the context, after a checkpoint if a run is under way."""
+    """Start a lane on these cores. It ends with the context; a run under way first writes a checkpoint."""
     mine = ",".join(map(str, cores))
     lane = Lane(*fork_server.start(__name__, FromLane, dict(os.environ), mine))
     try:

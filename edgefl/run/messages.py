@@ -12,7 +12,7 @@ server sends   client or worker answers                evaluator answers
 `Bye`          exits                                   exits
 =============  ======================================  ==================================================
 
-Every peer sends `Ready` first and `Beat` while it has nothing else to say. A message is one header frame
+Every peer sends `Ready` first and `Beat` while it has nothing else to send. A message is one header frame
 (msgpack, a tagged array) and, for the kinds that carry numbers, one payload frame.
 """
 
@@ -124,7 +124,7 @@ class TaskResult(_Message, frozen=True, tag=23):
     counted: Count | None = None
     """Number of examples by which the update is weighted; None: all that its client holds."""
     failed: str = ""
-    """With local noise: why the update is zero plus noise, for the record; empty if it is not."""
+    """With local noise: the reason why the update is zero plus noise, for the record; else empty."""
     order: int = 0
     """Number of the order, as in `Task`."""
     times: TripTimes | None = None
@@ -218,8 +218,8 @@ class Tasks(_Message, frozen=True, tag=15):
 
 
 class Withdraw(_Message, frozen=True, tag=16):
-    """Server → client or worker: these tasks are not needed any more. Each is returned by `Gone`, unless its
-    update is complete already."""
+    """Server → client or worker: these tasks are no longer needed. Each is returned by `Gone`, unless its
+    update is already complete."""
 
     tasks: list[int]
 

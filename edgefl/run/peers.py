@@ -27,7 +27,7 @@ MOST_DEATHS_IN_A_ROW = 5
 MOST_PAST = 256
 """Number of finished tasks remembered per peer; a worker holds at most 64 tasks at a time."""
 MOST_DETAIL = 500
-"""Maximum length of a peer's text on record, characters."""
+"""Maximum length of a peer's text in the record, characters."""
 
 
 @dataclass
@@ -184,7 +184,7 @@ class PeerLifecycle:
             self.expel(peer, "hang", f"silent for {silent_s:.1f} s")
 
     def expel(self, peer: Peer, kind: str, detail: str) -> None:
-        """Request the end of a peer's process, once."""
+        """Request that a peer's process be ended, once."""
         if not peer.expelled:
             peer.expelled = True
             self._peers.disconnect(peer)

@@ -128,7 +128,7 @@ def restore(
 ) -> Restored:
     """Rewind the record to the last checkpoint, replay it, and refill the buffer.
 
-    With ``once`` no version may be made again: raises `ConfigError` unless the run was interrupted in an
+    With ``once``, no version may be made twice: raises `ConfigError` unless the run was interrupted in an
     orderly way, at this checkpoint.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)

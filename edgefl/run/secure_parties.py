@@ -1,5 +1,5 @@
-"""The reply and the list of summed updates, for the parties of all schemes in
-`edgefl.run.secure_process`."""
+"""Code shared by the parties of all schemes in `edgefl.run.secure_process`: their reply, and the list of
+summed updates."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 reveal shares, or an aggregator.
 
 The server starts it at the first sum and starts it again if it dies. It has the phones' keys, which the
-server does not, and reads the sealed shares or updates of a sum in the parameter buffer. What was summed is
-in a file, so that no update counts in two sums after a restart.
+server does not have, and reads the sealed shares or updates of a sum in the parameter buffer. A file lists
+what was summed, so that no update counts in two sums after a restart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgefl.run.secure_parties import AnyRules, SumReply
 from edgefl.secure import USED_FILE
 
 MOST_STARTS = 5
-"""Starts of the process for one sum, after which the run ends."""
+"""Number of starts of the process for one sum after which the run ends."""
 GRACE_S = 5.0
 
 
@@ -67,7 +67,7 @@ class SecureProcess:
         self._channel: Channel[SumReply]
 
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
-        """Return the reply to a sum's request. `RunError` if the process ends again and again."""
+        """Return the reply to a sum's request. Raises `RunError` if the process ends `MOST_STARTS` times."""
         end = None
         for _ in range(MOST_STARTS):
             try:

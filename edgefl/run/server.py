@@ -190,14 +190,14 @@ class ServerLoop:
             )
 
     def _waits(self) -> str:
-        """Say that a sum waits for clients to unmask it."""
+        """Return a text if a sum waits for clients to unmask it, else ""."""
         return "" if self._aggregator.waiting is None else "; a sum waits for clients that can unmask it"
 
     def _departed(self, message: control.Departed) -> None:
         if self._stopped is not None:
             if message.role == control.EVALUATOR:
                 self._evaluation.give_up()
-            else:  # dismissed; otherwise it would be taken for silent while the last evaluation goes on
+            else:  # dismissed; otherwise it would be taken for silent during the last evaluation
                 self._peers.remove(message.role, message.peer, message.epoch)
             return
         peer = self._lifecycle.departed(message)
@@ -211,7 +211,7 @@ class ServerLoop:
         self._start_if_ready()
 
     def _grow(self, order: control.Grow) -> None:
-        """Start more workers: a node has joined that hosts them."""
+        """Start more workers on a node that has joined."""
         for number in range(order.first, order.workers):
             self._lifecycle.start(control.WORKER, number)
         self._store.set_meta(processes=order.workers)

@@ -297,7 +297,7 @@ class _ClientRows(LazySequence[ClientRow]):
         self._alike = {kind: self._facts(info) for kind, info in kinds_of(self._clients).items()}
 
     def _facts(self, info: ClientInfo) -> tuple[bool, dict[str, Any]]:
-        """Return whether step times are declared, and the fields that all such clients share."""
+        """Return whether step times are declared, and the fields that all clients of this kind share."""
         device, network = device_of(self._experiment, info.client, info.profile), network_of(info.network)
         return device.time_model() is not None, {
             "profile": device.id,

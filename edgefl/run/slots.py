@@ -115,7 +115,7 @@ class Aggregator:
         self._settled = -1  # ring entry of the last committed version
         self.totals = SimpleNamespace(updates=0, seconds=0.0, bytes=0)
         self._clipped = Clipped([], 0)
-        self._chosen: tuple[float, ...] = ()  # weights of the step by `combine`
+        self._chosen: tuple[float, ...] = ()  # weights that `combine` chose for the step
         self._zero: set[int] = set()  # tasks of a private step whose updates are summed as zero
         self._salt = self._refused = ""
         self._early = False
@@ -196,7 +196,7 @@ class Aggregator:
         self.leases[task].holder = holder
 
     def renumber(self, task: int, order: int) -> None:
-        """Number another order for the task: results of its earlier orders have no effect."""
+        """Give the task's next order its number; results of earlier orders then have no effect."""
         self.leases[task].order = order
 
     def unassign(self, task: int) -> None:
@@ -331,13 +331,13 @@ class Aggregator:
         return self.hidden.lacks_helpers(self.buffer, members)
 
     def exchange_s(self, action: Sum, at_s: float) -> float:
-        """Emulated seconds from ``at_s`` on that clients take to send what unmasks this sum."""
+        """Emulated seconds from ``at_s`` until the clients have sent what unmasks this sum."""
         if self.hidden is None or not (members := self._members(action)):
             return 0.0
         return self.hidden.exchange_s(self.buffer, members, action.version, at_s)
 
     def _members(self, action: Sum) -> list[tuple[int, int, float]]:
-        """Client, slot and weight of each update of a hidden sum, except those that a private run zeroes."""
+        """Client, slot and weight of each update of a hidden sum, except those that count as zero."""
         assert self.hidden is not None
         leases, size = [self.leases[task] for task in action.tasks], self.hidden.rules.size
         pairs, private = zip(action.tasks, leases, action.weights, strict=True), self.privacy is not None
@@ -549,9 +549,9 @@ class Aggregator:
         updates: list[Update],
         scales: list[Floats | None],
     ) -> None:
-        """Write the next running statistics: the average of the updates' by the step's weights.
+        """Write the next running statistics: the average of the updates' statistics, with the step's weights.
 
-        If these add up to more than 1, they are divided by their sum.
+        If these weights add up to more than 1, they are divided by their sum.
         """
         if not self.statistics:
             return

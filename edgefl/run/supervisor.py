@@ -65,7 +65,7 @@ GRACE_S = 10.0
 LAST_CHECKPOINT_S = 3.0
 """Time that a resume waits for the last checkpoint of a killed supervisor's server, seconds."""
 MOST_DEATHS = 3
-"""Deaths of server or zygote in a row, without a new version between them, that end the run."""
+"""Number of consecutive deaths of server or zygote, without a new version in between, that end the run."""
 
 
 def run(
@@ -385,7 +385,7 @@ class _Supervisor:
             host.prepare(prepare, same_bits=self._virtual)
 
     def _serve(self, state: State) -> None:
-        """Send the server its plan, which takes the run to ``state``."""
+        """Send the server its plan, and change to ``state``."""
         assert self._buffer is not None
         self._channels["server"].tell(self._plan, self._buffer.fd, self._lock)
         self._state = state
@@ -407,7 +407,7 @@ class _Supervisor:
         self._stop_serving()
 
     def _stop_serving(self) -> None:
-        """Ask the server to write a checkpoint and end; without a plan, `_serve` asks it later."""
+        """Ask the server to write a checkpoint and end; if it has no plan yet, `_serve` asks it later."""
         if self._state in HAS_PLAN:
             self._channels["server"].tell(control.Interrupt("interrupted"))
 

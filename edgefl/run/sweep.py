@@ -106,8 +106,8 @@ def sweep(
     unless ``quiet``.
 
     Each run gives the same bits as `supervisor.run` with the same settings and seed. Raises `ConfigError`
-    before the first run if any of them is invalid, `RunError` if a run fails, and KeyboardInterrupt after
-    Ctrl-C. The same call then continues the sweep.
+    before the first run if any run is invalid, `RunError` if a run fails, and KeyboardInterrupt after Ctrl-C.
+    The same call then continues the sweep.
     """
     base = (base or Path.cwd()).absolute()
     require_free(out, "sweep")

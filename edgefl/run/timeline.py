@@ -39,7 +39,7 @@ class Delivery(NamedTuple):
     result: messages.TaskResult
     times: messages.TripTimes
     examples: int
-    """Number of examples that weigh the update."""
+    """Number of examples by which the update is weighted."""
     at_s: float
 
 
@@ -142,7 +142,7 @@ class Timeline:
     def delivery(
         self, client: int, result: messages.TaskResult, times: messages.TripTimes, at_s: float
     ) -> Delivery:
-        """Return the arrival of a client's update after a trip of these times."""
+        """Return the arrival of a client's update after a trip with these times."""
         examples = self.trips.data.final[client] if result.counted is None else result.counted
         return Delivery(client, result, times, examples, at_s)
 

@@ -22,8 +22,8 @@ PART_BYTES = 256 * 1024
 the slot, and ZeroMQ reuses their memory."""
 
 REPEATED, SOME_PARTS = 4, 1000
-"""Limits on the number of parts of an update: transmissions of each smallest part, and a constant; more is a
-flood."""
+"""Limits on the number of parts of an update: how often each part of minimum size may be sent, plus a
+constant; more parts are a flood."""
 
 
 class ShmServer:

@@ -39,11 +39,12 @@ class Goal(NamedTuple):
     share: float
     text: str
     steady: bool = True
-    """The remaining time can be estimated from the pace so far."""
+    """True if the remaining time can be estimated from the pace so far."""
 
 
 def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
-    """Return the stop condition that will be met first; a measure only if there is no other."""
+    """Return the stop condition that will be met first; a measured one, such as accuracy, only if there is no
+    other."""
     counted: list[tuple[str, float, float | None, Callable[[float], str]]] = [
         ("versions", progress.version, stop.versions, "{:,.0f}".format),
         ("trips", progress.trips, stop.trips, "{:,.0f}".format),
@@ -72,7 +73,7 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
 
 
 class RunView:
-    """Keeps a run's numbers and shows nothing. Entered when the run starts, left when it ends."""
+    """Keeps a run's numbers and shows nothing. A context manager, left when the run ends."""
 
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.experiment = experiment

@@ -34,7 +34,7 @@ from edgefl.run.timeline import (
 )
 
 TRAINING_DEATH = "its training ended its process"
-"""Prefix of the reason if a client's training ended the processes of workers."""
+"""Prefix of the reason for a client's death if its training ended the processes of workers."""
 EVENTS_AT_ONCE = 128
 """Maximum number of events between two polls of the socket."""
 STALL_LIMIT = 1000
@@ -52,7 +52,7 @@ class Trip(msgspec.Struct):
     left: Left | Died | None = None
     """The event that cancelled the trip, if its client left or died as declared."""
     doomed: bool = False
-    """The client is known to leave before it could deliver, so the task is not computed."""
+    """True if the client is known to leave before it could deliver, so that the task is not computed."""
     broken: str = ""
     """Description of the link's loss during the trip, or ""; the task of a broken trip is not computed."""
 
@@ -85,7 +85,7 @@ class VirtualTimeline(Timeline):
         """Number of orders sent to workers so far."""
         self._started = False
         self._has_more = False
-        """The last call of `due` reached its limit of events."""
+        """True if the last call of `due` reached its limit of events."""
 
     def expect(self) -> None:
         for worker in range(self.workers):
@@ -113,7 +113,7 @@ class VirtualTimeline(Timeline):
         return int(self.agenda.head is not None)
 
     def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
-        """Requeue the tasks of a dead worker. This is no event, as clients do not depend on a worker.
+        """Requeue the tasks of a dead worker. No event follows, as clients do not depend on a worker.
 
         If a task has killed too many workers, its client dies when its update would have arrived. A death in
         the middle of a task counts against the task, any other against the worker.

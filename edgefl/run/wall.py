@@ -129,7 +129,7 @@ class WallTimeline(Timeline):
         self.agenda.add(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
-        """Handle a task's end. A client that was to give the task up leaves just before the event."""
+        """Handle a task's end. If it was cancelled because its client leaves, the client leaves first."""
         now_s = self.clock.now_s()
         if isinstance(result, messages.TaskResult):
             client = self.aggregator.leases[result.task].client
@@ -182,7 +182,7 @@ class WallTimeline(Timeline):
         return self.dynamics is not None and self.dynamics.declares_death(client, self.clock.now_s())
 
     def _left(self, client: int, why: str) -> Died | Left:
-        """Return a client's departure: its death, if the experiment declares that for now."""
+        """Return a client's departure: its death, if the experiment declares a death at this time."""
         if self._declares_death(client):
             return Died(client, self.clock.now_s(), why, declared=True)
         return Left(client, self.clock.now_s(), why)

@@ -52,8 +52,7 @@ def page_socket(port: int | None) -> AbstractContextManager[socket.socket | None
 
 
 def with_page(view: RunView, listener: socket.socket | None, folder: Path) -> RunView:
-    """Return a view that extends ``view`` by the page served at ``listener``; without a listener,
-    ``view``."""
+    """Return a view that adds the page served at ``listener`` to ``view``; ``view`` without a listener."""
     return view if listener is None else _PageView(view, listener, folder)
 
 

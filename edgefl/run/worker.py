@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgefl.run.workload import Workload
 
 SEND_NS = 300_000
-"""Maximum delay of results to send them together, while there is more to compute, ns."""
+"""Maximum time for which results are held back to be sent together, while there is more to compute, ns."""
 POLL_NS = 2_000_000
 """Interval between checks for messages during training, ns."""
 
@@ -39,7 +39,7 @@ class VirtualWorker:
         lifeline: int,
         begun: memoryview[int],
     ) -> None:
-        """``begun`` is shared memory for the task begun last; the zygote reads it if this process dies."""
+        """``begun`` is shared memory with the task begun last; the zygote reads it if this process dies."""
         self._workload, self._buffer, self._begun = workload, buffer, begun
         server = workload.experiment.server
         self._server = Connection(spec, server.heartbeat_s, lifeline)

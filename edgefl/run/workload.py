@@ -50,7 +50,8 @@ from edgefl.strategies.base import Strategy, TripInputs
 def own_training(
     training: Training, strategy: Strategy, base: Path, clients: int
 ) -> tuple[TrainFunction, str] | None:
-    """Return the user's own training function, of the strategy or the experiment, and its name; None: SGD."""
+    """Return the user's own training function, from the strategy or the experiment, and its name; None for
+    SGD."""
     method, name = type(strategy).train is not Strategy.train, training.function
     if not method and name is None:
         return None
@@ -325,7 +326,8 @@ class Workload:
         return result
 
     def _rows_on(self, client: int, trip: int) -> Rows:
-        """Return the rows of the examples that the client has on this trip: all, without ``data.growth``."""
+        """Return the rows of the examples that the client has on this trip; without ``data.growth``, all of
+        them."""
         rows = self._rows[client]
         if self.experiment.data.growth is None:
             return rows
@@ -337,8 +339,9 @@ class Workload:
     ) -> str:
         """Change the trained model in `flat` into what the client sends; ``base`` is what it downloaded.
 
-        An attacker attacks, any other client clips and adds noise, if the experiment says so. ``done`` is
-        called with 0 after each step that the attack trains. Returns why only noise is sent, or "".
+        If the experiment says so, an attacker attacks, and any other client clips its update and adds noise.
+        ``done`` is called with 0 after each step that the attack trains. Returns why only noise is sent, or
+        "".
         """
         if not self.attack.replaces_update(client):
             noise = self._local_noise
