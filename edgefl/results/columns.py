@@ -90,7 +90,7 @@ class Table(dict[str, NDArray[Any]]):
         return text.getvalue()
 
     def write(self, path: str | Path) -> Path:
-        """Write the table to ``path``, ``.csv`` or ``.parquet``; returns the path.
+        """Write the table to ``path``, ``.csv`` or ``.parquet``; return the path.
 
         Raises `ConfigError` for another suffix and for Parquet without polars or pyarrow, and `RunError` if
         the file cannot be written.
@@ -246,6 +246,6 @@ TABLES_OF_A_RUN: dict[str, Callable[[Record], Table]] = {
 
 
 def export(folder: Path, out: Path, kind: str = "csv") -> list[Path]:
-    """Write each of the run's tables into ``out`` as a csv or parquet file; returns their paths."""
+    """Write each of the run's tables into ``out`` as a csv or parquet file; return their paths."""
     with Record(folder) as record:
         return [make(record).write(out / f"{name}.{kind}") for name, make in TABLES_OF_A_RUN.items()]

@@ -54,7 +54,7 @@ def plot(
     width_in: float = 3.4,
     height_in: float = 2.3,
 ) -> Path:
-    """Draw learning curves into ``file`` (.pdf, .svg, .eps, or .png at 300 dpi); returns its path.
+    """Draw learning curves into ``file`` (.pdf, .svg, .eps, or .png at 300 dpi); return its path.
 
     ``runs`` are finished runs by label, one per seed; without labels, runs that differ only in their seed are
     grouped as in `edgefl compare`. A line is the mean over seeds of the metric ``y`` (accuracy, loss or your

@@ -90,7 +90,7 @@ class Canvas:
         self._tips: list[str] = []
 
     def shares(self, top: float = 1.03, low: float = 0.0) -> float:
-        """Show the y axis in per cent; returns its lower end."""
+        """Show the y axis in per cent; return its lower end."""
         self.axes.set_ylim(low, top - low * 0.03)
         self.axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.3g}%")
         return low

@@ -53,7 +53,7 @@ PARTS = {"compute": "Training", "down": "Download", "up": "Upload", "delay": "Li
 def write_report(
     folder: str | Path, out: str | Path | None = None, summary: dict[str, Any] | None = None
 ) -> Path:
-    """Write the run's report to ``out``, by default its ``report.html``; returns the path.
+    """Write the run's report to ``out``, by default its ``report.html``; return the path.
 
     ``summary`` is the run's `summarize`, if the caller has it.
     """

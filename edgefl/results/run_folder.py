@@ -201,7 +201,7 @@ def remove_results(folder: Path) -> None:
 
 
 def base_of(folder: Path, begun: bool = False) -> Path:
-    """The folder from which the run's own modules are imported; `ConfigError` if the run has ended.
+    """Return the folder of the run's own modules. Raises `ConfigError` if the run has ended.
 
     It is the working directory if the run was killed before it recorded the folder, and has not ``begun``.
     """
@@ -233,7 +233,7 @@ def clear(folder: Path) -> None:
 
 
 def _lock(lock: int, folder: Path, patience_s: float) -> bool:
-    """Lock the descriptor; returns False if the file system has no such lock."""
+    """Lock the descriptor; return False if the file system has no such lock."""
     until = time.monotonic() + patience_s
     while True:
         try:

@@ -143,7 +143,7 @@ class Store:
         self._rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
 
     def journal(self, event: Event) -> int:
-        """Append ``event``; returns its number, from 1."""
+        """Append ``event``; return its number, from 1."""
         self.seq += 1
         self._journal.append(event)
         if self._tail is not None:

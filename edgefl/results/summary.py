@@ -331,7 +331,7 @@ def measures(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def write_summary(folder: str | Path, summary: dict[str, Any] | None = None) -> Path:
-    """Write ``summary``, by default `summarize` of the run, as its ``summary.json``; returns the path."""
+    """Write ``summary``, by default `summarize` of the run, as its ``summary.json``; return the path."""
     text = summary_text(folder) if summary is None else json_text(summary)
     return write_text(Path(folder) / SUMMARY_FILE, text)
 

@@ -39,7 +39,7 @@ def phases(trips: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[NDArray[
 
 
 def write_trace(folder: str | Path) -> Path:
-    """Write the run's ``trace.json``; returns its path.
+    """Write the run's ``trace.json``; return its path.
 
     The file has Chrome's JSON trace format with times in emulated microseconds. The server and each profile
     are processes, a profile's clients its threads, with each trip's download, training and upload.
