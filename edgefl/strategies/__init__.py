@@ -110,7 +110,7 @@ did you mean 'buffer_size'? have: arrival_process, ...
 
 
 def fields(name: Any, search_path: Iterable[str | Path] = ()) -> list[str]:
-    """Field names of the strategy called ``name``. `ConfigError` if there is no such strategy.
+    """Return the field names of the strategy ``name``. Raises `ConfigError` if there is no such strategy.
 
     >>> fields("fedasync")[:2]
     ['server_lr', 'concurrency']
@@ -119,7 +119,7 @@ def fields(name: Any, search_path: Iterable[str | Path] = ()) -> list[str]:
 
 
 def kind(name: Any, search_path: Iterable[str | Path] = ()) -> type[Strategy]:
-    """The class of the strategy called ``name``. `ConfigError` if there is no such strategy."""
+    """Return the class of the strategy ``name``. Raises `ConfigError` if there is no such strategy."""
     if not isinstance(name, str):
         have = ", ".join(names())
         raise ConfigError(f"strategy.name must be one of {have} or 'my_module:Mine', got {name!r}")

@@ -59,7 +59,7 @@ class AsyncFedED(Asynchronous):
         return Until(steps=state.next[client]) if self.kappa else None
 
     def staleness(self, norm: float, distance: float) -> float:
-        """γ of an update with this norm, whose base version has this distance from the current model."""
+        """γ of an update with this norm, at this distance between its base version and the current model."""
         return distance / norm if norm else math.inf if distance else 0.0
 
     def rate(self, norm: float, distance: float) -> float:

@@ -126,7 +126,7 @@ class Until(NamedTuple):
     """End of a task: at a fixed time, at which the client sends its unfinished model, or after some steps."""
 
     at_s: float = math.inf
-    """Emulated time of the run, s. A client that is still downloading then sends the downloaded model."""
+    """Emulated time of the run, s. A client that is downloading at that time sends the downloaded model."""
     gain: float = 1.0
     """The client sends w_k + gain·(y − w_k), or gain·Δ, where y is its model at that time."""
     per_step: bool = False
@@ -201,7 +201,7 @@ class View(Protocol):
         """Arrived updates not yet used or discarded, in arrival order."""
 
     def trained_from(self, client: int) -> int:
-        """Base version of the client's last task; −1 before its first task and after one without update."""
+        """Base version of the client's last task; −1 before the first one and after one without an update."""
 
     @property
     def up_to_date(self) -> Collection[int]:
@@ -315,9 +315,9 @@ class Strategy:
         return False
 
     def own_weight(self, examples: int, steps: int) -> float | None:
-        """The weight of a client's update up to a factor that a step's updates share, if it is known before
-        the trip from the client's number of examples and local steps; None: it is not. Pairwise masks need
-        it, because clients weight their updates themselves."""
+        """The weight of a client's update, up to a factor that all updates of a step share; None if the
+        numbers of examples and local steps do not determine it before the trip. Pairwise masks need it,
+        because clients weight their updates themselves."""
         return None
 
     @property
@@ -358,7 +358,7 @@ class Strategy:
         return ()
 
     def lost(self, state: Any, client: int, view: View) -> None:
-        """Record that a client's task gave no update: it left, failed, was cancelled or sent a bad update."""
+        """Record that a task gave no update: the client left, failed, was cancelled or sent a bad update."""
 
     def cancel(self, state: Any, view: View) -> Sequence[int]:
         """Clients whose running task should be cancelled. Called after every new version."""
@@ -372,7 +372,8 @@ class Strategy:
         """Combine a step's updates, if `reads` is ``updates``; ``weights`` are those of the `Step`.
 
         Returns one weight per update, for the sum in place of ``weights``, or float32[D], which replaces the
-        weighted sum. It must depend on nothing else, since a step may be repeated. All updates are finite.
+        weighted sum. The result must depend on nothing else, since a step may be repeated. All updates are
+        finite.
         """
         return weights
 

@@ -32,11 +32,11 @@ class CA2FL(Buffered):
         return clients + self.size(clients)
 
     def begin(self, devices: Sequence[Client]) -> dict[int, Update]:
-        """Returns an empty cache of h_i, by client."""
+        """Return an empty cache of h_i, by client."""
         return {}
 
     def lost(self, state: dict[int, Update], client: int, view: View) -> None:
-        """Drop the client's cached update if its sum showed that it is invalid."""
+        """Drop the client's cached update if it proved to be invalid when it was summed."""
         if client in state and state[client].task not in {update.task for update in view.held}:
             del state[client]
 

@@ -86,7 +86,7 @@ class FedAT(Strategy):
         return 2 * self.max_training(clients)
 
     def slots(self, clients: int) -> int:
-        """Per member of a round: one for its task or new model, one for a model of the tier's last round."""
+        """Two slots per member of a round: for its task or new model, and for a model of the last round."""
         return 2 * self.max_training(clients)
 
     def begin(self, devices: Sequence[Client]) -> list[Tier]:

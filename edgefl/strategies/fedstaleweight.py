@@ -35,7 +35,7 @@ class FedStaleWeight(Buffered):
 
     E[τ_i] is a moving average of the staleness of client i's updates on arrival, the current one included.
     The weights of a buffer add up to 1, so updates without staleness are averaged by their p_j (FedAvg). p_i
-    is the share of all weight that client i shall have (eq. 1); a subclass may define `importance`.
+    is the share of all weight that client i should have (eq. 1); a subclass may define `importance`.
 
     >>> FedStaleWeight().raw(staleness=2.0, size=5), FedStaleWeight(restart="immediate").raw(2.0, size=5)
     (3.0, 11.0)

@@ -20,7 +20,7 @@ class Krum(Buffered):
     """w ← w + η_g · (1/m) Σ Δ_i over the m updates of K with the lowest scores.
 
     An update's score is the sum of its squared distances to its K − f − 2 nearest others (section 4), where f
-    is the number of attackers in a buffer that is tolerated. m = 1 is Krum, m > 1 Multi-Krum (section 5).
+    is the number of attackers per buffer that it tolerates. m = 1 is Krum, m > 1 Multi-Krum (section 5).
     Ties go to the earlier update. With ``restart = "new-version"`` and ``max_staleness = 0`` the updates
     start from one version, as in the paper's rounds.
     """

@@ -38,8 +38,9 @@ class Rounds(Strategy):
     With ``redraw = false`` a lost member is not replaced: a round's members start together, and the step
     follows after ``cohort`` updates, or those of all remaining members if they are fewer.
 
-    Members are drawn without replacement unless a subclass overrides `draw`. Later members are cancelled, or
-    their updates discarded. A lost member is replaced by another draw. A subclass defines `weights`.
+    Members are drawn without replacement unless a subclass overrides `draw`. Members that are later than the
+    step are cancelled, or their updates discarded. A lost member is replaced by another draw. A subclass
+    defines `weights`.
     """
 
     cohort: Count | None = None

@@ -45,13 +45,13 @@ class Rows:
 
     @property
     def size(self) -> int:
-        """D."""
+        """D, the number of parameters."""
         return self._updates[0].size
 
     def trimmed_mean(self, trim: int) -> NDArray[np.float32]:
         """Each parameter's mean without its ``trim`` smallest and ``trim`` largest values; float32[D].
 
-        ValueError unless 0 ≤ 2·trim < K.
+        Raises ValueError unless 0 ≤ 2·trim < K.
         """
         out = np.empty(self.size, np.float32)
         kernels.trimmed_mean(out, self._updates, trim, self._backend, scales=self._scales)

@@ -36,11 +36,11 @@ class SAFA(Strategy):
     """w ← Σ_k (n_k/N)·w_k over a cache of each client's last model; client k holds n_k of all N examples.
 
     A round ends after ``participants`` models from clients not picked in the last round; these are picked. If
-    no client is training any more, or after ``round_limit_s``, clients picked in the last round fill up the
-    number in order of arrival. Picked models enter the cache before the sum, other arrived models after it. A
-    client that delivered restarts in the next round. The others train on. A client whose base version is more
-    than ``lag_tolerance`` versions old is cancelled and restarts from the newest; its cache entry becomes the
-    global model.
+    no client is training any more, or after ``round_limit_s``, models from clients picked in the last round
+    make up the difference, in order of arrival. Picked models enter the cache before the sum, other arrived
+    models after it. A client that delivered restarts in the next round. The others train on. A client whose
+    base version is more than ``lag_tolerance`` versions old is cancelled and restarts from the newest; its
+    cache entry becomes the global model.
 
     Differences from the paper: (1) A cache entry that is not the client's own model (at the start or after
     too much lag) is the current global model. The paper uses the global model from the time of the entry,
@@ -72,7 +72,7 @@ class SAFA(Strategy):
         return 3 * clients
 
     def slots(self, clients: int) -> int:
-        """Per client: one for its task, two for its models in ``models`` and ``bypassed``."""
+        """Three slots per client: for its task, and for its models in ``models`` and ``bypassed``."""
         return 3 * clients
 
     def begin(self, devices: Sequence[Client]) -> Cache:
