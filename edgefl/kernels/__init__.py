@@ -76,7 +76,7 @@ def weighted_sum(
     """Write base + Σ_k weights[k] · updates[k] to ``out`` and return the updates' squared L2 norms.
 
     out[i] = base[i] + Σ_k weights[k] · updates[k][i] with k ascending; every product and every sum is
-    rounded to float32, without fused multiply-add. Without a base it is +0.0, so a sum of -0.0 gives +0.0.
+    rounded to float32, without fused multiply-add. A missing base is +0.0, so a sum of -0.0 gives +0.0.
 
     ``out`` and ``base`` are flat float32 arrays of D elements. ``base`` may be ``out`` itself, else the two
     must not overlap; no update may overlap ``out``. Each of the K ``updates`` has D elements of float32,
@@ -86,8 +86,8 @@ def weighted_sum(
     ``checksums`` (uint64[K]) receives each update's `checksum`, computed in the same pass over memory.
 
     Returns float64[K], the same bits for any number of threads: Σ_i u[i]² in float64; for int8
-    Σ_b scales[b]² · Σ q² with an integer inner sum. A non-finite norm marks a bad update: one with an inf or
-    NaN, in its scales for int8.
+    Σ_b scales[b]² · Σ q² with an integer inner sum. A non-finite norm marks a bad update, which contains an
+    inf or NaN (for int8, in its scales).
 
     Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.
 

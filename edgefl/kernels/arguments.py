@@ -38,7 +38,7 @@ class Averages(NamedTuple):
 
 
 def flat(name: str, value: object, *, writable: bool = False) -> NDArray[Any]:
-    """Check that ``value`` is a flat C-contiguous buffer; returns it as an array without copying."""
+    """Check that ``value`` is a flat C-contiguous buffer; return it as an array without copying."""
     array = value
     if not isinstance(array, np.ndarray):
         try:
@@ -135,7 +135,7 @@ class SumArguments(NamedTuple):
     checksums: Checksums | None
 
     def checked(self) -> SumArguments:
-        """Returns the checked arguments, with float32 weights. Errors name the wrong argument."""
+        """Return the checked arguments, with float32 weights. Errors name the wrong argument."""
         checked_out = floats("out", self.out, writable=True)
         size = checked_out.size
         vectors, numbers = items("updates", self.updates), items("weights", self.weights)
@@ -175,7 +175,7 @@ class SumArguments(NamedTuple):
 def observations(
     clients: int, ids: Sequence[int] | Ids | int, values: Sequence[float] | Doubles | float
 ) -> tuple[Ids, Doubles]:
-    """Check client ids and observed values; returns flat arrays."""
+    """Check client ids and observed values; return flat arrays."""
     checked = client_ids(clients, ids)
     try:
         numbers = np.atleast_1d(np.ascontiguousarray(values, dtype=np.float64))
@@ -191,7 +191,7 @@ def observations(
 
 
 def client_ids(clients: int, ids: Sequence[int] | Ids | int) -> Ids:
-    """Client ids as a flat int64 array, or the error."""
+    """Return client ids as a flat int64 array. Raises ValueError or TypeError if they are invalid."""
     raw = np.atleast_1d(np.asarray(ids))
     if raw.ndim != 1:
         raise ValueError(f"client_ids must be flat (got shape {raw.shape})")

@@ -47,7 +47,7 @@ _library: ctypes.CDLL | None = None
 
 
 def library() -> ctypes.CDLL:
-    """Load the kernel library and check for a device. `ConfigError` if there is none."""
+    """Load the kernel library and check for a device. Raises `ConfigError` if there is none."""
     global _library
     if _library is None:
         loaded = cuda_library.load(selection.ABI)
@@ -157,7 +157,7 @@ def _code(given: CodeArguments) -> int:
 
 
 def register(memory: Any) -> None:
-    """Page-lock host memory, so that copies overlap the sum. RuntimeError if CUDA cannot lock it."""
+    """Page-lock host memory, so that copies overlap the sum. Raises RuntimeError if CUDA cannot lock it."""
     array = np.frombuffer(memory, dtype=np.uint8)
     _raise_if(library().efc_register(_address(array), array.nbytes))
 

@@ -302,7 +302,7 @@ _CONTIGUOUS, _WRITEABLE = 0x0001, 0x0400
 
 @_helper
 def _kind_of(array: int, size: int, layout: Any) -> int:
-    """Return the index of a flat array's type in DTYPES; −1 if it is no flat array of ``size`` elements.
+    """Return the index of a flat array's type in DTYPES; −1 if it is not a flat array of ``size`` elements.
 
     Behind its head, an array object is PyArrayObject_fields of numpy's C interface: address, number of
     dimensions, addresses of sizes and strides, base, dtype, flags.
@@ -327,7 +327,7 @@ def _overlap(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
 
 @_jit(types.boolean(types.Array(_I64, 2, "C"), _I64, types.Array(_I64, 1, "C")))
 def _resolve(listed: Any, size: int, layout: Any) -> bool:
-    """Turn ids of arrays into what `_sum_tiles` reads; False if one is not as it must be.
+    """Replace ids of arrays by the entries that `_sum_tiles` reads; return False if an array is unsuitable.
 
     The first row has the ids of the result, the base (0: none) and the updates, the third row those of their
     scales. Result and base must be float32 of ``size`` elements; the result must be writable and overlap no
@@ -364,7 +364,7 @@ def _address(array: Any) -> int:
 
 
 def _layout_holds() -> bool:
-    """Whether this numpy lays out its arrays as `_resolve` assumes."""
+    """Return True if this numpy lays out its arrays as `_resolve` assumes."""
     array, other = np.empty(3, dtype=np.float32), np.empty(3, dtype=np.int8)
     scales = np.empty(1, dtype=np.float32)
     listed = np.array([[id(array), 0, id(other)], [0] * 3, [0, 0, id(scales)]])
@@ -462,13 +462,13 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
 
 
 def cached_in() -> str | None:
-    """The folder that keeps the compiled code; None if every process compiles it, for about ten seconds."""
+    """Return the cache folder of the compiled code; None if each process compiles it, which takes 10 s."""
     folder: str | None = cast(Any, _sum_tiles).stats.cache_path
     return folder
 
 
 def _finished(given: SumArguments, partial: Doubles, threads: int) -> Doubles:
-    """Fill the checksums; returns the norms, summed over tiles in order."""
+    """Fill the checksums; return the norms, summed over tiles in order."""
     if given.checksums is not None:
         given.checksums[:] = [checksum(update, threads) for update in given.updates]
     norms = np.zeros(len(partial))

@@ -21,7 +21,7 @@ FLAGS = ("-O3", "--fmad=false", "-std=c++17", "-shared", "-Xcompiler", "-fPIC,-f
 
 
 def driver_present() -> bool:
-    """Whether a GPU's driver is on this machine. Does not initialise CUDA."""
+    """Return True if this machine has a GPU driver. Does not initialise CUDA."""
     return any(os.path.exists(node) for node in DEVICE_NODES)
 
 
@@ -36,7 +36,7 @@ def sources() -> Path | None:
 
 
 def problem() -> str | None:
-    """Why the CUDA back end cannot run here, without initialising CUDA; None if no reason is known."""
+    """Return why the CUDA back end cannot run here; None if no reason is known. Does not initialise CUDA."""
     if not driver_present():
         return "no CUDA device (no NVIDIA driver on this machine)"
     try:
@@ -51,7 +51,7 @@ def problem() -> str | None:
 def existing() -> Path | None:
     """Path in EDGEFL_CUDA_LIBRARY, else of the library built from these sources, if it exists.
 
-    `ConfigError` if EDGEFL_CUDA_LIBRARY is not set and the user has no home folder.
+    Raises `ConfigError` if EDGEFL_CUDA_LIBRARY is not set and the user has no home folder.
     """
     if named := os.environ.get("EDGEFL_CUDA_LIBRARY"):
         return Path(named)
@@ -60,7 +60,7 @@ def existing() -> Path | None:
 
 
 def build(target: Path, arch: str = "native") -> None:
-    """Compile kernels/cuda.cu to ``target``, in about 30 s. `ConfigError` with nvcc's last lines if it fails.
+    """Compile kernels/cuda.cu to ``target``, in about 30 s. Raises `ConfigError` with nvcc's errors.
 
     ``arch`` is nvcc's -arch option: ``native`` for this machine's GPUs, ``sm_90`` for an H100, and so on.
     """
@@ -78,7 +78,7 @@ def build(target: Path, arch: str = "native") -> None:
 
 
 def load(abi: int) -> ctypes.CDLL:
-    """Load the library, after building it if necessary. `ConfigError` if it cannot be used."""
+    """Load the library, after building it if necessary. Raises `ConfigError` if it cannot be used."""
     path = existing()
     if path is None:
         path = _target()

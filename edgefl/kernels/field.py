@@ -40,7 +40,7 @@ class FieldSumArguments(NamedTuple):
     weights: Sequence[int]
 
     def checked(self) -> FieldSumArguments:
-        """Returns the checked arguments. Errors name the wrong argument."""
+        """Return the checked arguments. Errors name the wrong argument."""
         out = words("out", self.out, writable=True)
         vectors, weights = arguments.items("vectors", self.vectors), arguments.items("weights", self.weights)
         if len(vectors) > MOST_VECTORS:
@@ -69,7 +69,7 @@ class CodeArguments(NamedTuple):
     """The limit of `field_encode`; None for `field_decode`."""
 
     def checked(self) -> CodeArguments:
-        """Returns the checked arguments, numbers rounded to float32. Errors name the wrong argument."""
+        """Return the checked arguments, numbers rounded to float32. Errors name the wrong argument."""
         encodes = self.clip is not None
         coded = words("out" if encodes else "words", self.words, writable=encodes)
         plain = arguments.floats(

@@ -20,7 +20,7 @@ from edgefl.kernels.selection import select, threads
 Model = TypeVar("Model", bound=Sequence[Any] | Mapping[str, Any])
 
 _DIRECT = (FLOAT32, np.dtype(np.float16))
-"""NumPy dtypes that the kernels read in place; so they do torch's bfloat16, which NumPy lacks."""
+"""NumPy dtypes that the kernels read in place, as they do torch's bfloat16, which NumPy lacks."""
 
 
 def average(

@@ -34,7 +34,7 @@ class _Pool:
         self._work: Callable[[], None] | None = None
 
     def run(self, work: Callable[[], None], threads: int) -> None:
-        """Call ``work`` in this thread and in ``threads`` − 1 others; in this one only if they are busy."""
+        """Call ``work`` in this thread and in ``threads`` − 1 others; only in this one if they are busy."""
         if threads < 2 or not self._free.acquire(blocking=False):
             work()
             return

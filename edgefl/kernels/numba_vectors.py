@@ -1,7 +1,7 @@
 """LLVM code for the sums of the numba back end, in vectors of 8 or 16 elements.
 
-LLVM does not find these loops in Python code: it vectorises neither the conversion of halves nor several
-float64 sums beside a float32 sum. Every product and every sum is rounded by itself; only squares of float32
+LLVM does not make these loops from Python code: it vectorises neither the conversion of float16 nor several
+float64 sums beside a float32 sum. Every product and every sum is rounded separately; only squares of float32
 numbers may be fused with their sum, because they are exact in float64.
 """
 
@@ -37,12 +37,12 @@ _CONVERTS_HALVES = "+f16c" in _FEATURES.split(",")
 """True if the processor has an instruction that converts float16. Without one, LLVM would call a function for
 each element."""
 WIDTH = 2 * LANES if "+avx512f" in _FEATURES.split(",") else LANES
-"""Elements per vector of the types that are converted to float32, which itself has vectors of 8. Sizes are
-multiples of it for every type."""
+"""Elements per vector for types that are converted to float32; float32 itself has vectors of 8. Sizes are
+multiples of `WIDTH` for every type."""
 _DOUBLES = ir.VectorType(_DOUBLE, LANES)
 STREAM_ALIGNMENT = 64
 SOURCE_DIGEST = f"{zlib.crc32(Path(__file__).read_bytes()):08x}"
-"""Names numba's cache files: numba looks only at the file of the function that it compiles."""
+"""Part of the names in numba's cache, which notices only changes in the compiled function's own file."""
 _AHEAD_BYTES = 1024
 
 
@@ -212,7 +212,7 @@ class _Pass:
         return _from_half(builder, builder.zext(halves, self._vector(_INT32)))
 
     def _prefetch(self, address: Value) -> None:
-        """Load the line `_AHEAD_BYTES` behind an address, float32 into the second-level cache."""
+        """Prefetch the cache line `_AHEAD_BYTES` after an address, float32 into the second-level cache."""
         builder, pointer = self._builder, _INT8.as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [pointer, _INT32, _INT32, _INT32])
         ahead = builder.inttoptr(builder.add(address, _int(_AHEAD_BYTES)), pointer)
@@ -301,7 +301,7 @@ def _function(builder: Builder, kind: Any, name: str) -> Any:
 
 
 def _from_half(builder: Builder, halves: Value) -> Value:
-    """float16 to float32 by integers: the magnitude's bits, shifted, are the number divided by 2^112."""
+    """Convert float16 to float32 by integers: the magnitude's bits, shifted, are the number ÷ 2^112."""
     ints, floats = halves.type, ir.VectorType(_FLOAT, halves.type.count)
     magnitude = builder.and_(halves, _constant(ints, 0x7FFF))
     shifted = builder.bitcast(builder.shl(magnitude, _constant(ints, 13)), floats)

@@ -26,7 +26,7 @@ class QuantizationArguments(NamedTuple):
     weight: Any
 
     def checked(self) -> QuantizationArguments:
-        """Returns the checked arguments, with a float32 weight. Errors name the wrong argument."""
+        """Return the checked arguments, with a float32 weight. Errors name the wrong argument."""
         source = arguments.floats("update", self.update, None)
         size = source.size
         target = arguments.packed("out", self.out, writable=True)
@@ -76,7 +76,7 @@ def quantize(
     weight: float = 1.0,
     backend: str | None = None,
 ) -> float:
-    """Round y = weight·update + residual to ``out``'s type; returns the rounded vector's squared L2 norm.
+    """Round y = weight·update + residual to ``out``'s type; return the rounded vector's squared L2 norm.
 
     ``update`` is a flat float32 array of D elements. ``out`` is a flat array of D elements of float32,
     float16, bfloat16 (uint16) or int8, and may be ``update``. float16 and bfloat16 round to nearest, ties to

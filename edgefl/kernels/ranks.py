@@ -30,7 +30,7 @@ class RankArguments(NamedTuple):
     trim: int = 0
 
     def checked(self) -> RankArguments:
-        """Returns the checked arguments, ``scales`` with one entry per update. Errors name the argument."""
+        """Return the checked arguments, ``scales`` with one entry per update. Errors name the argument."""
         vectors = arguments.items("updates", self.updates)
         if not 1 <= len(vectors) <= MOST_UPDATES:
             raise ValueError(f"updates must be 1 to {MOST_UPDATES} vectors (got {len(vectors)})")

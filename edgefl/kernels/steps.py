@@ -53,7 +53,7 @@ class StepArguments(NamedTuple):
     new: list[Floats]
 
     def checked(self) -> StepArguments:
-        """Returns the checked arguments. Errors name the wrong argument."""
+        """Return the checked arguments. Errors name the wrong argument."""
         given = self.sum._replace(base=None).checked()
         base = arguments.floats("base", self.sum.base, given.out.size)
         old = self._vectors("old_state", self.old, given.out.size)
@@ -91,7 +91,7 @@ def weighted_step(
     scales: Sequence[Floats | None] | None = None,
     checksums: Checksums | None = None,
 ) -> Doubles:
-    """Write the model after ``base`` to ``out`` and return the updates' squared L2 norms.
+    """Write the next model after ``base`` to ``out``; return the updates' squared L2 norms.
 
     The server ``optimizer`` is applied to g = (base_scale − 1)·base + Σ_k weights[k]·updates[k], computed by
     `weighted_sum` without a base and without the first term if it is 0. The optimiser's state vectors,
@@ -178,8 +178,8 @@ def apply(
 
     All are flat arrays of D elements of the same dtype (float32 in the server), in which the step is
     computed. ``state_vectors`` (see `start`) are updated in place, or only read if ``new_state`` is
-    given. ``out`` may be ``step_vector``. `ValueError` for a wrong shape or number of vectors, `TypeError`
-    for mixed dtypes. Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
+    given. ``out`` may be ``step_vector``. Raises `ValueError` for a wrong shape or number of vectors,
+    `TypeError` for mixed dtypes. Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
 
     >>> out = np.zeros(2, np.float32)
     >>> apply(ServerOptimizer(lr=0.5), out, np.ones(2, np.float32), np.array([2, 4], np.float32))
@@ -210,7 +210,7 @@ def apply(
 def _direction(
     optimizer: ServerOptimizer, gradient: AnyFloats, old: Sequence[AnyFloats], new: Sequence[AnyFloats]
 ) -> AnyFloats:
-    """Write the next state vectors to ``new``; returns the model's change before the learning rate."""
+    """Write the next state vectors to ``new``; return the model's change before the learning rate."""
     number = gradient.dtype.type
     if not optimizer.vectors:
         return gradient
