@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 def class_of(command: Sequence[str]) -> CodeClass:
-    """Return the class of code of a known program, also if env starts it, else ``integer``.
+    """Return the class of code of a known program, even if env starts it, else ``integer``.
 
     >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
     ('interpreter', 'interpreter', 'integer')
@@ -111,7 +111,7 @@ def is_shared(share_or_like: float | tuple[float, ...] | str) -> bool:
 
 
 class HostSpeeds:
-    """Speeds of one thread of this host; each is measured when it is first asked for, which takes seconds."""
+    """Speeds of one thread of this host. Each is measured when it is first needed, which takes seconds."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[TorchStep, str], calibration.Rate] = {}
@@ -131,7 +131,7 @@ class HostSpeeds:
 def core_shares(device: Device, like: str, host: HostSpeeds | None = None) -> tuple[Rate, ...]:
     """Return the speed of each core of the device in such code, relative to a thread of this host.
 
-    With torch in ``like`` it is one speed, that of the device as a whole, which all threads share; other
+    If ``like`` contains torch, the result is one speed of the whole device, which all threads share; other
     parts then have the speed of the fastest core. Raises `ConfigError` if ``like`` is invalid, the profile
     lists no cores or has no time model, or this host's rate of a class is unknown.
 

@@ -47,8 +47,8 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     connects: dict[int, str] = {}
     """Maps local ports to servers, ``host:port``; connections to the port go through the phone's link."""
     share: float | tuple[float, ...] | None = None
-    """Cores of this host: a number that all threads share, or one for each core of the device, fastest first,
-    of which each thread that can run uses one. None: by ``like``."""
+    """Share in cores of this host: one number that all threads share, or a number per core of the device,
+    fastest first, each used by one runnable thread. None: derived from ``like``."""
     like: str = TORCH
     """Code that the command resembles (`read_likeness`); the phone has the device's speed in it."""
     threads: int | None = None
@@ -237,8 +237,8 @@ def _server(text: str) -> tuple[int, tuple[Any, ...]]:
 
 
 RECEIVE_BYTES = 1 << 18
-"""Receive buffer of the phone's side. Small, so that written data counts as sent only shortly before it
-is."""
+"""Receive buffer of the phone's side. It is small, so that a program's writes succeed only shortly before
+the link sends the data."""
 
 
 def _listen(host: str, port: int) -> socket.socket:

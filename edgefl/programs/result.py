@@ -14,7 +14,7 @@ from edgefl.host.fidelity import MINOR_PART, RESOLUTION_WALL_S
 from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
 
 LEAST_CPU_S = 0.05
-"""Minimum CPU time for judging a phone's rate, seconds; for less, one time slice is an error of some per
+"""Minimum CPU time for judging a phone's rate, seconds; below it, one time slice is an error of several per
 cent."""
 
 

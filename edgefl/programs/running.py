@@ -462,7 +462,7 @@ class RunningPhones:
     def _end(self, process: subprocess.Popen[bytes], channel: Channel[Any]) -> None:
         """End one of edgefl's own processes; if it failed, kill all processes of the phones."""
         channel.close()
-        code = 1  # until it has ended in order
+        code = 1  # unless it ends in order
         try:
             code = end_child(process, ENDING_S).code
         finally:

@@ -127,8 +127,9 @@ class ProcessTree:
     def used_ns(self) -> int:
         """Return the CPU time of all processes so far, including ended ones, ns.
 
-        With a control group it is exact. Without one, an ended process that its parent has waited for counts
-        to a clock tick, and one that nobody waited for counts up to the last refresh; see `uncounted_ns`.
+        With a control group it is exact. Without one, an ended process that its parent has waited for is
+        counted in whole clock ticks, and one that nobody waited for only up to the last refresh; see
+        `uncounted_ns`.
         """
         self._refresh_if_old()
         used_ns = self.ended_ns + self._waited_for_ns
@@ -140,10 +141,10 @@ class ProcessTree:
         return self._used_ns
 
     def wanting_ns(self, now_ns: int) -> int:
-        """Return ``now_ns`` minus the time in which no process wanted a core: neither stopped, running nor
-        waiting.
+        """Return ``now_ns`` minus the time in which no process wanted a core: all of them slept, and none was
+        stopped, running or waiting for a core.
 
-        If several threads run at a time, they count as one that wants all that they want.
+        Threads that run at the same time count as one thread that wants all of their CPU time.
         """
         last_ns, used_before_ns, halted_before_ns = self._seen
         if now_ns > last_ns:

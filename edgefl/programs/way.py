@@ -72,7 +72,7 @@ class LinkWay:
 
     @property
     def chunk_bytes(self) -> int:
-        """Maximum number of bytes that a connection may enter at once."""
+        """Maximum number of bytes that a connection may put on the link at once."""
         most = min(float(CHUNK_BYTES), self.bytes_per_s * CHUNK_S)
         return max(self._network.payload_bytes, int(most))
 
