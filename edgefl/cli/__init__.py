@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
         return _unread()
-    except SystemExit as stop:  # rich and click exit so if the output is closed
+    except SystemExit as stop:  # rich and click exit like this if the output is closed
         _flush()
         return stop.code if isinstance(stop.code, int) else 1
     except _UsageError as error:
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @functools.cache
 def command_tree(name: str) -> Any:
-    """Return the command of that name as the only one of the app, or all commands if there is none.
+    """Return the app with only the command of that name, or with all commands if there is no such command.
 
     Typer reads the signature of each command, which takes a tenth of a second for all of them.
     """

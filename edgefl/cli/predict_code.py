@@ -71,7 +71,7 @@ def predict_code(
 
 
 def _relative(clusters: tuple[CodeCluster, ...], code: CodeClass, threads: int) -> Rate | None:
-    """Return the speed relative to a thread of this host; None, with a line why, if it cannot be measured."""
+    """Return the speed relative to a thread of this host; print why and return None if that fails."""
     from edgefl.devices.code import relative
     from edgefl.host import calibration
 

@@ -501,7 +501,7 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
 
 
 def _listed(texts: list[str], most: int) -> str:
-    """The texts with commas; of more than ``most`` the first two, the last and their number.
+    """Join the texts by commas; if more than ``most``, only the first two and the last, with their number.
 
     >>> _listed(["1", "2", "3", "4", "5"], 4), _listed(["1", "2"], 4)
     ('1, 2, … 5 (5)', '1, 2')
