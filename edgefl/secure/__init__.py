@@ -5,7 +5,7 @@
     keys.py       key agreement and authenticated encryption between clients
     coding.py     codes that split a mask into N shares, of which T reveal nothing and U recover it
     coded.py      one-time coded masks (LightSecAgg), for buffers of updates of different versions
-    trusted.py    a trusted aggregator in a process of its own: sealed updates, plain sums
+    trusted.py    a trusted aggregator in a separate process: sealed updates, plain sums
     pairwise.py   pairwise masks (Bonawitz et al.), for rounds
 
 All arithmetic is modulo the prime p, by the kernels of `edgefl.kernels.field`: fixed-point numbers, masks and

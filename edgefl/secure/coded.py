@@ -149,7 +149,7 @@ class Sender:
         return name, sealed
 
     def _derived(self, update: Floats, trip: int) -> Callable[[bytes], bytes]:
-        """32 secret bytes for each purpose."""
+        """Return a function that derives 32 secret bytes for a purpose."""
         content = hashlib.blake2b(b"%d %d " % (self._client, trip), key=self._keys.private)
         content.update(np.ascontiguousarray(update).data)
         root = content.digest()
@@ -159,8 +159,8 @@ class Sender:
 class Holder:
     """A holder's half: answers requests. ``clients`` gives the public key of a client, or None.
 
-    ``used`` maps the ids of masks that it has answered for to the digest of the request, and is extended;
-    the holder must keep it for as long as its keys.
+    ``used`` maps the id of each mask that the holder has answered for to the digest of its request. Answers
+    add to it, and the holder must keep it as long as its keys.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Holder:
         self.used: dict[bytes, bytes] = {} if used is None else used
 
     def answer(self, request: Request) -> Answer:
-        """The weighted sum of the requested shares, or a refusal with its reason."""
+        """Return the weighted sum of the requested shares, or a refusal with its reason."""
         try:
             return Answer(self.number, self._sum(request).tobytes())
         except SecureError as error:
@@ -240,7 +240,7 @@ def _words(raw: bytes, size: int, name: str) -> Words:
 def unmasked(
     rules: Rules, updates: Sequence[Words], weights: Sequence[int], answers: Iterable[Answer]
 ) -> Floats:
-    """The weighted sum of masked updates, by the holders' answers to its request.
+    """Return the weighted sum of masked updates, from the holders' answers to its request.
 
     Raises `SecureError` if fewer than U holders answered, if answers contradict each other, or if the masks
     do not cancel.
@@ -253,7 +253,7 @@ def unmasked(
 
 
 def sum_of_masks(rules: Rules, answers: Iterable[Answer]) -> Words:
-    """The weighted sum of a request's masks, by the holders' answers. Raises `SecureError` as `unmasked`."""
+    """Return the weighted sum of a request's masks, from the holders' answers. Errors as in `unmasked`."""
     shares: dict[int, Words] = {}
     refused = ""
     for answer in answers:

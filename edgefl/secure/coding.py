@@ -67,9 +67,9 @@ class Code(msgspec.Struct, frozen=True):
         return made
 
     def recovered(self, shares: Mapping[int, Words]) -> Words:
-        """The vector from at least U shares, keyed by holder.
+        """Return the vector from at least U shares, keyed by holder.
 
-        Further shares must agree with the first U. Raises `SecureError` otherwise, and if there are fewer.
+        Raises `SecureError` if there are fewer, or if further shares disagree with the first U.
         """
         if len(shares) < self.recover:
             raise SecureError(f"{len(shares)} shares arrived; {self.recover} are needed")

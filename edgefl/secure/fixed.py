@@ -14,8 +14,8 @@ from edgefl.kernels.field import Words
 from edgefl.secure import SecureError
 
 LARGEST_SUM = 2**30
-"""Maximum magnitude of a sum. It is a quarter of p, so half of all field elements are no valid sum: a sum
-whose masks do not cancel is detected in each element with probability 1/2."""
+"""Maximum magnitude of a sum. It is a quarter of p, so half of all field elements are not valid sums:
+masks that do not cancel are detected in each element with probability 1/2."""
 
 
 class FixedPoint(NamedTuple):

@@ -62,7 +62,7 @@ class KeyPair:
         return AESGCM(key).encrypt(bytes(12), bytes(message), purpose)
 
     def open(self, sender: bytes, purpose: bytes, sealed: bytes) -> bytes:
-        """Decrypt a message of `seal`. `SecureError` if it was altered or has another sender or purpose."""
+        """Decrypt a message of `seal`. Raises `SecureError` unless sender, purpose and content are right."""
         key = self.secret(sender, sender + purpose)
         try:
             return AESGCM(key).decrypt(bytes(12), sealed, purpose)

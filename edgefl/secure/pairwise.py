@@ -60,7 +60,7 @@ def split(
 
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret of ``threshold`` or more shares. `SecureError` if there are fewer or they contradict."""
+    """Return the secret of at least ``threshold`` shares. Raises `SecureError` for fewer or wrong ones."""
     if len(shares) < threshold:
         raise SecureError(f"{len(shares)} shares of a secret arrived; {threshold} are needed")
     points = tuple(sorted(shares))
@@ -82,7 +82,7 @@ def _value(points: tuple[int, ...], values: Mapping[int, int], at: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _factors(points: tuple[int, ...], at: int) -> list[int]:
-    """Lagrange's factors of the values at ``points`` in the value at ``at``."""
+    """Return the Lagrange factors with which the values at ``points`` add up to the value at ``at``."""
     factors = []
     for x in points:
         above = below = 1
@@ -122,7 +122,7 @@ ADVERT_BYTES = 2 * KEY_BYTES
 
 
 def least_threshold(clients: int) -> int:
-    """Minimum threshold of a round: more than half of its clients, and 2."""
+    """Return the minimum threshold of a round: more than half of its clients, and at least 2."""
     return max(2, clients // 2 + 1)
 
 
@@ -271,7 +271,7 @@ class Participant:
         return self._rules.name + b" " + content
 
     def receive(self, sender: int, sealed: bytes, content: bytes = b"") -> None:
-        """Store the shares of another client with this ``content``. `SecureError` if they were altered."""
+        """Store another client's shares, for this ``content``. Raises `SecureError` if they were altered."""
         if sender not in self._peers or sender in self._held:
             raise SecureError(f"unexpected shares of client {sender}")
         opened = self._seal_keys.open(self._peers[sender].seal_key, self._purpose(content), sealed)

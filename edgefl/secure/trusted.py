@@ -1,8 +1,8 @@
-"""A trusted aggregator: a process of its own that opens sealed updates and releases weighted sums only.
+"""A trusted aggregator: a separate process that opens sealed updates and releases only weighted sums.
 
 It stands for a trusted execution environment, as FedBuff's paper proposes. Clients seal their update for the
 aggregator's key; the server stores and relays ciphertext. The aggregator opens the updates of a sum, checks
-the request as a holder of masks would, and returns Σ w_k Δ_k. Sums have the bits of a plain sum.
+the request as a holder of masks would, and returns Σ w_k Δ_k. Sums have the same bits as plain sums.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _purpose(client: int, name: bytes) -> bytes:
 class TrustedAggregator:
     """Opens and sums updates. ``clients`` gives a client's public key, or None.
 
-    ``used`` maps the ids of updates that it has summed to the digest of their sum, and is extended.
+    ``used`` maps the id of each update that it has summed to the digest of its sum; further sums add to it.
     """
 
     def __init__(
