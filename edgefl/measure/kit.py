@@ -5,9 +5,9 @@ This file needs only Python 3.8 and torch 1.13, or newer. Copied to a device,
     python kit.py --out result.json
 
 measures that device. `edgefl measure` runs the kit here or over ssh, and `edgefl profiles fit result.json`
-makes a profile from the result. Each workload is dominated by another class of operation. The sizes of its
-parts differ, to separate the cost of operations from the cost of moving bytes. The time of a part is that of
-one step: forward, backward and an update by SGD with momentum, or forward only.
+makes a profile from the result. Each workload is dominated by a different class of operation. The sizes of
+its parts differ, to separate the cost of operations from the cost of moving bytes. The time of a part is that
+of one step: forward, backward and an update by SGD with momentum, or forward only.
 """
 
 from __future__ import annotations

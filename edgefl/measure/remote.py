@@ -1,4 +1,4 @@
-"""Run the measurement kit in a process of its own, here or over ssh: its source on stdin, JSON on stdout."""
+"""Run the measurement kit in a separate process, here or over ssh: its source on stdin, JSON on stdout."""
 
 from __future__ import annotations
 
