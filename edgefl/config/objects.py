@@ -46,7 +46,7 @@ class Named(NamedTuple):
 def opened(experiment: object) -> tuple[Experiment, Path | None]:
     """Return an experiment and, if it was given as a file, that file's folder.
 
-    Raises `ConfigError` for a file that is missing or invalid, and for anything else than an experiment.
+    Raises `ConfigError` for a file that is missing or invalid, and for anything other than an experiment.
     """
     if isinstance(experiment, Experiment):
         return experiment, None
