@@ -1,4 +1,4 @@
-"""Flower beside edgefl: what each contributes to the other (`docs/flower.md`).
+"""Use Flower and edgefl together (`docs/flower.md`).
 
     average.py    `fast`: a Flower strategy whose weighted averages use edgefl's kernels
     runtime.py    Flower's own runtime on emulated phones, one SuperNode each (`edgefl flower`)

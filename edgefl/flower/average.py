@@ -2,8 +2,8 @@
 
 Flower's strategies average in three functions: `aggregate_arrayrecords` for messages, `aggregate` and
 `aggregate_inplace` in the older API. `fast` makes a subclass of the strategy with copies of the methods that
-call them, in which these global names refer to edgefl's functions. Layers that are not float32 are still
-averaged by Flower's function.
+call them; in the copies, these global names refer to edgefl's functions. Layers that are not float32 are
+still averaged by Flower's function.
 """
 
 from __future__ import annotations
