@@ -23,7 +23,7 @@ PARTIAL = ".partial"
 
 
 def read(path: str | Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises OSError for longer files and other kinds of files too.
+    """Return the content of a regular file. Raises OSError if it is longer or not a regular file.
 
     >>> read("/dev/zero", 10)
     Traceback (most recent call last):

@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _base(config: pytest.Config) -> Base | None:
-    """Return the commit to compare with; UsageError if there is none."""
+    """Return the commit to compare with. Raises UsageError if there is no such commit."""
     if (ref := config.getoption("edgefl_against")) is None:
         return None
     from edgefl.errors import ConfigError
@@ -131,7 +131,7 @@ def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
 
 @pytest.fixture
 def _edge_device_itself(request: pytest.FixtureRequest) -> EdgeDevice | None:
-    """The device of a marked test without the other fixture: the test itself runs on it."""
+    """The device of a marked test that does not use `edge_device`: the test itself runs on it."""
     return _make(request, request.param) if hasattr(request, "param") else None
 
 
@@ -306,7 +306,7 @@ def _session(config: pytest.Config) -> Session:
 
 
 def _number(config: pytest.Config, option: str) -> float | None:
-    """Return a numeric option; UsageError for an invalid number."""
+    """Return a numeric option. Raises UsageError for an invalid number."""
     text = config.getoption(f"edgefl_{option}")
     if text is None:
         return None

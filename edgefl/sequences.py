@@ -38,7 +38,7 @@ class Ascending(Sequence[int]):
         self._ends = []
 
     def discard(self, number: int) -> bool:
-        """Remove a number; returns False if it is not in the set."""
+        """Remove a number; return False if it is not in the set."""
         block = self._blocks[number // BLOCK]
         at = bisect_left(block, number)
         if at == len(block) or block[at] != number:
@@ -100,7 +100,7 @@ def rank(ascending: Sequence[int], number: int) -> int:
 
 
 class PatchedSequence(Sequence[int]):
-    """A view of sorted ``numbers`` minus ``without`` plus ``more``: few numbers, none of them in ``numbers``.
+    """A view of sorted ``numbers`` minus ``without`` plus ``more``, a few numbers not in ``numbers``.
 
     >>> left = PatchedSequence([2, 3, 5, 8], without={3, 4, 8}, more=[9, 4])
     >>> len(left), [left[at] for at in range(4)]

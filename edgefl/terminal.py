@@ -7,7 +7,7 @@ import sys
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Replace control characters, which a terminal could interpret, by ``?``.
+    r"""Replace control characters, which a terminal could interpret, with ``?``.
 
     >>> printable("pixel\x1b[2J-4\n"), printable("a\n\tb", keep="\n\t")
     ('pixel?[2J-4?', 'a\n\tb')

@@ -185,7 +185,7 @@ def literal(value: Any) -> str:
 
 
 def pieces(value: Any) -> Iterator[str]:
-    """Yield `literal` in pieces, so that a caller can stop early; the value may be infinite.
+    """Yield `literal` in pieces, so that a caller can stop early; the value may be nested endlessly.
 
     >>> endless = [1]
     >>> endless.append(endless)

@@ -247,7 +247,7 @@ def _figure(bound: float) -> str:
 
 
 def _unknown(table: str, name: str, fields: Iterable[str], known: Iterable[str]) -> Fault:
-    """The fault of an unknown key, with a hint: a key of the same name, of its initials, or a similar one."""
+    """Return the fault of an unknown key. Hint: the same key elsewhere, its initials, or a similar key."""
     key = join(table, name)
     here = [join(table, field) for field in fields]
     initials = join(table, "".join(word[:1] for word in name.split("_")))
