@@ -4,15 +4,15 @@
 project's own long or source-tree measurements, such as soak runs, fuzzing and comparisons of two versions.
 
 bench        the scaffold of every bench: a run that measures, the host's facts, medians, judged figures
-aggregate    the weighted sum against its alternatives and the memory's limit
-ingest       updates per second that the server takes in; bare: its limits in ZeroMQ and memory
+aggregate    the weighted sum compared with its alternatives and the limit of memory
+ingest       updates per second that the server processes; bare: its limits in ZeroMQ and memory
 spawn        start of clients, and their memory
-peers        whole experiments of other frameworks beside edgefl; rivals: the program of each framework
+peers        whole experiments of other frameworks compared with edgefl; rivals: the program of each framework
 fidelity     the emulation's errors: runs, limits and verdicts
-memory       predicted beside measured memory of training steps on this host
-truth        predicted beside measured step times of all devices and this host, and their limits
-board_truth  predicted beside measured rates of boards, for code that is not torch
-phone_truth  predicted beside measured inference times on phones
+memory       predicted and measured memory of training steps on this host
+truth        predicted and measured step times of all devices and this host, and their limits
+board_truth  predicted and measured rates of boards, for code that is not torch
+phone_truth  predicted and measured inference times on phones
 workloads    what clients compute in a bench instead of training
 chaos        kills processes of a run and resumes it until it is done; outcome judges and counts the results
 verify       recomputes a finished run from its journal (``edgefl verify``)
@@ -21,10 +21,10 @@ studies      loads a study from experiments/papers/studies; fedbuff, fedstalewei
              ablations_privacy add claims that are not races
 claims       comparisons of two algorithms, judged by a paper's claim, and limits on the errors of verdicts
 mutants      wrong implementations that a claim must reject
-theory       theorems of the papers, measured: influence has the arrivals, incentive what throttling gains,
-             stragglers the times of rounds, short_batches steps on few examples, convergence the descents on
-             the problem in quadratic, unbounded those of Toghani and Uribe, logistic on a logistic
-             regression; delays: those of DeFedAvg's emulated fleet
+theory       theorems of the papers, measured (influence: arrivals; incentive: the gain of throttling;
+             stragglers: times of rounds; short_batches: steps on few examples; convergence: convergence
+             theorems, on the problem in quadratic; unbounded, logistic: the theorem of Toghani and Uribe;
+             delays: delays in DeFedAvg's emulated fleet)
 """
 
 PAPERS = (

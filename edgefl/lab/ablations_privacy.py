@@ -7,7 +7,7 @@ from edgefl.lab.study import Curves, Finding
 
 FEDBUFF, FTRL, SGD = "FedBuff, DP-FTRL", "FedAvgM, DP-FTRL", "FedAvgM, DP-SGD"
 MARGIN = 0.02
-"""Difference in accuracy up to which an algorithm is competitive."""
+"""An algorithm is competitive if its accuracy is below the other's by at most this much."""
 
 
 def claims(curves: Curves) -> list[Finding]:

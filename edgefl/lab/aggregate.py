@@ -1,8 +1,8 @@
-"""Measures the weighted sum against its alternatives and the memory's limit, all in one run.
+"""Compares the weighted sum with its alternatives and with the limit of memory, all in one run.
 
-Every figure of a row counts the same bytes: K updates and the base read, the result written, which is
-(K+2)·D·4 for float32. The limits are a loop that only reads as many bytes, and STREAM's triad. Contenders
-take turns, so that a slowdown of the host affects all of them. Each figure is the median of at least 9 turns
+Every figure of a row counts the same bytes, (K+2)·D·4 for float32: K updates and the base are read, and the
+result is written. The limits are a loop that only reads as many bytes, and STREAM's triad. Contenders take
+turns, so that a slowdown of the host affects all of them. Each figure is the median of at least 9 turns
 (fewer, and marked, if one call takes most of a second). Rows disturbed by the host are marked with a reason.
 """
 
@@ -41,19 +41,19 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 TURNS = 9
 _TURN_S = 0.004
-"""Approximate length of a contender's turn, which repeats its call."""
+"""Approximate duration of a contender's turn, in which its call is repeated, s."""
 _SLOW_S = 5.0
 """Total seconds after which a contender gets no more than three turns."""
 _CALM_S = 0.04
 """Pause after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
-"""A larger row would take minutes, and rows of this size exceed the caches already."""
+"""Larger rows are skipped: they would take minutes, and rows of this size already exceed the caches."""
 HOST_LIMITS = {
     "others": ("cores used by other programs", 0.10),
     "steal": (STOLEN, STEAL_MAX),
     "throttled": (THROTTLED, THROTTLED_MAX),
 }
-"""Description of shares of the host's cores, and their limits in a row that counts."""
+"""The measured shares of the host's cores: description, and largest value in a row that counts."""
 SPREAD_MAX = 0.30
 """Largest spread of our contenders and of the limits in a row that counts."""
 
@@ -290,7 +290,8 @@ def _usual(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 
 
 def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """Yield the limits for the same bytes: reads only, and two reads per write; none without C."""
+    """Yield the limits for the same bytes: reads only, and two reads per write; none without the C
+    extension."""
     try:
         from edgefl.lab import _probe
     except ImportError:
@@ -375,7 +376,8 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
 
 
 def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
-    """Ratios of `c` to the others and of numba to `c`, and the overhead of a call over the bare function."""
+    """Speed of `c` relative to the others, of numba relative to `c`, and a call's overhead over the bare
+    function."""
     cells = []
     for row in rows:
         seconds = {name: figures["seconds"] for name, figures in row["contenders"].items()}

@@ -7,11 +7,11 @@ for ``shm``, also a model down and an update up in parts for ``wire``.
 
 ``memory``: all clients copy the model from the parameter buffer and an update into a slot, without any
 messages; then only the kernel sums the slots. Each part uses the whole machine, so a trip takes at least the
-sum of both times. Memory is used in the order of a run: trips take turns at the slots, and a number of
+sum of both times. Memory is used in the order of a run: trips take turns at the slots, and a fixed number of
 updates makes a version.
 
-``passes`` is ``memory`` with the passes that a trip over shared memory needs: the update is computed as the
-difference of trained vector and model, and written into the slot with its checksum.
+``passes`` is ``memory`` with the passes over the data that a trip over shared memory needs: the update is
+computed as the difference of trained vector and model, and written into the slot with its checksum.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LimitCase(NamedTuple):
 
 @contextmanager
 def _clients(count: int, life: Callable[[int], None]) -> Iterator[list[ForkProcess]]:
-    """Run ``life(number)`` in ``count`` processes and wait for their ends; `RunError` if one failed."""
+    """Run ``life(number)`` in ``count`` processes and wait for their ends. Raises `RunError` if one fails."""
     processes = [FORK.Process(target=life, args=(number,), daemon=True) for number in range(count)]
     for process in processes:
         process.start()
@@ -160,7 +160,7 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
         model, slot = buffer.model(trip // case.updates % shape.ring), buffer.slot(trip % shape.slots)
         np.copyto(trained, model)
         if case.what == "passes":
-            kernels.delta(slot, trained, model)  # of a training without changes
+            kernels.delta(slot, trained, model)  # the difference after a training that changes nothing
         else:
             np.copyto(slot, update)
 
@@ -190,5 +190,5 @@ def main(what: Limit, transport: Transport, *figures: str) -> None:
 
 
 if __name__ == "__main__":
-    kill_forks_with_parent()  # Ctrl-C of the parent kills this process, and only it
+    kill_forks_with_parent()  # on Ctrl-C the parent kills only this process
     main(*sys.argv[1:])  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ def settings(**fields: Any) -> Experiment:
 
 @contextmanager
 def run_record(experiment: Experiment, workload: str, out: Path | None = None) -> Iterator[Record]:
-    """Run the experiment with another workload and yield its record; ``out`` is kept, by default nothing."""
+    """Run the experiment with another workload and yield its record; only a given folder ``out`` is kept."""
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name) / "run" if out is None else out
         done = supervisor.run(experiment, folder, quiet=True, base=folder.parent, workload=workload)

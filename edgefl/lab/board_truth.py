@@ -34,7 +34,7 @@ QUANTITIES = {
     "memcpy": "memcpy",
 }
 ASSUMED_CORES = 2.0
-"""Factor added to the interval if the number of a board's cores is assumed."""
+"""Factor by which the interval is widened if the number of a board's cores is assumed."""
 
 
 class BoardRate(NamedTuple):
@@ -54,7 +54,7 @@ class BoardRate(NamedTuple):
 
 
 def run(quick: bool = False, *, boards: Path | None = None, say: Say = silent) -> dict[str, Any]:
-    """Compare the boards of a file with ``cores.toml``; without a file the bundled ones, unseen.
+    """Compare the boards of a file with ``cores.toml``, or each bundled board with a fit to all others.
 
     ``boards`` has an entry per measured rate, ``quantities`` the errors of each quantity. Without a file and
     not ``quick``, ``unseen_socs`` has the errors of fits without any board of the same SoC.

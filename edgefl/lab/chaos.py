@@ -40,14 +40,14 @@ BESIDE = ("die", *failpoints.OF_SUMS)
 PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 """Processes whose death does not end the command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
-"""Processes of which any one may be killed without losing an update, under the wall clock too."""
+"""Processes of which any one may be killed without losing an update, even under the wall clock."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
 """Share of the kills that do not wait for a recovery from the previous kill, and the mean seconds to such a
 kill while the run starts or replaces one of `KEEPERS`."""
 MOST_SERVERS = 2
-"""Maximum servers and zygotes killed without a new version in between: one more ends the run, which can be
-resumed from its checkpoint."""
+"""Maximum number of servers and zygotes killed without a new version in between: one more would end the run,
+which could then be resumed from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
 """Processes whose death ends the run, with a last checkpoint."""
 COMMITTED_S, DELIVERED_S = 0.15, 1.0
@@ -85,7 +85,7 @@ class Plan:
     every_s: float = 1.0
     """Mean seconds from a recovery, or from a kill, to the next kill."""
     failpoints: int = 0
-    """Number of server deaths at each of its `failpoints` that the experiment passes; replaces ``kills``."""
+    """Number of server deaths at each failpoint that the experiment passes; replaces ``kills``."""
     only: frozenset[str] = frozenset()
     """Processes to kill, or failpoints; empty: all."""
 
@@ -163,7 +163,7 @@ class Command:
             )
 
     def family(self) -> dict[psutil.Process, str]:
-        """Return every living process of the run, also orphans, with its kind; "" for a user's own
+        """Return every living process of the run, including orphans, with its kind; "" for a user's own
         process."""
         found = {}
         for pid in psutil.pids():
@@ -254,8 +254,8 @@ class _RandomKiller:
 class _FailpointKiller:
     """Makes each server of a command die at one of ``places`` (`edgefl.failpoints`).
 
-    Every other server dies when it first passes the point, the others after the run has recovered, so that
-    versions are made in between. Clients and the process that unmasks sums die at their own failpoints.
+    Every second server dies when it first passes the point, the others only after the run has recovered, so
+    that versions are made in between. Clients and the process that unmasks sums die at their own failpoints.
     """
 
     def __init__(self, plan: Plan, draw: np.random.Generator, places: Iterable[str]) -> None:
@@ -409,7 +409,8 @@ class _Round:
         return Command(arguments, environment, self._folder / "output.txt")
 
     def _command_ends_run(self) -> bool:
-        """Start or resume the run and kill until the command ends; return True if the run is over."""
+        """Start or resume the run and kill processes until the command ends; return True if the run is
+        over."""
         what = "resume" if (self._run / EXPERIMENT_FILE).exists() else "run"
         command = self._start(what, self._run, self._killer.environment(self._run))
         self._round.commands += 1
@@ -462,7 +463,8 @@ class _Round:
         return True
 
     def _is_over(self, kill: Kill, now_s: float) -> bool:
-        """Return True if a new version was not made by processes that were dying."""
+        """Return True if a version recorded now shows recovery from ``kill``: no dying process can have made
+        it."""
         if kill.kind in ENDS_COMMAND:
             return self._round.commands > kill.command
         after_s = DELIVERED_S if kill.kind == "zygote" else COMMITTED_S
@@ -499,7 +501,7 @@ class _Round:
 
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
         """Return True if the run is over. The command may have ended before the kill reached it, with one
-        line."""
+        line of output."""
         code, output = command.process.returncode, command.output()
         last = output[-1] if output else f"exit code {code}"
         if any("Traceback" in line for line in output):

@@ -1,4 +1,4 @@
-"""Claims about races, in which one algorithm costs a factor more than another until a target accuracy.
+"""Claims about races: one algorithm costs a factor more than another to reach a target accuracy.
 
 `examined` limits the errors of a study's verdicts. A claim counts as reproduced only if no mutant of its arm
 gets that verdict. Runs that equal another arm's bit for bit are no separate result. An arm whose tuned step
@@ -49,7 +49,7 @@ SAME_SIZE = 0.5
 
 @dataclass(frozen=True)
 class Race:
-    """A claim that ``other`` costs more than ``mine`` until the target of ``mine``."""
+    """A claim that ``other`` costs more than ``mine`` to reach the target of ``mine``."""
 
     mine: str
     other: str
@@ -58,7 +58,8 @@ class Race:
     paper: str
     """Figures in the paper."""
     size: float | tuple[float, float] | None = None
-    """The paper's ratio, or its costs of ``other`` and ``mine``; None: the ratio is only above 1."""
+    """The paper's ratio, or its costs of ``other`` and ``mine``; None: the paper only says that the ratio is
+    above 1."""
     over: Over = "trips"
 
     @property
@@ -137,10 +138,10 @@ def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race,
 
 
 def judged(found: CostRatio | None, paper: float | None) -> Verdict:
-    """Judge the claim that another algorithm costs ``paper`` times as much (None: the paper only says more).
+    """Judge the claim that another algorithm costs ``paper`` times as much (None: no factor is given).
 
-    It is reproduced if our whole interval lies above 1 and our mean reaches half of the paper's effect on a
-    log scale (√paper), smaller if only the former holds, and "out of reach" if a run ended too early to
+    It is "reproduced" if our whole interval lies above 1 and our mean reaches half of the paper's effect on a
+    log scale (√paper), "smaller" if only the former holds, and "out of reach" if a run ended too early to
     judge.
 
     >>> judged(CostRatio(1.2, 1.1, 1.3), 5.7), judged(CostRatio(4.6, 3.1, 6.9), 5.7)
@@ -218,7 +219,8 @@ def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant
 def _to_be_tried(
     study: Study, settings: str, findings: Sequence[Finding]
 ) -> Mapping[tuple[tuple[str, ...], Mutant], list[int]]:
-    """Map arms and the mutant that replaces them to the places of claims that would be reproduced."""
+    """Map the arms and each mutant that replaces them to the indices of the claims that would be
+    reproduced."""
     places: dict[tuple[tuple[str, ...], Mutant], list[int]] = {}
     for place, one in enumerate(findings):
         if one.verdict == "reproduced" and one.mine:
@@ -228,8 +230,8 @@ def _to_be_tried(
 
 
 def _settled(finding: Finding, study: Study, curves: Curves) -> Finding:
-    """Return the finding, revised if its runs equal another arm's or its step sizes are at the edge of their
-    grid."""
+    """Return the finding, revised if its runs equal another arm's or its step sizes are at the border of
+    their grid."""
     arms, labels = (*finding.mine, *finding.others), list(curves.records)
     twins = {label: curves.twin(label) for label in arms}
     later = {one: other for one, other in twins.items() if other and labels.index(other) < labels.index(one)}

@@ -2,8 +2,8 @@
 
 Bounds are loose: wrong algorithms satisfy them too. Each finding therefore also predicts the bounded quantity
 to a few per cent, from the contributions of the descent, the noise and the clients' shares
-(`edgefl.lab.quadratic`). Three theorems do not hold as printed; each has a run that shows it, and the missing
-term.
+(`edgefl.lab.quadratic`). Three theorems do not hold as printed; for each, a run shows this, and the missing
+term is given.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Ratio(NamedTuple):
     name: str
     ratios: Sequence[float]
     within: float
-    """Largest distance of the mean ratio from 1; with three seeds or more, of its 95% interval."""
+    """Largest allowed distance of the mean ratio from 1; with three seeds or more, of its whole 95%
+    interval."""
 
     @property
     def agrees(self) -> bool:
@@ -74,7 +75,8 @@ def exceeded(
 ) -> Finding:
     """Return the finding on a bound that is exceeded by these factors, one per seed.
 
-    It is "not reproduced" only if ``quantity`` is as predicted; other runs prove nothing about the bound.
+    It is "not reproduced" only if ``quantity`` is as predicted; otherwise the runs prove nothing about the
+    bound.
     """
     ours = f"{min(times):.1f} times the bound at {at}; measured ÷ predicted: {quantity}"
     if not quantity.agrees:
@@ -136,7 +138,7 @@ def slope(
     factor: float,
     expected: float = -0.5,
 ) -> Ratio:
-    """Return the exponent with which mean ‖∇f‖² depends on a quantity, ÷ ``expected``.
+    """Return the exponent with which mean ‖∇f‖² depends on a quantity, divided by ``expected``.
 
     The quantity is ``factor`` times larger in the second setting of ``ends`` than in the first.
     """
@@ -247,8 +249,8 @@ class Composition(NamedTuple):
 def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Composition:
     """Compute the shares of clients under normalisation inside each buffer, by enumerating all buffers.
 
-    Each of its ``size`` places holds a client with a probability in proportion to its rate; weights are in
-    proportion to ``raw``. Clients with equal rate and weight are grouped.
+    Each of a buffer's ``size`` places holds a client with a probability in proportion to its rate; weights
+    are in proportion to ``raw``. Clients with equal rate and weight are grouped.
 
     >>> one = composition((1.0, 1.0), 2, (1.0, 1.0))
     >>> one.shares, one.concentration
@@ -321,7 +323,8 @@ def deviation(size: int, staleness: float) -> float:
 def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, float]:
     """Theorem 1's bounds of a weight: 1/((b − 1)(b·τ_max + 1) + 1) and (b·τ_max + 1)/(b(τ_max + 1)).
 
-    The lower is reached by one fresh update among the stalest, the upper by the stalest among fresh ones.
+    The lower bound is reached by one fresh update among the stalest, the upper by the stalest among fresh
+    ones.
 
     >>> weight_bounds(5, 0.0), weight_bounds(5, 4.0)[1]
     ((0.2, 0.2), 0.84)
@@ -383,8 +386,8 @@ def defedavg_iid(quick: bool = False) -> Finding:
 
 
 def iid_bound(out: Trajectory, versions: int, n: int, steps: int, *, units: bool) -> float:
-    """Return equation 14, √(128·F/(nKT)) + 8L/(KT); ``units``: F times Lσ², as in its proof's last but one
-    line."""
+    """Return equation 14, √(128·F/(nKT)) + 8L/(KT); ``units``: with F times Lσ², as in the penultimate line
+    of its proof."""
     problem = out.problem
     unit = problem.smoothness * problem.variance if units else 1.0
     first = math.sqrt(128.0 * unit * problem.gap / (n * steps * versions))

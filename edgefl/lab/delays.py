@@ -1,4 +1,4 @@
-"""Delays of updates in an emulated fleet: what makes them, and which step sizes theorems permit with them.
+"""Delays of updates in an emulated fleet: what causes them, and which step sizes theorems permit for them.
 
 λ of Wang et al. 2024 (Assumption 4) is the largest number of versions between the one that an update was
 trained from and the one that it is applied to. The arrivals are those of that paper's fleet: 100 clients
@@ -84,13 +84,13 @@ def arrivals(
 
 
 SKIP = 60
-"""Versions at the start that mean delays leave out: they cannot be long yet."""
+"""Number of first versions that mean delays leave out, because delays cannot be long yet."""
 
 
 def delays_iid(quick: bool = False) -> Finding:
     """Measure Algorithm 2's delays, with and without downloads during training.
 
-    Each of N clients always has one update under way, and each version takes n: so the mean delay is
+    Each of N clients always has one update under way, and each version takes n. The mean delay is therefore
     (N − 1)/n versions at any speeds, plus the versions that a broadcast takes if it overlaps training.
     """
     versions, mean, slowest, largest = (200 if quick else 1_000), [], [], []
@@ -132,7 +132,7 @@ def transfers(quick: bool = False) -> Finding:
     """Start clients at random times, with large downloads, large uploads, both, or neither.
 
     A client reads its version when its download begins. If r updates arrive per second and each version takes
-    K of them, r ÷ K times the length of its whole trip is its staleness. The wait before the download does
+    K of them, its staleness is r/K times the duration of its whole trip. The wait before the download does
     not count.
     """
     versions, size = (300 if quick else 1_000), 10
@@ -163,20 +163,21 @@ def transfers(quick: bool = False) -> Finding:
 
 
 LONG = 20
-"""Versions beyond which a paused client's delay consists of waiting to be drawn."""
+"""Number of versions after which a paused client's delay consists of waiting to be drawn."""
 
 
 def delays_niid(quick: bool = False) -> Finding:
-    """Measure Algorithm 1's delays: of clients that wait until their update is taken, and that train on.
+    """Measure Algorithm 1's delays, for clients that wait until their update is taken or that train on.
 
     A version's sample has N·p different clients on average. Each version takes a waiting update with
-    probability p. So however long an update has waited, the rest of its delay is geometric, with mean 1/p.
+    probability p. Therefore, however long an update has waited, the rest of its delay is geometric, with mean
+    1/p.
     """
     versions, error = (400 if quick else 2_000), 0.01
     members, waits, paused, busy = [], [], [], []
     for seed in range(1, 2 if quick else 4):
         run, _ = arrivals(DeFedAvgNIID(participants=PARTICIPANTS, pause=True), versions, seed)
-        drawn = fmean(len(made) for _, made in run.sums)  # a sum lists a client that was drawn twice once
+        drawn = fmean(len(made) for _, made in run.sums)  # a client drawn twice is listed once
         members.append(drawn / (CLIENTS * chance()))
         found = delays_of(run, SKIP)
         paused.append(int(delays_of(run).max()))
@@ -207,7 +208,7 @@ class Response(NamedTuple):
     def path(self, versions: int, before: float) -> Vector:
         """Return e_0 = 1, …, e_{T−1}, float64; ``before`` is e_t for t < 0.
 
-        1 is the path of a run, whose clients start from w_0; 0 that of an impulse.
+        With 1 it is the path of a run, whose clients start from w_0; with 0, the response to an impulse.
         """
         lag = len(self.shares)
         e = np.concatenate([np.full(lag, before), np.zeros(versions)])

@@ -16,12 +16,13 @@ FEDBUFF, AVGM = "FedBuff, K = 10", "FedAvgM"
 FULL = "1000"
 """Settings of the paper's size."""
 HALVES = 0.1
-"""Largest distance from 2 of a ratio of mean staleness; a buffer of K + 1 would give 1.83 and 1.91."""
+"""Largest allowed distance of a ratio of mean staleness from 2; a buffer of K + 1 would give 1.83 and
+1.91."""
 BUFFERS = {5: "FedBuff, K = 5", 10: FEDBUFF, 20: "FedBuff, K = 20"}
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge figure 3 (only at the paper's size), and staleness over K."""
+    """Judge figure 3 (only at the paper's size), and the dependence of staleness on K."""
     findings = []
     if curves.settings == FULL:
         many, few = (Race(f"{FEDBUFF}{end}", f"{AVGM}{end}", "", "") for end in ("", f", {FEW}"))

@@ -9,9 +9,10 @@ from edgefl.results.statistics import difference, higher, p_of_ratio, p_value
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"
 FAIR = 0.05
-"""Largest distance from 1/n of a group's mean share of weight."""
+"""Largest allowed distance of a group's mean share of weight from 1/n, times n."""
 NEAR = 0.95
-"""Target of the race for trips ÷ final accuracy of the weakest run, so that no run passes it at a peak."""
+"""Target of the race for trips ÷ final accuracy of the weakest run, low enough that a peak does not
+decide."""
 
 
 def claims(curves: Curves) -> list[Finding]:
@@ -27,7 +28,7 @@ def claims(curves: Curves) -> list[Finding]:
     running = [*weight[RUNNING, FAST], *weight[RUNNING, SLOW]]
 
     def unfair(label: str) -> list[float]:
-        """Return a client's distance from a share of 1/n, mean of both groups, times n."""
+        """Return how far a client's share is from 1/n, as the mean of both groups, times n."""
         groups = zip(weight[label, FAST], weight[label, SLOW], strict=True)
         return [(abs(fast - 1.0) + abs(slow - 1.0)) / 2 for fast, slow in groups]
 

@@ -61,7 +61,7 @@ LENGTHS = {
     "heat": (1800.0, 300.0),
     "ranks": (10.0, 3.0),
 }
-"""Emulated seconds of each run, and with ``--quick``."""
+"""Emulated seconds of each run: normally, and with ``--quick``."""
 
 
 def run(
@@ -275,7 +275,7 @@ def trial(
 
 
 def bundled_rates() -> dict[str, float]:
-    """Return FLOP/s of each bundled profile with its own rate and without drawn speeds or windows.
+    """Return FLOP/s of each bundled profile that has its own rate, and no drawn speeds or availability.
 
     Phones of the table (`units`) are left out, because their rates are scaled from those of one phone.
     """

@@ -93,7 +93,7 @@ def _slowed(rule: Literal["immediate", "after-step"], factor: float, versions: i
 
 
 def _rates(run: Outcome) -> list[float]:
-    """Return updates per version: of client 0, and of the mean other fast and slow client."""
+    """Return updates per version: of client 0, and the means of the other fast and of the slow clients."""
     counts = np.bincount(run.client, minlength=len(FEDSTALEWEIGHT)) / run.versions
     fast, slow = counts[1 : len(FAST_ONES)], counts[len(FAST_ONES) :]
     return [float(counts[0]), float(fast.mean()), float(slow.mean())]

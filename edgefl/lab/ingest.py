@@ -4,7 +4,7 @@ Only the training is missing: server process, forked clients, sockets, slots, ch
 kernel, journal and record are real. Clients compute nothing and wait for nothing (`IdleWorkload`), so the
 rate is the highest that this machine can serve. It is read from the record, by the server's clock, from the
 second third of a turn on: in the first third clients start and touch their memory for the first time. The
-stages of a trip on the server are those of the whole turn.
+times of a trip's stages on the server are those of the whole turn.
 
 The limits (`edgefl.lab.bare`) use the same number of processes: ``socket`` passes the same frames over ZeroMQ
 only, ``memory`` copies the same bytes and sums them, ``passes`` (``shm``) makes a trip's passes over memory.
@@ -56,7 +56,7 @@ SHORT = {"of bare ZeroMQ": "sock", "of memory's limit": "mem", "of its passes": 
 FEW = 3
 """Minimum trips per client in a turn, on average."""
 LONGEST_S = 60.0
-"""Maximum length of a turn, s. It is an error if the turn has fewer trips by then."""
+"""Maximum length of a turn, s. If it still has too few trips, that is an error."""
 COPIES = 4
 """Number of model-sized vectors in a client's own memory: model, base, update, and one on the wire."""
 

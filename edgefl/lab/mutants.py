@@ -39,7 +39,7 @@ class _DividesTwice:
 
 
 class _FirstUpdateOnly:
-    """Mixin: the first update gets the weight of all."""
+    """Mixin: the first update gets the weight of all updates."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         return _one(super().weights(state, updates, view), 0)  # type: ignore[misc]
@@ -160,7 +160,7 @@ class DividesByNTwice(_DividesTwice, DeFedAvgIID):
 
 
 class FirstToFinish(_FirstUpdateOnly, DeFedAvgIID):
-    """The first update gets the weight of all n."""
+    """The first update gets the weight of all n updates."""
 
 
 def _class(label: str, kind: type) -> Mutant:
@@ -168,7 +168,7 @@ def _class(label: str, kind: type) -> Mutant:
 
 
 STALENESS = "staleness"
-"""Mutants of claims about staleness and K."""
+"""Key of the mutants for claims about staleness and K."""
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "fedstaleweight": (
         _class("α²", SquaredWeights),

@@ -36,7 +36,7 @@ VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
 """Incidents that no kill may cause: an update differs from the one sent, or belongs to another version."""
 REPEATED = "another sum"
-"""Part of a refusal that no kill of one process may cause: hidden updates were in an earlier sum."""
+"""Part of a refusal's text that no kill of one process may cause: hidden updates were in an earlier sum."""
 MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")
 
 
@@ -121,7 +121,8 @@ def _first_difference(key: int, here: Mapping[str, str] | None, there: Mapping[s
 
 
 def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
-    """Yield violations of a wall-clock run: lost, altered or repeated acknowledged updates; another model.
+    """Yield violations of a wall-clock run: lost, altered or repeated acknowledged updates, or a different
+    model.
 
     ``account`` is the clients' log (`edgefl.run.client`), ``code`` the folder of the user's modules.
     """

@@ -1,8 +1,8 @@
 """Measure whole experiments of edgefl and of other frameworks: same machine, local training and data.
 
 Each framework runs in an environment of its own, which this module creates with pip. The programs in
-`edgefl.lab.rivals` report when each new model is complete; the speed is that of all models after the first.
-A framework that cannot be installed or run gets a row with the reason.
+`edgefl.lab.rivals` report when each new model is complete; the speed is measured over all models after the
+first. A framework that cannot be installed or run gets a row with the reason.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Turn(NamedTuple):
     version: str
     trips_per_s: float
     start_s: float
-    """Seconds until the first new model, without its trips at the later speed."""
+    """Seconds until the first new model, minus the time that its trips take at the later speed."""
     peak_mib: float
-    """Largest proportional memory of all its processes."""
+    """Peak of the proportional memory (PSS) of all its processes together."""
 
 
 def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
@@ -107,7 +107,7 @@ def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
 
 
 def chosen(option: str, text: str | None, known: Sequence[str]) -> list[str]:
-    """Return the names in a comma-separated option, or all without it; `ConfigError` for an unknown one."""
+    """Return the names in a comma-separated option, or all. Raises `ConfigError` for an unknown name."""
     names = list(known) if text is None else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
@@ -124,7 +124,7 @@ def run(
     seconds: float | None = None,
     say: Say = bench.silent,
 ) -> dict[str, Any]:
-    """Measure all cases in turns; return plain values for `show` and a JSON file.
+    """Measure all cases in turn; return plain values for `show` and a JSON file.
 
     ``only`` and ``settings`` are comma-separated names. ``rows`` has an entry per case: medians over the
     turns of `Turn`'s figures, the ``spread`` of ``trips_per_s``, and ``why``, the reason for having none.

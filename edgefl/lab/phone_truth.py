@@ -1,4 +1,4 @@
-"""Compares predicted with measured inference times of phones, by what is known of each phone.
+"""Compares predicted with measured inference times of phones, on three bases of prediction.
 
 The bases of a prediction are:
 
@@ -62,7 +62,7 @@ def judge(table: PhoneTable, rows: Sequence[PhoneRow], works: Works) -> Iterator
 def _models(
     table: PhoneTable, about: phones.About, rows: Sequence[PhoneRow], works: Works
 ) -> Iterator[tuple[str, TimeModel]]:
-    """The bases on which a phone can be predicted, with its time model on each."""
+    """Yield the bases on which a phone can be predicted, with its time model on each."""
     own = next((phone for phone in table.phones if phone.model == about.model), None)
     if own is not None:
         yield "profile", phones.of_measured(table, own, about.unit)
@@ -97,8 +97,8 @@ def groups(judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Number of rows, median and 90% of errors, the median error that a tenth of the phones exceeds, and the
-    share of rows within their intervals."""
+    """Count rows and phones; compute the median and 90th percentile of the errors, the median error that a
+    tenth of the phones exceeds, and the share of rows within their intervals."""
     errors = np.array([abs(row["predicted"] / row["measured"] - 1) for row in rows])
     units = np.array([row["unit"] for row in rows])
     of_unit = [float(np.median(errors[units == unit])) for unit in dict.fromkeys(units)]

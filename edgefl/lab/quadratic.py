@@ -127,8 +127,8 @@ def descend(
     """Run ``versions`` versions, with trips of ``steps`` SGD steps of size ``rate``.
 
     By default a trip takes Exp(1), so that the next arrival is uniform over the clients, as the proofs
-    assume. The start is where ``shares`` lead (`Quadratic.start`). ``devices`` are the clients' facts; by
-    default they have none.
+    assume. The start is `Quadratic.start` for ``shares``. ``devices`` holds facts about the clients; by
+    default there are none.
     """
     centres, size = problem.centres(), NOISE.stop - NOISE.start
     noise, delays = (

@@ -31,7 +31,7 @@ STRAGGLER = 1.0
 """λ, emulated seconds for each example."""
 OVER_SELECTION = 1.3
 CONCURRENCY = (10, 30)
-"""Clients training at once; a round's cohort, or what over-selection makes of a smaller one."""
+"""Numbers of clients training at once: a round's cohort, or a smaller cohort with its over-selection."""
 STEPS_OF_TIME = 500
 
 Values = npt.NDArray[np.float64]

@@ -43,7 +43,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def load(name: str) -> Study:
-    """Load the study of that name; ConfigError for an invalid file.
+    """Load the study of that name. Raises ConfigError for an invalid file.
 
     >>> [arm.label for arm in load("table2-fedbuff").arms]
     ['FedBuff', 'FedBuff, K = 1', 'FedBuff, K = 100']

@@ -50,7 +50,7 @@ class Finding(NamedTuple):
     mine: tuple[str, ...] = ()
     """Arms that the claim is about; a mutant replaces them."""
     others: tuple[str, ...] = ()
-    """Arms that they are compared with."""
+    """Arms with which those are compared."""
     p: float | None = None
     """One-sided p-value, paired over seeds; None for a claim without statistics."""
     survives: bool | None = None
@@ -249,7 +249,7 @@ class Study:
         return next(arm for arm in self.arms if arm.label == label)
 
     def changed(self, changes: Sequence[str]) -> Study:
-        """Return the study with changed settings; ConfigError if a changed key distinguishes arms."""
+        """Return the study with changed settings. Raises ConfigError if a changed key distinguishes arms."""
         for change in changes:
             keys, _ = toml.assignment(change)
             if keys == ("seed",):
@@ -275,7 +275,7 @@ class Study:
         return sorted(name.removeprefix("-") for name in found if not name or name.startswith("-"))
 
     def file(self, settings: str = "") -> Path:
-        """Return the file of these settings; ConfigError if it does not exist."""
+        """Return the file of these settings. Raises ConfigError if it does not exist."""
         if settings and settings not in (known := self.settings()):
             raise ConfigError(unknown(f"settings of {self.name}", settings, [name for name in known if name]))
         return folder() / f"{self.name}{'-' if settings else ''}{settings}.toml"

@@ -1,12 +1,12 @@
 """Measures the papers' theorems on the real core, with vectors of a few numbers and no data.
 
 Staleness, fairness and strategy-proofness come from fleets whose clients' times follow a distribution: their
-arrivals are those of a run with the same seed under the virtual clock. `edgefl.lab.incentive` has equations
-9 and 1 of FedStaleWeight, `edgefl.lab.stragglers` FedBuff's times of rounds, `edgefl.lab.short_batches` its
-learning-rate normalisation, and `edgefl.lab.convergence` the convergence theorems; `edgefl.lab.unbounded` and
-`edgefl.lab.logistic` have that of Toghani and Uribe, `edgefl.lab.delays` the delays of DeFedAvg's fleet. Each
-finding is decided by figures that the theory determines, so that a wrong implementation fails; the tests try
-a set of wrong implementations.
+arrivals are those of a run with the same seed under the virtual clock. Other modules of `edgefl.lab` have the
+rest: `incentive` equations 9 and 1 of FedStaleWeight, `stragglers` FedBuff's times of rounds, `short_batches`
+its learning-rate normalisation, `convergence` the convergence theorems, `unbounded` and `logistic` the
+theorem of Toghani and Uribe, and `delays` the delays of DeFedAvg's fleet. Each finding is decided by figures
+that the theory determines, so that a wrong implementation fails; the tests try a set of wrong
+implementations.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def expected_staleness(quick: bool = False) -> Finding:
 
 
 def waiting_staleness(quick: bool = False) -> Finding:
-    """Measure equation 6 if clients wait for the step: client i contributes to one in E[τ_i] + 1 versions."""
+    """Measure equation 6 if clients wait for the step: client i contributes to one in every E[τ_i] + 1
+    versions."""
 
     def ratio(seen: Outcome) -> Shares:
         number = np.bincount(seen.client)
@@ -279,7 +280,8 @@ def comings_and_goings(versions: int, seed: int) -> list[Event]:
 
 
 def credit_reaches_it(quick: bool = False) -> Finding:
-    """Compare both forms at c = 2, for fleets in which fair weights are possible to fleets in which not."""
+    """Compare both forms at c = 2, in fleets for which fair weights are possible and in fleets for which
+    not."""
     versions, seeds = (2_000, (1,)) if quick else (8_000, (1, 2, 3))
     rows = [measure(2.0, slow_by, versions, seeds) for slow_by in (1.0, 1.5, 4.0)]
     ratios = [[one.credit[at] / one.most[at] for one in rows] for at in range(len(seeds))]

@@ -1,8 +1,8 @@
 """Compares predicted with measured times: every published training step that edgefl has, and this host's.
 
-A profile's prediction of steps that it was fitted to proves little. Beside it stands the prediction of a fit
-without any step of that network. Devices with scaled costs were not fitted to their steps. Errors are
-|predicted ÷ measured − 1|; *held* is the share within the steps' intervals.
+A profile's prediction of steps that it was fitted to proves little. Therefore a second prediction is shown,
+from a fit without any step of that network. Devices with scaled costs were not fitted to their steps. Errors
+are |predicted ÷ measured − 1|; *held* is the share within the steps' intervals.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ COLOURS = ("#2a6fc9", "#df6a2c", "#1b9a74", "#7a5bd0", "#cf9a12", "#d4568d", "#4
 
 
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """Draw predicted over measured seconds, networks beside single layers, to each of ``paths``.
+    """Draw predicted against measured seconds, networks beside single layers, to each of ``paths``.
 
     Predictions are from fits without the network, if there are any.
     """

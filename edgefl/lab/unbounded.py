@@ -200,7 +200,7 @@ def remark_2(quick: bool = False) -> Finding:
 def unequal_batches(quick: bool = False) -> Finding:
     """Run clients with batches of 1 and 8 examples.
 
-    The bound has the smallest batch; the noise has the mean of σ²/|D_i|.
+    The bound depends on the smallest batch; the noise depends on the mean of σ²/|D_i|.
     """
     versions, steps, size = (4_000 if quick else 8_000), 2, 4
     problem = Quadratic(8, 0.02, distance=2.5, spread=0.5, batches=(1, 8) * 4)

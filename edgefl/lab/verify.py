@@ -68,12 +68,12 @@ class Verdict(NamedTuple):
 def verify(folder: str | Path, say: Say | None = None, code: Path | None = None) -> Verdict:
     """Repeat the run in ``folder`` and compare it with its record.
 
-    Compared are the checksum, loss, steps, staleness and time of each update; the updates, weights and time
-    of each version; each evaluation; the last model's hash, the model on disk, and the files derived from the
+    It compares the checksum, loss, steps, staleness and time of each update; the updates, weights and time of
+    each version; each evaluation; the last model's hash, the model on disk, and the files derived from the
     record. Modules that the run names are imported only from the folder ``code``, which the caller trusts.
 
     With secure aggregation and without the phones' secret, which a run deletes when it is done, the updates
-    are hidden with a new one: their checksums differ and are not compared, and their sums are the same.
+    are hidden with a new secret: their checksums differ and are not compared, and their sums are the same.
 
     Raises `RunError` for the first difference and `ConfigError` if the folder holds no run that has ended.
     """
@@ -199,7 +199,7 @@ class _Replay:
                 raise RunError(f"the update of task {task} has {name} {here}, but the record says {there}")
 
     def _measure(self, row: EvaluationRow | None) -> None:
-        """Evaluate the latest version again if it has an evaluation on record."""
+        """Evaluate the latest version again if the record has an evaluation of it."""
         if row is None:
             return
         np.copyto(self._workload.flat.whole, self.buffer.model(self.buffer.latest[1]))
@@ -233,7 +233,7 @@ class _Replay:
 
 
 def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
-    """Return the secret of the phones' keys and True, or a new one and False if the run has deleted it."""
+    """Return the secret of the phones' keys and True; if the run has deleted it, a new one and False."""
     path = folder / SECRET_FILE
     if path.exists():
         return read(path, SECRET_BYTES), True

@@ -1,4 +1,4 @@
-"""Programs of ``edgefl bench peers``: one framework each, on the same local training.
+"""Programs of ``edgefl bench peers``: one for each framework, all with the same local training.
 
 Each runs in the interpreter of its framework's environment, where edgefl is not installed. So these modules
 import only the standard library, numpy and torch, and their framework inside functions.

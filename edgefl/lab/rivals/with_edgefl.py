@@ -19,7 +19,7 @@ from edgefl.results.record import Record
 from . import task as shared
 
 POLL_S = 0.5
-"""Interval between two looks at the run's record."""
+"""Interval between two checks of the run's record."""
 
 
 def main(folder: str) -> None:
@@ -64,7 +64,7 @@ def main(folder: str) -> None:
 
 
 def _interrupt(run: Path, seconds: float) -> None:
-    """Interrupt the run, as Ctrl-C does, when enough models are on record."""
+    """Interrupt the run, as Ctrl-C does, when the record has enough models."""
     walls: list[float] = []
     while len(walls) < shared.MIN_ROUNDS or walls[-1] < walls[0] + seconds:
         time.sleep(POLL_S)
