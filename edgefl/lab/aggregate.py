@@ -290,7 +290,7 @@ def _usual(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 
 
 def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """Yield the limits for the same bytes: reads only, and two reads per write; none without the C
+    """Yield the limits for the same bytes: reads only, and two reads per write; none without the
     extension."""
     try:
         from edgefl.lab import _probe
@@ -376,7 +376,7 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
 
 
 def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
-    """Speed of `c` relative to the others, of numba relative to `c`, and a call's overhead over the bare
+    """Speed of `c` relative to the others and of numba to `c`, and a call's overhead over the bare
     function."""
     cells = []
     for row in rows:

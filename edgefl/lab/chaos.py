@@ -163,7 +163,7 @@ class Command:
             )
 
     def family(self) -> dict[psutil.Process, str]:
-        """Return every living process of the run, including orphans, with its kind; "" for a user's own
+        """Return every living process of the run, orphans included, with its kind; "" for a user's
         process."""
         found = {}
         for pid in psutil.pids():
@@ -463,8 +463,7 @@ class _Round:
         return True
 
     def _is_over(self, kill: Kill, now_s: float) -> bool:
-        """Return True if a version recorded now shows recovery from ``kill``: no dying process can have made
-        it."""
+        """Return True if a version recorded now cannot be the work of processes that were dying."""
         if kill.kind in ENDS_COMMAND:
             return self._round.commands > kill.command
         after_s = DELIVERED_S if kill.kind == "zygote" else COMMITTED_S

@@ -219,8 +219,7 @@ def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant
 def _to_be_tried(
     study: Study, settings: str, findings: Sequence[Finding]
 ) -> Mapping[tuple[tuple[str, ...], Mutant], list[int]]:
-    """Map the arms and each mutant that replaces them to the indices of the claims that would be
-    reproduced."""
+    """Map arms and each mutant in their place to the indices of claims that would be reproduced."""
     places: dict[tuple[tuple[str, ...], Mutant], list[int]] = {}
     for place, one in enumerate(findings):
         if one.verdict == "reproduced" and one.mine:

@@ -31,8 +31,7 @@ class Ratio(NamedTuple):
     name: str
     ratios: Sequence[float]
     within: float
-    """Largest allowed distance of the mean ratio from 1; with three seeds or more, of its whole 95%
-    interval."""
+    """Largest allowed distance from 1 of the mean ratio; with three seeds or more, of its 95% interval."""
 
     @property
     def agrees(self) -> bool:
@@ -75,8 +74,7 @@ def exceeded(
 ) -> Finding:
     """Return the finding on a bound that is exceeded by these factors, one per seed.
 
-    It is "not reproduced" only if ``quantity`` is as predicted; otherwise the runs prove nothing about the
-    bound.
+    It is "not reproduced" only if ``quantity`` is as predicted; otherwise the runs prove nothing.
     """
     ours = f"{min(times):.1f} times the bound at {at}; measured ÷ predicted: {quantity}"
     if not quantity.agrees:
@@ -323,8 +321,7 @@ def deviation(size: int, staleness: float) -> float:
 def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, float]:
     """Theorem 1's bounds of a weight: 1/((b − 1)(b·τ_max + 1) + 1) and (b·τ_max + 1)/(b(τ_max + 1)).
 
-    The lower bound is reached by one fresh update among the stalest, the upper by the stalest among fresh
-    ones.
+    One fresh update among the stalest reaches the lower bound, the stalest among fresh ones the upper.
 
     >>> weight_bounds(5, 0.0), weight_bounds(5, 4.0)[1]
     ((0.2, 0.2), 0.84)

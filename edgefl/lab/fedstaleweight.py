@@ -11,8 +11,7 @@ PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered F
 FAIR = 0.05
 """Largest allowed distance of a group's mean share of weight from 1/n, times n."""
 NEAR = 0.95
-"""Target of the race for trips ÷ final accuracy of the weakest run, low enough that a peak does not
-decide."""
+"""Target of the race for trips ÷ final accuracy of the weakest run; below 1, so that no peak decides."""
 
 
 def claims(curves: Curves) -> list[Finding]:

@@ -121,7 +121,7 @@ def _first_difference(key: int, here: Mapping[str, str] | None, there: Mapping[s
 
 
 def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
-    """Yield violations of a wall-clock run: lost, altered or repeated acknowledged updates, or a different
+    """Yield violations of a wall-clock run: lost, altered or repeated acknowledged updates; a different
     model.
 
     ``account`` is the clients' log (`edgefl.run.client`), ``code`` the folder of the user's modules.

@@ -139,8 +139,7 @@ def expected_staleness(quick: bool = False) -> Finding:
 
 
 def waiting_staleness(quick: bool = False) -> Finding:
-    """Measure equation 6 if clients wait for the step: client i contributes to one in every E[τ_i] + 1
-    versions."""
+    """Measure equation 6 if clients wait for the step: client i is in one of E[τ_i] + 1 versions."""
 
     def ratio(seen: Outcome) -> Shares:
         number = np.bincount(seen.client)
@@ -280,8 +279,7 @@ def comings_and_goings(versions: int, seed: int) -> list[Event]:
 
 
 def credit_reaches_it(quick: bool = False) -> Finding:
-    """Compare both forms at c = 2, in fleets for which fair weights are possible and in fleets for which
-    not."""
+    """Compare both forms at c = 2, for fleets in which fair weights are possible or impossible."""
     versions, seeds = (2_000, (1,)) if quick else (8_000, (1, 2, 3))
     rows = [measure(2.0, slow_by, versions, seeds) for slow_by in (1.0, 1.5, 4.0)]
     ratios = [[one.credit[at] / one.most[at] for one in rows] for at in range(len(seeds))]
