@@ -12,8 +12,8 @@ engine          carries out the core's actions: leases and sums slots, writes ro
                 (evaluation: their queue)
 slots           allocation of update slots and ring entries, and the sum
 hidden          secure aggregation: its rules, the phones' keys, sums of hidden updates (hidden_masks,
-                hidden_pairwise, hidden_trusted: one for each kind; secure_process: the process that unmasks or
-                opens sums, secure_parties: code that its parties share)
+                hidden_pairwise, hidden_trusted: one for each kind; secure_process: the process that unmasks
+                or opens sums, secure_parties: code that its parties share)
 clock           clocks, alarms and the agenda (progress: numbers for the live view, time per stage)
 client, worker  processes that train, at the device's speed or the host's; worker also runs the evaluator
                 (assessor: evaluation of a model)
