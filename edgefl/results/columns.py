@@ -77,7 +77,7 @@ class Table(dict[str, NDArray[Any]]):
         raise ConfigError("a data frame needs pandas or polars, but neither is installed: pip install pandas")
 
     def csv(self) -> str:
-        """The table as CSV with a header (RFC 4180, but lines end in LF); NaN is empty.
+        """Return the table as CSV with a header (RFC 4180, but lines end in LF); NaN is empty.
 
         >>> Table(x=np.array([1.5, np.nan]), name=np.array(["a", "b,c"], object)).csv()
         'x,name\\n1.5,a\\n,"b,c"\\n'
@@ -147,7 +147,7 @@ def _single(columns: Columns) -> Table:
 
 
 def evaluations(record: Record) -> Table:
-    """The learning curve, one row per evaluation, by version.
+    """Return the learning curve, one row per evaluation, by version.
 
     ``at_s`` is the emulated second at which the version was made, ``trips`` the client trips until then.
     The columns after ``accuracy`` and ``loss`` are the metrics of the user's ``evaluation.function`` and, in
@@ -164,7 +164,7 @@ def evaluations(record: Record) -> Table:
 
 
 def trips(record: Record) -> Table:
-    """One row per client trip, by task: `TripRow`'s fields, the client's profile, and logged metrics.
+    """Return one row per client trip, by task: `TripRow`'s fields, the client's profile, and logged metrics.
 
     Times are emulated seconds; NaN for parts that did not happen.
     """
@@ -176,7 +176,7 @@ def trips(record: Record) -> Table:
 
 
 def versions(record: Record) -> Table:
-    """One row per version: the fields of `VersionRow`; in a private run ``epsilon`` and ``clip_norm`` too."""
+    """Return one row per version: `VersionRow`'s fields; if private, also ``epsilon`` and ``clip_norm``."""
     table = _single(record.versions)
     if (spent := spending(record)) is not None:
         table["epsilon"], table["clip_norm"] = (
@@ -186,7 +186,7 @@ def versions(record: Record) -> Table:
 
 
 def clients(record: Record) -> Table:
-    """One row per client: the fields of `ClientRow`, its trips, and its ``applied_weight``.
+    """Return one row per client: the fields of `ClientRow`, its trips, and its ``applied_weight``.
 
     The latter is its share of all applied weight, times the number of clients: 1 is fair.
     """
@@ -199,12 +199,12 @@ def clients(record: Record) -> Table:
 
 
 def incidents(record: Record) -> Table:
-    """One row per incident: the fields of `IncidentRow`."""
+    """Return one row per incident: the fields of `IncidentRow`."""
     return _single(Columns(record, "incidents"))
 
 
 def weights(record: Record) -> Table:
-    """One row per update in a version: its weight in the sum, its client and its staleness."""
+    """Return one row per update in a version: its weight in the sum, its client and its staleness."""
     sums = list(record.sums())
     tasks = np.concatenate([tasks for _, tasks, _ in sums]) if sums else np.empty(0, np.int64)
     values = np.concatenate([values for *_, values in sums]) if sums else np.empty(0)
@@ -225,7 +225,7 @@ def weights(record: Record) -> Table:
 
 
 def staleness(record: Record) -> Table:
-    """One row per update that arrived, by task: its client, its staleness in versions, and its fate."""
+    """Return one row per update that arrived, by task: its client, staleness in versions, and fate."""
     every = trips(record)
     arrived = ~np.isnan(every["arrived_s"])
     names = ("task", "client", "profile", "arrived_s", "staleness", "fate")

@@ -128,7 +128,7 @@ def write(
 
 
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
-    """Tables of the time to the target, the rows' figures, and the runs' own metrics."""
+    """Return the tables of the time to the target, the rows' figures, and the runs' own metrics."""
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
@@ -138,7 +138,7 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceT
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
-    """The table of the time to the target."""
+    """Yield the table of the time to the target."""
     if target is not None:
         yield table(
             [head.lower() for head in RACE_HEADS],
@@ -236,7 +236,7 @@ def _scored(rows: Sequence[RunGroup]) -> bool:
 
 
 def own_names(rows: Sequence[RunGroup]) -> list[str]:
-    """Names of the runs' own metrics: all figures besides `FIGURES`."""
+    """Return the names of the runs' own metrics: all figures besides `FIGURES`."""
     return list(dict.fromkeys(name for row in rows for name in row.figures if name not in FIGURES))
 
 
@@ -268,7 +268,7 @@ def _data(record: Record) -> dict[str, str | int]:
 
 
 def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | None:
-    """The comparison's target (`targets.target_of`), from the runs that learned something."""
+    """Return the comparison's target (`targets.target_of`), from the runs that learned something."""
     return target_of([run.record for run in runs if not run.summary["no_progress"]], given)
 
 
@@ -300,7 +300,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:
-    """One row per label: the mean of each figure over its runs, and the cost until the target."""
+    """Return one row per label: the mean of each figure over its runs, and the cost until the target."""
     rows: list[RunGroup] = []
     first: list[Record] = []
     for label, part in runs.items():
@@ -316,7 +316,7 @@ def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> lis
 
 
 def _figures(run: Run, passed: ToTarget | None, place: int) -> dict[str, float]:
-    """The run's `FIGURES`, NaN for missing ones, and its own metrics."""
+    """Return the run's `FIGURES`, NaN for missing ones, and its own metrics."""
     summary, evaluations = run.summary, run.record.evaluations
     weight = applied_weight(run.record)
     theirs = weight.shares[np.isin(profile_of(run.record, weight.clients), run.slow.profiles)]
@@ -346,7 +346,7 @@ def _count(value: Estimate) -> str:
 def document(
     out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None
 ) -> dict[str, Any]:
-    """The comparison's summary.json: the first run's fields, all runs, and the rows."""
+    """Return the comparison's summary.json: the first run's fields, all runs, and the rows."""
     first = rows[0].figures
     return {
         **runs[0].summary,
@@ -378,7 +378,7 @@ def document(
 def comparison_page(
     out: Path, runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None
 ) -> str:
-    """The comparison's page: self-contained HTML with links to the runs' reports."""
+    """Return the comparison's page: self-contained HTML with links to the runs' reports."""
     meta, seeds = runs[0].record.meta, {len(row.runs) for row in rows}
     names = [row.label.partition(" ×")[0] for row in rows]
     if len(seeds) > 1 or len({*names}) < len(names):
@@ -440,7 +440,7 @@ RACE_HEADS = ("Run", ">Time to target, s", ">Time ÷ first run's (95%)", ">Clien
 
 
 def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
-    """The result in words: the time to the target and the accuracy at the end, with their intervals."""
+    """Return the result in words: the time to the target and the final accuracy, with intervals."""
     ranked = [row for row in rows if row.ranked]
     race = race_in_words({row.label: [run.record for run in row.runs] for row in ranked}, target)
     over = (fleets.in_words(label, rows[0].label, one) for label, one in _over_fleets(rows).items())
@@ -483,7 +483,7 @@ def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
 
 
 def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
-    """Pictures of the accuracy, or of the loss if no run has one, and of the runs' own metrics."""
+    """Return the pictures of the accuracy, or of the loss if no run has one, and of the runs' own metrics."""
     about = {"at_s": lines, "trips": "What it cost in downloads, training and uploads.", "own": lines}
     own = dict.fromkeys(name for row in rows for run in row.runs for name in metric_names(run.record))
     last: list[str] | None = [] if _scored(rows) else None
@@ -516,7 +516,7 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
 
 
 def _measures(rows: Sequence[RunGroup]) -> str:
-    """The runs' own metrics, one column per group of runs."""
+    """Return the runs' own metrics, one column per group of runs."""
     cells = [[name, *(_plain(row.figures.get(name, NONE)) for row in rows)] for name in own_names(rows)]
     return html_table(["Measure", *(f">{row.label}" for row in rows)], cells)
 
@@ -536,7 +536,7 @@ def _each(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
 
 
 def curves(rows: Sequence[RunGroup], name: str, over: str, *, slow: bool = False) -> list[Curve]:
-    """A metric's curve for each row over ``at_s`` or ``trips``: one per seed, and their mean.
+    """Return a metric's curve for each row over ``at_s`` or ``trips``: one per seed, and their mean.
 
     With ``slow``, the metric is the accuracy on the classes that only slow clients have.
     """

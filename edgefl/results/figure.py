@@ -109,7 +109,7 @@ def _result(run: Result | str | Path) -> Result:
 
 
 def _curve(result: Result, y: str, over: str) -> Points:
-    """The metric ``y`` at each evaluation that has it, as rows x and y."""
+    """Return the metric ``y`` at each evaluation that has it, as rows x and y."""
     with Record(result.dir) as record:
         known = ["accuracy", "loss", *metric_names(record)]
         points = measured(record, y, over)

@@ -59,7 +59,7 @@ class Ahead(NamedTuple):
         return float(low), float(high)
 
     def __str__(self) -> str:
-        """The share and its interval.
+        """Return the share and its interval.
 
         >>> print(Ahead(20, 17, 0, 0, ()), Ahead(20, 0, 0, 20, ()), Ahead(20, 9, 0, 2, ()), sep="; ")
         85% (65 to 96); undecided; 50% (28 to 72), 2 undecided

@@ -33,7 +33,7 @@ class Shares(NamedTuple):
 
 
 def profiles_by_speed(record: Record) -> list[str]:
-    """The fleet's profiles, slowest first, by the declared time of a whole trip.
+    """Return the fleet's profiles, slowest first, by the declared time of a whole trip.
 
     Training is counted with the fleet's median number of steps, so that the split of the examples does not
     change the order. Profiles without a completed trip come first.
@@ -49,7 +49,7 @@ def profiles_by_speed(record: Record) -> list[str]:
 
 
 def labels_by_profile(record: Record) -> dict[str, set[int]]:
-    """The classes of each profile's clients, slowest profile first."""
+    """Return the classes of each profile's clients, slowest profile first."""
     held: dict[str, set[int]] = {profile: set() for profile in profiles_by_speed(record)}
     for profile, labels in record.select("SELECT DISTINCT profile, labels FROM clients"):
         held[profile].update(json.loads(labels))
@@ -57,7 +57,7 @@ def labels_by_profile(record: Record) -> dict[str, set[int]]:
 
 
 def slow_group(record: Record, *others: Record) -> Group:
-    """The slowest profiles, their clients, and the classes that only these hold in all of the runs.
+    """Return the slowest profiles, their clients, and the classes that only these hold in all of the runs.
 
     The group is the smallest set of slowest profiles with a class that no faster profile has. If there is
     none, or if the seed decides the classes (`BY_CHANCE`), it is the slowest profile alone.
@@ -81,7 +81,7 @@ def slow_group(record: Record, *others: Record) -> Group:
 
 
 def profile_of(record: Record, clients: NDArray[np.int64]) -> NDArray[Any]:
-    """The profile of each client; "" for a client that is not in the record."""
+    """Return the profile of each client; "" for a client that is not in the record."""
     known, profile = record.fleet["client"], record.fleet["profile"]
     found = np.full(len(clients), "", dtype=object)
     place = np.searchsorted(known, clients)
@@ -92,12 +92,12 @@ def profile_of(record: Record, clients: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def profile_of_trips(record: Record) -> NDArray[Any]:
-    """The profile of each trip, by task; "" for a client that is not in the record."""
+    """Return the profile of each trip, by task; "" for a client that is not in the record."""
     return profile_of(record, record.trips["client"])
 
 
 def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
-    """Median over each profile's trips, without missing values."""
+    """Return the median over each profile's trips, without missing values."""
     profile, known = profile_of_trips(record), np.isfinite(values)
     return {
         name: float(np.median(values[chosen]))
@@ -107,7 +107,7 @@ def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def applied_weight(record: Record) -> Shares:
-    """Each client's share of all applied weight, times the number of clients; empty if nothing was applied.
+    """Return each client's share of all applied weight times the number of clients; empty without any.
 
     1 is fair by FedStaleWeight's definition (Ma 2024, eq. 3).
     """
@@ -134,14 +134,14 @@ def jain(values: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def class_accuracy(row: EvaluationRow) -> NDArray[np.float64]:
-    """Accuracy in each class; NaN for a class without test examples."""
+    """Return the accuracy in each class; NaN for a class without test examples."""
     correct, total = (np.array(counts, dtype=np.float64) for counts in (row.correct, row.total))
     share: NDArray[np.float64] = np.full(total.shape, np.nan)
     return np.divide(correct, total, out=share, where=total > 0)
 
 
 def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
-    """Accuracy over all test examples of ``labels``; NaN if there are none."""
+    """Return the accuracy over all test examples of ``labels``; NaN if there are none."""
     known = [label for label in labels if 0 <= label < len(row.total)]
     total = sum(row.total[label] for label in known)
     return sum(row.correct[label] for label in known) / total if total else float("nan")

@@ -23,7 +23,7 @@ class Stat(NamedTuple):
 
 
 def learned(accuracy: float | None, loss: float | None, metrics: Mapping[str, float | None]) -> Stat:
-    """The accuracy, or the loss of a task without one; the note has the user's own measures.
+    """Return the accuracy, or the loss of a task without one; the note has the user's own measures.
 
     >>> learned(0.812, 0.75, {"f1": 0.8}).text, learned(None, 0.25, {}).text
     ('81.2%, loss 0.75, f1 0.8', '0.25, no accuracy')

@@ -58,7 +58,7 @@ def page(
     lead: str = "",
     banner: str = "",
 ) -> str:
-    """A whole HTML page: figures in ``headline``, then cards in two columns under each heading.
+    """Return a whole HTML page: figures in ``headline``, then cards in two columns under each heading.
 
     ``lead`` is the result in a sentence. ``headline``, ``sections`` and ``banner`` are HTML. Headings without
     cards are left out. A glossary of the terms used follows at the end. Undecodable bytes in file names and
@@ -81,7 +81,7 @@ def page(
 
 
 def stat(name: str, value: str, note: str = "", tone: str = "") -> str:
-    """One headline card; ``tone`` is "", "good" or "bad". Words are smaller than numbers and verdicts."""
+    """Return a headline card; ``tone`` is "", "good" or "bad". Words are set smaller than numbers."""
     word = "" if value[:1].isdigit() or value == "–" or value.isupper() else " word"
     return (
         f'<div class="card"><p class="stat"><span{hint(name)}>{escape(name)}</span></p>'
@@ -90,7 +90,7 @@ def stat(name: str, value: str, note: str = "", tone: str = "") -> str:
 
 
 def card(title: str, about: str, inner: str, *, wide: bool = True) -> str:
-    """A card around the HTML ``inner``."""
+    """Return a card around the HTML ``inner``."""
     name = f"<h3><span{hint(title)}>{escape(title)}</span></h3>" if title else ""
     about = f'<p class="about">{escape(about)}</p>' if about else ""
     return f'<section class="card{" wide" if wide else ""}">{name}{about}{inner}</section>'
@@ -103,17 +103,17 @@ def bullets(items: Iterable[str]) -> str:
 
 
 def facts(rows: Mapping[str, str]) -> str:
-    """Names and their values; names without a value are left out."""
+    """Return the names and their values; names without a value are left out."""
     return definitions((escape(name), escape(value)) for name, value in rows.items() if value)
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> str:
-    """A definition list of pairs of HTML."""
+    """Return a definition list of pairs of HTML."""
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in rows)}</dl>"
 
 
 def figure(title: str, about: str, picture: Picture | None, empty: str = "Nothing was recorded.") -> str:
-    """A card with a picture, its legend, an explanation and its data."""
+    """Return a card with a picture, its legend, an explanation and its data."""
     if picture is None:
         return card(title, empty, "", wide=False)
     keys = [f'<i style="background:var(--{role})"></i>{escape(text)}' for role, text in picture.keys]
@@ -124,7 +124,7 @@ def figure(title: str, about: str, picture: Picture | None, empty: str = "Nothin
 
 
 def _download(title: str, data: Sequence[Sequence[object]]) -> str:
-    """A link that contains a picture's data as CSV."""
+    """Return a link that contains a picture's data as CSV."""
     if not data:
         return ""
     file = io.StringIO()
@@ -139,7 +139,7 @@ def _download(title: str, data: Sequence[Sequence[object]]) -> str:
 def html_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[int] | None = None
 ) -> str:
-    """A table of a page, which scrolls if its card is too narrow. Cells are escaped.
+    """Return a table of a page, which scrolls if its card is too narrow. Cells are escaped.
 
     Long words in the columns ``wrap``, by default the last, are broken, if possible after ``::``. With
     several such columns, a narrow screen shows each row as a block. Columns without a value in any row are
@@ -231,7 +231,7 @@ TERMS = {term: text for term, (_, text) in sorted(_TERMS.items())}
 
 
 def term_of(heading: str) -> str | None:
-    """The term that a heading names, or None.
+    """Return the term that a heading names, or None.
 
     >>> term_of("Staleness / 95%"), term_of("Slow phones' classes"), term_of("Seed")
     ('staleness', 'slow phones', None)
@@ -240,7 +240,7 @@ def term_of(heading: str) -> str | None:
 
 
 def hint(heading: str) -> str:
-    """The HTML attribute that shows a heading's explanation under the pointer; empty if it needs none."""
+    """Return the HTML attribute that shows a heading's explanation under the pointer, or "" if none."""
     term = term_of(heading)
     return "" if term is None else f' title="{escape(TERMS[term])}"'
 

@@ -64,7 +64,7 @@ colour = _ROLES.__getitem__
 
 
 def series(k: int) -> str:
-    """The role of the k-th series, from 0; the ninth and later are muted.
+    """Return the role of the k-th series, from 0; the ninth and later are muted.
 
     >>> series(0), series(8)
     ('c1', 'muted')
@@ -101,7 +101,7 @@ class Canvas:
         self._tips.append(text)
 
     def svg(self, label: str) -> str:
-        """The picture as inline SVG in the page's colours; ``label`` is for screen readers."""
+        """Return the picture as inline SVG in the page's colours; ``label`` is for screen readers."""
         file = io.StringIO()
         # the salt keeps the ids of a page's pictures distinct
         with mpl.rc_context({"svg.hashsalt": label}):
@@ -192,7 +192,7 @@ def learning_figures(
     ends: bool = False,
     empty: str = "Nothing was recorded.",
 ) -> list[str]:
-    """Cards with the accuracy, or the loss of a task without one, and the ``own`` metrics.
+    """Return the cards with the accuracy, or the loss of a task without one, and the ``own`` metrics.
 
     ``curves_of`` returns the curves of a metric over ``at_s`` or ``trips``. ``about`` has the explanation for
     each axis and for "own". ``last`` are cards after the accuracy's; if it is None, the loss is shown.
@@ -214,7 +214,7 @@ EARLY = 0.1
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:
-    """The lower end of an axis of shares: 0, or just below all curves if they soon stay above 70%."""
+    """Return the lower end of an axis of shares: 0, or just below all curves if they soon stay above 70%."""
     later = [curve.y[curve.x >= EARLY * farthest] for curve in curves]
     lowest = min((float(np.nanmin(y)) for y in later if np.isfinite(y).any()), default=0.0)
     return max(0.0, np.floor(lowest * 20 - 1) / 20) if lowest > 0.7 else 0.0

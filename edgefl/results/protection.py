@@ -14,7 +14,7 @@ from edgefl.results.spending import spending
 
 
 def privacy_card(record: Record) -> list[str]:
-    """The card with the ε of a private run."""
+    """Return the card with the ε of a private run."""
     if (found := spending(record)) is None:
         return []
     made, curves = record.versions, []
@@ -25,7 +25,7 @@ def privacy_card(record: Record) -> list[str]:
 
 
 def secure_card(found: dict[str, Any] | None) -> list[str]:
-    """The card that says who is protected from whom by secure aggregation, and what it costs."""
+    """Return the card that says who is protected from whom by secure aggregation, and what it costs."""
     if found is None:
         return []
     rows = [["Added to an upload", f"{found['share_bytes_per_trip']:,} bytes"]]

@@ -135,7 +135,7 @@ class Record:
             check_file(self._db, self.path)
             seal.check(self.path)
             if self._db.execute("PRAGMA journal_mode").fetchone() == ("wal",):
-                # One read transaction: all columns are of the same moment, also while the run continues. A
+                # One read transaction: all columns are of the same moment, even while the run continues. A
                 # record without a log belongs to an ended run; a transaction would block a later writer.
                 self._db.execute("BEGIN")
                 self._db.execute("SELECT COUNT(*) FROM meta").fetchone()
@@ -176,12 +176,12 @@ class Record:
             raise
 
     def select(self, statement: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Rows of any SQL query on the record."""
+        """Return the rows of any SQL query on the record."""
         with self._errors():
             return self._db.execute(statement, parameters).fetchall()
 
     def batches(self, statement: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Rows of any SQL query on the record, a few thousand at a time."""
+        """Yield the rows of any SQL query on the record, a few thousand at a time."""
         with self._errors():
             cursor = self._db.execute(statement)
             while rows := cursor.fetchmany(10_000):
@@ -212,7 +212,7 @@ class Record:
         return Columns(self, "clients")
 
     def kinds(self) -> list[tuple[str, str, int]]:
-        """Profile, network and number of clients of each kind of client."""
+        """Return the profile, network and number of clients of each kind of client."""
         return self.select("SELECT profile, network, COUNT(*) FROM clients GROUP BY profile, network")
 
     @cached_property
@@ -248,7 +248,7 @@ class Record:
         return self._rows(CostRow, "costs ORDER BY seconds DESC, stage")
 
     def sums(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
-        """Each version's updates: (version, tasks, weights), in summing order."""
+        """Yield each version's updates: (version, tasks, weights), in summing order."""
         for version, tasks, weights in self.select("SELECT * FROM sums ORDER BY version"):
             yield version, np.frombuffer(tasks, "<i8"), np.frombuffer(weights, "<f8")
 
@@ -261,7 +261,7 @@ class Record:
     def phone(
         self, client: int, trips: int, incidents: int, tasks: int
     ) -> tuple[ClientRow | None, list[TripRow], list[IncidentRow]]:
-        """A client's row (None before the fleet is recorded), and its last trips and incidents, newest first.
+        """Return a client's row (None before it is recorded), and its last trips and incidents, newest first.
 
         Only the run's last ``tasks`` are searched for trips, so that the query is fast.
         """
@@ -277,12 +277,12 @@ class Record:
         )
 
     def events(self) -> Iterator[tuple[int, Event]]:
-        """The journal in order, each event with its number."""
+        """Yield the journal in order, each event with its number."""
         with self._errors():
             yield from read_events(self._db)
 
     def moves(self) -> Iterator[Joined | Left]:
-        """The clients' arrivals and departures, in order, without decoding the other events.
+        """Yield the clients' arrivals and departures, in order, without decoding the other events.
 
         A death counts as a departure if it disconnects a client that was connected or on its last trip.
         """

@@ -75,7 +75,7 @@ def is_whole(content: bytes) -> bool:
 
 
 def report(record: Record, summary: dict[str, Any]) -> str:
-    """The run's page: self-contained HTML with inline pictures, light and dark, without scripts."""
+    """Return the run's page: self-contained HTML with inline pictures, light and dark, without scripts."""
     enforced = record.meta.clock != "virtual"
     judged = "Times are computed from the profiles, not enforced, so they have no error of enforcement. "
     if enforced:
@@ -147,7 +147,7 @@ def report(record: Record, summary: dict[str, Any]) -> str:
 
 
 def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
-    """The result in a sentence: the learned accuracy or loss, the time, and the share of slow phones."""
+    """Return the result in a sentence: the accuracy or loss, the time, and the share of slow phones."""
     trips, versions = many(summary["client_trips"], "client trip"), many(summary["versions"], "version")
     spent = f"in {seconds(summary['emulated_s'])} of emulated time ({trips}, {versions})"
     if summary["strategy"]:
@@ -173,7 +173,7 @@ def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
 
 
 def _learning(record: Record) -> list[str]:
-    """Cards with the accuracy, or the loss of a task without one, and the user's own metrics."""
+    """Return the cards with the accuracy, or the loss of a task without one, and the user's own metrics."""
     empty = "No accuracy was a number." if record.evaluations else "No evaluation was made."
     about = {
         "at_s": "On the server's test examples.",
@@ -193,7 +193,7 @@ def _scored(record: Record) -> bool:
 
 
 def _curves(record: Record, name: str, over: str) -> list[Curve]:
-    """A metric over emulated time or trips; the accuracy also on the classes that only slow phones have."""
+    """Return a metric's curves over time or trips; accuracy also on classes that only slow phones have."""
     points = measured(record, name, over)
     if name != "accuracy":
         return [Curve("c1", name, *points)] if points.size else []
@@ -224,7 +224,7 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
 
 
 def _attackers(found: dict[str, Any] | None) -> list[str]:
-    """The card with accuracy and weight of honest and attacking clients, if any attack."""
+    """Return the card with accuracy and weight of honest and attacking clients, if any attack."""
     if found is None:
         return []
     rows = []
@@ -240,7 +240,7 @@ def _attackers(found: dict[str, Any] | None) -> list[str]:
 
 
 def _logged(record: Record) -> list[str]:
-    """The card with the metrics that the user's training function logged, if any."""
+    """Return the card with the metrics that the user's training function logged, if any."""
     rows = []
     for name, values in record.metrics.items():
         known = values[np.isfinite(values)]
@@ -282,7 +282,7 @@ def _profiles(record: Record, summary: dict[str, Any]) -> str:
 
 
 def _energy(found: dict[str, Any]) -> list[str]:
-    """Card with the energy of the trips; none if no profile states its power."""
+    """Return the card with the energy of the trips; none if no profile states its power."""
     if not found["by_profile"]:
         return []
     rows = [
@@ -308,7 +308,7 @@ def _range(one: dict[str, float]) -> str:
 
 
 def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float], enforced: bool) -> str:
-    """Tables of errors by part and device; only the device model's errors if times are not ``enforced``."""
+    """Return tables of errors by part and device; only the device model's unless times are ``enforced``."""
     within, factors = "Device model within (90%)", {k: f"{v:.2g}×" for k, v in model_error_factor.items()}
     if not enforced:
         return html_table(["Device", f">{within}"], factors.items()) if factors else ""
@@ -342,7 +342,7 @@ def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float], en
 
 
 def _errors(found: Mapping[str, Any]) -> str:
-    """Median error with its sign, and 95th percentile of absolute errors."""
+    """Return the median error with its sign, and 95th percentile of absolute errors."""
     if found.get("p95_abs_error") is None:
         return "–"
     return f"{_signed(found['median_error'])} / {percent(found['p95_abs_error'], 2)}"
@@ -430,13 +430,13 @@ def _provenance(record: Record, summary: dict[str, Any]) -> dict[str, str]:
 
 
 def profile_roles(record: Record) -> dict[str, str]:
-    """Each profile's colour in all pictures, fastest profile first."""
+    """Return each profile's colour in all pictures, fastest profile first."""
     return {profile: series(k) for k, profile in enumerate(reversed(profiles_by_speed(record)))}
 
 
 @house_style()
 def draw_classes(record: Record) -> Picture | None:
-    """Accuracy in each class at the last evaluation, with the classes of slow clients in another colour."""
+    """Draw the last evaluation's accuracy in each class; classes of slow clients have another colour."""
     if not record.evaluations or not record.evaluations[-1].total:
         return None
     last = record.evaluations[-1]
@@ -465,7 +465,7 @@ def draw_classes(record: Record) -> Picture | None:
 
 @house_style()
 def draw_weights(record: Record) -> Picture | None:
-    """Each client's share of the applied weight, times n, and the fair share 1."""
+    """Draw each client's share of the applied weight times the number of clients; 1 is the fair share."""
     (clients, share), roles = applied_weight(record), profile_roles(record)
     if not len(share):
         return None
@@ -501,7 +501,7 @@ def draw_weights(record: Record) -> Picture | None:
 
 @house_style()
 def draw_timeline(record: Record) -> Picture | None:
-    """Downloads, trainings and uploads over emulated time, in one lane per client."""
+    """Draw downloads, training and uploads over emulated time, in one lane per client."""
     trips = record.trips
     if not trips["task"].size:
         return None
@@ -567,7 +567,7 @@ def model_error(factors: Mapping[str, float]) -> str:
 
 
 def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
-    """A run's summary for the terminal: the headline, and the figures behind it."""
+    """Return a run's summary for the terminal: the headline, and the figures behind it."""
     aggregation, worst = summary["aggregation"], summary["fidelity"]["worst"]
     rows = [(one.name.lower(), one.text) for one in headline(summary)]
     rows[0] = ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}")

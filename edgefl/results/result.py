@@ -30,7 +30,7 @@ class Result:
         return f"Result({str(self.dir)!r})"
 
     def __str__(self) -> str:
-        """The figures that `edgefl run` prints."""
+        """Return the figures that `edgefl run` prints."""
         try:
             return as_text(self._figures())
         except ConfigError as error:
@@ -49,7 +49,7 @@ class Result:
             return summary_table(self.summary(), self.dir)
 
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``."""
+        """Return the content of ``summary.json``."""
         path = self.dir / SUMMARY_FILE
         try:
             found = json.loads(path.read_bytes())
@@ -67,27 +67,27 @@ class Result:
         return Record(self.dir)
 
     def evaluations(self) -> Table:
-        """The learning curve, one row per evaluation: `columns.evaluations`."""
+        """Return the learning curve, one row per evaluation: `columns.evaluations`."""
         return self._table("evaluations")
 
     def trips(self) -> Table:
-        """One row per client trip: `columns.trips`."""
+        """Return one row per client trip: `columns.trips`."""
         return self._table("trips")
 
     def weights(self) -> Table:
-        """One row per update in a version, with its weight: `columns.weights`."""
+        """Return one row per update in a version, with its weight: `columns.weights`."""
         return self._table("weights")
 
     def staleness(self) -> Table:
-        """One row per update that arrived, with its staleness: `columns.staleness`."""
+        """Return one row per update that arrived, with its staleness: `columns.staleness`."""
         return self._table("staleness")
 
     def clients(self) -> Table:
-        """One row per client, with its share of the applied weight: `columns.clients`."""
+        """Return one row per client, with its share of the applied weight: `columns.clients`."""
         return self._table("clients")
 
     def versions(self) -> Table:
-        """One row per version: `columns.versions`."""
+        """Return one row per version: `columns.versions`."""
         return self._table("versions")
 
     def _table(self, name: str) -> Table:
@@ -105,7 +105,7 @@ class Result:
         return track(self.dir, tracker)
 
     def model(self) -> dict[str, NDArray[np.float32]]:
-        """The final global model: its tensors as float32 arrays, by name."""
+        """Return the final global model: its tensors as float32 arrays, by name."""
         from safetensors import SafetensorError
 
         from edgefl.parameters.checkpoint import read_sealed

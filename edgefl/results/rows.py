@@ -302,7 +302,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 
 
 def column_types(row: type[msgspec.Struct]) -> dict[str, tuple[type, bool]]:
-    """Each column's Python type (int, float, str; tuple or dict for JSON) and whether it may be missing.
+    """Return each column's Python type (tuple or dict for JSON), and whether a value may be missing.
 
     >>> column_types(CostRow)["seconds"], column_types(TripRow)["loss"]
     ((<class 'float'>, False), (<class 'float'>, True))
@@ -318,7 +318,7 @@ _SQL = {int: "INTEGER", float: "REAL", str: "TEXT", tuple: "TEXT", dict: "TEXT"}
 
 
 def schema() -> str:
-    """The SQL that makes an empty record."""
+    """Return the SQL that makes an empty record."""
     extra = {
         # `seq` is the last journal entry before the row, or a version's own entry; a rewind compares it
         "trips": ", uses INTEGER NOT NULL DEFAULT 0, seq INTEGER NOT NULL DEFAULT 0, fate_seq INTEGER",
@@ -342,7 +342,7 @@ def schema() -> str:
 
 
 def to_signed(value: int) -> int:
-    """An unsigned 64-bit number as SQLite's signed one."""
+    """Return an unsigned 64-bit number as SQLite's signed one."""
     return value - ((value >> 63) << 64)
 
 

@@ -155,7 +155,7 @@ def resumable(folder: Path) -> bool:
 
 
 def way_on(folder: Path) -> str:
-    """The end of a failed run's message: the command that resumes it, if it can be resumed."""
+    """Return the end of a failed run's message: the command that resumes it, if it can be resumed."""
     return f"; carry on with: edgefl resume {folder}" if resumable(folder) else ""
 
 
@@ -179,7 +179,7 @@ def begin(folder: Path, base: Path) -> None:
 
 
 def missing_results(folder: Path) -> list[str]:
-    """The missing result files of an ended run; empty if it has not ended."""
+    """Return the missing result files of an ended run; empty if it has not ended."""
     with contextlib.suppress(ConfigError), Record(folder) as record:
         if record.meta.status == "done":
             return [name for name in RESULTS if not (folder / name).is_file()]

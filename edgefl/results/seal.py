@@ -34,7 +34,7 @@ def put(record: Path) -> None:
 
 
 def lift(record: Path) -> None:
-    """Remove the seal, also from the disk, before the file changes. Raises OSError."""
+    """Remove the seal, and flush its removal to disk, before the file changes. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         _place(record).unlink()
         flush_folder(record.parent)
@@ -63,7 +63,7 @@ def _place(record: Path) -> Path:
 
 
 def _sums(record: Path) -> bytes:
-    """One checksum per page, and one over these; an incomplete last page is padded."""
+    """Return one checksum per page, and one over these; an incomplete last page is padded."""
     sums = [np.empty(0, np.uint64)]
     with open(record, "rb") as file:
         while (content := np.fromfile(file, np.uint8, AT_ONCE)).size:

@@ -89,7 +89,7 @@ class Spending(NamedTuple):
 
 
 def spending(record: Record) -> Spending | None:
-    """The account of a run's versions; None for a run without ``[privacy]``."""
+    """Return the account of a run's versions; None for a run without ``[privacy]``."""
     rules, clients = record.meta.privacy, len(record.fleet["client"])
     if rules is None:
         return None
@@ -121,7 +121,7 @@ def most_trips(record: Record) -> NDArray[np.int64]:
 
 
 def summary_of(found: Spending | None) -> dict[str, Any] | None:
-    """The figures for ``summary.json``."""
+    """Return the figures for ``summary.json``."""
     if found is None:
         return None
     rules, local, bound = found.rules, found.local, float(found.epsilon[-1])

@@ -52,7 +52,7 @@ NONE = Estimate(math.nan, None)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and half the 95% interval of the mean (Student's t).
+    """Return the mean and half the 95% interval of the mean (Student's t).
 
     >>> str(estimate([1.0, 2.0, 3.0])), str(estimate([0.5]))
     ('2.0 ±2.5', '0.5')
@@ -65,21 +65,21 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def half_95(values: Points) -> Points:
-    """Half the width of the 95% interval of the mean over the first axis, Student's t."""
+    """Return half the width of the 95% interval of the mean over the first axis (Student's t)."""
     count = len(values)
     half: Points = stdtrit(count - 1, 0.975) * values.std(axis=0, ddof=1) / math.sqrt(count)
     return half
 
 
 def share(value: Estimate) -> str:
-    """An estimate of a share, in per cent."""
+    """Return an estimate of a share, in per cent."""
     if not np.isfinite(value.mean):
         return "–"
     return f"{value.mean:.1%}" if value.half is None else f"{value.mean * 100:.1f} ±{value.half * 100:.1f}%"
 
 
 def points(found: Estimate) -> str:
-    """A difference of shares, in percentage points.
+    """Return a difference of shares, in percentage points.
 
     >>> points(Estimate(0.021, 0.004)), points(Estimate(-0.01, None))
     ('+2.1 ±0.4 points', '-1.0 points')
@@ -89,7 +89,7 @@ def points(found: Estimate) -> str:
 
 
 def difference(mine: Sequence[float], other: Sequence[float]) -> Estimate:
-    """The difference of two figures, paired over seeds, with its 95% interval."""
+    """Return the difference of two figures, paired over seeds, with its 95% interval."""
     return estimate([a - b for a, b in zip(mine, other, strict=True)])
 
 
@@ -117,7 +117,7 @@ def p_value(found: Estimate, seeds: int) -> float:
 
 
 def discovery_limit(ps: Sequence[float], share: float) -> float:
-    """The largest p-value that passes the correction of Benjamini and Hochberg (1995); -1 if none does.
+    """Return the largest p-value that passes Benjamini and Hochberg's (1995) correction; -1 if none does.
 
     ``share`` is the false discovery rate.
 
@@ -129,7 +129,7 @@ def discovery_limit(ps: Sequence[float], share: float) -> float:
 
 
 def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
-    """The means over each ``window`` consecutive values.
+    """Return the means over each ``window`` consecutive values.
 
     >>> smoothed([1.0, 2.0, 3.0, 10.0], window=3)
     [2.0, 5.0]
@@ -140,7 +140,7 @@ def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
 def filled(
     at: Sequence[float], costs: Sequence[float], accuracies: Sequence[float], period: float
 ) -> tuple[list[float], list[float]]:
-    """Costs and accuracies with one evaluation per ``period``; a model keeps its accuracy until the next one.
+    """Return costs and accuracies with one evaluation per ``period``; an accuracy holds until the next one.
 
     A run whose versions are further apart than the period, such as one with rounds, has fewer evaluations, so
     that a window over them would be wider than another run's. ``at`` is each evaluation's time in the unit of
@@ -163,7 +163,7 @@ def filled(
 def passage(
     costs: Sequence[float], accuracies: Sequence[float], target: float, window: int = WINDOW
 ) -> float:
-    """The cost at which the smoothed accuracy first reaches ``target``; NaN if it does not.
+    """Return the cost at which the smoothed accuracy first reaches ``target``; NaN if it does not.
 
     The curve is linear between points. Costs are smoothed too, so that a point is at its window's middle.
 
@@ -193,7 +193,7 @@ class LearningCurve(NamedTuple):
     """Evaluations per point."""
 
     def reached(self, target: float) -> float:
-        """The cost until the smoothed accuracy reached ``target``; NaN if it did not.
+        """Return the cost until the smoothed accuracy reached ``target``; NaN if it did not.
 
         A run with ``stop.accuracy`` stops at the mean of its last evaluations; its periodic curve may then
         stay just below the target.
@@ -214,7 +214,7 @@ def learning_curve(
     value: Callable[[EvaluationRow], float] = lambda row: row.accuracy,
     window: int = WINDOW,
 ) -> LearningCurve:
-    """The accuracies, or other ``value`` to be maximised, of a run with these evaluation ``settings``."""
+    """Return the curve of a run's accuracy, or of another ``value`` to be maximised."""
     costs, accuracies = [float(getattr(row, over)) for row in rows], [value(row) for row in rows]
     periodic = (costs, accuracies)
     if settings.every_trips is not None:
@@ -225,7 +225,7 @@ def learning_curve(
 
 
 def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> float:
-    """The mean accuracy over a budget of cost; after its end the curve keeps its last value.
+    """Return the mean accuracy over a budget of cost; after its end the curve keeps its last value.
 
     >>> area([0.0, 10.0], [0.0, 0.5], budget=20.0)
     0.375
@@ -268,7 +268,7 @@ class CostRatio(NamedTuple):
 def ratio(
     other: Sequence[float], mine: Sequence[float], other_end: Sequence[float], mine_end: Sequence[float]
 ) -> CostRatio | None:
-    """The cost of ``other`` over that of ``mine``, paired over seeds; None if a run ended too soon.
+    """Return the cost of ``other`` over that of ``mine``, paired over seeds; None if a run ended too soon.
 
     ``other`` and ``mine`` are the costs until the target (NaN if it was not reached), ``other_end`` and
     ``mine_end`` those until each run's end. The end stands in for a target that was not reached; the ratio is
@@ -318,7 +318,7 @@ def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
 def summary_curve(
     seeds: Sequence[Points], band: str = "interval", *, share: bool = False
 ) -> tuple[Points, Points, Points, Points]:
-    """Points x, the mean over seeds at x, and the band's lower and upper edge; each seed has rows x and y.
+    """Return points x, the mean over seeds there, and the band's edges. Each seed has rows x and y.
 
     The curve ends with the last seed; seeds that ended before keep their last value. The band of a ``share``
     is clipped to [0, 1].

@@ -51,7 +51,7 @@ _EXACT_SCALE = 1e9
 
 
 def rounded(value: float | np.floating[Any] | None, digits: int = 6) -> float | None:
-    """A number for JSON with at most ``digits`` digits; None if it is missing or not finite.
+    """Return a number for JSON with at most ``digits`` digits; None if it is missing or not finite.
 
     >>> rounded(0.1 + 0.2), rounded(float("nan"))
     (0.3, None)
@@ -60,7 +60,7 @@ def rounded(value: float | np.floating[Any] | None, digits: int = 6) -> float | 
 
 
 def spread(values: NDArray[Any]) -> dict[str, Any]:
-    """Mean, median, 95th percentile and maximum; zeros for no values.
+    """Return the mean, median, 95th percentile and maximum; zeros for no values.
 
     >>> spread(np.array([0, 1, 1, 2]))
     {'mean': 1.0, 'median': 1.0, 'p95': 1.85, 'max': 2}
@@ -72,7 +72,7 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def fidelity_of(record: Record) -> dict[str, Any]:
-    """The errors of the trips' times and a verdict on the run: the fields of `host.fidelity.Fidelity`.
+    """Return the errors of the trips' times and a verdict on the run: the fields of `host.fidelity.Fidelity`.
 
     Only trips that reported their times are judged; ``unmeasured`` counts the other completed ones. Under the
     virtual clock times are computed, so the state of the host is ignored.
@@ -104,13 +104,13 @@ def fidelity_of(record: Record) -> dict[str, Any]:
 
 
 def as_they_are(record: Record) -> NDArray[np.bool_]:
-    """True for the trips of real devices, whose pace is not controlled."""
+    """Return True for the trips of real devices, whose pace is not controlled."""
     clients = [client for node in record.meta.nodes if node.as_is for client in node.peers]
     return np.isin(record.trips["client"], clients)
 
 
 def _network(moved: dict[str, int]) -> dict[str, Any]:
-    """Bytes between the server and its nodes, in total and per version."""
+    """Return the bytes between the server and its nodes, in total and per version."""
     versions = moved.get("versions", 0)
     ways = {way: moved[way] for way in ("in", "out") if way in moved}
     a_version = {f"{way}_a_version": rounded(count / versions) for way, count in ways.items() if versions}
@@ -157,7 +157,7 @@ def _plain(value: Any) -> Any:
 
 
 def summarize(run: Record | str | Path) -> dict[str, Any]:
-    """The run in numbers; None for a figure that was not measured (no evaluation, no trip).
+    """Return the run in numbers; None for a figure that was not measured (no evaluation, no trip).
 
     ``client_trips`` counts completed trips (download, training, upload) whether or not their update was used;
     staleness is that of applied updates.
@@ -233,7 +233,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
 
 
 def _curve(record: Record, spent: Spending | None) -> dict[str, list[float | None]]:
-    """The evaluations by column: version, at_s, trips, accuracy, loss, the user's own metrics, and ε."""
+    """Return the evaluations by column: version, at_s, trips, accuracy, loss, own metrics, and ε."""
     rows = record.evaluations
     curve: dict[str, list[float | None]] = {
         name: [getattr(row, name) for row in rows] for name in ("version", "trips")
@@ -247,7 +247,7 @@ def _curve(record: Record, spent: Spending | None) -> dict[str, list[float | Non
 
 
 def metric_names(record: Record) -> list[str]:
-    """Names of the metrics that the user's own function returned, in order of appearance."""
+    """Return the names of the metrics that the user's own function returned, in order of appearance."""
     return list(dict.fromkeys(name for row in record.evaluations for name in row.metrics))
 
 
@@ -259,7 +259,7 @@ def value_of(row: EvaluationRow, name: str) -> float:
 def measured(
     record: Record, name: str, over: str, labels: Sequence[int] | None = None
 ) -> NDArray[np.float64]:
-    """A metric's finite values over ``at_s``, ``trips`` or ``version``, as two rows: x and y.
+    """Return a metric's finite values over ``at_s``, ``trips`` or ``version``, as two rows: x and y.
 
     With ``labels``, the metric is the accuracy on these classes.
     """
@@ -272,12 +272,12 @@ def measured(
 
 
 def is_scored(known: Mapping[str, bool]) -> bool:
-    """False if a loss is known but no accuracy, as in a task without classes."""
+    """Return False if a loss is known but no accuracy, as in a task without classes."""
     return known["accuracy"] or not known["loss"]
 
 
 def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float:
-    """Mean over the worst tenth of the values, at least one: the smallest, or the ``largest``.
+    """Return the mean over the worst tenth of the values, at least one: the smallest, or the ``largest``.
 
     >>> worst_decile(np.arange(20.0)), worst_decile(np.arange(20.0), largest=True)
     (0.5, 18.5)
@@ -321,7 +321,7 @@ def on_clients(record: Record) -> dict[str, Any] | None:
 
 
 def measures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """The last evaluation's metrics besides loss and accuracy, by their names in tables."""
+    """Return the last evaluation's metrics besides loss and accuracy, by their names in tables."""
     found: dict[str, float | None] = dict(summary["metrics"])
     clients = summary["on_clients"] or {}
     for kind in ("global", "personal"):
@@ -351,7 +351,7 @@ def _staleness(record: Record) -> dict[str, Any]:
 
 
 def _secure(cost: SecureCost, record: Record) -> dict[str, Any]:
-    """Settings and costs of secure aggregation."""
+    """Return the settings and costs of secure aggregation."""
     begun = (event for _, event in record.events() if isinstance(event, Unmasking))
     return {
         **msgspec.structs.asdict(cost.settings),
@@ -365,7 +365,7 @@ def _secure(cost: SecureCost, record: Record) -> dict[str, Any]:
 
 
 def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.float64]) -> dict[str, Any]:
-    """Applied weight and accuracy by honest and attacking clients; ``share`` is `applied_weight`.
+    """Return the applied weight and accuracy by honest and attacking clients; ``share`` is `applied_weight`.
 
     A client's accuracy is that of the last model on its own held-out examples, if they were evaluated, else
     on the test examples of its classes.
@@ -417,7 +417,7 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def _memory(record: Record) -> dict[str, Any]:
-    """Memory of processes; by profile the training's peak and the processes' growth (wall clock)."""
+    """Return memory of processes; by profile the training's peak and the processes' growth (wall clock)."""
     memory, peak, grew = record.meta.memory, record.trips["peak_mib"], record.trips["process_grew_mib"]
     sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
@@ -480,7 +480,7 @@ BUSY = 0.9
 
 
 def breakdown(record: Record) -> dict[str, Any]:
-    """The server's time since its first task, by stage, and the run's bottleneck in one sentence.
+    """Return the server's time since its first task, by stage, and the run's bottleneck in one sentence.
 
     ``busy`` is the share of the time in which the server did not wait, ``us_a_trip`` a stage's wall time per
     completed trip. ``limited_by`` is ``server``, or what it waits for: ``phones`` (wall clock) or

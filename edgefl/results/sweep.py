@@ -59,14 +59,14 @@ class Sweep:
         return f"Sweep({str(self.dir)!r})"
 
     def __str__(self) -> str:
-        """The tables that `edgefl sweep` prints."""
+        """Return the tables that `edgefl sweep` prints."""
         try:
             return as_text(self._tables())
         except ConfigError as error:
             return f"{self!r}: {error}"
 
     def _repr_html_(self) -> str | None:
-        """The tables, and the learning curves as a picture."""
+        """Return the tables, and the learning curves as a picture."""
         try:
             tables = self._tables().renderables
         except ConfigError:
@@ -90,18 +90,18 @@ class Sweep:
         return {label: [run.dir for run in runs] for label, runs in self.results().items()}
 
     def summary(self) -> dict[str, Any]:
-        """Content of ``summary.json``: the first run, all runs, their comparison, and the ``sweep``."""
+        """Return ``summary.json``'s content: the first run, all runs, their comparison, and the ``sweep``."""
         return self._summary
 
     def results(self) -> dict[str, list[Result]]:
-        """The runs by label, in order of their seeds, as for `edgefl.plot`."""
+        """Return the runs by label, in order of their seeds, as for `edgefl.plot`."""
         found: dict[str, list[Result]] = {}
         for run in self.runs:
             found.setdefault(run.label, []).append(run.result)
         return found
 
     def table(self) -> Table:
-        """One row per run: its label, the grid's values, the seed, and the run's figures.
+        """Return one row per run: its label, the grid's values, the seed, and the run's figures.
 
         Figures are accuracy, loss, versions, client trips, emulated seconds, staleness, the accuracy and the
         applied weight of slow phones, the cost until the target (NaN if it was not reached) and the target,
@@ -125,7 +125,7 @@ class Sweep:
         return table
 
     def fleets(self) -> Table:
-        """One row per label but the first: in how many of the drawn fleets it is ahead of the first.
+        """Return one row per label but the first: in how many of the drawn fleets it is ahead of the first.
 
         ``share`` counts a tie half and leaves out undecided fleets; ``low_95`` and ``high_95`` are its
         interval, ``ratio_low_90`` and ``ratio_high_90`` the 5th and 95th percentile over the fleets of its
@@ -145,7 +145,7 @@ class Sweep:
         return table
 
     def means(self) -> Table:
-        """One row per label: each figure's mean over seeds.
+        """Return one row per label: each figure's mean over seeds.
 
         ``…_half_95`` is half the width of its 95% interval (Student's t), NaN for one seed.
         """
@@ -162,7 +162,7 @@ class Sweep:
         return table
 
     def evaluations(self) -> Table:
-        """The evaluations of all runs, as in `Result.evaluations`, after columns with label and seed."""
+        """Return all runs' evaluations: columns with label and seed, then those of `Result.evaluations`."""
         parts = [(run, run.result.evaluations()) for run in self.runs]
         counts = [part.rows for _, part in parts]
         table = Table(

@@ -110,7 +110,7 @@ class FittedTable:
         return max(self._least[place], -(-self._widths[place] // (1 + (place in self._spare))))
 
     def _repr_html_(self) -> str:
-        """The table in a notebook."""
+        """Return the table as HTML for a notebook."""
 
         def row(tag: str, cells: Iterable[str]) -> str:
             sides = ("right" if number else "left" for number in self._numbers)
@@ -133,7 +133,7 @@ class FittedTable:
     def _table(
         self, places: Sequence[int], heads: Sequence[str], widths: Sequence[int | None], gap: int
     ) -> Table:
-        """The table of the columns ``places``; abbreviated ``heads`` are explained in its caption."""
+        """Return the table of the columns ``places``; abbreviated ``heads`` are explained in its caption."""
         pairs = ((heads[k], self._heads[k]) for k in places)
         legend = "; ".join(f"{head}: {whole}" for head, whole in pairs if head != whole)
         notes: list[Text] = [*filter(None, (self._caption, Text(legend)))]
@@ -172,7 +172,7 @@ def _squeezed(whole: Sequence[int], least: Sequence[int], room: int) -> list[int
 
 
 def _filled(parts: Iterable[Text], room: int) -> list[Text]:
-    """Lines of as many parts as fit, with dots between them; a heading stays with its value."""
+    """Return the lines of as many parts as fit, with dots between them; a heading stays with its value."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 3 + part.cell_len <= room:
@@ -197,7 +197,7 @@ def table(
     spare: Iterable[int] = (),
     short: Mapping[str, str] | None = None,
 ) -> FittedTable:
-    """A plain table for the terminal; columns whose name starts with ``>`` are numbers, aligned right.
+    """Return a plain table for the terminal; columns whose name starts with ``>`` are numbers, aligned right.
 
     Numbers are never broken, names in the first column only with ``fold``; columns are ``gap`` apart. An
     empty row ends a section. Where the table is too wide, the columns ``spare`` are left out, then headings
@@ -207,7 +207,7 @@ def table(
 
 
 def figure(value: object) -> str:
-    """A cell's text: numbers with four digits, a dash for None."""
+    """Return a cell's text: numbers with four digits, a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -218,7 +218,7 @@ def figure(value: object) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A share in per cent; a dash if it is missing.
+    """Return a share in per cent; a dash if it is missing.
 
     >>> percent(0.5), percent(1e300)
     ('50.0%', '1e+302%')
@@ -229,7 +229,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration with its unit.
+    """Return a duration with its unit.
 
     >>> seconds(0.25), seconds(91.87), seconds(8000)
     ('0.25 s', '91.9 s', '2 h 13 min')
@@ -244,7 +244,7 @@ def seconds(value: float) -> str:
 
 
 def short_time(value: float) -> str:
-    """The time of a step or a call with three digits, in s, ms or µs.
+    """Return the time of a step or a call with three digits, in s, ms or µs.
 
     >>> short_time(1234.5), short_time(0.9996), short_time(0.0324), short_time(2e-6)
     ('1,234 s', '1 s', '32.4 ms', '2 µs')
@@ -256,12 +256,12 @@ def short_time(value: float) -> str:
 
 
 def many(count: int, thing: str) -> str:
-    """A count with its noun: 1 client, 2 processes."""
+    """Return a count with its noun: 1 client, 2 processes."""
     return f"{count:,} {thing}" + ("" if count == 1 else "es" if thing.endswith("s") else "s")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with few digits; a dash if it is missing or not finite.
+    """Return a number with few digits; a dash if it is missing or not finite.
 
     >>> number(3071.8), number(999.6), number(0.08777), number(None)
     ('3,072', '1,000', '0.0878', '–')

@@ -43,7 +43,7 @@ class Tail:
         self._words[1] = seq
 
     def append(self, batch: bytes) -> bool:
-        """Add a batch; return False, and adds nothing, if there is no room."""
+        """Add a batch; if there is no room, add nothing and return False."""
         start = self._words[0] + _LENGTH_BYTES
         if (end := start + len(batch)) > len(self._room):
             return False

@@ -46,7 +46,7 @@ class RaceTarget(NamedTuple):
     """Number of consecutive evaluations whose mean has to reach the value."""
 
     def __str__(self) -> str:
-        """The target in words.
+        """Return the target in words.
 
         >>> print(RaceTarget(0.9, ""), RaceTarget(0.2, "", "loss", at_most=True), sep=", ")
         90.0% accuracy, loss ≤ 0.2
@@ -62,7 +62,7 @@ class RaceTarget(NamedTuple):
         return f"Reached: {how} is {'below' if self.at_most else 'above'} the target ({self.why})."
 
     def curve(self, record: Record, over: Over) -> LearningCurve:
-        """The run's curve of the metric, negated if it has to fall."""
+        """Return the run's curve of the metric, negated if it has to fall."""
         sign = -1.0 if self.at_most else 1.0
         rows = [row for row in record.evaluations if math.isfinite(value_of(row, self.measure))]
         evaluation = settings_of(record).evaluation
@@ -71,7 +71,7 @@ class RaceTarget(NamedTuple):
         )
 
     def reached(self, record: Record, over: Over) -> float:
-        """Emulated seconds, client trips or versions until the run reached the target; NaN if it did not."""
+        """Return the run's cost until the target (seconds, trips or versions); NaN if it did not reach it."""
         return self.curve(record, over).reached(-self.value if self.at_most else self.value)
 
 
@@ -82,7 +82,7 @@ def check_target(given: float | None) -> None:
 
 
 def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarget | None:
-    """The target of a comparison: ``given``, else that of the runs' ``[stop]``, else a derived one.
+    """Return the target of a comparison: ``given``, else that of the runs' ``[stop]``, else a derived one.
 
     The derived target is the highest smoothed accuracy that every run reached; None if a run has none. If the
     runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, the target's window is that number.
@@ -122,7 +122,7 @@ class Settings(NamedTuple):
 
 
 def settings_of(record: Record) -> Settings:
-    """Settings of the run, read once, without importing the experiment's own code."""
+    """Return the settings of the run, read once, without importing the experiment's own code."""
     if (known := _known.get(record)) is not None:
         return known
     try:
@@ -154,7 +154,7 @@ class ToTarget(NamedTuple):
     """The fleets in which this setting is ahead of the first; None unless all runs' fleets were drawn."""
 
     def text(self, over: Cost) -> str:
-        """The mean cost of the seeds that reached the target, ± half its 95% interval.
+        """Return the mean cost of the seeds that reached the target, ± half its 95% interval.
 
         >>> nan = math.nan
         >>> two = ToTarget(2, 1, {"at_s": (40.0, nan), "trips": (1400.0, nan)}, {})
@@ -177,7 +177,7 @@ class ToTarget(NamedTuple):
         return "not settled" if found is None else ratio_text(found)
 
     def builtins(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the fields for JSON."""
         return {
             "reached": self.reached,
             "runs": self.runs,
@@ -194,7 +194,7 @@ class ToTarget(NamedTuple):
 
 
 def ratio_text(found: CostRatio) -> str:
-    """A ratio with two decimals and its interval.
+    """Return a ratio with two decimals and its interval.
 
     >>> ratio_text(CostRatio(1.244, 1.04, 1.48)), ratio_text(CostRatio(3.0, 0.0, math.inf))
     ('1.24× (1.04 to 1.48)', '3.00× (one seed)')
@@ -204,7 +204,7 @@ def ratio_text(found: CostRatio) -> str:
 
 
 def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record]) -> ToTarget:
-    """The cost of ``runs`` until the target, and its ratio to the runs of ``first`` with the same seeds."""
+    """Return the cost of ``runs`` until the target, and its ratio to that of ``first``, paired by seed."""
     costs: dict[Cost, tuple[float, ...]] = {
         over: tuple(target.reached(run, over) for run in runs) for over in COSTS
     }
@@ -225,7 +225,7 @@ def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record
 
 
 def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | None) -> str:
-    """A sentence on the setting that reached the target first in emulated time, and its certainty."""
+    """Return a sentence on the setting that reached the target first in emulated time, and its certainty."""
     if target is None or len(rows) < 2:
         return ""
     found = {label: to_target(target, runs, runs) for label, runs in rows.items()}

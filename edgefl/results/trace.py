@@ -54,7 +54,7 @@ def write_events(path: Path, records: Sequence[Record]) -> Path:
 
 
 def trace_text(records: Sequence[Record]) -> str:
-    """The trace of one or several runs as the text of its file."""
+    """Return the trace of one or several runs as the text of its file."""
     events: list[Event] = []
     for k, record in enumerate(records):
         prefix = "" if len(records) == 1 else f"{record.meta.name or record.folder.name}: "
@@ -65,7 +65,7 @@ def trace_text(records: Sequence[Record]) -> str:
 
 
 def _events(record: Record, first_pid: int, prefix: str) -> Iterator[Event]:
-    """The events of one run: names, then slices by process, thread and time, outer before inner."""
+    """Yield the events of one run: names, then slices by process, thread and time, outer before inner."""
     server = first_pid + _SERVER
     pid_of = {name: server + 1 + k for k, name in enumerate(reversed(profiles_by_speed(record)))}
     training = np.unique(record.trips["client"])
@@ -140,7 +140,7 @@ def _server(record: Record, pid: int) -> Iterator[Event]:
 
 
 def _buffer(record: Record) -> list[tuple[float, int]]:
-    """The times at which updates entered the buffer (+1) or left it with a version (−1), in order."""
+    """Return the times at which updates entered the buffer (+1) or left it with a version (−1), in order."""
     at_s = dict(zip(record.versions["version"].tolist(), record.versions["at_s"].tolist(), strict=True))
     changes: list[tuple[float, int]] = []
     columns = (record.trips[name].tolist() for name in ("arrived_s", "applied_version", "fate"))

@@ -95,7 +95,7 @@ def _read(folder: Path, group: str | None) -> Copied:
 
 
 def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values of nested tables by dotted key."""
+    """Yield the values of nested tables by dotted key."""
     for key, value in tables.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
