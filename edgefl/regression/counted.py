@@ -1,4 +1,4 @@
-"""Count a function's work in a process of its own: a fork for each counter, from the same state.
+"""Count a function's work in a separate process: a fork for each counter, from the same state.
 
 The first call is not counted: it fills caches and imports modules. Then the setup runs again, and each
 counter runs the function once in a fork, with seeded random numbers and no garbage collection, whose moments
@@ -242,7 +242,7 @@ def _owner(code: CodeName, modules: Mapping[str, str]) -> str | None:
 def python_seconds(device: Device, instructions: Mapping[str, int]) -> float:
     """Return the device's time for executed instructions outside torch; 0 if its profile lists no cores.
 
-    The calling of torch's operations is part of the time model's cost of each operation.
+    The time model's cost of a torch operation includes the time of calling it.
     """
     if device.cpu is None or not device.cpu.clusters:
         return 0.0

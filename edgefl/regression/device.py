@@ -380,7 +380,7 @@ class EdgeDevice:
         return Verdict("FAIL", why + more, grew=tuple(one.name for one in found.grew))
 
     def _timed_verdict(self, result: DeviceResult) -> Verdict:
-        """Judge the measurement by the budgets, and by this host's baseline if that was asked for."""
+        """Judge the measurement by the budgets, and by this host's baseline if requested."""
         __tracebackhide__ = True
         options = self.session.options
         before = self._baseline(result.function) if options.compare else None

@@ -364,7 +364,7 @@ class ReferenceWork(NamedTuple):
         return self.work.flop or INTERPRETED_FLOP
 
     def device_s(self, device: Device) -> float:
-        """Seconds of a unit on the device.
+        """Return the seconds of a unit on the device.
 
         Interpreted code takes the time of the device's fastest core in Python, or the time by the device's
         training rate if the profile lists no cores.

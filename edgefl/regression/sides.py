@@ -56,7 +56,7 @@ class Branch(msgspec.Struct, frozen=True, tag="branch"):
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
-    """Import and prepare a function in a process of its own."""
+    """Import and prepare a function in a separate process."""
 
     function: FunctionLocation
     setup: FunctionLocation | None

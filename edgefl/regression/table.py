@@ -149,7 +149,7 @@ def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[st
 
 
 def _cells(row: ResultRow) -> dict[str, str]:
-    """The row's figures as texts, by column."""
+    """Return the row's figures as texts, by column."""
     return {
         "device": _cell(row.seconds, short_time),
         "host CPU": _cell(row.host_cpu_s, short_time),
