@@ -55,7 +55,7 @@ class ConditionModel(NamedTuple):
     power: Power | None
 
     def initial(self, charge: float = 1.0) -> Condition:
-        """Condition at the start of a run: ambient temperature, battery filled to the share ``charge``."""
+        """Return the condition at the start of a run: ambient temperature, and ``charge`` (0 to 1)."""
         temp_c = 0.0 if self.thermal is None else self.thermal.ambient_c
         if self.power is None:
             return Condition(0.0, temp_c)
@@ -63,7 +63,7 @@ class ConditionModel(NamedTuple):
         return Condition(0.0, temp_c, charge_j, low=charge_j <= self.power.least_j)
 
     def after_rest(self, before: Condition, at_s: float) -> Condition:
-        """Condition at ``at_s`` of a client that idles, and charges when its battery is low."""
+        """Return the condition at ``at_s`` of a client that idles, and charges when its battery is low."""
         while (turn_s := self._turn_s(before)) <= at_s:
             assert self.power is not None
             charge_j = self.power.capacity_j if before.low else self.power.least_j
@@ -72,11 +72,11 @@ class ConditionModel(NamedTuple):
         return self._drifted(before, at_s)
 
     def unfit_at_s(self, now: Condition) -> float:
-        """First time at which an idle client can no longer work; infinite if it always can."""
+        """Return the first time at which an idle client can no longer work; infinite if it always can."""
         return self._turn_s(now) if now.fit else now.at_s
 
     def fit_at_s(self, now: Condition) -> float:
-        """First time from now on at which the client can work; infinite if it never can."""
+        """Return the first time from now on at which the client can work; infinite if it never can."""
         while not now.fit:
             at_s = max(self._turn_s(now) if now.low else now.at_s, self._cool_s(now))
             if at_s == math.inf:
@@ -85,7 +85,7 @@ class ConditionModel(NamedTuple):
         return now.at_s
 
     def _turn_s(self, now: Condition) -> float:
-        """Time at which an idle client's battery becomes low, or full again."""
+        """Return the time at which an idle client's battery becomes low, or full again."""
         power = self.power
         if power is None:
             return math.inf
@@ -94,13 +94,13 @@ class ConditionModel(NamedTuple):
         return now.at_s + max(0.0, joules) / watts if watts > 0 else math.inf
 
     def _cool_s(self, now: Condition) -> float:
-        """Time at which a device that switched off from heat is cool enough again."""
+        """Return the time at which a device that switched off from heat is cool enough again."""
         if not now.off or self.thermal is None:
             return now.at_s
         return now.at_s + self.thermal.cools_in_s(now.temp_c, self.thermal.step_c[0])
 
     def _drifted(self, before: Condition, at_s: float) -> Condition:
-        """Condition after idling until ``at_s``; the battery must not become low or full before."""
+        """Return condition after idling until ``at_s``; the battery must not become low or full before."""
         seconds = at_s - before.at_s
         temp_c, charge_j = before.temp_c, before.charge_j
         if self.thermal is not None:
@@ -113,7 +113,7 @@ class ConditionModel(NamedTuple):
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
-        """Condition ``elapsed_s`` into the trip ``plan``, or at its end; ``before`` is that at the start."""
+        """Return the condition ``elapsed_s`` into a trip, or at its end; ``before`` is that at its start."""
         elapsed_s = min(elapsed_s, plan.total_s)
         temp_c, charge_j = before.temp_c, before.charge_j
         low = before.low or because == "battery"
@@ -129,7 +129,7 @@ class ConditionModel(NamedTuple):
         return Condition(before.at_s + elapsed_s, temp_c, charge_j, low, before.off or because == "heat")
 
     def interruption(self, before: Condition, plan: TripPlan) -> tuple[float, Cause] | None:
-        """Seconds into the trip until the client must stop, and the cause; None if it can finish."""
+        """Return seconds into the trip until the client must stop, and the cause; None if it can finish."""
         found: tuple[float, Cause] | None = None
         if plan.heat is not None and plan.heat.off_s < plan.heat.total_s:
             found = plan.down_s + plan.compute_lead_s + plan.heat.off_s, "heat"

@@ -121,17 +121,17 @@ class Dynamics:
         return client in self._states
 
     def condition(self, client: int) -> Condition | None:
-        """The client's condition at the start of its trip; None for a client without changes."""
+        """Return the client's condition at the start of its trip; None for a client without changes."""
         state = self._states.get(client)
         return None if state is None else state.now
 
     def plan(self, client: int) -> TripPlan | None:
-        """The client's present trip; None for a client without changes."""
+        """Return the client's present trip; None for a client without changes."""
         state = self._states.get(client)
         return None if state is None else state.plan
 
     def move(self, client: int) -> Transition:
-        """The next change that the client undergoes by itself."""
+        """Return the next change that the client undergoes by itself."""
         return self._states[client].move
 
     def declares_death(self, client: int, now_s: float) -> bool:

@@ -37,7 +37,7 @@ class RadioPower(NamedTuple):
     """90% of the readings at a location that the fit did not see are within this factor."""
 
     def download_w(self, mbps: float) -> float:
-        """Watts of a download at this rate.
+        """Return the watts of a download at this rate.
 
         >>> round(METERED["5g-low-band"].download_w(100.0), 2)
         2.59

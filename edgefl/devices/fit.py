@@ -274,7 +274,7 @@ class _Fold(NamedTuple):
     errors: Array
 
     def scores(self, amounts: Array, seconds: Array) -> list[float]:
-        """Errors of the rows left out ÷ the standard deviation expected from noise and uncertain costs."""
+        """Return the left-out rows' errors ÷ the standard deviation expected from noise and costs."""
         parts = amounts[self.out] * self.costs
         took = parts.sum(1)
         unsure = np.linalg.norm(parts @ self.errors, axis=1) / took

@@ -68,12 +68,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return fit(rows, prior, spread=self.spread, apart=self.apart)
 
     def step_keys(self) -> set[tuple[str, ...]]:
-        """Keys of the bundled measured steps in the recipe's files."""
+        """Return the keys of the bundled measured steps in the recipe's files."""
         folder = bundled_folder() / "measured"
         return {key for file in self.files for key in measurements.keys(folder / file)}
 
     def prior_model(self, runtime: str) -> TimeModel:
-        """Costs of the similar device, in that runtime if it has it."""
+        """Return the costs of the similar device, in that runtime if it has it."""
         if self.prior is None:
             return TYPICAL
         like = load_device(self.prior)

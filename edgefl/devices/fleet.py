@@ -138,7 +138,7 @@ def thermal_of(profile: str) -> ThermalModel | None:
 
 
 def joins_at_s(experiment: Experiment, client: int) -> float:
-    """Time at which this client first comes online; independent of other clients."""
+    """Return the time at which this client first comes online; independent of other clients."""
     if not experiment.fleet.join_spread_s:
         return 0.0
     return experiment.fleet.join_spread_s * float(stream(experiment.seed, "join", client).uniform(0.0, 1.0))
@@ -212,7 +212,7 @@ def _varies(profile: str) -> bool:
 
 
 def _speed_of(info: ClientInfo) -> int | str:
-    """Key of clients with equal speed: the profile, or the client if each device is drawn."""
+    """Return the key of clients with equal speed: the profile, or the client if each device is drawn."""
     return info.profile if _profile(info.profile).slowdown is None else info.client
 
 
@@ -230,7 +230,7 @@ def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int
 
 
 def in_phase(experiment: Experiment, strategy: Strategy) -> str:
-    """The reason why clients act together by design; empty for phones that should be independent."""
+    """Return the reason why clients act together by design; empty for phones that should be independent."""
     if strategy.lockstep:
         return "the strategy starts its clients together"
     profiles, fleet = {profile for profile, _ in kinds_of(fleet_of(experiment))}, experiment.fleet
@@ -324,7 +324,7 @@ class Trips:
         """Facts of clients whose trips were planned before; a cache."""
 
     def step_s(self, client: int, examples: int) -> float:
-        """Seconds of a step on a batch of ``examples``, at the full speed of the client's device.
+        """Return the seconds of a step on a batch of ``examples``, at the full speed of the client's device.
 
         If a delay model sets the trip's time, each example counts as one second: only proportions matter.
         """
@@ -334,7 +334,7 @@ class Trips:
         return self._model_step_s(info, examples) * self._unit(info)
 
     def _model_step_s(self, info: ClientInfo, examples: int) -> float:
-        """Seconds of a step on the median unit of the client's device model."""
+        """Return the seconds of a step on the median unit of the client's device model."""
         key = _speed_of(info)
         if (line := self._lines.get(key)) is None:
             model = device_of(self._experiment, info.client, info.profile).time_model()
@@ -346,7 +346,7 @@ class Trips:
         return max(0.0, line[0] + line[1] * examples)
 
     def _error_factor(self, model: TimeModel) -> float:
-        """Factor of the 90% interval of a whole batch's step."""
+        """Return the factor of the 90% interval of a whole batch's step."""
         return model.error_factor_of(self._work.at(self._rule.batch_size))
 
     def _unit(self, info: ClientInfo) -> float:
@@ -358,7 +358,7 @@ class Trips:
         return factor
 
     def full_step_s(self, client: int) -> float:
-        """Seconds of a step on a whole batch."""
+        """Return the seconds of a step on a whole batch."""
         return self.step_s(client, min(self._rule.batch_size, self.data.final[client]))
 
     def _whole_s(self, info: ClientInfo, held: int, steps: int | None = None) -> float:
@@ -385,14 +385,14 @@ class Trips:
         return 0.0 if trip or task >= self._first_tasks else self._part_s(client)
 
     def returns_after_s(self, client: int, resumption: int) -> float:
-        """Emulated seconds after which a client of a resumed run returns, under the wall clock.
+        """Return the emulated seconds after which a client of a resumed run returns, under the wall clock.
 
         As at the start, phones are at random points of their trips, drawn anew for each ``resumption``.
         """
         return self._part_s(client, resumption) if self._first_tasks else 0.0
 
     def _part_s(self, client: int, *resumption: int) -> float:
-        """A random fraction of the client's trip time, emulated seconds."""
+        """Return a random fraction of the client's trip time, emulated seconds."""
         if _profile(self._clients[client].profile).exact:
             return 0.0
         total_s = self.in_series(client).total_s
@@ -449,7 +449,7 @@ class Trips:
         return facts
 
     def reply_s(self, client: int, version: int, at_s: float, down_bytes: int, up_bytes: int) -> float:
-        """Emulated seconds in which a client downloads a request about ``version`` and uploads its reply.
+        """Return emulated seconds for a client to download a request about ``version`` and upload a reply.
 
         Its arithmetic takes no time. If a connection is lost, the message resumes at the next byte.
         """

@@ -32,7 +32,7 @@ class ImportOptions(NamedTuple):
     up: Path | None = None
 
     def profile_name(self, default: str) -> str:
-        """Name of the one profile that is made."""
+        """Return the name of the one profile that is made."""
         return profile_names([self.name or default])[0]
 
 

@@ -109,5 +109,5 @@ def _log_normal(median: float, spread: float, rng: np.random.Generator) -> float
 
 
 def phase(seed: int, client: int, *resumption: int) -> float:
-    """Fraction of its first trip, from 0 to 1, for which a client waits at the start of a run."""
+    """Return the fraction of its first trip, from 0 to 1, for which a client waits at the start of a run."""
     return float(stream(seed, "phase", client, *resumption).random())

@@ -49,7 +49,7 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.runtime if self.threads >= self.cores else f"{self.runtime}-{self.threads}"
 
     def rows(self) -> tuple[Row, ...]:
-        """The parts as measured steps: CPU time for one thread (unaffected by other load), else wall time."""
+        """Return the parts as measured steps: CPU time if one thread (unaffected by load), else wall time."""
         works = _works(self)
         return tuple(
             Row(network=name, work=works[name], seconds=part.cpu_s if self.threads == 1 else part.wall_s)

@@ -69,7 +69,7 @@ class Transfer(NamedTuple):
         return f"the link was lost after {self.breaks_after} of {self.nbytes} bytes"
 
     def takes_s(self, nbytes: float) -> float:
-        """Emulated seconds for the first ``nbytes`` of payload, after the lead."""
+        """Return the emulated seconds for the first ``nbytes`` of payload, after the lead."""
         if self.trace is None:
             return nbytes / self.rate_bytes_per_s
         return self.trace.delivers_s(self.flows_at_s, nbytes * self.wire_bytes / self.nbytes)
@@ -229,7 +229,7 @@ class Trace(NamedTuple):
         return len(self.at_ms) * OPPORTUNITY_BYTES * 8 / (self.period_ms * 1e3)
 
     def delivers_s(self, start_s: float, nbytes: float) -> float:
-        """Seconds from ``start_s`` until ``nbytes`` are delivered; a delivery at ``start_s`` counts."""
+        """Return seconds from ``start_s`` until ``nbytes`` are delivered, maybe at ``start_s`` itself."""
         packets = math.ceil(nbytes / OPPORTUNITY_BYTES * (1.0 - 1e-12))
         if packets <= 0:
             return 0.0

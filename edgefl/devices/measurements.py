@@ -128,7 +128,7 @@ def _located(place: object, *faults: type[Exception]) -> Iterator[None]:
 
 
 def _name(line: Mapping[str, str]) -> str:
-    """Name of the measured network or layer, including everything that changes its work except the batch."""
+    """Return a network's or layer's name, with everything that changes its work except the batch."""
     if "layer" in line:
         return " ".join(line[name] for name in ("layer", "inputs", "outputs", "batch", "steps"))
     return line["network"] or line["workload"]

@@ -123,7 +123,7 @@ def fit(
 
 
 def _table(data: Matrix, known: Sequence[Phone] = (), source: str = "") -> PhoneTable:
-    """The table without error factors."""
+    """Return the table without error factors."""
     weights, mean = _weights(data)
     plain = _work_matrix(data, weights)
     first = _together(plain, data.log_s)
@@ -185,12 +185,12 @@ def _with_factors(phone: Phone, factors: dict[str, float]) -> Phone:
 
 
 def _work_matrix(data: Matrix, weights: Weights) -> Array:
-    """Work of each network by `CLASSES`; shape (networks, classes)."""
+    """Return the work of each network by `CLASSES`; shape (networks, classes)."""
     return np.array([amounts(weighted(found, weights)) for found in data.found])
 
 
 def _mean_phone(log_s: Array) -> Array:
-    """Logarithm of the typical phone's seconds, by network."""
+    """Return the logarithm of the typical phone's seconds, by network."""
     own = log_s.mean(1, keepdims=True)
     middle: Array = np.median(log_s - own, axis=0) + own.mean()
     return middle
@@ -211,13 +211,13 @@ def _weights(data: Matrix) -> tuple[Weights, Array]:
 
 
 def _typical(work: Array) -> Array:
-    """Mean work of the networks; 1 for a class that none of them has."""
+    """Return the mean work of the networks; 1 for a class that none of them has."""
     mean: Array = work.mean(0)
     return np.where(mean > 0, mean, 1.0)
 
 
 def _positive_costs(work: Array, log_s: Array) -> Array:
-    """Costs of a unit of each column that minimise a soft-L1 loss, with a weak prior of equal parts."""
+    """Return each column's cost per unit, by soft-L1 loss with a weak prior of equal parts."""
     from scipy.optimize import least_squares
 
     typical = _typical(work)
@@ -269,7 +269,7 @@ def _most_probable(
 
 
 def _parts(rows: Array, at: Array, log_s: Array) -> tuple[Array, Array]:
-    """Each network's shares of predicted time by class, and ln(predicted ÷ measured time)."""
+    """Return each network's shares of predicted time by class, and ln(predicted ÷ measured time)."""
     part = rows * np.exp(at)
     return part / part.sum(1, keepdims=True), np.log(part.sum(1)) - log_s
 
@@ -288,7 +288,7 @@ def _alike(ones: Array, others: Array) -> Array:
 
 
 def _neighbours(data: Matrix, weights: Weights, mean: Array, errors: Array) -> Neighbours:
-    """A Gaussian process through the networks' common errors."""
+    """Return a Gaussian process through the networks' common errors."""
     points = _points(data, weights, mean)
     among = COMMON**2 * _alike(points, points)
     solved = COMMON**2 * np.linalg.solve(among + REST**2 * np.eye(len(errors)), errors)
@@ -297,7 +297,7 @@ def _neighbours(data: Matrix, weights: Weights, mean: Array, errors: Array) -> N
 
 
 def _common(neighbours: Neighbours, data: Matrix, weights: Weights, mean: Array) -> Array:
-    """The error that all phones have in common, for each network of ``data``."""
+    """Return the error that all phones have in common, for each network of ``data``."""
     found: Array = _alike(_points(data, weights, mean), np.array(neighbours.points)) @ np.array(
         neighbours.errors
     )
@@ -308,7 +308,7 @@ def _common(neighbours: Neighbours, data: Matrix, weights: Weights, mean: Array)
 
 
 def _similarity(units: Sequence[About], speed: Array) -> Similarity:
-    """Variances that make the phones' speeds most likely, under a weak prior around `LIKELY`."""
+    """Return the variances that make the phones' speeds most likely, under a weak prior around `LIKELY`."""
     from scipy.optimize import minimize
 
     names = Similarity.__struct_fields__
@@ -343,7 +343,7 @@ def _only(data: Matrix, units: Sequence[int], networks: Sequence[int]) -> Matrix
 
 
 def _error_factors(data: Matrix) -> dict[str, float]:
-    """Each unit's error factor: the share `HELD` of left-out networks is within it."""
+    """Return each unit's error factor: the share `HELD` of left-out networks is within it."""
     errors: dict[str, list[float]] = {}
     all_units = range(len(data.units))
     for fold in range(NETWORK_FOLDS):
@@ -392,7 +392,7 @@ def _from_reference(table: PhoneTable, data: Matrix, unit: int) -> Costs:
 
 
 def _scores(table: PhoneTable, costs: Costs, data: Matrix, unit: int) -> list[float]:
-    """Errors ÷ their expected standard deviation, without the reference network."""
+    """Return the errors ÷ their expected standard deviation, without the reference network."""
     scores = []
     for at, found in enumerate(data.found):
         if data.networks[at] != REFERENCE:

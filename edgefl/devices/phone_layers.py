@@ -105,7 +105,7 @@ def _plain(kind: Literal["add", "pool"], image: Tensor, out: Tensor) -> Layer:
 
 
 def _side(image: Tensor) -> int:
-    """Side of a square with as many pixels."""
+    """Return the side of a square with as many pixels."""
     return round(math.sqrt(math.prod(image.shape[2:])))
 
 

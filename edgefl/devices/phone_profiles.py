@@ -85,7 +85,7 @@ def facts(table: PhoneTable, phone: Phone, trains: TimeModel, source: str) -> di
 
 
 def training(table: PhoneTable, costs: Costs, bridge: TimeModel) -> tuple[TimeModel, float]:
-    """Time model of training, and the phone's inference time ÷ that of the `BRIDGE`."""
+    """Return the time model of training, and the phone's inference time ÷ that of the `BRIDGE`."""
     reference = next(phone for phone in table.phones if phone.model == BRIDGE)
     own, its = (float(speeds(each.mean[None])[0]) for each in (costs, of_phone(reference)))
     slower = math.exp(own - its)
@@ -97,7 +97,7 @@ def training(table: PhoneTable, costs: Costs, bridge: TimeModel) -> tuple[TimeMo
 
 
 def _units(phone: Phone) -> dict[str, float]:
-    """Time of each measured unit ÷ the geometric mean of the units' times."""
+    """Return the time of each measured unit ÷ the geometric mean of the units' times."""
     own = {name: float(speeds(np.log([unit.ms]))[0]) for name, unit in phone.units.items()}
     middle = float(speeds(of_phone(phone).mean[None])[0])
     return {name: round(math.exp(log - middle), 3) for name, log in own.items()}

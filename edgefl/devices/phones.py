@@ -180,7 +180,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.corrected(counts(layers))
 
     def corrected(self, found: Mapping[str, float]) -> StepWork:
-        """Weight counted work, and correct it by the errors of similar networks."""
+        """Weight the counted work, and correct it by the errors of similar networks."""
         plain = weighted(found, self.weights)
         return plain.scaled(math.exp(-self._common_error(found))) if self.neighbours else plain
 
@@ -226,24 +226,24 @@ def load(path: Path) -> PhoneTable:
 
 
 def amounts(work: StepWork) -> Array:
-    """Amount of each of `CLASSES`; the fixed part is 1."""
+    """Return the amount of each of `CLASSES`; the fixed part is 1."""
     fields = (sum(getattr(work, name, float(name == "fixed")) for name in names) for names in CLASSES)
     return np.array(list(fields), float)
 
 
 def of_unit(unit: Unit) -> Costs:
-    """Costs of a measured unit."""
+    """Return the costs of a measured unit."""
     return Costs(np.log(unit.ms), np.zeros((len(CLASSES), len(CLASSES))))
 
 
 def of_phone(phone: Phone) -> Costs:
-    """Costs of a phone model: the geometric mean of its units' costs."""
+    """Return the costs of a phone model: the geometric mean of its units' costs."""
     logs = np.array([np.log(unit.ms) for unit in phone.units.values()])
     return Costs(logs.mean(0), np.zeros((len(CLASSES), len(CLASSES))))
 
 
 def prior(table: PhoneTable, about: About) -> Costs:
-    """Costs of a phone that was not measured, from its core, clock and RAM."""
+    """Return the costs of a phone that was not measured, from its core, clock and RAM."""
     known = [each for each, _ in table.units]
     logs = np.array([np.log(unit.ms) for _, unit in table.units])
     speed = speeds(logs)
@@ -259,7 +259,7 @@ def prior(table: PhoneTable, about: About) -> Costs:
 
 
 def speeds(costs: Array) -> Array:
-    """Logarithm of each phone's time for the typical network; ``costs`` has shape (phones, classes)."""
+    """Return the log of each phone's time for the typical network; ``costs`` has shape (phones, classes)."""
     total: Array = np.log(np.exp(costs).sum(1))
     return total
 
@@ -269,13 +269,13 @@ SHAPE_PRIOR: Final = 1.0
 
 
 def shape_likeness(one: About, other: About) -> float:
-    """Weight of another phone in the estimate of the proportions of this one's costs."""
+    """Return the weight of another phone in the estimate of the proportions of this one's costs."""
     same_family = bool(one.core) and one.family == other.family
     return 0.5 * same_family + 0.5 * (bool(one.core) and one.core == other.core)
 
 
 def covariance(ones: Sequence[About], others: Sequence[About], similar: Similarity) -> Array:
-    """Covariance of the logarithms of two lists of phones' speeds."""
+    """Return the covariance of the logarithms of two lists of phones' speeds."""
     return np.array([[_likeness(one, other, similar) for other in others] for one in ones])
 
 
@@ -332,7 +332,7 @@ def time_model(
 
 
 def _triangle(covariance_: Array) -> tuple[tuple[float, ...], ...]:
-    """Cholesky factor (lower triangle) of the covariance of `TERMS` and of the fixed part."""
+    """Return the Cholesky factor (lower triangle) of the covariance of `TERMS` and of the fixed part."""
     of_term = [
         next(at for at, fields in enumerate(CLASSES) if term[0] in fields) for term in (*TERMS, ("fixed",))
     ]
@@ -343,20 +343,20 @@ def _triangle(covariance_: Array) -> tuple[tuple[float, ...], ...]:
 
 
 def of_core(table: PhoneTable, about: About) -> TimeModel:
-    """Time model of a phone whose core, clock and RAM are known."""
+    """Return the time model of a phone whose core, clock and RAM are known."""
     noise = math.exp(NORMAL * table.noise)
     return time_model(prior(table, about), table.amounts, noise, table.widths.core)
 
 
 def of_one_network(table: PhoneTable, about: About, work: StepWork, seconds: float) -> TimeModel:
-    """Time model of a phone of known core, clock and RAM on which one network was measured."""
+    """Return the time model of a phone of known core, clock and RAM on which one network was measured."""
     found = observed(prior(table, about), table.amounts, work, seconds)
     noise = math.exp(table.widths.one_network * table.noise)
     return time_model(found, table.amounts, noise, table.widths.one_network)
 
 
 def of_measured(table: PhoneTable, phone: Phone, unit: str = "") -> TimeModel:
-    """Time model of a measured unit; of the mean unit (`of_phone`) if ``unit`` is unknown."""
+    """Return the time model of a measured unit; of the mean unit (`of_phone`) if ``unit`` is unknown."""
     if unit in phone.units:
         return time_model(of_unit(phone.units[unit]), table.amounts, phone.units[unit].error_factor)
     own = float(np.median([each.error_factor for each in phone.units.values()]))

@@ -78,7 +78,7 @@ class TripPlan(NamedTuple):
         return self.down_s + self.compute_s + self.up.breaks_s
 
     def over_s(self, *, private: bool) -> float:
-        """Seconds into the trip until the server counts it as over, without a cancellation or a death.
+        """Return seconds into the trip until the server counts it as over, without a cancellation or a death.
 
         A trip is over when its link breaks. In a private run every failed trip, whatever the cause, is over
         when its update would have arrived.

@@ -141,7 +141,7 @@ class Presence:
         return all(source.on(at_s) for source in self._sources)
 
     def next_online_s(self, at_s: float) -> float:
-        """First time from ``at_s`` on at which the client is online; infinite if none was found."""
+        """Return first time from ``at_s`` on at which the client is online; infinite if none was found."""
         for _ in range(MOST_CHANGES):
             off = [source for source in self._sources if at_s < math.inf and not source.on(at_s)]
             if not off:
@@ -150,7 +150,7 @@ class Presence:
         return math.inf
 
     def next_offline_s(self, at_s: float) -> float:
-        """First time after ``at_s`` at which an online client goes offline."""
+        """Return the first time after ``at_s`` at which an online client goes offline."""
         return min((source.changes_s(at_s) for source in self._sources), default=math.inf)
 
 

@@ -426,7 +426,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         return self.draw or sum(self.devices.values())
 
     def drawn(self, seed: int) -> dict[str, int]:
-        """Number of devices of each profile, as ``seed`` draws it; profiles without devices are left out.
+        """Return each profile's number of devices, drawn by ``seed``, without profiles that have none.
 
         >>> fleet = FleetFile(id="x", name="x", source="x", devices={"pi-4": 3, "pi-5": 1}, draw=400)
         >>> fleet.drawn(1)["pi-4"] > 2 * fleet.drawn(1)["pi-5"], sum(fleet.drawn(2).values())
@@ -440,7 +440,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         return {name: count for name, count in zip(self.devices, counts, strict=True) if count}
 
     def network_of(self, devices: Iterable[str]) -> str | dict[str, str]:
-        """The network of all devices, or a table of those of ``devices``."""
+        """Return the network of all devices, or a table of those of ``devices``."""
         of = self.network
         return of if isinstance(of, str) else {name: of[name] for name in devices}
 

@@ -45,17 +45,17 @@ class Computation(NamedTuple):
     """Emulated seconds until the device switches off; infinite if it does not."""
 
     def seconds(self, work_s: float) -> float:
-        """Emulated seconds until the first ``work_s`` of the work (seconds at full speed) is done."""
+        """Return emulated seconds until the first ``work_s`` of the work (seconds at full speed) is done."""
         stretch = self.stretches[bisect_right(self.stretches, work_s, lo=1, key=lambda one: one.work_s) - 1]
         seconds = stretch.at_s + (work_s - stretch.work_s) / stretch.speed
         return seconds if seconds <= self.off_s else math.inf
 
     def speed(self, at_s: float) -> float:
-        """Fraction of full speed at that time."""
+        """Return the fraction of full speed at that time."""
         return self._stretch(at_s).speed
 
     def temp_c(self, at_s: float) -> float:
-        """Temperature at that time."""
+        """Return the temperature at that time."""
         stretch = self._stretch(at_s)
         return self.model.after(stretch.temp_c, stretch.power_w, at_s - stretch.at_s)
 
@@ -93,16 +93,16 @@ class ThermalModel(NamedTuple):
     off_c: float = math.inf
 
     def power_w(self, speed: float) -> float:
-        """Power of computing at that fraction of full speed, W."""
+        """Return the power of computing at that fraction of full speed, W."""
         return self.busy_w * float(speed**POWER_EXPONENT)
 
     def after(self, temp_c: float, power_w: float, seconds: float) -> float:
-        """Temperature after ``seconds`` at constant power."""
+        """Return the temperature after ``seconds`` at constant power."""
         settles_c = self.ambient_c + power_w * self.r_c_per_w
         return settles_c + (temp_c - settles_c) * math.exp(-seconds / self.tau_s)
 
     def cools_in_s(self, temp_c: float, to_c: float) -> float:
-        """Idle seconds to cool from ``temp_c`` to ``to_c``; infinite if ``to_c`` is not above ambient."""
+        """Return idle seconds to cool from ``temp_c`` to ``to_c``; infinite unless that is above ambient."""
         return 0.0 if temp_c <= to_c else self._reaches_s(temp_c, 0.0, to_c)
 
     def compute(self, temp_c: float, work_s: float) -> Computation:
@@ -144,7 +144,7 @@ class ThermalModel(NamedTuple):
         return self.ambient_c + self.power_w(self.speeds[step]) * self.r_c_per_w
 
     def _reaches_s(self, temp_c: float, power_w: float, edge_c: float) -> float:
-        """Seconds at constant power from one temperature to another; infinite if that is not reached."""
+        """Return seconds at constant power from one temperature to another; infinite if not reached."""
         settles_c = self.ambient_c + power_w * self.r_c_per_w
         between = min(temp_c, settles_c) < edge_c < max(temp_c, settles_c)
         if not between:

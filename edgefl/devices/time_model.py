@@ -95,7 +95,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return cls(**rates, error_factor=error_factor)  # type: ignore[arg-type]
 
     def costs(self) -> dict[str, float]:
-        """Seconds per unit of each field of `StepWork`."""
+        """Return the seconds per unit of each field of `StepWork`."""
         costs = {}
         for work, (own, unit) in COSTS.items():
             value = getattr(self, own)
@@ -103,7 +103,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return costs
 
     def parts(self, work: StepWork) -> dict[str, float]:
-        """Seconds of a step by field of its work, and ``fixed``, the largest first; zeros are omitted."""
+        """Return a step's seconds by field of its work, and ``fixed``, the largest first, without zeros."""
         parts = {name: cost * getattr(work, name) for name, cost in self.costs().items()}
         parts["fixed"] = self.fixed_ms / 1e3
         return {
@@ -111,7 +111,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         }
 
     def seconds(self, work: StepWork) -> float:
-        """Seconds of a step.
+        """Return the seconds of a step.
 
         >>> TimeModel.of_rate(2.0).seconds(StepWork(conv_flop=3e9, matmul_flop=1e9, copy_bytes=1e9))
         2.0
@@ -119,7 +119,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return sum(self.parts(work).values())
 
     def line(self, work: BatchWork) -> tuple[float, float]:
-        """Seconds of a step as a linear function of the batch size: fixed part, and part per example."""
+        """Return a step's seconds as a line in the batch size: fixed part, and part per example."""
         fixed_s = self.fixed_ms / 1e3
         return self.seconds(work.fixed), self.seconds(work.per_example) - fixed_s
 
@@ -212,5 +212,5 @@ def joined(*factors: float) -> float:
 
 
 def _by_term(parts: Mapping[str, float]) -> list[float]:
-    """Seconds by `TERMS`, and of the fixed part."""
+    """Return the seconds by `TERMS`, and of the fixed part."""
     return [sum(parts.get(name, 0.0) for name in term) for term in (*TERMS, ("fixed",))]
