@@ -262,7 +262,7 @@ class FlatModel:
 
 
 def _columns(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-    """The targets, and the gradients as dense tensors."""
+    """Return the targets, and the gradients as dense tensors."""
     dense = [gradient.to_dense() if gradient.is_sparse else gradient for _, gradient in pairs]
     return [target for target, _ in pairs], dense
 

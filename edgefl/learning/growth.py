@@ -25,7 +25,7 @@ class GrowingData:
         self._rates: dict[int, float] = {}
 
     def held(self, client: int, trip: int) -> int:
-        """Number of the client's examples on its trip number ``trip``."""
+        """Return the number of the client's examples on its trip number ``trip``."""
         growth, final = self._growth, self.final[client]
         if growth is None:
             return final

@@ -67,7 +67,7 @@ class Kind:
         raise NotImplementedError
 
     def labels(self, values: list[Any], where: str) -> Labels:
-        """Check and convert one user's labels: whole numbers, also as 1.0 or "1"."""
+        """Check and convert one user's labels: whole numbers, which may be written as 1.0 or "1"."""
         top = MOST_LABELS if self.classes is None else self.classes
         numbers = []
         for value in values:

@@ -67,7 +67,7 @@ class LiveTensors:
 
 
 def _inside(operation: Any, args: Sequence[Any]) -> int:
-    """Bytes of a convolution's temporaries: oneDNN copies its operands to another memory layout."""
+    """Return bytes of a convolution's temporaries: oneDNN copies its operands to another memory layout."""
     if operation not in _CONVOLUTIONS:
         return 0
     operands = args[: 3 if operation is _CONVOLUTIONS[1] else 2]

@@ -78,7 +78,7 @@ class BatchWork(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs (bytes, bytes per example) of lines whose maximum is `live_bytes`; empty without a trace."""
 
     def live_bytes(self, batch: float) -> float:
-        """Peak of live bytes in a step: batch, activations and temporaries.
+        """Return the peak of live bytes in a step: batch, activations and temporaries.
 
         >>> BatchWork(fixed=StepWork(), per_example=StepWork(), live=((40.0, 0.0), (8.0, 1.0))).live_bytes(50)
         58.0

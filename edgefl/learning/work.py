@@ -459,7 +459,7 @@ def _written(func: Any, args: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def _bytes(leaves: Sequence[Any]) -> int:
-    """Bytes of all floating-point tensors among values; not of indices, whose size differs by runtime."""
+    """Return the bytes of all floating-point tensors; indices, whose size differs by runtime, are ignored."""
     found = (leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
     return sum(tensor.numel() * tensor.element_size() for tensor in found)
 
@@ -520,7 +520,7 @@ class _Layers:
         self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
 
     def declared_flop(self) -> float:
-        """Operations per example declared by layers. Raises `ConfigError` if a used layer has no count."""
+        """Return the layers' declared operations per example. Raises `ConfigError` if some are uncountable."""
         used = ((name, part) for name, part in self._module.named_modules() if name in self._flop)
         return sum(self._own(name, part) for name, part in used)
 
