@@ -74,7 +74,7 @@ _SCAFFOLD = {"__init__", "asynchronous", "base", "buffered", "polled", "rounds",
 
 
 def names() -> list[str]:
-    """Names of the built-in strategies, sorted.
+    """Return the names of the built-in strategies, sorted.
 
     >>> "fedbuff" in names()
     True

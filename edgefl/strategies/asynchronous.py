@@ -59,7 +59,7 @@ class Asynchronous(Strategy):
         return False
 
     def contributors(self, state: Any, view: View) -> Collection[int]:
-        """Clients with an update for the next step."""
+        """Return the clients with an update for the next step."""
         return {update.client for update in view.held}
 
     def assign(self, state: Any, view: View) -> Sequence[int]:

@@ -85,7 +85,7 @@ class LocalTerms:
     """Factors on ``training.lr``: by device profile (default 1), or one per client."""
 
     def lr_factor(self, client: int, profile: str) -> float:
-        """The factor on ``training.lr`` for a client with this device profile.
+        """Return the factor on ``training.lr`` for a client with this device profile.
 
         >>> LocalTerms(lr={"moto-g4": 0.5}).lr_factor(3, "moto-g4"), LocalTerms().lr_factor(3, "pi-4")
         (0.5, 1.0)
@@ -253,7 +253,7 @@ class Strategy:
                 raise fault
 
     def local_rule(self) -> LocalTerms:
-        """Terms of a client's SGD in addition to the experiment's ``[training]``."""
+        """Return the terms of a client's SGD in addition to the experiment's ``[training]``."""
         return NO_TERMS
 
     def train(self, model: Any, examples: Any, context: Any) -> None:
@@ -275,7 +275,7 @@ class Strategy:
         """Change, in place, the trained model before its upload, and the vectors in ``send`` and ``kept``."""
 
     def optimizer(self) -> ServerOptimizer:
-        """The server optimiser, used in every step."""
+        """Return the server optimiser, used in every step."""
         return ServerOptimizer(lr=self.server_lr)
 
     @property
@@ -287,15 +287,15 @@ class Strategy:
         """Raise `ConfigError` if the hyperparameters do not suit a fleet of ``clients``."""
 
     def max_held(self, clients: int) -> int:
-        """Maximum number of held updates when a step is due."""
+        """Return the maximum number of held updates when a step is due."""
         return clients
 
     def max_training(self, clients: int) -> int:
-        """Maximum number of clients with a task at once; sizes the parameter buffer and the host's load."""
+        """Return the maximum number of clients with a task at once; it sizes buffer and host load."""
         return clients
 
     def slots(self, clients: int) -> int:
-        """Number of update slots for a run: one per running task and one per held update."""
+        """Return the number of update slots for a run: one per running task and one per held update."""
         return self.max_training(clients) + self.max_held(clients)
 
     @property
@@ -315,7 +315,7 @@ class Strategy:
         return False
 
     def own_weight(self, examples: int, steps: int) -> float | None:
-        """The weight of a client's update, up to a factor that all updates of a step share; None if the
+        """Return a client's weight in a step, up to a factor that all updates of the step share; None if the
         numbers of examples and local steps do not determine it before the trip. Pairwise masks need it,
         because clients weight their updates themselves."""
         return None
@@ -327,18 +327,18 @@ class Strategy:
         return False
 
     def max_weight(self, clients: int) -> float | None:
-        """Maximum weight of one update in a step, for a fleet of ``clients``; None if it is unbounded.
+        """Return maximum weight of one update in a step, for a fleet of ``clients``; None if it is unbounded.
 
         ``[privacy]`` needs it: with the clipping norm it bounds the influence of one update.
         """
         return None
 
     def sampling(self, clients: int) -> Sampling | None:
-        """Distribution of a step's clients if they are drawn uniformly and anew for each step, else None."""
+        """Return how a step's clients are drawn, if uniformly and anew for each step; else None."""
         return None
 
     def arrivals(self) -> Arrivals | None:
-        """Arrival process of the clients; None: any idle client may start at any time."""
+        """Return the arrival process of the clients; None: any idle client may start at any time."""
         return None
 
     def begin(self, devices: Sequence[Client]) -> Any:
@@ -346,11 +346,11 @@ class Strategy:
         return None
 
     def assign(self, state: Any, view: View) -> Sequence[int]:
-        """Idle clients to start now, in order. Called after every event."""
+        """Return the idle clients to start now, in order. Called after every event."""
         raise NotImplementedError
 
     def until(self, state: Any, client: int, view: View) -> Until | None:
-        """End of the task that ``client`` is about to start; None: after the steps of ``[training]``."""
+        """Return the end of the task that ``client`` will start; None: after the steps of ``[training]``."""
         return None
 
     def arrive(self, state: Any, update: Update, view: View) -> Sequence[Update]:
@@ -361,11 +361,11 @@ class Strategy:
         """Record that a task gave no update: the client left, failed, was cancelled or sent a bad update."""
 
     def cancel(self, state: Any, view: View) -> Sequence[int]:
-        """Clients whose running task should be cancelled. Called after every new version."""
+        """Return the clients whose running task should be cancelled. Called after every new version."""
         return ()
 
     def step(self, state: Any, view: View) -> Step | None:
-        """The next step if it is due, else None. Called after every event."""
+        """Return the next step if it is due, else None. Called after every event."""
         raise NotImplementedError
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float] | Vector:
@@ -381,7 +381,7 @@ class Strategy:
         """Record that ``step`` was applied; ``view.version`` is the new version."""
 
     def wake_s(self, state: Any, view: View) -> float | None:
-        """Emulated time at which to call `step` and `assign` even if no event happens."""
+        """Return the emulated time at which to call `step` and `assign` even if no event happens."""
         return None
 
 

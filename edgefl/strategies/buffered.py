@@ -23,11 +23,11 @@ class Buffered(Asynchronous):
     """Updates per step (FedBuff's K, FedStaleWeight's b); default 10, or the whole fleet if it is smaller."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        """The weight of each update of a full buffer; by default they are equal and sum to 1."""
+        """Return the weight of each update of a full buffer; by default they are equal and sum to 1."""
         return [1.0 / len(updates)] * len(updates)
 
     def size(self, clients: int) -> int:
-        """Updates per step, for a fleet of ``clients``."""
+        """Return the number of updates per step, for a fleet of ``clients``."""
         return self.buffer_size or min(10, clients)
 
     def check(self, clients: int) -> None:

@@ -40,7 +40,7 @@ class DeFedAvgIID(Buffered):
         return self.overlap
 
     def max_held(self, clients: int) -> int:
-        """One buffer of updates; with ``overlap`` also the updates of versions that are being broadcast."""
+        """Return one buffer's size; with ``overlap`` more, for the updates of versions being broadcast."""
         return 3 * clients if self.overlap else super().max_held(clients)
 
     def begin(self, devices: Sequence[Client]) -> Links:
@@ -79,16 +79,16 @@ class DeFedAvgIID(Buffered):
         return [1.0 / len(updates)] * len(updates)
 
     def _received_s(self, update: Update, view: View) -> float:
-        """Emulated time at which the server has received the update."""
+        """Return the emulated time at which the server has received the update."""
         return update.at_s + view.devices[update.client].up_s
 
     def _first(self, view: View) -> list[Update]:
-        """Updates of the next version: the first n that the server receives."""
+        """Return the updates of the next version: the first n that the server receives."""
         order = sorted(view.held, key=lambda update: (self._received_s(update, view), update.task))
         return order[: self.size(len(view.devices))]
 
     def _due_s(self, state: Links, view: View) -> float:
-        """Emulated time at which the clients have the next version; infinite if updates are missing."""
+        """Return when the clients have the next version, emulated s; infinite if updates are missing."""
         updates = self._first(view)
         if len(updates) < self.size(len(view.devices)):
             return math.inf

@@ -65,7 +65,7 @@ class FedAT(Strategy):
     """Maximum time that the first rounds wait until the whole fleet is connected, emulated seconds."""
 
     def size(self, clients: int) -> int:
-        """Number of tiers of a fleet of ``clients``."""
+        """Return the number of tiers of a fleet of ``clients``."""
         return self.tiers or min(5, clients)
 
     def check(self, clients: int) -> None:
@@ -86,7 +86,7 @@ class FedAT(Strategy):
         return 2 * self.max_training(clients)
 
     def slots(self, clients: int) -> int:
-        """Two slots per member of a round: for its task or new model, and for a model of the last round."""
+        """Return two slots per member: for its task or new model, and for its model of the last round."""
         return 2 * self.max_training(clients)
 
     def begin(self, devices: Sequence[Client]) -> list[Tier]:
@@ -128,7 +128,7 @@ class FedAT(Strategy):
         return self.gather_s if view.version == 0 else None
 
     def mixing(self, rounds: Sequence[int]) -> list[float]:
-        """Weight of each tier's model, where ``rounds`` are the numbers of completed rounds, fast to slow."""
+        """Return the weight of each tier's model; ``rounds`` are their completed rounds, fast to slow."""
         return [count / sum(rounds) for count in reversed(rounds)]
 
     def step(self, state: list[Tier], view: View) -> Step | None:

@@ -45,7 +45,7 @@ class FedFix(Strategy):
         return True
 
     def slots(self, clients: int) -> int:
-        """One per client: a client does not train while its update is held."""
+        """Return one slot per client: a client does not train while its update is held."""
         return clients
 
     def begin(self, devices: Sequence[Client]) -> Intervals:

@@ -48,5 +48,5 @@ class MIFA(Strategy):
         return self.gather_s if view.version == 0 else None
 
     def _delivered(self, view: View) -> bool:
-        """True if a client has delivered in this round."""
+        """Return True if a client has delivered in this round."""
         return any(update.base_version == view.version for update in view.held)

@@ -137,11 +137,11 @@ class Pisces(Asynchronous):
         return super().arrive(state, update, view)
 
     def excludes(self, state: Profiles, client: int) -> bool:
-        """True if the client's loss was an outlier ``credits`` times."""
+        """Return True if the client's loss was an outlier ``credits`` times."""
         return self.credits is not None and state.outlying.get(client, 0) >= self.credits
 
     def outliers(self, losses: Mapping[int, float], neighbours: int) -> list[int]:
-        """Clients whose loss is noise by DBSCAN, where ``neighbours`` losses make a cluster.
+        """Return the clients whose loss is noise by DBSCAN, where ``neighbours`` losses make a cluster.
 
         >>> Pisces(outlier_distance=0.5).outliers({0: 1.0, 1: 1.2, 2: 1.1, 3: 2.0, 4: 1.4}, neighbours=3)
         [3]

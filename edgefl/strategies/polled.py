@@ -48,7 +48,7 @@ class Polled(Strategy):
         check_fits("participants", self.participants, clients)
 
     def slots(self, clients: int) -> int:
-        """One per client: a client does not train while its update is held."""
+        """Return one slot per client: a client does not train while its update is held."""
         return clients
 
     @property
@@ -70,7 +70,7 @@ class Polled(Strategy):
         return Until(poll * self.interval_s)
 
     def first_poll(self, state: Polls, view: View) -> int:
-        """The first poll that may include a client that starts now."""
+        """Return the first poll that may include a client that starts now."""
         return max(state.next + bool(state.taken), math.floor(view.now_s / self.interval_s) + 1)
 
     def lost(self, state: Polls, client: int, view: View) -> None:
@@ -94,7 +94,7 @@ class Polled(Strategy):
         state.next, state.taken = state.next + 1, []
 
     def average(self, updates: Collection[Update]) -> Step:
-        """The step that averages these updates with the current model."""
+        """Return the step that averages these updates with the current model."""
         share = 1.0 / (len(updates) + 1)
         by_client = sorted(updates, key=lambda update: update.client)
         return Step(by_client, [share] * len(updates), base_scale=share)
@@ -106,7 +106,7 @@ class Polled(Strategy):
         return state.next * self.interval_s
 
     def sample(self, state: Polls, poll: int, view: View) -> frozenset[int]:
-        """Clients of this poll. They are drawn in order of polls, so the order of calls does not matter."""
+        """Return the clients of this poll. Polls are drawn in order, whatever the order of calls."""
         for number in range(max(state.drawn, default=state.next - 1) + 1, poll + 1):
             clients = len(view.devices)
             drawn = view.rng.choice(clients, self.size(clients), replace=False, shuffle=False)

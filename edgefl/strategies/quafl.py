@@ -29,7 +29,7 @@ class QuAFL(Polled):
     """s: clients per poll."""
 
     def slots(self, clients: int) -> int:
-        """One per client, plus one per polled client, which trains on while its update waits for the sum."""
+        """Return one slot per client, and one per polled client, which trains while its update waits."""
         return clients + self.size(clients)
 
     def begin_trip(self, model: Vector, given: TripInputs) -> None:

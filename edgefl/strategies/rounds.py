@@ -54,7 +54,7 @@ class Rounds(Strategy):
     first clients to connect are not favoured."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
-        """The weight of each update of a round."""
+        """Return the weight of each update of a round."""
         raise NotImplementedError
 
     def draw(self, state: Round, view: View, free: Sequence[int], count: int) -> Sequence[int]:
@@ -62,15 +62,15 @@ class Rounds(Strategy):
         return sample(free, count, view.rng)
 
     def round_size(self, view: View) -> int:
-        """Number of updates that end the next round; a subclass may draw it at random."""
+        """Return the number of updates that end the next round; a subclass may draw it at random."""
         return self.size(len(view.devices))
 
     def size(self, clients: int) -> int:
-        """Updates per round, for a fleet of ``clients``."""
+        """Return the number of updates per round, for a fleet of ``clients``."""
         return self.cohort or max(1, min(10, int(clients / self.over_selection)))
 
     def members(self, clients: int) -> int:
-        """Members per round: ⌈over_selection · cohort⌉."""
+        """Return the number of members per round: ⌈over_selection · cohort⌉."""
         return math.ceil(round(self.over_selection * self.size(clients), 9))
 
     def check(self, clients: int) -> None:
@@ -93,7 +93,7 @@ class Rounds(Strategy):
         return True
 
     def max_training(self, clients: int) -> int:
-        """A round's members, plus as many whose cancelled task of the last round has not ended yet."""
+        """Return a round's members plus as many clients whose cancelled task may still run."""
         return min(clients, self.members(clients) * (1 if self.over_selection == 1.0 else 2))
 
     def begin(self, devices: Sequence[Client]) -> Round:

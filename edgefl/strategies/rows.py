@@ -37,7 +37,7 @@ class Rows:
         return len(self._updates)
 
     def __getitem__(self, row: int) -> NDArray[np.float32]:
-        """One update as float32[D], a copy."""
+        """Return one update as float32[D], a copy."""
         out = np.empty(self.size, np.float32)
         scales = None if self._scales is None else [self._scales[row]]
         kernels.weighted_sum(out, None, [self._updates[row]], [1.0], self._backend, scales=scales)
@@ -49,7 +49,7 @@ class Rows:
         return self._updates[0].size
 
     def trimmed_mean(self, trim: int) -> NDArray[np.float32]:
-        """Each parameter's mean without its ``trim`` smallest and ``trim`` largest values; float32[D].
+        """Return each parameter's mean without its ``trim`` smallest and ``trim`` largest values; float32[D].
 
         Raises ValueError unless 0 ≤ 2·trim < K.
         """
@@ -58,7 +58,7 @@ class Rows:
         return out
 
     def median(self) -> NDArray[np.float32]:
-        """Each parameter's median; for even K the mean of the two middle values. float32[D]."""
+        """Return each parameter's median; for even K the mean of the two middle values. float32[D]."""
         return self.trimmed_mean((len(self) - 1) // 2)
 
     @cached_property

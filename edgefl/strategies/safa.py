@@ -58,7 +58,7 @@ class SAFA(Strategy):
     """T_lim: maximum duration of a round, emulated seconds; None: no limit."""
 
     def size(self, clients: int) -> int:
-        """Updates per round, for a fleet of ``clients``."""
+        """Return the number of updates per round, for a fleet of ``clients``."""
         return self.participants or min(10, clients)
 
     def check(self, clients: int) -> None:
@@ -72,7 +72,7 @@ class SAFA(Strategy):
         return 3 * clients
 
     def slots(self, clients: int) -> int:
-        """Three slots per client: for its task, and for its models in ``models`` and ``bypassed``."""
+        """Return three slots per client: for its task, and for its models in ``models`` and ``bypassed``."""
         return 3 * clients
 
     def begin(self, devices: Sequence[Client]) -> Cache:
@@ -85,7 +85,7 @@ class SAFA(Strategy):
         return start
 
     def arrived(self, state: Cache, view: View) -> list[Update]:
-        """Updates that arrived in this round, in order of arrival."""
+        """Return the updates that arrived in this round, in order of arrival."""
         return [update for update in view.held if update.task not in state.seen]
 
     def arrive(self, state: Cache, update: Update, view: View) -> Sequence[Update]:
@@ -105,11 +105,11 @@ class SAFA(Strategy):
         return [client for client in view.running if self.deprecated(state, client, view.version)]
 
     def deprecated(self, state: Cache, client: int, version: int) -> bool:
-        """True if the client's base version is more than ``lag_tolerance`` versions old."""
+        """Return True if the client's base version is more than ``lag_tolerance`` versions old."""
         return version - state.given[client] > self.lag_tolerance
 
     def pick(self, state: Cache, view: View) -> list[Update] | None:
-        """The round's picked models; None while the round continues."""
+        """Return the round's picked models; None while the round continues."""
         arrived, size = self.arrived(state, view), self.size(len(view.devices))
         first = [update for update in arrived if update.client not in state.picked]
         if len(first) < size:
