@@ -121,7 +121,7 @@ def page_locked(memory: NDArray[np.uint8], backend: str | None = None) -> Iterat
 
 
 def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None = None) -> float:
-    """Squared L2 norm of a flat update in float64, with the same bits as from `weighted_sum`.
+    """Return the squared L2 norm of a flat update in float64, with the same bits as from `weighted_sum`.
 
     >>> import numpy as np
     >>> sq_norm(np.array([3, 4], np.float32))
@@ -131,7 +131,7 @@ def sq_norm(update: Update, backend: str | None = None, *, scale: Floats | None 
 
 
 def checksum(update: Any, backend: str | None = None) -> int:
-    """A 64-bit checksum of a flat array's bytes, against accidental changes (not cryptographic).
+    """Return a 64-bit checksum of a flat array's bytes, against accidental changes (not cryptographic).
 
     For the bytes as little-endian uint32 words w_i, the last one padded with zeros: s1 = Σ w_i and
     s2 = Σ (i+1)·w_i modulo 2^64, combined with the size into one value. It detects any change within one word

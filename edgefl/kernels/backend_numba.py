@@ -171,7 +171,7 @@ def _step(
     a: Floats,
     b: Floats,
 ) -> None:
-    """The equations of ef_step in kernels/edgefl_kernels.h, one loop per vector so that LLVM vectorises."""
+    """Compute ef_step of kernels/edgefl_kernels.h, with one loop per vector so that LLVM vectorises it."""
     keep1, add1, keep2, add2, epsilon, lr = c[0], c[1], c[2], c[3], c[4], c[5]
     if kind == 0:
         for i in range(g.size):
@@ -383,7 +383,7 @@ _KINDS: dict[Any, int] = {dtype: kind for kind, dtype in enumerate(arguments.DTY
 
 
 def _usual(given: Any) -> NDArray[np.int64] | None:
-    """The arrays as `_sum_tiles` reads them, if all are plain; None if anything is unusual.
+    """Return the arrays as `_sum_tiles` reads them, if all are plain; None if anything is unusual.
 
     They are checked by compiled code, because checks in Python take longer than a small sum.
     """
@@ -402,7 +402,7 @@ def _usual(given: Any) -> NDArray[np.int64] | None:
 
 
 def _listed(given: SumArguments) -> NDArray[np.int64]:
-    """Checked arrays as `_sum_tiles` reads them."""
+    """Return the checked arrays as `_sum_tiles` reads them."""
     listed = np.zeros((3, len(given.updates) + 2), dtype=np.int64)
     listed[0, :2] = _address(given.out), 0 if given.base is None else _address(given.base)
     listed[0, 2:] = [_address(update) for update in given.updates]
@@ -548,7 +548,7 @@ def field_decode(given: CodeArguments, threads: int) -> int:
 
 
 def _rows(updates: Sequence[Update], scales: Any, start: int, stop: int, width: int | None = None) -> Floats:
-    """Elements ``start`` to ``stop`` of all updates as float32, in rows padded with zeros to ``width``."""
+    """Return elements ``start`` to ``stop`` of all updates as float32 rows, zero-padded to ``width``."""
     rows = np.zeros((len(updates), width or stop - start), dtype=np.float32)
     for row, update, scale in zip(rows, updates, scales, strict=True):
         row[: stop - start] = decoded(update, scale, start, stop)
@@ -560,7 +560,7 @@ def sq_norm(update: object, scale: object | None, threads: int) -> float:
 
 
 def _norm(update: Update, scale: Floats | None) -> float:
-    """Squared norm of an update, computed exactly as by the sum, but without keeping the sum."""
+    """Return the squared norm of an update, computed exactly as by the sum, but without keeping the sum."""
     partial = np.zeros((1, -(-update.size // TILE)))
     scratch, zero = np.empty(min(CHUNK, update.size), dtype=np.float32), np.zeros(1)
     given = SumArguments(scratch, None, [update], zero.astype(np.float32), [scale], None)

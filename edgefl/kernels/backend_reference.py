@@ -27,7 +27,7 @@ _CHUNK = 512 * TILE
 
 
 def decoded(update: Update, scale: Floats | None, start: int, stop: int) -> Floats:
-    """Elements ``start`` (a multiple of `TILE`) to ``stop`` of an update, as float32."""
+    """Return the elements ``start`` (a multiple of `TILE`) to ``stop`` of an update, as float32."""
     part = update[start:stop]
     if update.dtype == np.float32:
         return part
@@ -192,7 +192,7 @@ def field_decode(given: CodeArguments, threads: int) -> int:
 
 
 def words_of(update: object) -> tuple[NDArray[np.uint32], int, int]:
-    """An update's complete uint32 words, its remaining bytes as a number, and its size in bytes."""
+    """Return an update's complete uint32 words, its remaining bytes as a number, and its size in bytes."""
     data = arguments.flat("update", update).view(np.uint8)
     words = data[: data.size // 4 * 4].view("<u4")
     return words, int.from_bytes(data[words.size * 4 :].tobytes(), "little"), data.size
@@ -243,7 +243,7 @@ def observe(averages: Averages, ids: Ids, values: Doubles, means: Doubles) -> No
 
 
 def mean(averages: Averages, client: int) -> float:
-    """Average of one client; 0 before its first observation."""
+    """Return the average of one client; 0 before its first observation."""
     mode, width, _, count, state = averages
     first, seen = client * width, int(count[client])
     if seen == 0:

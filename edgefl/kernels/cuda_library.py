@@ -26,7 +26,7 @@ def driver_present() -> bool:
 
 
 def sources() -> Path | None:
-    """The folder with cuda.cu: in the repository, or installed with the package."""
+    """Return the folder with cuda.cu: in the repository, or installed with the package."""
     spec = importlib.util.find_spec("edgefl._kernels_src")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     for folder in (*map(Path, folders), Path(__file__).parents[2] / "kernels"):
@@ -49,7 +49,7 @@ def problem() -> str | None:
 
 
 def existing() -> Path | None:
-    """Path in EDGEFL_CUDA_LIBRARY, else of the library built from these sources, if it exists.
+    """Return the path in EDGEFL_CUDA_LIBRARY, else of the library built from these sources, if it exists.
 
     Raises `ConfigError` if EDGEFL_CUDA_LIBRARY is not set and the user has no home folder.
     """
@@ -96,7 +96,7 @@ def load(abi: int) -> ctypes.CDLL:
 
 
 def _target() -> Path | None:
-    """Path for the library built from these sources; their digest is part of the name."""
+    """Return the path for the library built from these sources; their digest is part of the name."""
     if (folder := sources()) is None:
         return None
     digest = hashlib.sha256()

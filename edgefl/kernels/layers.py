@@ -26,7 +26,7 @@ _DIRECT = (FLOAT32, np.dtype(np.float16))
 def average(
     models: Sequence[Model], weights: Sequence[float] | None = None, backend: str | None = None
 ) -> Model:
-    """The weighted average of ``models``, layer by layer: Σ_k w_k · x_k / Σ_k w_k, with k ascending.
+    """Return the weighted average of ``models``, layer by layer: Σ_k w_k · x_k / Σ_k w_k, with k ascending.
 
     Each model is a list of layers or a mapping of names to layers (a ``state_dict``). All models must have
     the same layers, each a NumPy array or torch tensor of the same shape. ``weights`` has one
@@ -90,7 +90,7 @@ def sum_into(
 
 
 def _order(array: NDArray[Any]) -> tuple[int, ...]:
-    """Strides in elements, equal for two arrays of the same memory layout."""
+    """Return the strides in elements, equal for two arrays of the same memory layout."""
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
@@ -101,7 +101,7 @@ def _table(k: int, model: Any) -> dict[Any, Any]:
 
 
 def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
-    """The weights divided by their sum."""
+    """Return the weights divided by their sum."""
     numbers = [1.0] * count if weights is None else items("weights", weights)
     if len(numbers) != count:
         raise ValueError(f"weights must have {count} entries, as many as models (got {len(numbers)})")
@@ -143,7 +143,7 @@ def _in_float64(layers: list[Any], arrays: list[NDArray[Any]], shares: list[floa
 
 
 def _array(name: str, layer: Any) -> NDArray[Any]:
-    """The layer as an array, without copying host memory; bfloat16 as uint16 bits."""
+    """Return the layer as an array, without copying host memory; bfloat16 as uint16 bits."""
     if _is_tensor(layer):
         torch, here = sys.modules["torch"], layer.detach().cpu()
         bits: NDArray[Any] = (here.view(torch.int16) if _is_bfloat16(layer) else here).numpy()

@@ -20,7 +20,7 @@ _THREAD_ELEMENTS = 1 << 18
 
 
 def useful_threads(elements: int, threads: int) -> int:
-    """Number of threads that pay off for reading ``elements``, at most ``threads``."""
+    """Return the number of threads that pay off for reading ``elements``, at most ``threads``."""
     return max(1, min(threads, elements // _THREAD_ELEMENTS))
 
 

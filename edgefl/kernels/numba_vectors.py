@@ -196,7 +196,7 @@ class _Pass:
             written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT32, 1)]))
 
     def _floats(self, vector: Value, i: Value) -> Value:
-        """A vector of a float32, float16 or bfloat16 update from element ``i`` on, as float32."""
+        """Return a vector of a float32, float16 or bfloat16 update from element ``i`` on, as float32."""
         builder, place = self._builder, self._builder.mul(i, _int(ITEM_BYTES[self._kind]))
         self._prefetch(builder.add(vector, place))
         if self._kind == FLOAT32:

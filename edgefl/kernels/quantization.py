@@ -56,7 +56,7 @@ class QuantizationArguments(NamedTuple):
         return QuantizationArguments(target, source, steps, old, new, factor)
 
     def part(self, start: int, stop: int) -> QuantizationArguments:
-        """Arguments for elements ``start`` (a multiple of `SCALE_BLOCK`) to ``stop``, as views."""
+        """Return the arguments for elements ``start`` (a multiple of `SCALE_BLOCK`) to ``stop``, as views."""
 
         def cut(array: Any, block: int = 1) -> Any:
             return None if array is None else array[start // block : -(-stop // block)]

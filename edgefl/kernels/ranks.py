@@ -97,7 +97,7 @@ def products(
 
 @cache
 def network(count: int, trim: int) -> Network:
-    """Comparisons that sort the ranks trim to count − trim − 1 of ``count`` elements.
+    """Return the comparisons that sort the ranks trim to count − trim − 1 of ``count`` elements.
 
     Batcher's odd-even merge sort (Knuth, The Art of Computer Programming 3, section 5.2.2, algorithm M),
     without the comparisons on which these ranks do not depend.

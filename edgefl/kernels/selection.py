@@ -43,7 +43,7 @@ _loaded: dict[str | None, Backend] = {}
 
 
 def backends() -> dict[str, str]:
-    """Each back end's name and ``"ok"``, or why it is not available.
+    """Return each back end's name and ``"ok"``, or why it is not available.
 
     >>> backends()["reference"]
     'ok'
@@ -52,7 +52,7 @@ def backends() -> dict[str, str]:
 
 
 def backend(name: str | None = None) -> str:
-    """The name of the back end selected by ``name`` (None: the default).
+    """Return the name of the back end selected by ``name`` (None: the default).
 
     Raises ConfigError if it is unknown or not available.
 
@@ -63,7 +63,7 @@ def backend(name: str | None = None) -> str:
 
 
 def select(name: str | None) -> Backend:
-    """The module of a back end (None: the default). Raises ConfigError if it is unknown or not available."""
+    """Return a back end's module (None: the default). Raises ConfigError if it is unknown or unavailable."""
     if name is None:
         name = os.environ.get("EDGEFL_BACKEND") or None
     found = _loaded.get(name)
@@ -84,7 +84,7 @@ def select(name: str | None) -> Backend:
 
 
 def fastest() -> Backend:
-    """The fastest available CPU back end; ignores EDGEFL_BACKEND."""
+    """Return the fastest available CPU back end; ignores EDGEFL_BACKEND."""
     return select(next(each for each in _BY_SPEED if _problem(each, refuse_stale=True) is None))
 
 
@@ -118,7 +118,7 @@ _threads = 0
 
 
 def threads() -> int:
-    """Maximum threads per call: by default one per core usable by this process, at most 16."""
+    """Return the maximum threads per call: by default one per core usable by this process, at most 16."""
     global _threads
     if _threads == 0:
         _threads = min(usable_cores(), _MOST)

@@ -91,7 +91,7 @@ class MovingAverage:
     @overload
     def mean(self, client_ids: Sequence[int] | Ids) -> Doubles: ...
     def mean(self, client_ids: int | Sequence[int] | Ids) -> float | Doubles:
-        """Current averages of the clients, float64; 0 for a client without observations."""
+        """Return the current averages of the clients, float64; 0 for a client without observations."""
         ids = arguments.client_ids(self.clients, client_ids)
         means = self._means[ids]
         return float(means[0]) if np.ndim(client_ids) == 0 else means
