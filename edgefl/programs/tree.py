@@ -58,7 +58,7 @@ class ProcessTree:
         self._seen = time.monotonic_ns(), 0, 0  # at the last `wanting_ns`: time, CPU time, time stopped
 
     def __len__(self) -> int:
-        """The number of processes at the last refresh."""
+        """Return the number of processes at the last refresh."""
         return len(self._members)
 
     def __contains__(self, pid: int) -> bool:
