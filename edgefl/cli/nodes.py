@@ -66,7 +66,7 @@ def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool
 
 
 def _invitation(door: Nodes) -> str:
-    """The command by which nodes join this host."""
+    """Return the command by which nodes join this host."""
     from edgefl.hosts.nodes import LOOPBACK
 
     host, _, port = door.address.removeprefix("tcp://").rpartition(":")

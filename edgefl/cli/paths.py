@@ -74,12 +74,12 @@ def put_or_print(path: Path | None, content: bytes) -> None:
 
 
 def folder_option(help_: str) -> Any:
-    """The option for a folder, which must have a name."""
+    """Return the option for a folder, which must have a name."""
     return typer.Option(metavar="DIR", help=help_, parser=named_folder)
 
 
 def file_option(help_: str) -> Any:
-    """The option for a file that must not exist yet."""
+    """Return the option for a file that must not exist yet."""
     return typer.Option(metavar="FILE", help=help_, parser=new_file)
 
 

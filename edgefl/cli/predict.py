@@ -155,7 +155,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def _one(title: str, found: _Found) -> RenderableType:
-    """A table of the parts of a step's time on one device."""
+    """Return a table of the parts of a step's time on one device."""
     whole, parts = found.prediction.seconds, _parts(found.prediction)
     rows = [(name, _time(part), f"{part / whole:.0%}") for name, part in parts.items()]
     interval = f"90% interval {_interval(found.prediction)}"
@@ -164,7 +164,7 @@ def _one(title: str, found: _Found) -> RenderableType:
 
 
 def _several(title: str, found: Sequence[_Found]) -> RenderableType:
-    """A table of devices, the slowest last."""
+    """Return a table of devices, the slowest last."""
     rows = [
         (one.device, one.runtime, _time(one.prediction.seconds), _interval(one.prediction)) for one in found
     ]
@@ -173,7 +173,7 @@ def _several(title: str, found: Sequence[_Found]) -> RenderableType:
 
 
 def _energy(device: Device, found: Prediction) -> Energy | None:
-    """The energy of the step; None if the profile has no currents."""
+    """Return the energy of the step; None if the profile has no currents."""
     from edgefl.devices.energy import draw_of
 
     with suppress(ProfileError):
@@ -183,14 +183,14 @@ def _energy(device: Device, found: Prediction) -> Energy | None:
 
 
 def _joules(found: Energy | None) -> dict[str, float | None]:
-    """The energy for JSON, with its 90% interval."""
+    """Return the energy for JSON, with its 90% interval."""
     names = ("energy_j", "energy_low_j", "energy_high_j")
     values = (None,) * 3 if found is None else (found.total_j, found.low_j, found.high_j)
     return dict(zip(names, values, strict=True))
 
 
 def _energies(found: Sequence[_Found]) -> list[str]:
-    """A line with the known energies, if any."""
+    """Return a line with the known energies, if any."""
     known = [
         f"{one.device} {one.energy.total_j:.3g} J ({one.energy.low_j:.2g} to {one.energy.high_j:.2g})"
         for one in found
@@ -200,7 +200,7 @@ def _energies(found: Sequence[_Found]) -> list[str]:
 
 
 def _doubts(found: Sequence[_Found]) -> list[str]:
-    """A line for each device with a wide interval, with its reasons."""
+    """Return a line for each device with a wide interval, with its reasons."""
     return [
         f"{one.device}, {one.runtime}: the interval is wide, because few measurements cover: "
         + "; ".join(PARTS[name] for name in one.prediction.unsure)
@@ -212,7 +212,7 @@ def _doubts(found: Sequence[_Found]) -> list[str]:
 def _with_bars(
     columns: Sequence[str], rows: Sequence[Sequence[str]], values: Sequence[float], title: str
 ) -> RenderableType:
-    """A table with a last column of bars proportional to ``values``, as long as the terminal allows."""
+    """Return a table with a last column of bars proportional to ``values``, fitted to the terminal."""
     from rich.console import Console
 
     from edgefl.results.tables import table
@@ -225,7 +225,7 @@ def _with_bars(
 
 
 def _parts(prediction: Prediction) -> dict[str, float]:
-    """Parts of the predicted seconds, by description; small parts are summed as "all else"."""
+    """Return the parts of the predicted seconds, by description; small parts are summed as "all else"."""
     shown = {PARTS[key]: s for key, s in prediction.parts.items() if s >= SHOWN * prediction.seconds}
     rest = prediction.seconds - sum(shown.values())
     return shown if rest <= 1e-9 * prediction.seconds else {**shown, "all else": rest}
@@ -242,7 +242,7 @@ def _interval(prediction: Prediction) -> str:
 
 
 def _bar(columns: float) -> str:
-    """A bar of that many columns, to an eighth, at least one eighth.
+    """Return a bar of that many columns, to an eighth, at least one eighth.
 
     >>> _bar(3.5), _bar(0.0)
     ('███▌', '▏')

@@ -24,7 +24,7 @@ FIGURES: dict[str, dict[CodeClass, str]] = {
     "float": {"float": "nbody_steps_s"},
     "interpreter": {"interpreter": "python_nbody_steps_s"},
 }
-"""Name of each predicted rate in JSON, by asked and by predicted class of code."""
+"""Name of each predicted rate in JSON, by requested and by predicted class of code."""
 WORDS = {
     "mips_compress": "7-zip compression, MIPS",
     "mips_decompress": "7-zip decompression, MIPS",

@@ -409,7 +409,7 @@ def _devices_table(devices: Sequence[Device]) -> RenderableType:
 
 
 def _bundled() -> dict[str, Kind]:
-    """The kind of each bundled profile, by name."""
+    """Return the kind of each bundled profile, by name."""
     from edgefl.devices.profiles import TYPES, bundled_names
 
     return {name: kind for kind in TYPES for name in bundled_names(kind)}
@@ -426,7 +426,7 @@ def _loaded(name: str) -> Profile:
 
 
 def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
-    """Tables of the profile's figures with their uncertainties and numbered sources."""
+    """Return the tables of the profile's figures with their uncertainties and numbered sources."""
     from rich.table import Table
     from rich.text import Text
 
@@ -450,7 +450,7 @@ def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
 
 
 def _times(device: Device) -> tuple[RenderableType, ...]:
-    """A table of the step time in each runtime of the device, the default one first."""
+    """Return a table of the step time in each runtime of the device, the default one first."""
     from rich.text import Text
 
     from edgefl.devices.phones import TFLITE
@@ -470,7 +470,7 @@ def _times(device: Device) -> tuple[RenderableType, ...]:
 
 
 def _inference(device: Device) -> list[str]:
-    """A line with the time of inference, if the device has a runtime for it."""
+    """Return a line with the time of inference, if the device has a runtime for it."""
     from edgefl.devices.phones import TFLITE
     from edgefl.devices.profiles import phone_table
 
@@ -512,7 +512,7 @@ def _listed(texts: list[str], most: int) -> str:
 
 
 def _nearest(key: str, tables: dict[str, Any]) -> Any:
-    """The entry for the figure, or for the nearest table around it."""
+    """Return the entry for the figure, or for the nearest table around it."""
     steps = key.replace("[", ".").split(".")
     prefixes = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
     return next((tables[name] for name in prefixes if name in tables), None)

@@ -291,7 +291,7 @@ def keys(
 def cluster(
     ray: str | None, experiment: Experiment, base: Path, quiet: bool
 ) -> AbstractContextManager[Nodes | None]:
-    """The nodes of the Ray cluster, if one is given."""
+    """Return the nodes of the Ray cluster, if one is given."""
     if ray is None:
         return nullcontext()
     from edgefl.hosts.ray import nodes_of
@@ -300,7 +300,7 @@ def cluster(
 
 
 def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextManager[Nodes | None]:
-    """The nodes of the Ray cluster for the run in ``folder``, to be resumed; none without ``ray``."""
+    """Return the nodes of the Ray cluster for the run in ``folder``, to be resumed; none without ``ray``."""
     if ray is None:
         return nullcontext()
     from edgefl import config
