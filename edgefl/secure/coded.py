@@ -223,7 +223,7 @@ def check_members(rules: Rules, members: Sequence[tuple[int, bytes, int]]) -> No
 
 
 def _digest(members: Iterable[Member]) -> bytes:
-    """Digest of a sum's clients, masks and weights, in any order."""
+    """Return the digest of a sum's clients, masks and weights, in any order."""
     parts = sorted(b"%d %d " % (one.client, one.weight) + one.mask for one in members)
     return hashlib.sha256(b"".join(parts)).digest()
 

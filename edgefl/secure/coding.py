@@ -51,7 +51,7 @@ class Code(msgspec.Struct, frozen=True):
         return self.private * self.share_size
 
     def shares(self, vector: Words, noise: Words) -> list[Words]:
-        """The N shares of ``vector``; ``noise`` must be uniformly random below p and used once."""
+        """Return the N shares of ``vector``; ``noise`` must be uniformly random below p and used once."""
         if vector.size != self.size or noise.size != self.noise_size:
             got = f"{vector.size} and {noise.size}"
             raise ValueError(f"vector and noise need {self.size} and {self.noise_size} numbers (got {got})")
@@ -100,7 +100,7 @@ def listed(holders: Sequence[int]) -> str:
 
 @lru_cache(maxsize=64)
 def _inverse(points: tuple[int, ...]) -> list[list[int]]:
-    """Row i holds the weights of the values at ``points`` that give coefficient i: Lagrange interpolation.
+    """Return rows: row i weights the values at ``points`` to give coefficient i (Lagrange interpolation).
 
     >>> _inverse((1, 2))[1] == [PRIME - 1, 1]
     True

@@ -17,7 +17,7 @@ _ZEROS = bytes(4 * _CHUNK)
 
 
 def new_seed() -> bytes:
-    """A seed from the operating system's generator."""
+    """Return a seed from the operating system's generator."""
     return secrets.token_bytes(SEED_BYTES)
 
 
@@ -46,7 +46,7 @@ def expand(seed: bytes, size: int) -> Words:
 
 
 def _stream(seed: bytes, number: int) -> Any:
-    """Encryptor of the stream with this number; streams share no counter values."""
+    """Return the encryptor of the stream with this number; streams share no counter values."""
     counter = number.to_bytes(8, "big") + bytes(8)
     return Cipher(algorithms.AES(seed), modes.CTR(counter)).encryptor()
 

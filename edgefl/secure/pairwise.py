@@ -41,7 +41,7 @@ def _random(_: int) -> int:
 def split(
     secret: bytes, points: Iterable[int], threshold: int, term: Callable[[int], int] = _random
 ) -> dict[int, bytes]:
-    """Shares of 32 secret bytes at ``points`` above 0, of which any ``threshold`` recover it (Shamir 1979).
+    """Split 32 secret bytes into shares at ``points`` above 0; any ``threshold`` recover it (Shamir 1979).
 
     ``term(i)`` gives coefficient i of the polynomial, a uniformly random number below `MODULUS`.
 
@@ -75,7 +75,7 @@ def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def _value(points: tuple[int, ...], values: Mapping[int, int], at: int) -> int:
-    """Value at ``at`` of the polynomial through the points."""
+    """Return the value at ``at`` of the polynomial through the points."""
     factors = _factors(points, at)
     return sum(values[x] * factor for x, factor in zip(points, factors, strict=True)) % MODULUS
 
@@ -235,7 +235,7 @@ class Participant:
         return hashlib.blake2b(self._rules.name + b" " + purpose, key=self._secret).digest()
 
     def _term(self, purpose: bytes, number: int) -> int:
-        """A coefficient of a polynomial; 128 bytes make it uniform below `MODULUS`."""
+        """Return a coefficient of a polynomial; 128 bytes make it uniform below `MODULUS`."""
         pieces = (self._derived(b"%d %d " % (number, half) + purpose) for half in (0, 1))
         return int.from_bytes(b"".join(pieces)) % MODULUS
 
@@ -262,7 +262,7 @@ class Participant:
         return mine
 
     def shares(self, adverts: Iterable[Advert]) -> dict[int, bytes]:
-        """Sealed shares for each other client, from the adverts of all."""
+        """Return the sealed shares for each other client, from the adverts of all."""
         keys, purpose, encode = self._seal_keys, self._purpose(self._content), msgspec.msgpack.encode
         mine = self.meet(adverts)
         return {peer: keys.seal(self._peers[peer].seal_key, purpose, encode(mine[peer])) for peer in mine}
@@ -278,7 +278,7 @@ class Participant:
         self._held[sender] = msgspec.msgpack.decode(opened, type=Shares)
 
     def mask(self, update: Floats, weight: int) -> Words:
-        """The masked, weighted update. The client takes part once per round."""
+        """Return the masked, weighted update. The client takes part once per round."""
         rules = self._rules
         if self._masked:
             raise SecureError("this client has already uploaded in this round: a mask is used once")
@@ -288,7 +288,7 @@ class Participant:
         return self.masked(update, weight)
 
     def masked(self, update: Floats, weight: int) -> Words:
-        """The masked, weighted update, whether or not the others' shares have arrived."""
+        """Return the masked, weighted update, whether or not the others' shares have arrived."""
         rules = self._rules
         if not 1 <= weight <= rules.fixed.total_weight:
             raise SecureError(f"the weight is {weight}; 1 to {rules.fixed.total_weight} is allowed")
@@ -304,7 +304,7 @@ class Participant:
         return _added([plain], [weight], chain((own,), pairs))
 
     def reveal(self, arrived: frozenset[int]) -> Revealed:
-        """Shares that remove the masks of the clients that arrived. A client answers once per round."""
+        """Return shares that remove the masks of clients that arrived. A client answers once per round."""
         rules = self._rules
         if self._revealed:
             raise SecureError("this client has already revealed its shares of this round")
@@ -344,7 +344,7 @@ def unmasked(
     weights: Mapping[int, int],
     revealed: Sequence[Revealed],
 ) -> Floats:
-    """The weighted sum of the updates of the clients in ``masked``.
+    """Return the weighted sum of the updates of the clients in ``masked``.
 
     Raises `SecureError` if fewer than the threshold uploaded or revealed shares, if shares contradict each
     other, or if the masks do not cancel.
@@ -365,7 +365,7 @@ def _terms(
     masked: Mapping[int, Words],
     revealed: Sequence[Revealed],
 ) -> Iterator[tuple[Words, int]]:
-    """Masks that remain in the sum of the ``masked`` updates, with the factors that remove them."""
+    """Yield the masks that remain in the sum of the ``masked`` updates, with the factors that remove them."""
     for client in masked:
         shares = {one.client: one.seeds[client] for one in revealed if client in one.seeds}
         yield masks.expand(join(shares, rules.threshold), rules.size), PRIME - 1

@@ -145,6 +145,6 @@ class TrustedAggregator:
 
 
 def _digest(updates: Iterable[SealedUpdate]) -> bytes:
-    """Digest of a sum's clients, updates and weights, in any order."""
+    """Return the digest of a sum's clients, updates and weights, in any order."""
     parts = sorted(b"%d " % one.client + struct.pack("<d", one.weight) + one.name for one in updates)
     return hashlib.sha256(b"".join(parts)).digest()
