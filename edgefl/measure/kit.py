@@ -272,14 +272,14 @@ def facts() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Number of cores this process may use."""
+    """Return the number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def device_name() -> str:
-    """Name of the board, phone or processor."""
+    """Return the name of the board, phone or processor."""
     board = _text("/proc/device-tree/model").strip("\0 \n")
     return board or _phone() or _processor() or platform.machine()
 
