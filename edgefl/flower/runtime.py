@@ -117,7 +117,7 @@ def _path() -> str:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Environment of a Flower program: own FLWR_HOME, one thread by default, no telemetry."""
+    """Return the environment of a Flower program: own FLWR_HOME, one thread by default, no telemetry."""
     home.mkdir(parents=True, exist_ok=True)
     return {
         "PATH": _path(),
