@@ -1,6 +1,6 @@
 """Read files with a size limit; write files atomically.
 
-A written file is either complete or unchanged, also after a kill or a power cut: the new content goes to a
+A written file is either complete or unchanged, even after a kill or a power cut: the new content goes to a
 temporary file in the same folder, which is flushed to disk and renamed; then the folder itself is flushed, so
 that the new name survives a power cut too.
 """

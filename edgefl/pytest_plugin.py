@@ -212,7 +212,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 class _SessionReport:
-    """Collects the rows of all tests, also of pytest-xdist's workers; shows and saves them at the end."""
+    """Collects the rows of all tests, including pytest-xdist's; shows and saves them at the end."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

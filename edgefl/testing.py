@@ -322,7 +322,7 @@ class _Executor:
 
 
 def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:
-    """Assert the rules that hold for every strategy, also your own, while clients leave, return and send NaN.
+    """Assert the rules of every strategy, including your own, while clients leave, return and send NaN.
 
     It must reach ``versions`` without stalling, use only held updates, release each task at most once, never
     give a client two tasks, start and hold no more than `Strategy.max_training` and `max_held`, and do

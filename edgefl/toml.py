@@ -128,7 +128,7 @@ def assignment(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def keys(key: str) -> tuple[str, ...] | None:
-    """The parts of the dotted ``key``, or None if it is invalid.
+    """Return the parts of the dotted ``key``, or None if it is invalid.
 
     >>> keys("fleet.devices.pi-4")
     ('fleet', 'devices', 'pi-4')

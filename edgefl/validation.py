@@ -78,7 +78,7 @@ _class_type = lru_cache(maxsize=64)(_type_and_keys)
 
 
 def wrong(key: str, allowed: str, got: Any) -> Fault:
-    """The fault of a value that is not ``allowed``.
+    """Return the fault of a value that is not ``allowed``.
 
     >>> print(wrong("stop.trips", "a whole number of at least 1", 0.5))
     stop.trips: must be a whole number of at least 1, got 0.5
@@ -106,7 +106,7 @@ def shown(value: Any) -> str:
 
 
 def join(key: str, name: str) -> str:
-    """The dotted key of ``name``, shortened if long, in the table ``key`` ("" for the top level)."""
+    """Return the dotted key of ``name``, shortened if long, in the table ``key`` ("" for the top level)."""
     name = shortened(name)
     return f"{key}.{name}" if key else name
 
@@ -206,7 +206,7 @@ def _within(value: Any, kind: inspect.Type) -> bool:
 
 
 def allowed(kind: inspect.Type) -> str:
-    """A noun phrase for all values of a type.
+    """Return a noun phrase for all values of a type.
 
     >>> from edgefl.experiment import Count
     >>> allowed(inspect.type_info(Count | None))
