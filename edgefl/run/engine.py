@@ -116,7 +116,7 @@ class Engine:
     write_ahead: WriteAhead | None = None
     """Secures the record before messages to clients; None under the virtual clock."""
     exchange_bytes: int = 0
-    """Bytes that a client downloads besides the model."""
+    """Bytes that a client downloads in addition to the model."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
     """Returns the delay from a task's message to the start of its trip, emulated s: `Trips.wait_s`."""
 

@@ -52,7 +52,7 @@ class EvaluationQueue:
         return True
 
     def give_up(self) -> None:
-        """Clear the queue, because there is no evaluator any more."""
+        """Clear the queue, because the run no longer has an evaluator."""
         self._given_up = True
         while self._queue:
             self._aggregator.unpin(self._queue.pop()[1])

@@ -42,7 +42,7 @@ Members = Sequence[tuple[int, int, float]]
 
 
 class Trip(NamedTuple):
-    """What a client's hidden update depends on, besides the update itself."""
+    """The data on which a client's hidden update depends, other than the update itself."""
 
     client: int
     task: int

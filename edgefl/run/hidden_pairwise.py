@@ -86,7 +86,7 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Pai
 
 
 def round_rules(rules: PairRules, cohort: Cohort) -> RoundRules:
-    """Return the rules of a round, whose name is a hash of its first task and its clients.
+    """Return the rules of a round. The round's name is a hash of its first task and its clients.
 
     Clients of the protocol are numbered from 1. Raises `SecureError` if the round has too few clients.
     """

@@ -24,7 +24,7 @@ class Share(NamedTuple):
     host: str
     peers: Sequence[int]
     step_s: float
-    """CPU seconds of a training step on this host."""
+    """CPU seconds of a training step on that host."""
     cores: float | None = None
     """Cores for these peers; None for all that this process may use."""
     as_is: bool = False

@@ -93,7 +93,7 @@ class TripTimes(_Message, frozen=True, tag=4):
 
     @property
     def trip(self) -> Spent:
-        """From receiving the task to the end of the upload."""
+        """The time from the receipt of the task to the end of the upload."""
         down, compute, up = self.down, self.compute, self.up
         declared_s = down.declared_s + compute.declared_s + up.declared_s
         return Spent(declared_s, down.achieved_s + compute.achieved_s + up.achieved_s)
@@ -147,7 +147,7 @@ class ClientScores(_Message, frozen=True, tag=31):
     """Loss and accuracy of a version on the held-out examples of ``clients``, one number per client.
 
     ``personal``: after fine-tuning on the client's training examples. Lists are empty if not requested, and
-    accuracies also if targets are not classes.
+    accuracies are also empty if targets are not classes.
     """
 
     clients: list[Count]

@@ -69,7 +69,8 @@ class Gauge:
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:
-        """Return the server's median cost of a trip, with a share of batched work (``together_s``), µs."""
+        """Return the server's median cost of a trip, including its share of batched work (``together_s``),
+        µs."""
         if not self._costs_ns or not trips:
             return None
         return float(np.median(self._costs_ns)) / 1e3 + together_s / trips * 1e6

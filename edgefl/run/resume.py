@@ -108,7 +108,7 @@ class _JournalReplay:
             checkpoint=last,
             emulated_s=max(last.emulated_s, self._core.now_s),
             tasks={task: self._tasks[task] for task in sorted(self._core.tasks)},
-            # Versions that are not in the ring any more were dropped by the evaluation queue.
+            # Versions that are no longer in the ring were dropped by the evaluation queue.
             assessing={
                 version: requested for version, requested in self._assessing.items() if version in entries
             },

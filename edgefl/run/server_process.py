@@ -77,7 +77,7 @@ from edgefl.terminal import printable
 from edgefl.zeromq import strangers
 
 SPARE_DESCRIPTORS = 32
-"""File descriptors that the server needs besides its connections: record, checkpoints, ZeroMQ."""
+"""File descriptors that the server needs in addition to its connections: record, checkpoints, ZeroMQ."""
 YOUNG_OBJECTS = 10_000
 """Number of new objects between garbage collections."""
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")

@@ -47,7 +47,7 @@ class Lease(msgspec.Struct):
     client: int
     version: int
     holder: int = -1
-    """Number of the peer that computes the task: the client itself or a worker; −1: nobody."""
+    """Number of the peer that computes the task: the client itself or a worker; −1: none."""
     order: int = 0
     """Number of the last order for the task that was sent to a peer; the first has the task's number."""
 
@@ -57,7 +57,7 @@ class SumResult(msgspec.Struct):
 
     bad: tuple[int, ...] = ()
     altered: tuple[int, ...] = ()
-    """Bad tasks whose update has a different checksum than when it was sent."""
+    """Bad tasks whose update no longer has the checksum with which it was sent."""
     checksums: tuple[int, ...] = ()
     seconds: float = 0.0
     norms: Sequence[float] = ()
@@ -217,7 +217,7 @@ class Aggregator:
         return (norm if math.isfinite(norm) else math.inf), distance
 
     def delivered(self, slot: int) -> None:
-        """Note that the update in this slot is complete: its client does not read the model any more."""
+        """Record that the update in this slot is complete: its client no longer reads the model."""
         self._bases.pop(slot, None)
         entry = self._lent.pop(slot, None)
         if entry is not None:
@@ -226,7 +226,7 @@ class Aggregator:
                 del self._borrowers[entry]
 
     def fetched(self, slot: int) -> None:
-        """Note that the task's model need not stay in the ring (it was sent as a frame)."""
+        """Record that the task's model need not stay in the ring, because it was sent as a frame."""
         self._unread.pop(slot, None)
 
     def restore(self, *, task: int, client: int, version: int, update: Raw, entry: int = -1) -> Lease:
@@ -252,7 +252,7 @@ class Aggregator:
         self.buffer.written(slot, task=task, checksum=checksum)
 
     def release(self, task: int) -> None:
-        """Free a task's slot. Its client must not write to it any more."""
+        """Free a task's slot. Its client must no longer write to it."""
         lease = self.leases.pop(task, None)
         if lease is not None:
             self._unread.pop(lease.slot, None)
@@ -393,7 +393,7 @@ class Aggregator:
         seconds = time.perf_counter() - started
         weights = action.weights if self.combine is None else self._chosen or (1.0,) * len(slots)
         sizes = [abs(weight) * math.sqrt(norm) for weight, norm in zip(weights, whole, strict=True)]
-        # This sum bounds the change of every element, so the check of all elements is hardly ever needed.
+        # This sum bounds the change of every element, so the check of all elements is rarely needed.
         if action.parts or max(1.0, self.optimizer.lr) * sum(sizes) > SAFE_STEP:
             made = (buffer.model(entry), *buffer.vectors(entry))
             if not all(np.isfinite(vector).all() for vector in made):  # drop the largest update

@@ -429,7 +429,7 @@ class _Supervisor:
             raise self._error(f"{what}{when}")
 
     def _restart(self, name: str, what: str) -> None:
-        """Start a new server on the same buffer; it gets its plan once no peer writes to the buffer any more.
+        """Start a new server on the same buffer; it gets its plan once no peer can write to the buffer.
 
         If the zygote was killed, all clients have died with it. The server is then killed too: its successor
         assigns the clients' tasks again.

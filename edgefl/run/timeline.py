@@ -60,7 +60,7 @@ class InFlightWork:
 
 @dataclass(frozen=True)
 class Restored:
-    """State of a resumed run, besides its core, buffer and record."""
+    """State of a resumed run, other than its core, buffer and record."""
 
     checkpoint: SavedState
     emulated_s: float

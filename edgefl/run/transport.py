@@ -125,7 +125,8 @@ class ShmClient:
 
 
 class WireClient(ShmClient):
-    """Client end of ``wire``: gets the model as a payload, and sends each part of the update at its time."""
+    """Client end of ``wire``: gets the model as a payload, and sends each part of the update when it is
+    due."""
 
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
         due = 4 * self._buffer.shape.size

@@ -127,7 +127,7 @@ class VirtualTimeline(Timeline):
         dispatch.worker_died(peer.number, computing, end.reason)
         for task in orphans:
             self.aggregator.unassign(task.task)
-            buffer.state[task.slot] = SlotState.LEASED  # the dead worker does not write to it any more
+            buffer.state[task.slot] = SlotState.LEASED  # the dead worker no longer writes to it
             if task.task in dispatch.results:
                 self.aggregator.fetched(task.slot)
             elif self._running_trips[task.task].cancelled:
@@ -226,7 +226,7 @@ class VirtualTimeline(Timeline):
         return 0 if self._has_more else 1000
 
     def due(self) -> Iterator[TimelineEvent]:
-        """Yield the next events that can be processed now, a limited number of them."""
+        """Yield a limited number of the next events, as long as they can be processed now."""
         agenda, dispatch, self._has_more = self.agenda, self._dispatch, False
         for _ in range(EVENTS_AT_ONCE):
             if self.core.stopped is not None or self.aggregator.deferred is not None:
@@ -301,7 +301,7 @@ class VirtualTimeline(Timeline):
         """Return the results that are not due yet, and the versions that unfinished tasks start from."""
         trips, results = self._running_trips, self._dispatch.results.values()
         answers = [answer for answer in results if not trips[answer.task].cancelled]
-        # A leaving client's task is not computed any more: after a resume the client leaves again.
+        # A leaving client's task is no longer computed: after a resume the client leaves again.
         left = [(task, trip.left) for task, trip in trips.items() if trip.left is not None]
         gone = [messages.Gone(event.client, task, event.reason) for task, event in left]
         starting = self._dispatch.unfinished

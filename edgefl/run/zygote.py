@@ -148,8 +148,8 @@ class Zygote:
             self._channel.send(Refused(printable(str(error)), config=isinstance(error, ConfigError)))
 
     def _load(self) -> Workload:
-        """Return the workload: the one loaded before the forks, which so start five times faster, or a new
-        one."""
+        """Return the workload loaded before the forks, which makes their start five times faster, or load
+        it."""
         if self._workload is not None:
             return self._workload
         assert self._request is not None
@@ -178,7 +178,7 @@ class Zygote:
         """In a forked process: close the descriptors that only the zygote uses.
 
         The channel stays open, so that the supervisor sees it close only after all forks have ended, when no
-        process writes into the buffer any more.
+        process can still write into the buffer.
         """
         self._ends.close()
         os.close(self._lifeline[1])
