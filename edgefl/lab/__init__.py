@@ -3,7 +3,7 @@
 ``edgefl/lab`` holds measurements that a user runs on any machine as commands; ``benchmarks/`` holds the
 project's own long or source-tree measurements, such as soak runs, fuzzing and comparisons of two versions.
 
-bench        the scaffold of every bench: a run that measures, the host's facts, medians, judged figures
+bench        common parts of all benches: runs for measurement, the host's facts, medians, judged figures
 aggregate    the weighted sum compared with its alternatives and the limit of memory
 ingest       updates per second that the server processes; bare: its limits in ZeroMQ and memory
 spawn        start of clients, and their memory

@@ -1,4 +1,4 @@
-"""The scaffold of ``edgefl bench``: runs that only measure, facts of the host, medians, judged figures."""
+"""Common parts of ``edgefl bench``: runs for measurement, the host's facts, medians, judged figures."""
 
 from __future__ import annotations
 

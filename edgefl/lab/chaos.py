@@ -225,7 +225,7 @@ class _RandomKiller:
         return self._left > 0
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
-        """Kill a process if one is due; return its kind, "" for none."""
+        """Kill a process if a kill is due; return the process's kind, or ""."""
         if self._from_s is None and (steady or self._early):
             self._from_s = now_s
         if self._from_s is None or now_s < self._from_s + self._gap_s or not self.more:

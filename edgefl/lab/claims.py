@@ -1,9 +1,9 @@
 """Claims about races: one algorithm costs a factor more than another to reach a target accuracy.
 
 `examined` limits the errors of a study's verdicts. A claim counts as reproduced only if no mutant of its arm
-gets that verdict. Runs that equal another arm's bit for bit are no separate result. An arm whose tuned step
-size is at the border of its grid settles nothing. The Benjamini–Hochberg correction limits the share of false
-claims among those that hold.
+gets that verdict. Runs that equal another arm's bit for bit do not count as a result of their own. An arm
+whose tuned step size is at the border of its grid settles nothing. The Benjamini–Hochberg correction limits
+the share of false claims among those that hold.
 """
 
 from __future__ import annotations

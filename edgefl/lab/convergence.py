@@ -392,7 +392,7 @@ def iid_bound(out: Trajectory, versions: int, n: int, steps: int, *, units: bool
 
 
 def defedavg_iid_as_printed(quick: bool = False) -> Finding:
-    """Repeat the run with the loss in units of a hundredth."""
+    """Run theorem 2's steps with L = 100 and σ² = 10⁴, that is, with the loss in units of a hundredth."""
     problem, versions, n = Quadratic(16, smoothness=100.0, variance=1e4, distance=0.112), 1_500, 16
     local = 1.0 / math.sqrt(problem.variance * problem.smoothness * versions)
     lr = math.sqrt(n * problem.gap / 2)

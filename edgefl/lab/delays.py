@@ -1,8 +1,8 @@
 """Delays of updates in an emulated fleet: what causes them, and which step sizes theorems permit for them.
 
-λ of Wang et al. 2024 (Assumption 4) is the largest number of versions between the one that an update was
-trained from and the one that it is applied to. The arrivals are those of that paper's fleet: 100 clients
-whose speeds are uniform, 50 steps of 17.0 MFLOP per trip, and messages of 2.2 MB at 400 Mbps.
+λ of Wang et al. 2024 (Assumption 4) is the largest number of versions between an update's base version and
+the version that applies it. The arrivals are those of that paper's fleet: 100 clients whose speeds are
+uniform, 50 steps of 17.0 MFLOP per trip, and messages of 2.2 MB at 400 Mbps.
 """
 
 from __future__ import annotations

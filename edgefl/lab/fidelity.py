@@ -217,7 +217,7 @@ class TripTimes(NamedTuple):
         return np.array([name in pair for pair in self.clients])[self.client]
 
     def times(self, quantity: str, name: str = "") -> tuple[Doubles, Doubles]:
-        """Return declared and achieved times of all trips, or of those of a profile or network."""
+        """Return declared and achieved times of all trips, or only of the trips of a profile or network."""
         chosen = self.of(name) if name else slice(None)
         declared, achieved = TIMES[quantity]
         return self.columns[declared][chosen], self.columns[achieved][chosen]

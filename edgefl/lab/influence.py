@@ -101,7 +101,7 @@ def arrivals(
 def gains_of_slowing(
     strategy: Strategy, slowed: Sequence[float], versions: int, seed: int = 0
 ) -> list[float]:
-    """Return the share of client 0, slowed by each factor, ÷ its share at full speed.
+    """Return, for each factor, the share of client 0 when slowed by it ÷ its share at full speed.
 
     A value of at most 1 means that slowing down does not pay (strategy-proofness, section 4.2.1).
     """

@@ -229,7 +229,7 @@ class DisturbedRun(msgspec.Struct, kw_only=True):
     seed: int
     kills: int = 0
     commands: int = 0
-    """Number of commands: the run, and each time that it was resumed."""
+    """Number of commands: the first one, and one for each resume."""
     wall_s: float = 0.0
     versions: int = 0
     trips: int = 0

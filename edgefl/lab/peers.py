@@ -127,7 +127,8 @@ def run(
     """Measure all cases in turn; return plain values for `show` and a JSON file.
 
     ``only`` and ``settings`` are comma-separated names. ``rows`` has an entry per case: medians over the
-    turns of `Turn`'s figures, the ``spread`` of ``trips_per_s``, and ``why``, the reason for having none.
+    turns of `Turn`'s figures, the ``spread`` of ``trips_per_s``, and ``why``, the reason if it has no
+    figures.
     """
     frameworks = chosen("--only", only, FRAMEWORKS)
     wanted = cases(chosen("--settings", settings, list(SETTINGS)), frameworks)

@@ -44,7 +44,7 @@ class Quadratic(NamedTuple):
     spread: float = 0.0
     """Distance ÷ n of a client's c_i; 0: all clients have the same objective."""
     skewed: bool = False
-    """True: only client 0 has another objective, and the diversity is the same as without."""
+    """True: only client 0 has a different objective; the diversity stays the same."""
     batches: tuple[int, ...] = ()
     """Examples of each client's batch; empty: 1 for all. A gradient's variance is σ² divided by them."""
 
@@ -164,7 +164,7 @@ def descend(
 
 
 def delays_of(run: MemoryRun, skip: int = 0) -> Counts:
-    """Return t − τ_i(t) of each applied update: versions from the one that it was trained from to the sum.
+    """Return t − τ_i(t) of each applied update: the number of versions from its base version to the sum.
 
     The first ``skip`` versions are left out. `Update.staleness` counts only the versions until its arrival.
     """

@@ -34,7 +34,7 @@ from edgefl.strategies.base import TripInputs
 COUNTS = (10, 50, 100, 300, 1000)
 QUICK_COUNTS = COUNTS[:4]
 TIME_SCALE = 1e-4
-"""Wall seconds per emulated second; so small that pacing never waits."""
+"""Wall seconds per emulated second; small enough that pacing never waits."""
 PATIENCE_S = 120.0
 """Heartbeat limit: all clients train and read their memory at once on a few cores."""
 _IMPORT = """

@@ -1,4 +1,4 @@
-"""Times of rounds and of FedBuff's updates under exponential training times, and whose updates are used.
+"""Times of rounds and of FedBuff's updates under exponential training times, and the clients that they use.
 
 These are appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022.
 A trip of client i takes Exp with mean λ·n_i, where n_i is its number of examples. Clients train nothing.
@@ -81,7 +81,7 @@ def _below(done: Sequence[Values], counts: Sequence[int], needed: int, selected:
 
 
 def buffered(concurrency: int) -> Rates:
-    """Return the expected seconds per update and bias of a constant number of clients training at once.
+    """Return the expected `Rates` if a constant number of clients trains at once, as with FedBuff.
 
     Whenever one finishes, a client is drawn uniformly from the idle ones. The set S of training clients then
     has a probability in proportion to the product of its n_i, so that the updates per second are

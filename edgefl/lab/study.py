@@ -145,7 +145,7 @@ class Curves:
         return [RaceTarget(1.0, "").curve(record, over).end for record in self.records[label]]
 
     def race(self, mine: str, other: str, target: float, over: Over) -> statistics.CostRatio | None:
-        """Return the cost of ``other`` until the target ÷ that of ``mine``; None if runs ended too early."""
+        """Return the ratio of the costs to the target, ``other`` ÷ ``mine``; None if runs ended too early."""
         reached = [self.reached(label, target, over) for label in (other, mine)]
         return statistics.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
 
@@ -215,7 +215,7 @@ class Tuning:
     seeds: tuple[int, ...] = (101, 102)
     """Seeds, different from those of the races."""
     seeds_at: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Fewer seeds, by settings: for settings whose runs take long."""
+    """Seeds by settings: fewer than ``seeds``, for settings whose runs take long."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Study:
     small_seeds: tuple[int, ...] = SEEDS
     """Seeds of ``--quick``."""
     changes: tuple[str, ...] = ()
-    """A user's changes of the settings of all arms, as in ``edgefl run --set``."""
+    """A user's changes to the settings of all arms, as in ``edgefl run --set``."""
     tuning: Tuning | None = None
 
     def arms_of(self, settings: str) -> list[Arm]:

@@ -426,7 +426,7 @@ def _formatted(figure: str, value: float) -> str:
 
 BATCH: Final = 4
 NETWORK_S: Final = 8.0
-"""Maximum seconds of a network's repeated steps."""
+"""Maximum time for the repeated steps of a network, seconds."""
 NETWORKS: Final = (
     "resnet18", "resnet50", "resnext50_32x4d", "vgg11", "densenet121", "inception_v3", "dla34", "repvgg_a0",
     "mobilenetv2_100", "mobilenetv3_large_100", "efficientnet_b0", "tf_efficientnetv2_b0", "mnasnet_100",

@@ -23,7 +23,7 @@ from edgefl.run.sweep import warm
 
 Grid = Mapping[str, Sequence[float]]
 VALIDATION = 0.1
-"""Share of the examples for evaluation during tuning, if the study's settings hold none out."""
+"""Share of the examples for evaluation during tuning, if the study's settings hold out none."""
 
 
 class Chosen(NamedTuple):

@@ -156,7 +156,7 @@ def remark_1(quick: bool = False) -> Finding:
 
 
 def remark_2(quick: bool = False) -> Finding:
-    """Run two populations of the same mean diversity γ²; in one, a single client has nearly all of it.
+    """Run two populations with the same mean diversity γ²; in one, a single client has nearly all of it.
 
     Few of many clients train at once, drawn uniformly: one that trains is not drawn again. Its next draws are
     therefore slightly regular, which lowers the variance of the sampling by 2(C − 1)/(n − 1).

@@ -27,7 +27,7 @@ from edgefl.run.messages import NO_SCORES, ClientScores
 Done = Callable[[float], None] | None
 IDLE = "edgefl.lab.workloads:IdleWorkload"
 NOMINAL_S = 1.0
-"""Duration to state for a trip that takes no time, because such a trip could not be paced, s."""
+"""Stated duration of a trip that takes no time, because such a trip could not be paced, s."""
 DELTA = 2.0**-20
 """Client i adds (i + 1) times this to its first parameter, so that each client's checksum differs."""
 
