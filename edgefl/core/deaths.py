@@ -1,4 +1,4 @@
-"""Decides what a client's death means: for its task, for its return, and when a task is blamed for deaths."""
+"""Decides what a client's death means for its task and its return, and when a task is blamed for deaths."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Ledger:
         return 0 <= client < len(self.present) and self.present[client] == 1
 
     def start(self, client: int) -> tuple[int, int] | None:
-        """Start an idle client's next task; returns (task, trip), or None if the client is not idle."""
+        """Start an idle client's next task; return (task, trip), or None if the client is not idle."""
         if not (0 <= client < len(self.present) and self.idle.discard(client)):
             return None
         task, trip = self._next_task, self._trips[client]
