@@ -19,7 +19,7 @@ from edgefl.host.verdict import LOAD_MAX, MEAN_MAX
 from edgefl.processes import usable_cores
 
 TRIP_OVERHEAD_S = 0.002
-"""CPU seconds of a trip besides its training steps: messages, copies, the server's work."""
+"""CPU seconds of a trip in addition to its training steps: messages, copies, the server's work."""
 SERVER_TRIP_S = 0.0003  # part of a trip's overhead spent by the server, which handles clients one by one
 TARGET_LOAD = 0.5  # share of the host's cores for a fleet; pacing was accurate to 0.2% up to this load
 LEAST_STRETCH = 1.15  # smaller stretches to reach the target load are not applied: real time is kept

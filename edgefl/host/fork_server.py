@@ -66,7 +66,7 @@ FromForkServer = Warm | Forked | Reaped
 class ForkServer:
     """Starts processes that have all modules imported. A context manager: its processes end with it.
 
-    ``channel`` is that of a fork server which another process has started (`another`). Raises `RunError` if
+    With ``channel`` it uses a fork server that another process has started (`another`). Raises `RunError` if
     the fork server's process is gone.
     """
 
