@@ -51,8 +51,8 @@ def join(
 ) -> str:
     """Host peers for the run at ``address`` until it ends; return how it ended, or "" if it was completed.
 
-    Under the virtual clock the node hosts ``workers`` (default: one per usable core); under the wall clock
-    it hosts as many clients as its capacity allows. The user's modules are searched in the working directory.
+    Under the virtual clock the node hosts ``workers`` (default: one per usable core); under the wall clock it
+    hosts as many clients as its capacity allows. The user's modules are looked up in the working directory.
 
     With a ``device``, the node is one client of that profile; with ``as_is``, it is not slowed down.
 
