@@ -297,7 +297,7 @@ class ParameterBuffer:
         self.state[slot] = SlotState.WRITTEN
 
     def free(self, slot: int) -> None:
-        """Free a slot. Its client must not be able to write to it any more."""
+        """Free a slot. Its client must no longer be able to write to it."""
         self.state[slot] = SlotState.FREE
         self.task[slot] = -1
 
