@@ -123,7 +123,7 @@ def applied_weight(record: Record) -> Shares:
 
 
 def jain(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """Jain's fairness index (Σx)² / (n·Σx²): 1 if all are equal, 1/n if one has everything.
+    """Return Jain's fairness index (Σx)² / (n·Σx²): 1 if all are equal, 1/n if one has everything.
 
     >>> jain([1.0, 1.0]), jain([2.0, 0.0])
     (1.0, 0.5)

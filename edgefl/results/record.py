@@ -46,7 +46,7 @@ def check_file(db: sqlite3.Connection, path: Path) -> None:
     except (
         sqlite3.DatabaseError,
         UnicodeDecodeError,
-    ) as error:  # UnicodeDecodeError: SQLite quotes damaged text
+    ) as error:  # UnicodeDecodeError if SQLite quotes damaged text
         raise ConfigError(f"run record {path} is damaged or not a record: {error}") from None
     if stamp != APPLICATION_ID:
         raise ConfigError(f"{path} is a database of another program than edgefl (application id {stamp:#x})")

@@ -69,7 +69,7 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     steps: int | None = None
     loss: float | None = None
     trained_version: int | None = None
-    """The version from which the client trained by its own report; must be ``base_version``."""
+    """The version from which the client reports to have trained; must be ``base_version``."""
     down_bytes: int | None = None
     up_bytes: int | None = None
     down_s: float | None = None

@@ -45,7 +45,7 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
             what = "holds a run" if (folder / EXPERIMENT_FILE).exists() else "not empty"
             raise FolderTaken(f"{folder}: {what}, expected a new or empty folder")
         file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:  # a file, or created by another process just now
+    except FileExistsError:  # it is a file, or another process has just created it
         raise FolderTaken(f"{folder}: taken, expected a new or empty folder") from None
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None

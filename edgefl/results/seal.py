@@ -2,7 +2,7 @@
 
 SQLite changes the file only when it copies pages from its log, whose entries have checksums. `Store` starts
 each copy: it removes the seal, has SQLite copy the pages, and writes a new seal. So a sealed file can be
-checked after a kill or a power cut too. A file without a seal, whose writer was killed during a copy, passes.
+checked even after a kill or power cut. A file without a seal, whose writer was killed during a copy, passes.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def higher(found: Estimate) -> bool:
 
 
 def p_value(found: Estimate, seeds: int) -> float:
-    """One-sided p-value of a mean over seeds against a mean of 0 (Student's t); 1 for a single seed.
+    """Return the one-sided p-value of a mean over seeds against 0 (Student's t); 1 for a single seed.
 
     >>> p_value(Estimate(1.0, 1.0), seeds=3), p_value(Estimate(2.0, None), seeds=1)
     (0.025, 1.0)

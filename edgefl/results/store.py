@@ -170,7 +170,7 @@ class Store:
             self._calls.append(("applied", version, tasks, weights))
 
     def checksum_seen(self, task: int, checksum: int) -> None:
-        """Add the checksum that the server computed from the slot to a recorded trip."""
+        """Add to a recorded trip the checksum that the server computed from the slot."""
         self._end(task).checksum_seen = to_signed(checksum)
         if self._tail is not None:
             self._calls.append(("checksum_seen", task, checksum))
@@ -254,7 +254,7 @@ class Store:
 
         The tail keeps events and rows of trips, versions and evaluations; incidents and meta are not in it.
         """
-        if tail.seq == self.seq:  # else they were committed
+        if tail.seq == self.seq:  # otherwise the calls were committed
             for batch in tail:
                 for name, *given in _decoder.decode(batch):
                     read = (
@@ -301,7 +301,7 @@ class Store:
                 self._copy_log()
 
     def sync(self) -> None:
-        """`commit` and flush to the disk: afterwards the rows survive a power cut too.
+        """Commit, and flush to the disk: afterwards the rows survive a power cut too.
 
         An open reader does not delay this; the log grows until the reader closes.
         """
@@ -379,7 +379,7 @@ class Store:
         return read_events(self._db, until)
 
     def close(self, *, commit: bool = True) -> None:
-        """Commit and close. Without an open reader this leaves the file and its seal, and no log."""
+        """Commit and close. If no reader is open, the log is gone afterwards, and the file sealed."""
         with closing(self._db), self._writing():
             try:
                 seal.lift(self.path)

@@ -252,7 +252,7 @@ def metric_names(record: Record) -> list[str]:
 
 
 def value_of(row: EvaluationRow, name: str) -> float:
-    """``loss``, ``accuracy`` or another metric of an evaluation; NaN if it is missing."""
+    """Return the ``loss``, ``accuracy`` or another metric of an evaluation; NaN if it is missing."""
     return float(getattr(row, name) if name in ("loss", "accuracy") else row.metrics.get(name, math.nan))
 
 
@@ -337,7 +337,7 @@ def write_summary(folder: str | Path, summary: dict[str, Any] | None = None) -> 
 
 
 def summary_text(run: str | Path | Record) -> str:
-    """`summarize` as the text of ``summary.json``."""
+    """Return `summarize` of the run as the text of ``summary.json``."""
     return json_text(summarize(run))
 
 

@@ -72,7 +72,7 @@ class Sweep:
         except ConfigError:
             return None
         found = [part._repr_html_() for part in tables if isinstance(part, FittedTable)]
-        with contextlib.suppress(ConfigError), tempfile.TemporaryDirectory() as folder:  # without an accuracy
+        with contextlib.suppress(ConfigError), tempfile.TemporaryDirectory() as folder:  # no accuracy
             found.append(self.plot(Path(folder) / "curves.svg").read_text(encoding="utf-8"))
         return "\n".join(found)
 

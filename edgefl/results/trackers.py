@@ -51,7 +51,7 @@ def require(name: str) -> None:
     if name not in TRACKERS:
         raise ConfigError(unknown("tracker", name, [*TRACKERS]))
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:  # a folder of that name, such as W&B's own
+    if spec is None or spec.origin is None:  # only a folder of that name, such as W&B's own
         raise ConfigError(f"tracker {name!r} is not installed: pip install 'edgefl[{name}]'")
 
 
