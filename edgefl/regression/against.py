@@ -317,7 +317,7 @@ def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
 
 
 def verdict_of(found: Comparison, tolerance: float) -> Verdict:
-    """Judge sent bytes, memory and time of the head by the base's."""
+    """Judge the head's sent bytes, memory and time against the base's."""
     if found.missing:
         why = f"new: {found.missing} at {found.base}, so there is nothing to compare with yet"
         return Verdict("PASS", why)

@@ -57,7 +57,8 @@ class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
         if (known := self.get(id(code))) is None:
             cell, most = [0], self.most
 
-            def count(frame: FrameType, event: str, arg: object) -> None:  # None: it keeps tracing the frame
+            def count(frame: FrameType, event: str, arg: object) -> None:
+                # The result None keeps this the frame's trace function.
                 if event == "opcode":
                     cell[0] += 1
                     if cell[0] > most:

@@ -82,7 +82,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
             raise NotMet(f"{name} failed in Valgrind:\n{why}")
         found: Counter[str] = Counter()
         for path in Path(folder).glob("out.*"):
-            if path.name != f"out.{process.pid}":  # what it did after the measured call
+            if path.name != f"out.{process.pid}":  # it has what the process did after the measured call
                 found.update(dict(_costs(path.read_text(errors="replace"))))
     return _named(found)
 

@@ -96,7 +96,7 @@ def _shallow(repository: Path) -> bool:
 
 
 class Checkout:
-    """The files of a base in a temporary folder, removed by `close`, or when this process ends in any way."""
+    """The base's files in a temporary folder, removed by `close` or when this process ends, even if killed."""
 
     def __init__(self, base: Base, build: str | None = None) -> None:
         self.base = base

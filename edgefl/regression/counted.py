@@ -95,7 +95,7 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     step = StepWork(
         **{name: float(first.figures.get(name, 0)) for name in StepWork.__struct_fields__ if name in BY_TORCH}
     )
-    step = msgspec.structs.replace(step, parameters=0.0)  # their update is counted as operations
+    step = msgspec.structs.replace(step, parameters=0.0)  # the parameters' update is counted as operations
     model_s, python_s = device_s(call.device, step), python_seconds(call.device, first.instructions or {})
     timed: _Part | Failure = _Part()
     if alone and not step.calls:
@@ -148,7 +148,7 @@ def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
             part = measure()
         except BaseException as error:
             failure = failure_of(error)
-        if os.getpid() == own:  # not if the function forked, and this is the fork
+        if os.getpid() == own:  # false in a fork that the function made and that returned here
             with os.fdopen(write, "wb") as pipe:
                 pipe.write(msgspec.msgpack.encode((part, failure)))
 

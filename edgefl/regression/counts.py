@@ -174,7 +174,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     python: dict[Name, PythonEntry]
     """Figures by Python's minor version, such as ``3.11``."""
     native: dict[Name, dict[Name, Count]] = {}
-    """Native instructions by function, by what they depend on: machine, C library and Python."""
+    """Native instructions by function, for each combination of machine, C library and Python."""
     varying: tuple[Name, ...] = ()
     """Figures that differed between two counts of the same call, so that they are not compared."""
 

@@ -157,7 +157,7 @@ class DeviceResult:
 
     @property
     def note(self) -> str:
-        """Set if doubtful figures passed because they are far below the budgets."""
+        """A note if doubtful figures passed because they are far below the budgets; else empty."""
         return next((one.note for one in self._verdicts if one.note), "")
 
     @property
@@ -403,7 +403,7 @@ class EdgeDevice:
             yield found
             try:
                 self.judge()
-            except NotMet as error:  # not raised by a line of the test
+            except NotMet as error:  # raised here, not by a line of the test
                 found.failed = str(error)
         except Invalid as error:
             found.invalid = str(error)

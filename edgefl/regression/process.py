@@ -151,7 +151,7 @@ def failure_of(error: BaseException) -> Failure:
     """Return why a function failed: its memory, or its exception with the frames of the user's code."""
     if isinstance(error, ConfigError):
         return Failure("refused", str(error))
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # torch's message
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the text of torch's error
         return Failure("memory", "")
     frames = traceback.extract_tb(error.__traceback__)
     while frames and frames[0].filename.startswith(str(Path(__file__).parent)):

@@ -70,7 +70,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     core: int | None = None
     """The core that the process is limited to: the same on both sides, as cores differ in speed and load."""
     modules: list[str] = []
-    """Modules to import before the process is forked, after the function's own."""
+    """Modules to import after the function's own and before the process is forked."""
 
 
 class ShotRequest(msgspec.Struct, frozen=True, tag="shot"):

@@ -41,7 +41,7 @@ class Verdict:
     outcome: Outcome = "PASS"
     why: str = ""
     note: str = ""
-    """Set if doubtful figures passed."""
+    """A note if doubtful figures passed; else empty."""
     grew: tuple[str, ...] = ()
     """Metrics whose growth since the baseline made it fail."""
     compared: tuple[Compared, ...] = ()

@@ -109,7 +109,7 @@ class RegressionWorker:
         network = None if request.network is None else load_network(request.network)
         refuse_started(request.function.file, self._threads)
         repetition.warm_up()
-        self._threads = num_threads()  # with a GPU's driver, torch's first backward pass leaves one
+        self._threads = num_threads()  # with a GPU's driver, torch's first backward pass leaves one running
         become_forkable(request.function.file, self._threads)
         outlive_parent()
         self._limit_s = request.limit_s
@@ -184,7 +184,7 @@ def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
     result = _result(measure)
-    if os.getpid() == own:  # not in a fork that the function made and that returned from it too
+    if os.getpid() == own:  # false in a fork that the function made and that returned here
         with os.fdopen(write, "wb") as pipe:
             pipe.write(_encode(result))
 
