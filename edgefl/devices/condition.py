@@ -145,7 +145,7 @@ class ConditionModel(NamedTuple):
 
     def _temp_c(self, thermal: ThermalModel, temp_c: float, plan: TripPlan, elapsed_s: float) -> float:
         computing_s = elapsed_s - plan.down_s - plan.compute_lead_s
-        if plan.heat is None or computing_s <= 0:  # a plan without heat states no power of computing
+        if plan.heat is None or computing_s <= 0:  # a plan without heat does not state the power of computing
             return thermal.after(temp_c, 0.0, elapsed_s)
         busy_s = min(computing_s, plan.heat.total_s)
         return thermal.after(plan.heat.temp_c(busy_s), 0.0, computing_s - busy_s)

@@ -20,7 +20,7 @@ from edgefl.devices.plan import End, TripPlan
 from edgefl.devices.presence import Presence
 from edgefl.experiment import Experiment
 
-MOST_TRIES = 10_000  # recoveries tried to find one at which the client is also online
+MOST_TRIES = 10_000  # maximum number of recoveries that are tried to find one at which the client is online
 
 
 class Transition(NamedTuple):

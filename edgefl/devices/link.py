@@ -103,7 +103,7 @@ class Link:
         return Message(self.network, "up", nbytes).transfer(self._rng, self._at_s, self._shift)
 
     def delay_ms(self, way: Direction) -> float:
-        """One-way delay with a drawn jitter, emulated milliseconds."""
+        """Return the one-way delay with a drawn jitter, emulated milliseconds."""
         return _delay_ms(way, self._rng)
 
 

@@ -243,7 +243,7 @@ def _together(work: Array, log_s: Array) -> Fitted:
     costs = mean + log_s.mean(1, keepdims=True) - log_s.mean()
     errors = np.zeros_like(log_s)
     for turn in range(ROUNDS):
-        firm = np.asarray(np.linalg.inv(spread + 10.0), float)  # with the prior variance 10 of the speed
+        firm = np.asarray(np.linalg.inv(spread + 10.0), float)  # 10 is the prior variance of the speed
         for at in range(len(costs)):
             steps = 3 if turn else 10
             costs[at], errors[at] = _most_probable(rows, log_s[at], mean, firm, costs[at], noise, steps)

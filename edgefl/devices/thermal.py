@@ -131,7 +131,7 @@ class ThermalModel(NamedTuple):
             return self.speeds[step], self.power_w(self.speeds[step]), min(edge_c, self.off_c)
         if step and temp_c == self.step_c[step - 1]:
             step -= 1
-            if self._settles_c(step) > temp_c:  # alternates between the two speeds
+            if self._settles_c(step) > temp_c:  # the device alternates between the two speeds
                 slow, fast = self.speeds[step + 1], self.speeds[step]
                 power_w = (temp_c - self.ambient_c) / self.r_c_per_w
                 slow_w, fast_w = self.power_w(slow), self.power_w(fast)
