@@ -73,7 +73,7 @@ class Arithmetic:
         """Move a model to the device that computes it. Call this in the process that computes."""
         if self.device == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.backends.cudnn.benchmark = False  # would choose algorithms by their run time
+            torch.backends.cudnn.benchmark = False  # it chooses algorithms by run time, which varies
             torch.use_deterministic_algorithms(True, warn_only=True)
             flat.move(torch.device("cuda"))
 

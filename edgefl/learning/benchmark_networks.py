@@ -42,7 +42,7 @@ def _halve(padding: int = 1) -> nn.MaxPool2d:
 
 
 def lenet() -> nn.Module:
-    """LeNet-5 for 28 × 28 × 1.
+    """LeNet-5 for images of 28 × 28 × 1.
 
     >>> sum(p.numel() for p in lenet().parameters())
     349980
@@ -52,7 +52,7 @@ def lenet() -> nn.Module:
 
 
 def alexnet() -> nn.Module:
-    """AlexNet for 224 × 224 × 3, without its split in two halves, with one hidden layer.
+    """AlexNet for images of 224 × 224 × 3, without its split into two halves, with one hidden layer.
 
     >>> round(sum(p.numel() for p in alexnet().parameters()) / 1e6)
     30
@@ -76,7 +76,7 @@ def _inception(inputs: int, one: int, three: tuple[int, int], five: tuple[int, i
 
 
 def googlenet() -> nn.Module:
-    """GoogLeNet for 224 × 224 × 3, without auxiliary classifiers.
+    """GoogLeNet for images of 224 × 224 × 3, without auxiliary classifiers.
 
     >>> round(sum(p.numel() for p in googlenet().parameters()) / 1e6, 2)
     5.98
@@ -105,7 +105,7 @@ def _fire(inputs: int, squeezed: int, expanded: int) -> nn.Module:
 
 
 def squeezenet() -> nn.Module:
-    """SqueezeNet 1.0 for 224 × 224 × 3.
+    """SqueezeNet 1.0 for images of 224 × 224 × 3.
 
     >>> round(sum(p.numel() for p in squeezenet().parameters()) / 1e6, 2)
     0.74
@@ -131,7 +131,7 @@ def _inverted(inputs: int, outputs: int, stride: int, expansion: int) -> nn.Modu
 
 
 def mobilenet_v2() -> nn.Module:
-    """MobileNetV2 for 224 × 224 × 3.
+    """MobileNetV2 for images of 224 × 224 × 3.
 
     >>> sum(p.numel() for p in mobilenet_v2().parameters())
     3504872

@@ -38,7 +38,7 @@ class TrainResult(NamedTuple):
     metrics: Mapping[str, float] = {}
     """Metrics logged by the user's function."""
     counted: int | None = None
-    """Number of examples by which the update is weighted, if not all that the client holds."""
+    """Number of examples by which the update is weighted; None: all that the client holds."""
     failed: str = ""
     """With local noise: why the client sends only noise; empty if it does not."""
 

@@ -520,7 +520,7 @@ class _Layers:
         self._flop[name] = self._flop.get(name, 0.0) + self._meter.flop - self._entered.pop()
 
     def declared_flop(self) -> float:
-        """Return the layers' declared operations per example. Raises `ConfigError` if some are uncountable."""
+        """Return the layers' declared operations per example. Raises `ConfigError` if some are unknown."""
         used = ((name, part) for name, part in self._module.named_modules() if name in self._flop)
         return sum(self._own(name, part) for name, part in used)
 
