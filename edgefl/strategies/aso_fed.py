@@ -81,7 +81,7 @@ class ASOFed(Asynchronous):
         return super().arrive(state, update, view)
 
     def step_size(self, mean_s: float) -> float:
-        """r_k of a client whose trips take ``mean_s`` emulated seconds on average."""
+        """Return r_k of a client whose trips take ``mean_s`` emulated seconds on average."""
         return max(1.0, math.log(mean_s)) if self.dynamic_step and mean_s > 0.0 else 1.0
 
     def step(self, state: Delays, view: View) -> Step | None:

@@ -59,11 +59,11 @@ class AsyncFedED(Asynchronous):
         return Until(steps=state.next[client]) if self.kappa else None
 
     def staleness(self, norm: float, distance: float) -> float:
-        """γ of an update with this norm, at this distance between its base version and the current model."""
+        """Return γ of an update with this norm, whose base version is this far from the current model."""
         return distance / norm if norm else math.inf if distance else 0.0
 
     def rate(self, norm: float, distance: float) -> float:
-        """η of an update with this norm and distance."""
+        """Return η of an update with this norm and distance."""
         return self.lam / (self.staleness(norm, distance) + self.epsilon)
 
     def arrive(self, state: LocalSteps, update: Update, view: View) -> Sequence[Update]:

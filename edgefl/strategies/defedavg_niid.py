@@ -74,7 +74,7 @@ class DeFedAvgNIID(Strategy):
         return self.literal
 
     def size(self, clients: int) -> int:
-        """n, for a fleet of ``clients``."""
+        """Return n for a fleet of ``clients``."""
         return self.participants or min(10, clients)
 
     def max_held(self, clients: int) -> int:

@@ -39,7 +39,7 @@ class FedAsync(Asynchronous):
         return LocalTerms(prox_mu=self.rho)
 
     def mixing(self, staleness: int) -> float:
-        """α_τ: mixing weight of a model of this staleness."""
+        """Return α_τ, the mixing weight of a model of this staleness."""
         if self.scaling == "constant":
             return self.alpha
         if self.scaling == "polynomial":

@@ -66,7 +66,7 @@ class FedFix(Strategy):
         return None
 
     def weight(self, state: Intervals, client: int) -> float:
-        """d_i of an update that is summed at the end of the current interval."""
+        """Return d_i of an update that is summed at the end of the current interval."""
         return (state.running + 1 - state.begun[client]) * state.importance[client]
 
     def stepped(self, state: Intervals, step: Step, view: View) -> None:

@@ -92,7 +92,7 @@ class FedStaleWeight(Buffered):
         return importance(self.importance_by, devices)
 
     def raw(self, staleness: float, size: int) -> float:
-        """α before normalisation if p_i = 1/n, for expected staleness ``staleness`` and ``size`` updates."""
+        """Return α before normalisation for p_i = 1/n, expected ``staleness``, and ``size`` updates."""
         form = self.fair_form if self.form == "by-restart" else self.form
         return (size if form == "derivation" else 1) * staleness + 1.0
 

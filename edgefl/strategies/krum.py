@@ -33,7 +33,7 @@ class Krum(Buffered):
     """m: updates that are averaged."""
 
     def tolerated(self, size: int) -> int:
-        """f for a buffer of ``size`` updates."""
+        """Return f for a buffer of ``size`` updates."""
         return max(0, (size - 3) // 2) if self.attackers is None else self.attackers
 
     def check(self, clients: int) -> None:

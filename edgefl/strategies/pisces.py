@@ -103,7 +103,7 @@ class Pisces(Asynchronous):
         return Profiles(average, latency_s, exploration=self.exploration)
 
     def utility(self, examples: int, loss: float, staleness: float) -> float:
-        """U_i: utility of a client with this mean loss and mean staleness."""
+        """Return U_i, the utility of a client with this mean loss and mean staleness."""
         return examples * loss * math.pow(staleness + 1.0, -self.staleness_penalty)
 
     def assign(self, state: Profiles, view: View) -> Sequence[int]:

@@ -132,7 +132,7 @@ class Rounds(Strategy):
         return start
 
     def _whole_round(self, state: Round, view: View) -> Sequence[int]:
-        """All members of the next round, if none is under way and enough clients are idle."""
+        """Return all members of the next round, if no round is under way and enough clients are idle."""
         clients = len(view.devices)
         count = min(self.members(clients), len(view.idle) + view.training)
         room = self.max_training(clients) - view.training
