@@ -142,7 +142,7 @@ def _sum_span(
 
 @_jit(types.void(types.Array(_I64, 2, "C"), _input(_F64), _I64, _I64, types.Array(_F64, 2, "C")))
 def _sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Doubles) -> None:
-    """out = base + Σ_k weights[k] · updates[k] over elements ``start`` to ``stop``, and each tile's norms.
+    """Compute base + Σ_k weights[k] · updates[k] for elements ``start`` to ``stop``, and each tile's norms.
 
     Each column of ``listed`` describes a whole vector by its address, its type and the address of its scales:
     first the result, then the base (address 0: none), then the updates. ``start`` is a multiple of `TILE`.
@@ -422,7 +422,7 @@ def weighted_sum(given: SumArguments, threads: int) -> Doubles:
     try:
         weights = np.array(given.weights, dtype=np.float64).reshape(count)
     except (TypeError, ValueError):
-        given.checked()  # names what is wrong
+        given.checked()  # raises an error that names what is wrong
         raise
     partial = np.empty((count, -(-size // TILE)))
 

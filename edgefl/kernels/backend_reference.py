@@ -155,7 +155,7 @@ def folded_lanes(lanes: Doubles) -> Doubles:
 
 
 def int8_norms(update: Update, scale: Floats) -> Doubles:
-    """Each tile's Σ_b scale_b² · Σ q² over its 8 scale blocks; the squares and inner sums are exact."""
+    """Return each tile's Σ_b scale_b² · Σ q² over 8 scale blocks; the squares and inner sums are exact."""
     tiles = -(-update.size // TILE)
     padded = np.zeros((tiles * LANES, SCALE_BLOCK), dtype=np.int32)
     padded.reshape(-1)[: update.size] = update

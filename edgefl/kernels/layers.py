@@ -1,6 +1,6 @@
 """Weighted averages of models given as lists or dicts of layers: NumPy arrays or torch tensors.
 
-Layers are read in place. Layers on a GPU and non-contiguous ones are copied first. Layers of other types than
+Layers are read in place. Layers on a GPU and non-contiguous ones are copied first. Layers of types other than
 float32, float16 and bfloat16 are averaged in float64.
 """
 
@@ -64,7 +64,7 @@ def average(
 def weighted_layer(
     arrays: Sequence[NDArray[Any]], factors: Sequence[float], backend: str | None = None
 ) -> Floats:
-    """Σ_k factors[k] · arrays[k] in float32, for arrays of one shape and dtypes in `_DIRECT` or bfloat16.
+    """Return Σ_k factors[k] · arrays[k] in float32 for arrays of one shape, of `_DIRECT` types or bfloat16.
 
     Arrays with the same contiguous memory layout are read in place, and the result has that layout. Otherwise
     arrays that are not C-contiguous are copied.

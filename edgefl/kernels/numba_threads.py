@@ -63,7 +63,7 @@ class _Pool:
             if (work := self._work) is None:
                 finished.release()
                 return
-            with suppress(BaseException):  # the work keeps its exception
+            with suppress(BaseException):  # `in_parts` raises it in the caller
                 work()
             del work
             finished.release()

@@ -247,7 +247,7 @@ class _Pass:
         carried: Sequence[Value],
         body: Callable[[Value, Sequence[Value]], Sequence[Value]],
     ) -> list[Value]:
-        """For i from ``start`` to ``stop``: carried = body(i, carried). Return the last ones."""
+        """Emit carried = body(i, carried) for i from ``start`` to ``stop``; return the last ``carried``."""
         builder, before = self._builder, self._builder.block
         head, inside, after = (builder.append_basic_block(name) for name in ("head", "inside", "after"))
         builder.branch(head)
@@ -280,13 +280,13 @@ def _splat(builder: Builder, scalar: Value, width: int) -> Value:
 
 
 def _row(builder: Builder, vector: Value, row: int) -> Value:
-    """Row ``row`` of the lanes: elements 8 · row to 8 · row + 7."""
+    """Return row ``row`` of the lanes: elements 8 · row to 8 · row + 7."""
     places = [ir.Constant(_INT32, LANES * row + lane) for lane in range(LANES)]
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_INT32, LANES), places))
 
 
 def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
-    """a·b + c in float64, rounded once or twice: the product must be exact."""
+    """Return a·b + c in float64, rounded once or twice: the product must be exact."""
     kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
     return builder.call(_function(builder, kind, f"llvm.fmuladd.v{LANES}f64"), [a, b, c])
 

@@ -101,7 +101,7 @@ def quantize(
 
 
 def clip_factors(sq_norms: Sequence[float] | Doubles, max_norm: float) -> Doubles:
-    """min(1, L / ‖Δ_k‖) for squared norms ‖Δ_k‖² and L = ``max_norm``; NaN for a norm that is not finite.
+    """Return min(1, L / ‖Δ_k‖) for squared norms ‖Δ_k‖² and L = ``max_norm``; NaN for non-finite norms.
 
     Multiplying the weights of a `weighted_sum` by these factors clips every update to norm L without changing
     it. `sq_norm` computes the norms.

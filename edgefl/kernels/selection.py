@@ -89,7 +89,7 @@ def fastest() -> Backend:
 
 
 def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
-    """Why a back end is not available, or None. ``refuse_stale``: raise for an outdated extension."""
+    """Return why a back end is not available, or None. ``refuse_stale``: raise for an outdated extension."""
     if name == "c":
         try:
             extension = importlib.import_module("edgefl.kernels._c")

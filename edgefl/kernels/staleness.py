@@ -83,7 +83,7 @@ class MovingAverage:
         ids, numbers = arguments.observations(self.clients, client_ids, values)
         means = np.empty(ids.size)
         self._backend.observe(self._flat, ids, numbers, means)
-        self._means[ids] = means  # the last one for a client that occurs again
+        self._means[ids] = means  # of a repeated client the last mean is kept
         return float(means[0]) if np.ndim(client_ids) == 0 else means
 
     @overload
