@@ -460,7 +460,7 @@ def main() -> None:
         keeper.serve()
     except Closed:
         pass
-    except (EdgeflError, OSError) as error:  # such as no more processes
+    except (EdgeflError, OSError) as error:  # for example, no more processes can be started
         sys.exit(f"edgefl: {error}")
     finally:
         keeper.close()

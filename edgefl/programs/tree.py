@@ -118,7 +118,7 @@ class ProcessTree:
         self._refresh_if_old()
 
     def cpu_ns(self) -> int:
-        """Like `used_ns`, but raises ProcessLookupError if all processes are gone."""
+        """Return `used_ns`. Raises ProcessLookupError if all processes are gone."""
         used_ns = self.used_ns()
         if not self._members:
             raise ProcessLookupError(f"no process {self.root}")
