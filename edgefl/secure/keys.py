@@ -40,7 +40,7 @@ class KeyPair:
         return self._key.public_key().public_bytes_raw()
 
     def secret(self, other: bytes, purpose: bytes) -> bytes:
-        """32 secret bytes that only this client and the owner of the public key ``other`` can compute.
+        """Return 32 secret bytes that only this client and the owner of public key ``other`` can compute.
 
         Raises `SecureError` if ``other`` is not a valid public key.
         """

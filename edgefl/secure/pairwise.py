@@ -231,7 +231,7 @@ class Participant:
         self._masked = self._revealed = False
 
     def _derived(self, purpose: bytes) -> bytes:
-        """64 secret bytes."""
+        """Return 64 secret bytes for a purpose."""
         return hashlib.blake2b(self._rules.name + b" " + purpose, key=self._secret).digest()
 
     def _term(self, purpose: bytes, number: int) -> int:

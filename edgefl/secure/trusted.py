@@ -113,7 +113,7 @@ class TrustedAggregator:
         self.used: dict[bytes, bytes] = {} if used is None else used
 
     def sum(self, updates: Sequence[SealedUpdate]) -> Floats:
-        """Σ w_k Δ_k of the updates, float32. Raises `SecureError` if the request is refused."""
+        """Return Σ w_k Δ_k of the updates, float32. Raises `SecureError` if the request is refused."""
         names = [one.name for one in updates]
         if len(set(names)) < len(names):
             raise SecureError("one update is in the sum twice")
