@@ -305,7 +305,7 @@ def _ram_mib() -> int | None:
 
 
 def state() -> dict[str, float]:
-    """Temperature, frequency and load, where the system reports them."""
+    """Return temperature, frequency and load, if the system reports them."""
     temperatures = _numbers("/sys/class/thermal/thermal_zone*/temp")
     frequencies = _numbers("/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")
     readings = {}
