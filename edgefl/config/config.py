@@ -246,7 +246,7 @@ def _drop_foreign(tables: dict[str, Any], name: Any, base: Path, prefix: str, so
     try:
         known = {"name", *strategies.fields(name, [base])}
     except ConfigError:
-        return  # reported where the strategy is created
+        return  # the error is reported where the strategy is created
     dropped = [key for key in given if key not in known]
     for key in dropped:
         del given[key]
