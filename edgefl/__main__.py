@@ -41,7 +41,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Open the null device in place of closed standard streams: no other file must get their descriptors."""
+    """Open the null device in place of closed standard streams, so that no file gets their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             fd = os.open(os.devnull, os.O_RDWR)

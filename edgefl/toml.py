@@ -176,7 +176,7 @@ def _key(key: str) -> str:
 
 
 def literal(value: Any) -> str:
-    """``value`` as TOML text.
+    """Return ``value`` as TOML text.
 
     >>> literal([1, 2.5, "a", True, {"b": []}])
     '[1, 2.5, "a", true, { b = [] }]'

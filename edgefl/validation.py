@@ -87,7 +87,7 @@ def wrong(key: str, allowed: str, got: Any) -> Fault:
 
 
 def shown(value: Any) -> str:
-    """``value`` in TOML, cut after 60 characters; the rest is not read.
+    """Return ``value`` in TOML, cut after 60 characters; the rest is not read.
 
     >>> shown("fast"), shown([1, True]), shown({"a": None})
     ("'fast'", '[1, true]', '{}')
