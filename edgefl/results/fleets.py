@@ -33,7 +33,7 @@ class Ahead(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of decided fleets in which the setting is ahead; a tie is half. NaN if none is decided."""
+        """Share of decided fleets in which the setting is ahead; ties count half. NaN if none is decided."""
         return (self.ahead + self.ties / 2) / self.decided if self.decided else math.nan
 
     @property

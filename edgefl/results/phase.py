@@ -77,7 +77,7 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
     """Compare a run's buffers and arrivals with those of independent phones.
 
     ``trips`` are those of a `Record`, ``profile`` has the device profile of each. ``by_design`` is
-    `Meta.in_phase`. A run without stale updates has rounds, even if its strategy does not declare them.
+    `Meta.in_phase`. A run without stale updates is taken to have rounds, declared or not.
     """
     applied = trips["applied_version"] >= 0
     arrives_s = trips["sent_s"] + trips["trip_declared_s"]
