@@ -96,7 +96,7 @@ def _shallow(repository: Path) -> bool:
 
 
 class Checkout:
-    """The base's files in a temporary folder, removed by `close` or when this process ends, even if killed."""
+    """The base's files in a temporary folder, removed by `close` or when this process ends or is killed."""
 
     def __init__(self, base: Base, build: str | None = None) -> None:
         self.base = base
