@@ -35,7 +35,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Cluster(_Table, frozen=True, kw_only=True):
-    """Cores of one kind. ``power_ma`` is a core's current at each of ``freq_mhz`` and ends with ``max_ma``."""
+    """Cores of one kind. ``power_ma`` is a core's current at each ``freq_mhz``, and ends with ``max_ma``."""
 
     uarch: Text
     cores: Count
