@@ -160,8 +160,8 @@ class ProcessTree:
     def _account_for(self, ran_ns: int, used_ns: int) -> None:
         """Estimate how much of a stretch without stops the processes slept.
 
-        The kernel reports a wait for a core only when it is over. If a stretch ends with the processes awake, the
-        rest of it may be such a wait, so it stays undecided until they have run again.
+        The kernel reports a wait for a core only when it is over. If a stretch ends with the processes awake,
+        the rest of it may be such a wait, so it stays undecided until they have run again.
         """
         left_ns = max(0, ran_ns - used_ns)
         if left_ns <= CERTAIN * ran_ns and not self._unsure_ns:
