@@ -120,7 +120,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     the device's fastest core in interpreting Python. Native code of other libraries has no time here."""
     error_factor: float | None
     """Factor within which 90% of real devices' times agree with ``model_s`` + ``python_s``; None if the
-    profile states no error."""
+    profile lacks a time model or its cores, or if both times are 0."""
     processes: bool
     """True if the function started processes, which are not counted here."""
     imported: list[str] = []

@@ -109,8 +109,8 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     rest: float
     """Device time of the work outside torch ÷ the device time of all CPU time at the reference's pace."""
     error_factor: float | None
-    """Factor within which 90% of real devices' times agree with the model's, torch and the rest together;
-    None if the profile states no error."""
+    """Factor within which 90% of real devices' times agree with the modelled time, torch and the rest
+    together; None if the profile lacks a time model or its cores, or if this time is 0."""
     pairs: int
     imported: list[str]
     """Number of shots of the function in a repetition, and the parts of torch that its first call imported,
