@@ -56,7 +56,7 @@ def serve(
 
 @contextmanager
 def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool) -> Iterator[Nodes]:
-    """Open the address for nodes; unless ``quiet``, with a message about how to join."""
+    """Open the address for nodes; unless ``quiet``, a message says how to join."""
     from edgefl.hosts.nodes import opened
 
     with opened(bind, keys, wanted, insecure=insecure) as door:

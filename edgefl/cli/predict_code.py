@@ -54,7 +54,7 @@ def predict_code(
     if (cores is None) == (not devices) or len(devices) > 1:
         raise ConfigError(f"--code {code}: give one --device NAME, or --cores CORE@MHZxN,…")
     if without_aes and cores is None:
-        raise ConfigError("--without-aes: only together with --cores; a device's profile states its SoC")
+        raise ConfigError("--without-aes: allowed only with --cores; with --device the profile's SoC decides")
     from edgefl.devices.code import throughput
 
     clusters = _clusters(devices, cores, aes=not without_aes)

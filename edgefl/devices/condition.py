@@ -100,7 +100,7 @@ class ConditionModel(NamedTuple):
         return now.at_s + self.thermal.cools_in_s(now.temp_c, self.thermal.step_c[0])
 
     def _drifted(self, before: Condition, at_s: float) -> Condition:
-        """Return condition after idling until ``at_s``; the battery must not become low or full before."""
+        """Return the condition after idling until ``at_s``, if the battery does not become low or full."""
         seconds = at_s - before.at_s
         temp_c, charge_j = before.temp_c, before.charge_j
         if self.thermal is not None:

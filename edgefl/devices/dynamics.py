@@ -20,7 +20,7 @@ from edgefl.devices.plan import End, TripPlan
 from edgefl.devices.presence import Presence
 from edgefl.experiment import Experiment
 
-MOST_TRIES = 10_000  # maximum number of recoveries that are tried to find one at which the client is online
+MOST_TRIES = 10_000  # attempts to find a time at which a client is both online and able to work
 
 
 class Transition(NamedTuple):

@@ -136,7 +136,7 @@ def _behavior(path: Path, clients: dict[Any, Any], name: str, most: int) -> Impo
     for client, entry in clients.items():
         one = checked(f"{path}: client {client!r}", entry, Behavior)
         if len(one.active) != len(one.inactive):
-            raise ProfileError(f"{path}: client {client!r}: inactive: must be as many as active")
+            raise ProfileError(f"{path}: client {client!r}: inactive: must have as many entries as active")
         merged = _merged(one)
         if merged:
             usable[client] = {"intervals_s": merged, "period_s": one.finish_time}

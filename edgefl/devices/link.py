@@ -248,7 +248,7 @@ def read_trace(path: str) -> Trace:
         raise ProfileError(f"trace {path!r} cannot be read: {why}") from None
     lines = text.split()
     if not lines:
-        raise ProfileError(f"trace {path!r}: is empty; allowed: at least one line")
+        raise ProfileError(f"trace {path!r} must have at least one line")
     times_ms = array("q")
     for number, line in enumerate(lines, start=1):
         at_ms = int(line) if line.isdecimal() and len(line) < 16 else -1

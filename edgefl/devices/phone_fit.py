@@ -211,7 +211,7 @@ def _weights(data: Matrix) -> tuple[Weights, Array]:
 
 
 def _typical(work: Array) -> Array:
-    """Return the mean work of the networks; 1 for a class that none of them has."""
+    """Return the mean work of the networks in each class; 1 for a class that occurs in no network."""
     mean: Array = work.mean(0)
     return np.where(mean > 0, mean, 1.0)
 

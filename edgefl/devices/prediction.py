@@ -48,7 +48,7 @@ def predict(
 
 
 def time_model(device: Device, runtime: str | None = None) -> TimeModel:
-    """Return the device's time model in that runtime, or its default. Raises `ProfileError` without one."""
+    """Return the time model of ``runtime``, or of the default one. Raises `ProfileError` if there is none."""
     model = device.time_model(runtime)
     if model is None:
         raise ProfileError(

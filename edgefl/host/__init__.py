@@ -4,7 +4,7 @@ process          starts a process of edgefl and configures the current one; `chi
 children         forks, reaps and kills children of this process, with their descendants
 fork_server      starts processes by forking one that has imported everything
 channel          messages between two processes of one machine, with descriptors
-pacing           wait against absolute deadlines after doing real work: exact, needs no privileges
+pacing           waits until absolute deadlines after doing real work: exact, needs no privileges
 held             a compute phase that a governor process slows down, and the governor
 memory           a client's memory limit, with and without privileges
 confinement      selects and applies the mechanisms for the clients of a run

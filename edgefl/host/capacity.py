@@ -47,7 +47,7 @@ class Burst(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """One trip of a client: CPU seconds of the host, emulated seconds of the device, and its training."""
+    """One trip of a client, and its training: CPU seconds of the host, emulated seconds of the device."""
 
     host_cpu_s: float
     emulated_s: float

@@ -176,7 +176,7 @@ def assess(
 
 
 def _worst_device(by_device: Mapping[str, Mapping[str, Quantity]]) -> list[str]:
-    """Return a line about the device whose sums have the largest error, if that is above the bound."""
+    """Return a line about the device whose total times have the largest error, if it is above the bound."""
     off = {name: max(abs(of[what].mean_error or 0.0) for what in SUMMED) for name, of in by_device.items()}
     bad = sorted((name for name in off if off[name] > MEAN_MAX), key=lambda name: -off[name])
     more = f" (and {len(bad) - 1} more devices)" if len(bad) > 1 else ""

@@ -23,7 +23,7 @@ from edgefl.kernels.steps import ServerOptimizer, StepArguments
 
 
 class Vector(ctypes.Structure):
-    """ef_update of kernels/edgefl_kernels.h."""
+    """The struct ef_update of kernels/edgefl_kernels.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -34,7 +34,7 @@ class Vector(ctypes.Structure):
 
 
 class StepVectors(ctypes.Structure):
-    """ef_step of kernels/edgefl_kernels.h."""
+    """The struct ef_step of kernels/edgefl_kernels.h."""
 
     _fields_ = (
         ("kind", ctypes.c_int),

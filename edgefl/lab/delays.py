@@ -121,7 +121,7 @@ def bound_of_delays(versions: int, error: float) -> float:
 
 
 def chance() -> float:
-    """Return p, the probability that a version's sample has a given client."""
+    """Return p, the probability that a version's sample contains a given client."""
     return 1.0 - (1.0 - 1.0 / CLIENTS) ** PARTICIPANTS
 
 

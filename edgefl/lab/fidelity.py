@@ -275,9 +275,9 @@ def trial(
 
 
 def bundled_rates() -> dict[str, float]:
-    """Return FLOP/s of each bundled profile that has its own rate, and no drawn speeds or availability.
+    """Return FLOP/s of each bundled profile that has its own rate, no drawn speeds and no absences.
 
-    Phones of the table (`units`) are left out, because their rates are scaled from those of one phone.
+    Phones of ``phones.toml`` (with ``units``) are left out: their rates are scaled from those of one phone.
     """
     devices = [load_device(name) for name in device_names()]
     return {

@@ -62,7 +62,7 @@ COPIES = 4
 
 
 class IngestFigures(NamedTuple):
-    """Figures of one turn of the system."""
+    """Figures of edgefl's server in one turn."""
 
     trips: int
     trips_per_s: float

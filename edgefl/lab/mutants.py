@@ -18,7 +18,7 @@ from edgefl.strategies.fedstaleweight import Expectation, FedStaleWeight
 
 
 class Mutant(NamedTuple):
-    """A wrong implementation, as changes of an arm."""
+    """A wrong implementation, as changes to an arm."""
 
     label: str
     changes: tuple[str, ...]

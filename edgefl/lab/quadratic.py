@@ -42,7 +42,7 @@ class Quadratic(NamedTuple):
     distance: float = 1.0
     """‖w_0 − w*‖."""
     spread: float = 0.0
-    """Distance ÷ n of a client's c_i; 0: all clients have the same objective."""
+    """‖c_i‖ ÷ n of a client; 0: all clients have the same objective."""
     skewed: bool = False
     """True: only client 0 has a different objective; the diversity stays the same."""
     batches: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class Quadratic(NamedTuple):
 
     @property
     def spreads(self) -> Vector:
-        """Distance ÷ n of each client's c_i, float64."""
+        """‖c_i‖ ÷ n of each client, float64."""
         if not self.skewed:
             return np.full(self.clients, self.spread)
         return np.concatenate([[self.spread * math.sqrt(self.clients)], np.zeros(self.clients - 1)])
@@ -82,7 +82,7 @@ class Quadratic(NamedTuple):
         return rows
 
     def start(self, shares: Sequence[float] | None = None) -> Vector:
-        """Return w_0: the optimum for these shares of all weight, except in the descent block."""
+        """Return w_0: the optimum of clients with these shares, times n, but ``distance`` in `DESCENT`."""
         fair = np.ones(self.clients) if shares is None else np.asarray(shares)
         return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spreads * fair])
 

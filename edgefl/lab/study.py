@@ -254,7 +254,9 @@ class Study:
             keys, _ = toml.assignment(change)
             if keys == ("seed",):
                 seeds = ", ".join(map(str, self.seeds))
-                raise ConfigError(f"--set {change}: every arm runs with the study's seeds: {seeds}, …")
+                raise ConfigError(
+                    f"--set {change}: not possible, every arm runs with the study's seeds: {seeds}"
+                )
             for arm in self.arms:
                 further = (each for steps in arm.at.values() for each in steps)
                 for own, _ in map(toml.assignment, (*arm.changes, *further)):

@@ -244,7 +244,7 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
 
 
 def _seconds(step: dict[str, Any]) -> tuple[float, float]:
-    """Return measured seconds, and the most independent prediction."""
+    """Return measured seconds, and predicted ones: by the fit without the network, if there is one."""
     return step["measured_s"], step["unseen_s"] or step["predicted_s"]
 
 
@@ -270,7 +270,7 @@ def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-# ---- limits: each step is judged by its most independent prediction -------------------------------
+# ---- limits: each step is judged by a fit without its network, if there is one --------------------
 
 ENOUGH: Final = 20
 """Minimum number of a device's steps, or of this host's networks, for which intervals are judged."""
@@ -367,7 +367,7 @@ BARS: Final = (
 
 
 def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
-    """Judge each figure with a limit: name, number of steps, ``found``, ``limit``, and whether it is ``met``.
+    """Judge each figure that has a limit; return its name, number of steps, ``found``, ``limit`` and ``met``.
 
     ``found`` and ``met`` are None if there are too few steps.
     """

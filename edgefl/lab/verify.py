@@ -161,7 +161,7 @@ class _Replay:
             for action in actions:
                 match action:
                     case Train(task=task, client=client, version=version):
-                        # The number of steps is known only at the arrival: keep the base version until then.
+                        # The number of steps is known only when the update arrives: keep the base until then.
                         lease = self._aggregator.lease(task=task, client=client, version=version)
                         self._aggregator.fetched(lease.slot)
                         if (model := self._models.get(version)) is None:
@@ -246,7 +246,7 @@ def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
 
 
 class _Parties:
-    """The parties that unmask or open sums, without a process of their own."""
+    """The parties that unmask or open sums, called directly instead of in a process of their own."""
 
     def __init__(self, parties: Parties) -> None:
         self._parties = parties

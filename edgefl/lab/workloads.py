@@ -131,7 +131,7 @@ MEASURED = 50
 
 
 class ExerciseArgs(NamedTuple):
-    """``model.args`` of an exercise."""
+    """``model.args`` of `ExerciseWorkload`."""
 
     parameters: int
     """Number of float32 parameters that a trip transfers each way."""

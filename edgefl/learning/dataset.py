@@ -137,7 +137,7 @@ class Dataset:
 
     @property
     def targets(self) -> str:
-        """Description of the targets for messages."""
+        """Text for messages that describes the targets."""
         if self.labels is not None:
             return "classes"
         return f"{'float' if self.classes is None else 'token'} targets of shape {self.target_shape}"

@@ -275,7 +275,7 @@ def load_leaf(folder: Path, image_size: int) -> Dataset:
 
 
 def _users(folder: Path) -> Iterator[tuple[str, _User]]:
-    """Yield each user with examples, preceded by its file and name for errors, in the order of the files."""
+    """Yield (file and user name, for error messages; user) for each user with examples, in file order."""
     seen: set[str] = set()
     for file in sorted(folder.glob("*.json")):
         found = _read(file)

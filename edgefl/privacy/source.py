@@ -53,7 +53,7 @@ class Seeded:
         return stream(self.seed, purpose, *map(int, ids)).standard_normal(size, np.float32)
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """Return "": these numbers depend on no content."""
+        """Return "": these numbers do not depend on the summed content."""
         return ""
 
 

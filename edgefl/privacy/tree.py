@@ -43,7 +43,7 @@ class TreeNoise:
 
     A node's noise is named by its position and by the content of the version that introduced it
     (`Source.digest`), and generated again to subtract it. So a resumed run has the same noise, and a version
-    recomputed from other updates has other noise: the difference of both versions reveals no update.
+    recomputed from other updates has other noise: the difference between the two versions reveals no update.
 
     >>> from edgefl.privacy.source import Seeded
     >>> TreeNoise(Seeded(1)).step(1, size=3).shape

@@ -30,7 +30,7 @@ class Absence(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """Start a phone's command (to the keeper)."""
+    """Message to the keeper: start a phone's command."""
 
     phone: int
     command: tuple[bytes, ...]
@@ -49,7 +49,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Carry(msgspec.Struct, frozen=True, tag=True):
-    """Forward a phone's connections (to the relay)."""
+    """Message to the relay: forward a phone's connections."""
 
     phone: int
     network: str

@@ -23,7 +23,7 @@ CHUNK_S = 0.02
 
 
 class Transmission:
-    """A busy period of one direction of a link, and its measurements. Emulated seconds."""
+    """A busy period of one direction of a link, and its measurements. Times are in emulated seconds."""
 
     def __init__(self, at_s: float, lead_s: float) -> None:
         self.began_s, self.lead_s = at_s, lead_s

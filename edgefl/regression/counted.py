@@ -148,7 +148,7 @@ def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
             part = measure()
         except BaseException as error:
             failure = failure_of(error)
-        if os.getpid() == own:  # false in a fork that the function made and that returned here
+        if os.getpid() == own:  # false in a child that the function forked and that returned here
             with os.fdopen(write, "wb") as pipe:
                 pipe.write(msgspec.msgpack.encode((part, failure)))
 

@@ -134,7 +134,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
         return self.model_s + self.python_s if self.covered and not self.processes else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
-        """Return this run with native instructions by function, which are counted once."""
+        """Return this run with ``native`` in both counts: native instructions are counted only once."""
         replace = msgspec.structs.replace
         first, second = (replace(one, native=native) for one in (self.first, self.second))
         return replace(self, first=first, second=second)
@@ -209,7 +209,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Versions(NamedTuple):
-    """Versions on which counts depend."""
+    """Versions of the software on which counts depend."""
 
     python: str
     """Minor version, such as ``3.11``."""

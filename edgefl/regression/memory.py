@@ -98,7 +98,7 @@ class Peak:
 
 
 def kib(file: str, pid: int | str = "self") -> dict[str, int]:
-    """Return the values in kB of a file in a process's /proc folder by name; empty for an ended process."""
+    """Return the kB values in a file of a process's /proc folder, by name; empty if the process has ended."""
     with contextlib.suppress(OSError):
         lines = Path(f"/proc/{pid}/{file}").read_bytes().split(b"\n")[1:]  # the name may have any bytes
         words = (line.decode().split() for line in lines if line.endswith(b" kB"))

@@ -72,7 +72,7 @@ def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
 
 
 def decide(found: Estimate, tolerance: float) -> Literal["grew", "same", "unknown"]:
-    """Return whether time grew by about the tolerance or more, or by less; or that it is not known yet.
+    """Return whether time grew by about the tolerance: "grew", "same", or "unknown" so far.
 
     Time grew if the growth is at least half the tolerance, and surely above 0.
 

@@ -50,7 +50,7 @@ class Preloaded(msgspec.Struct, frozen=True, tag="preloaded"):
 
 
 class Branch(msgspec.Struct, frozen=True, tag="branch"):
-    """Fork a branch; the descriptor of its channel comes with the message."""
+    """Fork a branch process; the descriptor of its channel comes with the message."""
 
     files: SideFiles
 

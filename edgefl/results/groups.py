@@ -18,7 +18,7 @@ BY_CHANCE = ("dirichlet", "iid", "natural", "shards")
 
 
 class Group(NamedTuple):
-    """Profiles, their clients, and classes."""
+    """A group of profiles, their clients, and the classes that only these clients hold."""
 
     profiles: tuple[str, ...]
     clients: NDArray[np.int64]

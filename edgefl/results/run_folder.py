@@ -46,7 +46,7 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
             raise FolderTaken(f"{folder}: {what}, expected a new or empty folder")
         file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:  # it is a file, or another process has just created it
-        raise FolderTaken(f"{folder}: taken, expected a new or empty folder") from None
+        raise FolderTaken(f"{folder}: is a file or is in use; expected a new or empty folder") from None
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     with contextlib.ExitStack() as stack:

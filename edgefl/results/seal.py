@@ -53,7 +53,7 @@ def check(record: Path) -> None:
     except OSError as error:
         raise ConfigError(f"run record {record} cannot be read: {error.strerror}") from None
     raise ConfigError(
-        f"run record {record} is damaged: it is not as it was sealed "
+        f"run record {record} is damaged: it does not match its seal "
         f"(if you changed it yourself, remove {place.name})"
     )
 

@@ -89,7 +89,7 @@ class Spending(NamedTuple):
 
 
 def spending(record: Record) -> Spending | None:
-    """Return the account of a run's versions; None for a run without ``[privacy]``."""
+    """Return the ε that a run has spent by each version; None for a run without ``[privacy]``."""
     rules, clients = record.meta.privacy, len(record.fleet["client"])
     if rules is None:
         return None

@@ -304,7 +304,7 @@ def ratio(
 
 
 def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
-    """Return the one-sided p-value of a ratio above 1, from its logarithm; a bound if the ratio is a bound.
+    """Return the one-sided p-value of the claim that a ratio is above 1, or a bound if the ratio is a bound.
 
     >>> p_of_ratio(CostRatio(2.0, 1.0, 4.0), seeds=3), p_of_ratio(None, seeds=3)
     (0.025, 1.0)

@@ -503,7 +503,7 @@ class Aggregator:
         scales: list[Floats | None],
         checksums: Checksums | None = None,
     ) -> Doubles:
-        """Write the next model from these vectors; return their squared norms, and fill their checksums."""
+        """Write the next model from these vectors; return their squared norms, and fill in ``checksums``."""
         buffer, old_entry, block = self.buffer, self.buffer.latest[1], self.blocks[0]
         model, base = (buffer.model(at)[block] for at in (entry, old_entry))
         old, new = (buffer.vectors(at)[: self.optimizer.vectors] for at in (old_entry, entry))

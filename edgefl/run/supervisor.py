@@ -451,8 +451,8 @@ class _Supervisor:
             self._drop_channel(name)
             self._start_zygote()
         self._start("server", "server_process", control.FromServer)
-        # The old server had listened, so the buffer is valid. Under the virtual clock the record may lag
-        # behind it.
+        # The old server got as far as listening: the buffer is valid. Under the virtual clock the record may
+        # lag behind it.
         recover = under_way and not self._virtual
         self._plan = msgspec.structs.replace(
             self._plan,

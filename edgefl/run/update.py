@@ -1,4 +1,4 @@
-"""A client's update, in any process: train, amplify, write, checksum."""
+"""Makes a client's update in any process: trains, multiplies the change by a gain, writes, checksums."""
 
 from __future__ import annotations
 

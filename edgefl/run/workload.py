@@ -62,7 +62,7 @@ def own_training(
         kind = type(strategy).__name__
         raise ConfigError(
             f"training.function: strategy {kind} adds terms to SGD's gradient that {name!r} leaves out; "
-            "leave the function out, or give a strategy of your own its train (docs/clients.md)"
+            "leave the function out, or write a strategy with its own train method (docs/clients.md)"
         )
     if training.precision != "float32":
         raise ConfigError(

@@ -193,7 +193,7 @@ class PairRules(msgspec.Struct, frozen=True, tag="pairwise"):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes that a client receives per update of a sum (its client's number), and sends per sum."""
+        """Bytes that a client receives per update of a sum (a client number), and sends per sum (shares)."""
         return 4, _SHARE_BYTES * self.members
 
     @property

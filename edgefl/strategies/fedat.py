@@ -115,7 +115,7 @@ class FedAT(Strategy):
         return ()
 
     def lost(self, state: list[Tier], client: int, view: View) -> None:
-        """Forget the client's task, and its models that are no longer held: a sum found them invalid."""
+        """Forget the client's task, and any models that were found invalid and so are no longer held."""
         held = {update.task for update in view.held}
         for tier in state:
             if client not in view.running:  # else its task still runs, and an earlier update was invalid

@@ -12,7 +12,7 @@ from edgefl.strategies.base import Client, Step, Strategy, View, importance
 
 @dataclass
 class Intervals:
-    """Numbers of the current interval and of those in which tasks started."""
+    """The index of the current interval, and of the interval in which each client's last task started."""
 
     running: int = 0
     """Current interval; interval k lasts from k·``interval_s`` to (k + 1)·``interval_s``."""

@@ -241,7 +241,7 @@ def files(folder: Path) -> list[str]:
     ("name", "says"),
     [
         ("", "not empty, expected a new or empty folder"),
-        ("file", "taken, expected a new or empty folder"),
+        ("file", "is a file or is in use; expected a new or empty folder"),
         ("file/run", "cannot be written"),
         ("/proc/edgefl", "cannot be written"),
     ],

@@ -110,7 +110,7 @@ def test_without_json_it_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         ("mlp", "give --device NAME, once or more"),
         ("mlp --device pi-4 --threads 2", "--threads: only together with --code"),
         ("mlp --device pi-4 --without-aes", "--without-aes: only together with --code"),
-        ("--code crypto --device pi-4 --without-aes", "--without-aes: only together with --cores"),
+        ("--code crypto --device pi-4 --without-aes", "--without-aes: allowed only with --cores"),
         ("mlp --device pi-4 --cores Cortex-A7@1", "--cores: only together with --code"),
     ],
 )

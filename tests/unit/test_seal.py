@@ -30,7 +30,7 @@ def test_no_flipped_bit_passes(tmp_path: Path) -> None:
             spoilt = bytearray(whole)
             spoilt[bit // 8] ^= 1 << bit % 8
             path.write_bytes(spoilt)
-            with pytest.raises(ConfigError, match="not as it was sealed"):
+            with pytest.raises(ConfigError, match="does not match its seal"):
                 seal.check(tmp_path / "record.sqlite")
         path.write_bytes(whole)
     seal.check(tmp_path / "record.sqlite")
@@ -63,7 +63,7 @@ def test_a_record_that_was_cut_or_grew_does_not_pass(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (whole[:-4096], whole[:-1], whole[:100], b"", whole + bytes(4096), whole + b"x"):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match="not as it was sealed"):
+        with pytest.raises(ConfigError, match="does not match its seal"):
             seal.check(path)
 
 

@@ -366,7 +366,7 @@ def test_no_record_and_damage_inside_a_table_are_clear_errors(tmp_path: Path) ->
     with Store(tmp_path) as store:
         store.set_meta(seed=1)
     ask(tmp_path / "record.sqlite", "UPDATE meta SET value = '{'")
-    with pytest.raises(ConfigError, match="is damaged: it is not as it was sealed"):
+    with pytest.raises(ConfigError, match="is damaged: it does not match its seal"):
         Record(tmp_path)
     (tmp_path / "record.sqlite-seal").unlink()
     with Record(tmp_path) as record, pytest.raises(ConfigError, match="is damaged"):

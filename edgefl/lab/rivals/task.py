@@ -122,7 +122,7 @@ class Report:
 
 
 def prepare(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
-    """`read` the task, and limit torch to its threads."""
+    """`read` the task, and limit torch to the task's number of threads."""
     found = read(folder)
     torch.set_num_threads(found[0].threads)
     return found
