@@ -88,6 +88,7 @@ def sweep(
     experiment = read_experiment(file, set_, None, clock, None, on_nodes=ray is not None)
     base, folder = file.parent.absolute(), out or Path("runs") / f"{experiment.name}-sweep"
 
+    from edgefl.hosts.nodes import on_nodes
     from edgefl.results.tables import show
     from edgefl.run.sweep import sweep as run_all
 
@@ -105,6 +106,7 @@ def sweep(
             fleets=fleets is not None,
             jobs=jobs,
             hosts=lambda one: cluster(ray, one, base, quiet),
+            adapted=lambda one: one if ray is None else on_nodes(one, base),
         )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command resumes it") from None

@@ -154,6 +154,19 @@ class Core(Ledger):
         return any(at_s < self._end_s for at_s in self._wakes)
 
     @property
+    def arrival_version(self) -> int:
+        """The newest version; during an exchange its successor, which exists before the update is used."""
+        if self._sum is None or self._sum[0].from_s is None:
+            return self.version
+        return self._sum[0].version
+
+    @property
+    def unmasking(self) -> bool:
+        """True during the clients' exchange for the pending sum; a ``Wake`` follows."""
+        from_s = None if self._sum is None else self._sum[0].from_s
+        return from_s is not None and self.now_s < min(from_s, self._end_s)
+
+    @property
     def ends(self) -> bool:
         """True if the run must end after the pending sum: its time is over, or it was halted."""
         return self._halt is not None or self.now_s >= self._end_s

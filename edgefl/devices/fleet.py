@@ -453,14 +453,18 @@ class Trips:
 
         Its arithmetic takes no time. If a connection is lost, the message resumes at the next byte.
         """
-        seed, info = self._experiment.seed, self._clients[client]
-        rng, total_s = stream(seed, "reply", client, version), 0.0
-        shift = float(stream(seed, "trace", client).random())
-        link = Link(self._network(info), rng, at_s, shift)
-        for message, nbytes in ((link.down, down_bytes), (link.up, up_bytes)):
-            while (arrived := (transfer := message(nbytes)).breaks_after) is not None:
-                total_s, nbytes = total_s + transfer.breaks_s, nbytes - arrived
-            total_s += transfer.declared_s
+        seed, info, total_s = self._experiment.seed, self._clients[client], 0.0
+        if _profile(info.profile).timed_by_draw:
+            return 0.0
+        rng, shift = stream(seed, "reply", client, version), float(stream(seed, "trace", client).random())
+        for way, nbytes in (("down", down_bytes), ("up", up_bytes)):
+            arrived: int | None = 0
+            while arrived is not None:
+                nbytes -= arrived
+                link = Link(self._network(info), rng, at_s + total_s, shift)
+                transfer = link.down(nbytes) if way == "down" else link.up(nbytes)
+                total_s += min(transfer.breaks_s, transfer.declared_s)
+                arrived = transfer.breaks_after
         return total_s
 
     def _network(self, info: ClientInfo) -> Network:

@@ -192,7 +192,7 @@ class _Replay:
                 f"the update of task {task} (client {client}, trip {order.trip}, from version "
                 f"{order.version}) has checksum {checksum:016x}, but the record says {sent:016x}"
             )
-        staleness = self._core.version - order.version
+        staleness = self._core.arrival_version - order.version
         made = (event.at_s, staleness, event.examples, trained.steps, loss_of(trained))
         for name, here, there in zip(_ARRIVAL, made, row[1:], strict=True):
             if not _same(here, there):

@@ -17,7 +17,7 @@ import site
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,12 +54,37 @@ def serve_stem(channel: Channel[sides.StemRequest]) -> None:
         while True:
             request = channel.receive()
             if isinstance(request, sides.Preload):
-                _import(request.modules)
+                _preload(request.modules)
                 channel.send(sides.Preloaded())
                 continue
             mine = channel.descriptor()
             fork("edgefl-branch", partial(_branch, channel, mine, request.files))
             os.close(mine)
+
+
+_SET: dict[str, str | None] = {}
+"""Environment variables that preloaded modules have set, or deleted (None)."""
+
+
+def _preload(modules: Iterable[str]) -> None:
+    """Import modules, and undo their changes of the environment until the function is imported.
+
+    Without preloading, the function's module is imported first, so it does not see them.
+    """
+    before = dict(os.environ)
+    _import(modules)
+    names = before.keys() | os.environ.keys()
+    _SET.update({name: os.environ.get(name) for name in names if os.environ.get(name) != before.get(name)})
+    _assign(before | dict.fromkeys(os.environ.keys() - before.keys()))
+
+
+def _assign(variables: Mapping[str, str | None]) -> None:
+    """Set environment variables, or delete those that are None."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _import(modules: Iterable[str]) -> None:
@@ -112,6 +137,7 @@ class SideBranch:
             function = self._find(request.function)
             setup = None if request.setup is None else self._find(request.setup)
             self._early |= dict(os.environ) != environment
+            _assign(_SET)
             _import([*request.modules, *([DEVICE_MODULE] if takes_device(function) else ())])
             if len(sys.modules) != self._forkable:
                 become_forkable(request.function.file)

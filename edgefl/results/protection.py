@@ -47,8 +47,9 @@ def secure_card(found: dict[str, Any] | None) -> list[str]:
         rows += [
             [f"{who} receives per update", f"{found['holder_bytes_per_update']:,} bytes"],
             [f"{who} sends per version", f"{found['holder_bytes_per_version']:,} bytes"],
-            ["Exchange that unmasks a sum, mean", f"{found['exchange_s']['mean']:.3g} s"],
         ]
+        if "exchange_s" in found:
+            rows.append(["Exchange that unmasks a sum, mean", f"{found['exchange_s']['mean']:.3g} s"])
     about += "Sums and models themselves are not protected."
     rows += [[f"Masking on {name}", f"{seconds:.3g} s"] for name, seconds in found["masking_s"].items()]
     return [page.card("Secure aggregation", about, html_table(["Cost", ">Amount"], rows), wide=False)]

@@ -352,14 +352,15 @@ def _staleness(record: Record) -> dict[str, Any]:
 
 def _secure(cost: SecureCost, record: Record) -> dict[str, Any]:
     """Return the settings and costs of secure aggregation."""
-    begun = (event for _, event in record.events() if isinstance(event, Unmasking))
+    begun = [event for _, event in record.events() if isinstance(event, Unmasking)]
+    exchange_s = np.array([event.until_s - event.at_s for event in begun])
     return {
         **msgspec.structs.asdict(cost.settings),
         "step": cost.step,
         "share_bytes_per_trip": cost.share_bytes,
         "holder_bytes_per_update": cost.held_bytes[0],
         "holder_bytes_per_version": cost.held_bytes[1],
-        "exchange_s": spread(np.array([event.until_s - event.at_s for event in begun])),
+        **({"exchange_s": spread(exchange_s)} if begun else {}),
         "masking_s": {name: rounded(seconds) for name, seconds in cost.masking_s.items()},
     }
 

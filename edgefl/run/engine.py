@@ -204,14 +204,23 @@ class Engine:
         if self.core.ends:
             return False
         exchanging = action.from_s is not None and now_s < action.from_s
-        if not exchanging and not aggregator.lacks_helpers(action):
-            takes_s = 0.0 if action.from_s is not None else aggregator.exchange_s(action, now_s)
-            if takes_s == 0.0:
+        if not exchanging and aggregator.lacks_helpers(action):
+            action = msgspec.structs.replace(action, from_s=None)  # clients that return begin a new exchange
+        elif not exchanging:
+            until_s = now_s if action.from_s is not None else now_s + aggregator.exchange_s(action, now_s)
+            if until_s == now_s:
                 return False
-            action = msgspec.structs.replace(action, from_s=now_s + takes_s)
-            self.carry_out(self._decide(events.Unmasking(action.version, now_s, now_s + takes_s)))
+            action = msgspec.structs.replace(action, from_s=until_s)
+            self.carry_out(self._decide(events.Unmasking(action.version, now_s, until_s)))
         aggregator.waiting = action
         return True
+
+    def _is_early(self, action: Sum) -> bool:
+        """Return True if the run ends before the exchange for a sum has ended, or begun."""
+        now_s, from_s = self.core.now_s, action.from_s
+        if from_s is None:
+            return self.core.ends and self.aggregator.exchange_s(action, now_s) > 0.0
+        return now_s < from_s
 
     def retry_sum(self) -> None:
         """Try the deferred sum again."""
@@ -262,7 +271,7 @@ class Engine:
     def _arrived(self, arrival: Delivery) -> Arrived:
         result = arrival.result
         trip, lease = self._open[result.task], self.aggregator.leases[result.task]
-        trip.arrival, trip.staleness = arrival, self.core.version - lease.version
+        trip.arrival, trip.staleness = arrival, self.core.arrival_version - lease.version
         norm, distance = self.aggregator.measure(lease) if self._measures else (None, 0.0)
         self.aggregator.delivered(lease.slot)
         return Arrived(
@@ -327,7 +336,7 @@ class Engine:
             self.timeline.flush()  # tasks need not wait for the sum
         before = self._watch.to("sum")
         now_s = self._clock.now_s()
-        result = self.aggregator.sum(action, entry, early=action.from_s is not None and now_s < action.from_s)
+        result = self.aggregator.sum(action, entry, early=self._is_early(action))
         self._watch.to("publish")
         for task, seen in zip(action.tasks, result.checksums, strict=True):
             trip = self._open.pop(task, None)

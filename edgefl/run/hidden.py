@@ -280,7 +280,7 @@ class HiddenSums:
         replies = sorted(
             self.reply_s(client, version, at_s, received * len(members), sent) for client in online
         )
-        return replies[helpers.needed - 1] if helpers.needed else 0.0
+        return replies[helpers.needed - 1] if 0 < helpers.needed <= len(replies) else 0.0
 
     def _helpers(self, buffer: ParameterBuffer, members: Members) -> tuple[Helpers, list[int]]:
         """Return the helpers of a sum, and which of them are online."""

@@ -182,7 +182,7 @@ class ServerLoop:
         self._lifecycle.find_silent(self._slowest_step_s)
         core = self._core
         alone = self._started and self._stopped is None and not core.training
-        coming = self._lifecycle.returning + self._peers.unready + self._timeline.expected
+        coming = self._lifecycle.returning + self._peers.unready + self._timeline.expected + core.unmasking
         if alone and not (coming or (core.awaits and core.idle)) and self._aggregator.deferred is None:
             raise RunError(
                 f"no client is training and none will: {len(core.idle)} of {len(core.devices)} are "

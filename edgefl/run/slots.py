@@ -326,15 +326,27 @@ class Aggregator:
 
     def lacks_helpers(self, action: Sum) -> bool:
         """True if too few clients are online to unmask this sum."""
-        if self.hidden is None or not (members := self._members(action)):
+        if self.hidden is None or not (members := self._asked(action)):
             return False
         return self.hidden.lacks_helpers(self.buffer, members)
 
     def exchange_s(self, action: Sum, at_s: float) -> float:
         """Emulated seconds from ``at_s`` until the clients have sent what unmasks this sum."""
-        if self.hidden is None or not (members := self._members(action)):
+        if self.hidden is None or not (members := self._asked(action)):
             return 0.0
         return self.hidden.exchange_s(self.buffer, members, action.version, at_s)
+
+    def _asked(self, action: Sum) -> list[tuple[int, int, float]]:
+        """The updates on which the time of a hidden sum depends: in a private run zero updates, too.
+
+        Which updates are zero may depend on the clients' data.
+        """
+        if self.privacy is None:
+            return self._members(action)
+        leases = [self.leases[task] for task in action.tasks]
+        return [
+            (lease.client, lease.slot, weight) for lease, weight in zip(leases, action.weights, strict=True)
+        ]
 
     def _members(self, action: Sum) -> list[tuple[int, int, float]]:
         """Client, slot and weight of each update of a hidden sum, except those that count as zero."""

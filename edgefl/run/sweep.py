@@ -95,11 +95,12 @@ def sweep(
     fleets: bool = False,
     jobs: int = 1,
     hosts: lanes.OpenHosts = lanes.this_host,
+    adapted: Callable[[Experiment], Experiment] = lambda one: one,
 ) -> Sweep:
     """Make the runs that are missing in ``out``, compare all runs, and return the sweep.
 
     ``jobs`` runs are made side by side, each on its share of the cores and without a live view. ``hosts``
-    opens the hosts of a run's clients or workers; such runs are made one after another. The
+    opens the hosts of a run's clients or workers, to which ``adapted`` adapts it. The
     comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each seed
     draws its fleet from the profiles' intervals, the same for all settings (`drawn_fleets`). ``say`` is
     called with a line per run, ``show`` with the tables at the end; on a terminal each run is shown live
@@ -112,7 +113,7 @@ def sweep(
     base = (base or Path.cwd()).absolute()
     require_free(out, "sweep")
     check_target(target)
-    planned = plan(drawn_fleets(experiment) if fleets else experiment, out, seeds, grid or {}, base)
+    planned = plan(drawn_fleets(experiment) if fleets else experiment, out, seeds, grid or {}, base, adapted)
     if jobs > 1 and any(one.experiment.clock.kind != "virtual" for one in planned):
         raise ConfigError(f"--jobs {jobs}: runs side by side need the virtual clock; add --clock virtual")
 
@@ -191,8 +192,15 @@ def warm() -> Iterator[Callable[[], ForkServer]]:
         yield functools.cache(lambda: stack.enter_context(ForkServer()))
 
 
-def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, base: Path) -> list[Planned]:
-    """List all runs by grid point and seed, each with a validated experiment."""
+def plan(
+    experiment: Experiment,
+    out: Path,
+    seeds: Sequence[int],
+    grid: Grid,
+    base: Path,
+    adapted: Callable[[Experiment], Experiment] = lambda one: one,
+) -> list[Planned]:
+    """List all runs by grid point and seed, each with a validated experiment, ``adapted`` to its hosts."""
     _check(seeds, grid)
     planned: list[Planned] = []
     slugs: set[str] = set()
@@ -203,7 +211,7 @@ def plan(experiment: Experiment, out: Path, seeds: Sequence[int], grid: Grid, ba
             experiment, [f"{key}={value}" for key, value in changes.items()], base, option="--grid"
         )
         try:
-            changed = demands.checked(changed, base)
+            changed = adapted(demands.checked(changed, base))
         except ConfigError as error:
             raise ConfigError(f"{_label(changed, changes)}: {error}" if changes else str(error)) from None
         label = _label(changed, changes)

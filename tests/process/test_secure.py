@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl import Experiment, Fleet, Server, Stop
+from edgefl import Clock, Experiment, Fleet, Server, Stop
 from edgefl.core.events import Arrived, Died, Joined, Left, Summed, Unmasking
 from edgefl.devices import load_network
 from edgefl.errors import ConfigError, RunError
@@ -395,6 +395,9 @@ def test_sums_wait_until_enough_clients_can_unmask_them(
         assert not [row for row in incidents(folder, "refused") if "online" in row.detail]
         waited = [a for a, b in pairwise(events) if isinstance(a, Joined) and isinstance(b, Unmasking)]
         assert waited  # clients exchanged shares because a client joined
+        ends = {event.version: event.until_s for event in events if isinstance(event, Unmasking)}
+        made = [event for event in events if isinstance(event, Summed)]
+        assert all(event.at_s == ends[event.version] for event in made)  # also after an exchange anew
         if server is MASKED:
             assert min(holders_online(events, 8)) >= SECURE.recover
     assert models[0] == models[1]
@@ -448,6 +451,50 @@ def test_a_version_is_made_when_the_last_reply_that_it_needs_is_there(recover: i
         begins = {event.at_s for event in events if isinstance(event, Arrived)} | {*made}
     assert all(one.at_s in begins for one in exchanges(tmp_path / "run"))
     assert verify(tmp_path / "run").versions == 12
+
+
+SLOW_LINK = Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="dial-up")
+"""Exchanges last so long that updates arrive meanwhile."""
+
+
+@pytest.mark.parametrize("most", [0, 20])
+def test_the_staleness_of_an_update_counts_the_version_that_is_being_made(most: int, tmp_path: Path) -> None:
+    strategy = {"name": "fedbuff", "buffer_size": 3, "max_staleness": most, "restart": "new-version"}
+    finished(virtual(fleet=SLOW_LINK, server=MASKED, strategy=strategy), tmp_path / "run")
+    with Record(tmp_path / "run") as record:
+        trips = {name: record.trips[name].tolist() for name in ("task", "base_version", "staleness")}
+        rows = {task: (base, stale) for task, base, stale in zip(*trips.values(), strict=True)}
+        lags = [
+            (version - 1 - rows[task][0], rows[task][1])
+            for version, tasks, _ in record.sums()
+            for task in tasks
+        ]
+    assert all(lag == staleness <= most for lag, staleness in lags)
+    assert verify(tmp_path / "run").versions == 12
+
+
+def test_in_a_private_run_times_do_not_depend_on_which_updates_are_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    privacy = Privacy(clip_norm=0.1, noise_multiplier=0.05, noise="seeded")
+    wanted = virtual(fleet=SLOW_LINK, server=MASKED, privacy=privacy, stop=Stop(versions=6))
+    times = []
+    for name, fault in (("calm", ""), ("bad", "nan:0:1")):
+        monkeypatch.setenv("EDGEFL_FAILPOINTS", fault)
+        edgefl.run(wanted, tmp_path / name)
+        with Record(tmp_path / name) as record:
+            times.append([event.at_s for _, event in record.events() if isinstance(event, Summed)])
+    assert times[0] == times[1]
+
+
+def test_a_run_under_the_wall_clock_may_end_during_an_exchange(tmp_path: Path) -> None:
+    """Nobody trains then, and the run goes on to its end."""
+    server = Server(secure=SECURE, heartbeat_s=0.2)
+    fields = {"fleet": SLOW_LINK, "server": server, "clock": Clock(kind="wall", time_scale=1.0)}
+    finished(experiment(**fields, stop=Stop(versions=2)), tmp_path / "first")
+    last = exchanges(tmp_path / "first")[-1]
+    ends = Stop(emulated_s=last.at_s + 0.7 * (last.until_s - last.at_s))
+    assert finished(experiment(**fields, stop=ends), tmp_path / "second")["stop_reason"] == "emulated_s"
 
 
 def test_a_sum_is_refused_if_the_run_ends_during_its_exchange(tmp_path: Path) -> None:
@@ -509,7 +556,7 @@ def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:
     refusals = incidents(tmp_path / "run", "refused")
     assert found["dropped_updates"] == len(refusals) > 0
     assert all("the sum has updates of 1 clients; 2 are required" in row.detail for row in refusals)
-    assert found["versions"] > 0
+    assert found["versions"] == len(exchanges(tmp_path / "run")) > 0  # none for a sum that is refused
 
 
 # ---- refused at the door -------------------------------------------------------------------------

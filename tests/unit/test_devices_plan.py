@@ -13,7 +13,7 @@ from trip_parts import device, network, paced, plan, rng
 
 from edgefl.config.checks import ProfileFault, check_profiles
 from edgefl.devices import load_device, load_network
-from edgefl.devices.fleet import ClientInfo, Trips, device_of, mixed_runtimes
+from edgefl.devices.fleet import ClientInfo, Trips, device_of, fleet_of, mixed_runtimes
 from edgefl.devices.link import Link, move
 from edgefl.devices.plan import End, TripPlan, plan_trip
 from edgefl.devices.schema import Delay
@@ -289,3 +289,19 @@ def test_a_fleet_that_computes_in_several_libraries_says_so() -> None:
     assert (
         mixed_runtimes(in_torch, clients[:2]) == mixed_runtimes(Experiment(fleet=fleet), clients[1:2]) == ""
     )
+
+
+def test_a_reply_is_uploaded_in_a_trace_where_its_request_has_been_downloaded() -> None:
+    """A device whose times a paper draws needs no time."""
+    fleet = Fleet(
+        devices={"pixel-4": 1, "paper-exponential": 1}, network="lte-verizon-varying", variation=0.0
+    )
+    wanted = Experiment(fleet=fleet)
+    trips = Trips(wanted, fleet_of(wanted), [9, 9], WORK, 10, 10)
+    assert trips.reply_s(1, 3, 0.0, 2_000_000, 300_000) == 0.0
+    network, shift = load_network("lte-verizon-varying"), float(stream(wanted.seed, "trace", 0).random())
+    for at_s in (0.0, 100.0, 200.0):
+        rng = stream(wanted.seed, "reply", 0, 3)
+        down_s = Link(network, rng, at_s, shift).down(2_000_000).declared_s
+        up_s = Link(network, rng, at_s + down_s, shift).up(300_000).declared_s
+        assert trips.reply_s(0, 3, at_s, 2_000_000, 300_000) == down_s + up_s

@@ -13,6 +13,7 @@ from edgefl.cli import main
 from edgefl.cli.sweep import axis, seeds_of
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment, Fleet, Stop
+from edgefl.hosts.nodes import on_nodes
 from edgefl.results.sweep import Sweep
 from edgefl.run import sweep
 from edgefl.run.sweep import plan
@@ -111,3 +112,12 @@ def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"versions": 3}')
     with pytest.raises(ConfigError, match="no sweep in it"):
         Sweep(tmp_path)
+
+
+def test_a_point_that_its_hosts_cannot_run_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    grid = {"strategy.name": ["fedavg", "scaffold"]}
+    with pytest.raises(ConfigError, match=r"^scaffold: nodes cannot keep a client's vectors between trips"):
+        sweep.sweep(
+            PLAIN, tmp_path / "out", seeds=(1,), grid=grid, adapted=lambda one: on_nodes(one, tmp_path)
+        )
+    assert not list(tmp_path.glob("out/runs/*"))
