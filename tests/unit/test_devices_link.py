@@ -214,7 +214,7 @@ def test_it_delivers_what_counting_opportunities_says() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is empty"),
+        (b"", "must have at least one line"),
         (b"0\n0\n", "its last time is 0 ms"),
         (b"1\n-2\n", "line 2: got '-2'"),
         (b"3\n2\n", "line 2: got '2'"),
