@@ -9,8 +9,8 @@ they upload. Each result is compared with three sums of the same updates:
 - exact: Σ n·Δ in float64 may differ by Σ n·step/2 and one rounding to float32;
 - plain: the kernel's Σ w·Δ in float32, also by the rounding of the weights and of its own additions.
 
-Sealed shares are kept in temporary files, 20 GB for 100 updates (masked updates of a round: 10 GB), so that
-memory stays below 8 GiB.
+Sealed shares are kept in temporary files, 20 GB for 100 updates, so that memory stays below 8 GiB; with
+``--kind pairwise`` these are the masked updates, 10 GB, which memory holds while they are summed.
 Exit code 1 if a sum is wrong.
 """
 
