@@ -93,20 +93,35 @@ class Trial:
 
     def sums(self) -> Sums:
         """Mask all updates and sum them in groups."""
-        size, step, count = self.size, self.rules.fixed.step, len(self.weights)
-        masked, plain = np.zeros(size, np.uint32), np.zeros(size, np.float32)
-        whole, exact = np.zeros(size, np.int64), np.zeros(size)
+        sums, count = self._zeros(), len(self.weights)
         for first in range(0, count, GROUP):
             group = range(first, min(first + GROUP, count))
-            updates = [self.update(k) for k in group]
-            words = [np.empty(size, np.uint32) for _ in group]
-            for k, update, out in zip(group, updates, words, strict=True):
-                self._mask(k, update, out)
-                whole += self.whole[k] * np.rint(update / np.float32(step)).astype(np.int64)
-                exact += self.whole[k] * update.astype(np.float64)
-            masked = _summed([masked, *words], [1, *(self.whole[k] for k in group)])
-            kernels.weighted_sum(plain, plain, updates, [self.weights[k] for k in group])
-        return Sums(masked, whole, exact, plain)
+            words = [np.empty(self.size, np.uint32) for _ in group]
+            for k, out in zip(group, words, strict=True):
+                self._mask(k, self._added(sums, k), out)
+            masked = _summed([sums.masked, *words], [1, *(self.whole[k] for k in group)])
+            sums = sums._replace(masked=masked)
+        return sums
+
+    def plain(self, members: Sequence[int]) -> Sums:
+        """Sum these updates without masks."""
+        sums = self._zeros()
+        for k in members:
+            self._added(sums, k)
+        return sums
+
+    def _zeros(self) -> Sums:
+        size = self.size
+        masked, plain = np.zeros(size, np.uint32), np.zeros(size, np.float32)
+        return Sums(masked, np.zeros(size, np.int64), np.zeros(size), plain)
+
+    def _added(self, sums: Sums, k: int) -> Floats:
+        """Add an update to the sums without masks; return it."""
+        update, step = self.update(k), np.float32(self.rules.fixed.step)
+        sums.whole[:] += self.whole[k] * np.rint(update / step).astype(np.int64)
+        sums.exact[:] += self.whole[k] * update.astype(np.float64)
+        kernels.weighted_sum(sums.plain, sums.plain, [update], [self.weights[k]])
+        return update
 
     def _mask(self, k: int, update: Floats, out: Words) -> None:
         name, sealed = self._senders[k].mask(out, update, 0)
@@ -130,17 +145,6 @@ class Trial:
         out = np.empty(self.size, np.float32)
         self.rules.fixed.decode(out, sums.masked, sum_of_masks(self.rules, answers), self.whole)
         return self.compared(out, sums, range(len(self.whole)))
-
-    def plain(self, members: Sequence[int]) -> Sums:
-        """Sum these updates without masks."""
-        step, size = self.rules.fixed.step, self.size
-        whole, exact, plain = np.zeros(size, np.int64), np.zeros(size), np.zeros(size, np.float32)
-        for k in members:
-            update = self.update(k)
-            whole += self.whole[k] * np.rint(update / np.float32(step)).astype(np.int64)
-            exact += self.whole[k] * update.astype(np.float64)
-            kernels.weighted_sum(plain, plain, [update], [self.weights[k]])
-        return Sums(np.zeros(0, np.uint32), whole, exact, plain)
 
     def compared(self, out: Floats, sums: Sums, members: Sequence[int]) -> Errors:
         """Compare an unmasked sum of these updates."""

@@ -245,7 +245,7 @@ class Core(Ledger):
             if zero:
                 self._zero[task] = zero
                 self._failed_in_a_row += 1
-            update = self.hold(event)
+            update = self.hold(event, self.arrival_version)
             try:
                 discard = calls.updates(self.strategy.arrive(self._state, update, self))
             except Exception as error:

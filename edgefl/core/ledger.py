@@ -190,18 +190,13 @@ class Ledger:
             self._trained_from[client] = -1
             self._starters[1].discard(client)
 
-    @property
-    def arrival_version(self) -> int:
-        """The version from which the staleness of an update that arrives now is counted."""
-        return self.version
-
-    def hold(self, event: Arrived) -> Update:
-        """Hold an arrived update and compute its staleness.
+    def hold(self, event: Arrived, version: int) -> Update:
+        """Hold an arrived update and compute its staleness, the versions since its base up to ``version``.
 
         In a private run, including one with local noise only, the update's examples and steps are those that
         the device declares, and its loss is NaN.
         """
-        base, staleness = event.base_version, self.arrival_version - event.base_version
+        base, staleness = event.base_version, version - event.base_version
         known = (event.examples, event.steps, event.loss)
         if self.rules is not None:
             device = self.devices[event.client]

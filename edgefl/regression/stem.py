@@ -67,15 +67,16 @@ _SET: dict[str, str | None] = {}
 
 
 def _preload(modules: Iterable[str]) -> None:
-    """Import modules, and undo their changes of the environment until the function is imported.
+    """Import modules, and undo their changes to the environment until the function is imported.
 
     Without preloading, the function's module is imported first, so it does not see them.
     """
     before = dict(os.environ)
     _import(modules)
-    names = before.keys() | os.environ.keys()
-    _SET.update({name: os.environ.get(name) for name in names if os.environ.get(name) != before.get(name)})
-    _assign(before | dict.fromkeys(os.environ.keys() - before.keys()))
+    after = dict(os.environ)
+    changed = [name for name in before | after if before.get(name) != after.get(name)]
+    _SET.update({name: after.get(name) for name in changed})
+    _assign({name: before.get(name) for name in changed})
 
 
 def _assign(variables: Mapping[str, str | None]) -> None:

@@ -23,6 +23,7 @@ from edgefl.results.rows import EvaluationRow, TripRow, VersionRow
 from edgefl.results.store import Store
 from edgefl.run import messages
 from edgefl.run.evaluation import EvaluationQueue
+from edgefl.run.hidden import HiddenSums
 from edgefl.run.progress import Stopwatch
 from edgefl.run.slots import Aggregator, Lease
 from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
@@ -180,10 +181,11 @@ class Engine:
         """Carry out actions of the core, including those from before an interruption."""
         for action in actions:  # a Sum appends its follow-up actions to this list
             if type(action) is Sum:
-                if self._waits(action):
-                    continue
-                if self.aggregator.hidden is not None and self.write_ahead is not None:
-                    self.write_ahead.secure()  # hidden updates can be in one sum only: a successor repeats it
+                if (hidden := self.aggregator.hidden) is not None:
+                    if self._waits(action, hidden):
+                        continue
+                    if self.write_ahead is not None:
+                        self.write_ahead.secure()  # they can be in one sum only: a successor repeats it
                 entry = self.aggregator.free_entry()
                 if entry is None and self.write_ahead is not None:
                     self.write_ahead.secure()
@@ -195,32 +197,30 @@ class Engine:
             else:
                 self._handlers[type(action)](action)
 
-    def _waits(self, action: Sum) -> bool:
-        """Make a sum wait for clients that can unmask it, and then for the end of their exchange.
+    def _waits(self, action: Sum, hidden: HiddenSums) -> bool:
+        """Make a hidden sum wait for clients that can unmask it, and then for the end of their exchange.
 
-        When the run ends, no sum waits any longer: `Aggregator.sum` refuses it.
+        When the run ends, no sum waits any longer. One whose exchange has not ended is then refused.
         """
-        aggregator, now_s = self.aggregator, self.core.now_s
+        aggregator, now_s, from_s = self.aggregator, self.core.now_s, action.from_s
+        exchanging = from_s is not None and now_s < from_s
+        members = () if exchanging else aggregator.members(action, zero=True)
+        lacks = not exchanging and hidden.lacks_helpers(aggregator.buffer, members)
+        until_s = now_s
+        if from_s is None and not lacks:
+            until_s += hidden.exchange_s(aggregator.buffer, members, action.version, now_s)
         if self.core.ends:
+            hidden.cut_short = exchanging or until_s > now_s
             return False
-        exchanging = action.from_s is not None and now_s < action.from_s
-        if not exchanging and aggregator.lacks_helpers(action):
+        if lacks:
             action = msgspec.structs.replace(action, from_s=None)  # clients that return begin a new exchange
-        elif not exchanging:
-            until_s = now_s if action.from_s is not None else now_s + aggregator.exchange_s(action, now_s)
-            if until_s == now_s:
-                return False
+        elif until_s > now_s:
             action = msgspec.structs.replace(action, from_s=until_s)
             self.carry_out(self._decide(events.Unmasking(action.version, now_s, until_s)))
+        elif not exchanging:
+            return False
         aggregator.waiting = action
         return True
-
-    def _is_early(self, action: Sum) -> bool:
-        """Return True if the run ends before the exchange for a sum has ended, or begun."""
-        now_s, from_s = self.core.now_s, action.from_s
-        if from_s is None:
-            return self.core.ends and self.aggregator.exchange_s(action, now_s) > 0.0
-        return now_s < from_s
 
     def retry_sum(self) -> None:
         """Try the deferred sum again."""
@@ -335,9 +335,9 @@ class Engine:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:
             self.timeline.flush()  # tasks need not wait for the sum
         before = self._watch.to("sum")
-        now_s = self._clock.now_s()
-        result = self.aggregator.sum(action, entry, early=self._is_early(action))
+        result = self.aggregator.sum(action, entry)
         self._watch.to("publish")
+        now_s = self._clock.now_s()
         for task, seen in zip(action.tasks, result.checksums, strict=True):
             trip = self._open.pop(task, None)
             if trip is not None:

@@ -259,6 +259,8 @@ class HiddenSums:
         self._seed, self._clients = seed, clients
         self.online: Callable[[int], bool] = lambda client: True
         """Returns True for a client that is connected, so that it can help to unmask a sum."""
+        self.cut_short = False
+        """True if the run ends before the end of the exchange for the next sum, which is then refused."""
         self.reply_s: Callable[[int, int, float, int, int], float] = lambda *_: 0.0
         """Returns a client's time for its part of an exchange: `Trips.reply_s`."""
 
@@ -296,4 +298,6 @@ class HiddenSums:
         if len(online) < helpers.needed:
             known = f"{len(online)} of {len(helpers.clients)} clients that can unmask the sum are online"
             raise SecureError(f"{known}; {helpers.needed} are needed")
+        if self.cut_short:
+            raise SecureError("the run ended during the exchange that would have unmasked the sum")
         return self._scheme.sum(self.rules, lambda asked: self._process.ask(asked, online), buffer, members)

@@ -27,7 +27,7 @@ from edgefl.parameters.buffer import ParameterBuffer, Raw, SlotState, blocks, wi
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.source import Source
 from edgefl.results.rows import Aggregation
-from edgefl.run.hidden import HiddenSums, id_of
+from edgefl.run.hidden import HiddenSums, Members, id_of
 from edgefl.secure import SecureError
 from edgefl.strategies.base import Strategy, VectorSum
 from edgefl.strategies.base import Update as HeldUpdate
@@ -118,7 +118,6 @@ class Aggregator:
         self._chosen: tuple[float, ...] = ()  # weights that `combine` chose for the step
         self._zero: set[int] = set()  # tasks of a private step whose updates are summed as zero
         self._salt = self._refused = ""
-        self._early = False
 
     @classmethod
     def of(
@@ -324,51 +323,29 @@ class Aggregator:
                 return entry
         return None
 
-    def lacks_helpers(self, action: Sum) -> bool:
-        """True if too few clients are online to unmask this sum."""
-        if self.hidden is None or not (members := self._asked(action)):
-            return False
-        return self.hidden.lacks_helpers(self.buffer, members)
+    def members(self, action: Sum, *, zero: bool) -> Members:
+        """Return client, slot and weight of each update of a hidden sum.
 
-    def exchange_s(self, action: Sum, at_s: float) -> float:
-        """Emulated seconds from ``at_s`` until the clients have sent what unmasks this sum."""
-        if self.hidden is None or not (members := self._asked(action)):
-            return 0.0
-        return self.hidden.exchange_s(self.buffer, members, action.version, at_s)
-
-    def _asked(self, action: Sum) -> list[tuple[int, int, float]]:
-        """The updates on which the time of a hidden sum depends: in a private run zero updates, too.
-
-        Which updates are zero may depend on the clients' data.
+        In a private run, updates that count as zero are included only if ``zero``.
         """
-        if self.privacy is None:
-            return self._members(action)
-        leases = [self.leases[task] for task in action.tasks]
-        return [
-            (lease.client, lease.slot, weight) for lease, weight in zip(leases, action.weights, strict=True)
-        ]
-
-    def _members(self, action: Sum) -> list[tuple[int, int, float]]:
-        """Client, slot and weight of each update of a hidden sum, except those that count as zero."""
         assert self.hidden is not None
         leases, size = [self.leases[task] for task in action.tasks], self.hidden.rules.size
-        pairs, private = zip(action.tasks, leases, action.weights, strict=True), self.privacy is not None
+        pairs, whole = zip(action.tasks, leases, action.weights, strict=True), zero or self.privacy is None
         return [
             (lease.client, lease.slot, weight)
             for task, lease, weight in pairs
-            if not private or (task not in self._zero and any(id_of(self.buffer.raw(lease.slot), size)))
+            if whole or (task not in self._zero and any(id_of(self.buffer.raw(lease.slot), size)))
         ]
 
-    def sum(self, action: Sum, entry: int, zero: Sequence[int] = (), *, early: bool = False) -> SumResult:
+    def sum(self, action: Sum, entry: int, zero: Sequence[int] = ()) -> SumResult:
         """Make version ``action.version`` in ``entry`` and publish it, unless an update is bad.
 
         A private step sums a bad update as zero instead. When a step is repeated after a resume, ``zero``
-        lists the tasks whose updates were bad the first time. A hidden sum that is ``early``, before the end
-        of its clients' exchange, is refused.
+        lists the tasks whose updates were bad the first time.
         """
         failpoints.pass_by("sum")
         self.buffer.retire(entry)
-        self._zero, self._refused, self._early = set(zero), "", early
+        self._zero, self._refused = set(zero), ""
         while (result := self._attempt(action, entry)) is None:
             pass
         return result
@@ -489,10 +466,8 @@ class Aggregator:
         altered = {task for task, was, now in zip(action.tasks, sent, seen, strict=True) if was != now}
         if not altered <= self._zero:
             return bounds, seen  # the caller drops altered updates, and the process is not asked
-        members = self._members(action)
+        members = self.members(action, zero=False)
         total, unit = np.zeros(size, np.float32), 1.0
-        if members and self._early:
-            raise SecureError("the run ended during the exchange that would have unmasked the sum")
         if members:
             total, unit = self.hidden.sum(buffer, members)
         vectors, factors = [total], [unit]

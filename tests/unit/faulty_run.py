@@ -156,8 +156,8 @@ class FaultyRun(Parts):
         said_of = (timeline, self.evaluation, self.watch)
         return timeline, Engine(self.core, self.aggregator, self.store, *said_of, write_ahead=ahead)
 
-    def _watched_sum(self, action: Sum, entry: int, early: bool) -> Any:
-        result = self._sum(action, entry, early=early)
+    def _watched_sum(self, action: Sum, entry: int) -> Any:
+        result = self._sum(action, entry)
         if not result.bad:
             self.moved_s = self.hand.at
             self.summed(action, entry)

@@ -374,9 +374,9 @@ def test_tasks_do_not_wait_for_long_sums(tmp_path: Path, monkeypatch: pytest.Mon
     unsent: list[int] = []
     add = world.aggregator.sum
 
-    def summed(action: Sum, entry: int, early: bool) -> SumResult:
+    def summed(action: Sum, entry: int) -> SumResult:
         unsent.append(len(world.unsent))
-        return add(action, entry, early=early)
+        return add(action, entry)
 
     monkeypatch.setattr(world.aggregator, "sum", summed)
     world.finish().close()
