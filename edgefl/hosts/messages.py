@@ -34,7 +34,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
-    """Node → supervisor: data and model are loaded; with the CPU seconds of a training step on the node."""
+    """Node → supervisor: data and model are loaded, and a training step takes these CPU seconds."""
 
     fingerprint: Fingerprint
     host_step_s: Figure

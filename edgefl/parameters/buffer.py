@@ -199,7 +199,7 @@ class ParameterBuffer:
 
     @classmethod
     def attach(cls, fd: int) -> ParameterBuffer:
-        """Map the buffer of a file descriptor. Raises `SlotError` if it is no buffer of this layout."""
+        """Map the buffer of a file descriptor. Raises `SlotError` if it does not have this layout."""
         try:
             memory = mmap.mmap(fd, 0)
         except (OSError, ValueError) as error:

@@ -58,7 +58,7 @@ class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
             cell, most = [0], self.most
 
             def count(frame: FrameType, event: str, arg: object) -> None:
-                # The result None keeps this the frame's trace function.
+                # Returning None keeps this as the frame's trace function.
                 if event == "opcode":
                     cell[0] += 1
                     if cell[0] > most:

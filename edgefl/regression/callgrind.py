@@ -88,7 +88,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
 
 
 def _costs(text: str) -> dict[str, int]:
-    """Return each function's own instructions, without its callees', from a file of Callgrind."""
+    """Return each function's own instructions, excluding its callees', from a Callgrind file."""
     names: dict[str, str] = {}
     costs: Counter[str] = Counter()
     function, callee = _NAMELESS, False
