@@ -80,9 +80,9 @@ def method(kind: type, name: str, wrong: Callable[..., Any]) -> Mutant:
 def held(change: Callable[[Ledger, Update], int]) -> Mutant:
     """Changes the staleness of each update that arrives."""
 
-    def hold(right: Any, self: Ledger, event: Any) -> Update:
-        update = right(self, event)
-        update = self._updates[event.task] = self.held[-1] = update._replace(staleness=change(self, update))
+    def hold(right: Any, self: Ledger, *given: Any) -> Update:
+        update = right(self, *given)
+        update = self._updates[update.task] = self.held[-1] = update._replace(staleness=change(self, update))
         return update
 
     return method(Ledger, "hold", hold)
