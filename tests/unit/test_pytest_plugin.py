@@ -63,7 +63,9 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def run(test: str, *arguments: str) -> pytest.RunResult:
         pytester.makepyfile(test_device=test)
-        options = (*PLUGIN, "--edgefl-repetitions=9", "--strict-markers", "-Werror")
+        # This process has imported edgefl; pytest warns about that unless `python -m pytest` started it.
+        warnings = ("-Werror", "-Wignore::pytest.PytestAssertRewriteWarning")
+        options = (*PLUGIN, "--edgefl-repetitions=9", "--strict-markers", *warnings)
         return pytester.runpytest_inprocess(*options, *arguments)
 
     return run
