@@ -490,7 +490,7 @@ def test_in_a_private_run_times_do_not_depend_on_which_updates_are_bad(
 def test_a_run_under_the_wall_clock_may_end_during_an_exchange(tmp_path: Path) -> None:
     """Nobody trains then, and the run goes on to its end."""
     server = Server(secure=SECURE, heartbeat_s=0.2)
-    fields = {"fleet": SLOW_LINK, "server": server, "clock": Clock(kind="wall", time_scale=1.0)}
+    fields = {"fleet": SLOW_LINK, "server": server, "clock": Clock(kind="wall", time_scale=0.3)}
     finished(experiment(**fields, stop=Stop(versions=2)), tmp_path / "first")
     last = exchanges(tmp_path / "first")[-1]
     ends = Stop(emulated_s=last.at_s + 0.7 * (last.until_s - last.at_s))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -68,7 +70,9 @@ def patterned(folder: Path, server: Server, strategy: dict[str, Any]) -> Experim
 
 
 def memory_of(process: psutil.Process) -> bytes:
-    """All readable memory of a stopped process, shared mappings included, without the code of libraries."""
+    """All readable memory of a stopped process, shared mappings included, without the code of libraries and
+    without pages of zeros.
+    """
     parts = []
     with open(f"/proc/{process.pid}/maps") as maps, open(f"/proc/{process.pid}/mem", "rb", 0) as memory:
         for line in maps:
@@ -78,7 +82,8 @@ def memory_of(process: psutil.Process) -> bytes:
             start, end = int(found[1], 16), int(found[2], 16)
             try:
                 memory.seek(start)
-                parts.append(memory.read(end - start))
+                pages = np.frombuffer(memory.read(end - start), np.uint64).reshape(-1, PAGESIZE // 8)
+                parts.append(pages[pages.any(axis=1)].tobytes())
             except (OSError, ValueError, OverflowError):
                 continue
     return b"\0".join(parts)
