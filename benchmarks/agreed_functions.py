@@ -1,6 +1,7 @@
 """The functions of `agreement.py`.
 
-``python agreed_functions.py NAME CALLS`` prints the wall seconds of a call, the median of so many.
+``python agreed_functions.py NAME CALLS [CLOCK]`` prints the seconds of a call, the median of so many, by a
+clock of `time`, by default its ``perf_counter``.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def call_s(name: str, calls: int, clock: Callable[[], float] = time.perf_counter) -> float:
+def call_s(name: str, calls: int, clock: Callable[[], float]) -> float:
     """Return the seconds of a call by that clock, the median of so many, after one more."""
     run, found = FUNCTIONS[name], []
     run()
@@ -83,4 +84,5 @@ def call_s(name: str, calls: int, clock: Callable[[], float] = time.perf_counter
 
 
 if __name__ == "__main__":
-    print(call_s(sys.argv[1], int(sys.argv[2])))
+    name, calls, *clock = sys.argv[1:]
+    print(call_s(name, int(calls), getattr(time, *clock or ["perf_counter"])))

@@ -7,7 +7,9 @@ Python: seconds of a call on the device by `edgefl exec` (the program's own cloc
 by a device test (`pytest`, mark ``edge_device``), and by `edgefl predict` (this host's CPU time ÷ `relative`;
 a step's own time). Prints the median of each over the rounds, and its distance from the mean of the three.
 Run it on a quiet host: each answer contains this host's CPU time, which other guests of the same machine
-change by a third within seconds, so the three are measured in turn.
+change by a third within seconds, so the three are measured in turn. Each function is timed in a process of
+its own, because what ran before changes its time: glibc returns large arrays to the system after each call
+until it has seen larger ones, and then every call pays for the page faults.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import fmean, median
 
@@ -29,7 +30,7 @@ from edgefl.learning.models import model_to_trace
 from edgefl.results.tables import percent, short_time, show, table
 
 sys.path.insert(0, str(Path(__file__).parent))
-from agreed_functions import BATCH, MODEL, SHAPE, call_s
+from agreed_functions import BATCH, MODEL, SHAPE
 
 HERE = Path(__file__).parent
 STEP = f"torch:{MODEL}@{BATCH}"
@@ -45,9 +46,20 @@ def test_it(edge_device):
 FUNCTION = {"loop": "loop", "numpy": "arrays", "step": "step", "gzip": "gzip", "half": "half"}
 
 
+def program(name: str, calls: int) -> tuple[str, ...]:
+    """Return the command that prints seconds of a call."""
+    return (sys.executable, str(HERE / "agreed_functions.py"), name, str(calls))
+
+
+def here_s(name: str, calls: int) -> float:
+    """Return CPU seconds of a call on this host, in a process of its own."""
+    command = (*program(name, calls), "thread_time")
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def by_exec(device: str, name: str, like: str, calls: int) -> float:
     """Return seconds of a call by the clock of a program under `edgefl exec`, at the device's pace."""
-    command = (sys.executable, str(HERE / "agreed_functions.py"), name, str(calls))
+    command = program(name, calls)
     threads = None if "torch" in like else 1
     phone = programs.Phone(device=device, command=command, like=like, threads=threads)
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +94,7 @@ def one_round(name_of_device: str, calls: int) -> dict[str, tuple[float, ...]]:
     device, host = load_device(name_of_device), calibrate()
     module, _ = model_to_trace(MODEL)
     step_s = predict(module, BATCH, device=device, input_shape=SHAPE).seconds
-    host_s = {name: call_s(name, calls, time.thread_time) for name in FUNCTION}
+    host_s = {name: here_s(name, calls) for name in FUNCTION}
     speed = {name: relative(clusters_of(device), of, 1, host).value for name, of in CLASS.items()}  # type: ignore[arg-type]
     predicted = {name: host_s[name] / speed[name] for name in ("loop", "numpy", "gzip")}
     predicted["step"] = step_s
@@ -114,9 +126,9 @@ def main() -> None:
             ways[name].append(seconds)
     rows = []
     for name, rounds in ways.items():
-        here_s, *answers = map(median, zip(*rounds, strict=True))
+        host_s, *answers = map(median, zip(*rounds, strict=True))
         off = [percent(answer / fmean(answers) - 1, 1) for answer in answers]
-        rows.append((name, short_time(here_s), *map(short_time, answers), *off))
+        rows.append((name, short_time(host_s), *map(short_time, answers), *off))
     heads = ("function", ">this host", ">exec", ">device test", ">predict", ">exec", ">test", ">predict")
     show(table(heads, rows, f"{given.device}: seconds of a call, and each one's distance from the mean"))
 
