@@ -225,7 +225,7 @@ COLOURS = ("#2a6fc9", "#df6a2c", "#1b9a74", "#7a5bd0", "#cf9a12", "#d4568d", "#4
 
 
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """Plot predicted against measured seconds, networks beside single layers; save it to each of ``paths``.
+    """Plot predicted against measured seconds, networks beside single layers, into each of ``paths``.
 
     Predictions are from fits without the network, if there are any.
     """

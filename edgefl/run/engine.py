@@ -185,7 +185,7 @@ class Engine:
                     if self._waits(action, hidden):
                         continue
                     if self.write_ahead is not None:
-                        self.write_ahead.secure()  # they can be in one sum only: a successor repeats it
+                        self.write_ahead.secure()  # a server that is started again must repeat this very sum
                 entry = self.aggregator.free_entry()
                 if entry is None and self.write_ahead is not None:
                     self.write_ahead.secure()
