@@ -1,6 +1,6 @@
 """Compare three answers to one question: how long does a device take for a function?
 
-    python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7]
+    python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7] [--only step,numpy]
 
 For a Python loop, numpy, a training step in torch, compression, and a function that is half torch, half
 Python: seconds of a call on the device by `edgefl exec` (the program's own clock, divided by the time scale),
@@ -89,18 +89,19 @@ def by_plugin(device: str, name: str) -> float:
         return float(seconds)
 
 
-def one_round(name_of_device: str, calls: int) -> dict[str, tuple[float, ...]]:
-    """Return seconds of a call of each function: here, by ``exec``, by a device test, by ``predict``."""
+def one_round(name_of_device: str, names: list[str], calls: int) -> dict[str, tuple[float, ...]]:
+    """Return seconds of a call of these functions: here, by ``exec``, by a device test, by ``predict``."""
     device, host = load_device(name_of_device), calibrate()
     module, _ = model_to_trace(MODEL)
     step_s = predict(module, BATCH, device=device, input_shape=SHAPE).seconds
-    host_s = {name: here_s(name, calls) for name in FUNCTION}
+    host_s = {name: here_s(name, calls) for name in (FUNCTION if "half" in names else names)}
     speed = {name: relative(clusters_of(device), of, 1, host).value for name, of in CLASS.items()}  # type: ignore[arg-type]
-    predicted = {name: host_s[name] / speed[name] for name in ("loop", "numpy", "gzip")}
-    predicted["step"] = step_s
-    predicted["half"] = step_s + host_s["loop"] / speed["half"]
-    part = host_s["loop"] / host_s["half"]
-    likes = {**CLASS, "step": STEP, "half": f"interpreter={part:.4f},{STEP}={1 - part:.4f}"}
+    predicted = {name: host_s[name] / speed[name] for name in names if name not in ("step", "half")}
+    predicted["step"], likes = step_s, {**CLASS, "step": STEP}
+    if "half" in names:
+        predicted["half"] = step_s + host_s["loop"] / speed["half"]
+        part = host_s["loop"] / host_s["half"]
+        likes["half"] = f"interpreter={part:.4f},{STEP}={1 - part:.4f}"
     return {
         name: (
             host_s[name],
@@ -108,7 +109,7 @@ def one_round(name_of_device: str, calls: int) -> dict[str, tuple[float, ...]]:
             by_plugin(name_of_device, name),
             predicted[name],
         )
-        for name in FUNCTION
+        for name in names
     }
 
 
@@ -119,11 +120,13 @@ def main() -> None:
     parser.add_argument("--device", default="pi-4")
     parser.add_argument("--calls", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(FUNCTION))
     given = parser.parse_args()
-    ways: dict[str, list[tuple[float, ...]]] = {name: [] for name in FUNCTION}
+    ways: dict[str, list[tuple[float, ...]]] = {name: [] for name in given.only}
     for _ in range(given.rounds):
-        for name, seconds in one_round(given.device, given.calls).items():
+        for name, seconds in one_round(given.device, given.only, given.calls).items():
             ways[name].append(seconds)
+            print(name, *map(short_time, seconds), file=sys.stderr, flush=True)
     rows = []
     for name, rounds in ways.items():
         host_s, *answers = map(median, zip(*rounds, strict=True))

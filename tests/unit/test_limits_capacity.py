@@ -336,6 +336,18 @@ def test_of_noisy_rounds_the_calmest_counts(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.median == pytest.approx(30.0 * host_operations._CALLS)
 
 
+def test_a_program_gets_the_median_of_calm_and_noisy_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that other guests slow down by half in three of ten rounds, calm within each round."""
+    spans = [0.1] + [0.2 if round_ < 3 else 0.1 for round_ in range(10) for _ in range(9)]
+    readings = itertools.chain.from_iterable((0.0, span) for span in spans)
+    monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
+    found = host_operations.usual_rate(lambda: None, work=1.0)
+    rate = host_operations._CALLS / 0.1
+    assert found.median == pytest.approx(rate)
+    assert sorted(set(found.samples)) == pytest.approx([rate / 2, rate])
+    assert found.cv > 0.2
+
+
 def test_the_triad_is_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index, text in (("index0", "48K"), ("index3", "491520K"), ("index4", "none"), ("index2", "2097152")):
         (tmp_path / index).mkdir()
