@@ -297,7 +297,7 @@ class ThrottleMeter:
 
 
 class UsageMeter:
-    """Measures CPU usage from its creation to `usage`; steal and throttling only from `begin` to `end`.
+    """Measures CPU usage since its creation, but steal and throttling only from `begin` to `end`.
 
     ``elsewhere_s`` returns the CPU seconds of ended processes of the run that are not children of this one.
     """
