@@ -1,6 +1,6 @@
 """Compare three answers to one question: how long does a device take for a function?
 
-    python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7] [--only step,numpy]
+    python benchmarks/agreement.py [--device pi-4] [--calls 15] [--rounds 7] [--only step numpy]
 
 For a Python loop, numpy, a training step in torch, compression, and a function that is half torch, half
 Python: seconds of a call on the device by `edgefl exec` (the program's own clock, divided by the time scale),
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--device", default="pi-4")
     parser.add_argument("--calls", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(FUNCTION))
+    parser.add_argument("--only", nargs="+", choices=FUNCTION, default=list(FUNCTION))
     given = parser.parse_args()
     ways: dict[str, list[tuple[float, ...]]] = {name: [] for name in given.only}
     for _ in range(given.rounds):

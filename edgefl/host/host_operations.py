@@ -29,7 +29,7 @@ from edgefl.learning.networks import cnn_femnist
 
 REPETITIONS = 9
 ROUNDS = 5  # at most; a noisy rate is measured again, and the least noisy round counts
-USUAL_ROUNDS = 10
+USUAL_S = 5.0  # CPU time of the usual rate's repetitions
 GEMM_SIZES = (64, 256, 1024)
 TRIAD_MIN_MIB = 64  # minimum size of each of the triad's three arrays
 _REPETITION_S = 0.05
@@ -77,26 +77,30 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
 
 def rate(run: Callable[[], Any], work: float) -> Rate:
     """Return the work per CPU second of ``run`` after a warm-up, from the least noisy of several rounds."""
-    rounds: list[Rate] = []
-    for found in _rounds(run, work):
-        rounds.append(found)
-        if len(rounds) == ROUNDS or found.cv <= MAX_CV / 2:
-            break
+    repetitions, rounds = _repetitions(run), list[Rate]()
+    while len(rounds) < ROUNDS and not any(found.cv <= MAX_CV / 2 for found in rounds):
+        rounds.append(_rate_of([calls * work / took_s for calls, took_s in islice(repetitions, REPETITIONS)]))
     return min(rounds, key=lambda found: found.cv)
 
 
 def usual_rate(run: Callable[[], Any], work: float) -> Rate:
-    """Return the work per CPU second of ``run`` after a warm-up, from all of `USUAL_ROUNDS` rounds.
+    """Return the work per CPU second of ``run`` after a warm-up, from `USUAL_S` seconds of repetitions.
 
-    Other guests of the same machine can change a host's speed by a factor of two for seconds. A program that
-    starts now gets the median of that, not the speed of the least noisy half second.
+    At least `REPETITIONS` are made. The speed of a virtual machine can change by a factor of two for some
+    seconds, because it shares its cores with others. So a program's speed is near this median, and not near
+    that of the least noisy half second.
     """
-    samples = [one for found in islice(_rounds(run, work), USUAL_ROUNDS) for one in found.samples]
+    samples, spent_s = list[float](), 0.0
+    for calls, took_s in _repetitions(run):
+        samples.append(calls * work / took_s)
+        spent_s += took_s
+        if len(samples) >= REPETITIONS and spent_s >= USUAL_S:
+            break
     return _rate_of(samples)
 
 
-def _rounds(run: Callable[[], Any], work: float) -> Iterator[Rate]:
-    """Warm up, then yield the work per CPU second in one round of repetitions after another, without end."""
+def _repetitions(run: Callable[[], Any]) -> Iterator[tuple[int, float]]:
+    """Warm up, then yield the number of calls and the CPU seconds of one repetition after another."""
 
     def took(calls: int) -> float:
         start = time.thread_time()
@@ -107,7 +111,7 @@ def _rounds(run: Callable[[], Any], work: float) -> Iterator[Rate]:
     run()
     calls = max(_CALLS, int(_REPETITION_S / max(took(1), 1e-9)))
     while True:
-        yield _rate_of([calls * work / took(calls) for _ in range(REPETITIONS)])
+        yield calls, took(calls)
 
 
 def _rate_of(samples: list[float]) -> Rate:

@@ -75,7 +75,7 @@ class TreeWatch:
 class Peak:
     """Highest growth of private and shared memory since this object was created.
 
-    The kernel reports the peak of this process; ``watch`` samples the memory of the processes that it starts.
+    The kernel reports the peak of this process; ``watch`` samples that of the processes it started.
 
     >>> block = mmap.mmap(-1, 4096 * 4096)
     >>> peak = Peak(TreeWatch())

@@ -1,7 +1,7 @@
 """The measuring process: imports the user's function once, then forks a process for each repetition.
 
 It never runs the function itself, so that every repetition starts from the same memory, and it has one
-thread, so that a fork is safe. The randomization of addresses and hashes is off.
+thread, so that a fork is safe. The randomization of addresses and hashes is off in it.
 """
 
 from __future__ import annotations

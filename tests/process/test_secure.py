@@ -488,10 +488,7 @@ def test_in_a_private_run_times_do_not_depend_on_which_updates_are_bad(
 
 
 def test_a_run_under_the_wall_clock_may_end_during_an_exchange(tmp_path: Path) -> None:
-    """Nobody trains then, and the run goes on to its end.
-
-    Mutant: a server that does not count the exchange as something to wait for.
-    """
+    """Nobody trains then, but the run goes on. Mutant: a server that does not wait for the exchange."""
     server = Server(secure=SECURE, heartbeat_s=0.2)
     clock = Clock(kind="wall", time_scale=0.3)
     fields = {"fleet": SLOW_LINK, "server": server, "strategy": ROUNDS, "clock": clock}

@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import Mock
@@ -324,12 +325,16 @@ def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPat
     assert found.blas
 
 
+def readings_of(*spans: Iterable[float]) -> Iterator[float]:
+    """Return a clock's readings before and after each of these spans."""
+    return (reading for span in itertools.chain(*spans) for reading in (0.0, span))
+
+
 def test_of_noisy_rounds_the_calmest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def spans(noisy: bool) -> list[float]:
         return [0.1 * (1 + noisy * (at % 2)) for at in range(host_operations.REPETITIONS)]
 
-    taken = itertools.chain([0.1], spans(True), spans(True), spans(False), itertools.repeat(0.5))
-    readings = itertools.chain.from_iterable((0.0, span) for span in taken)
+    readings = readings_of([0.1], spans(True), spans(True), spans(False), itertools.repeat(0.5))
     monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
     found = host_operations.rate(lambda: None, work=3.0)
     assert found.cv == 0
@@ -337,15 +342,21 @@ def test_of_noisy_rounds_the_calmest_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_program_gets_the_median_of_calm_and_noisy_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that other guests slow down by half in three of ten rounds, calm within each round."""
-    spans = [0.1] + [0.2 if round_ < 3 else 0.1 for round_ in range(10) for _ in range(9)]
-    readings = itertools.chain.from_iterable((0.0, span) for span in spans)
+    """A host at half its speed in the first round, which is calm. Mutant: `rate`, which takes that round."""
+    readings = readings_of([0.1], [0.2] * host_operations.REPETITIONS, itertools.repeat(0.1))
     monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
     found = host_operations.usual_rate(lambda: None, work=1.0)
     rate = host_operations._CALLS / 0.1
     assert found.median == pytest.approx(rate)
     assert sorted(set(found.samples)) == pytest.approx([rate / 2, rate])
     assert found.cv > 0.2
+
+
+def test_a_slow_step_is_not_repeated_more_often_than_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: a fixed number of rounds, which takes minutes."""
+    readings = readings_of([1.0], [3.0] * host_operations.REPETITIONS)
+    monkeypatch.setattr(host_operations.time, "thread_time", lambda: next(readings))
+    assert len(host_operations.usual_rate(lambda: None, work=1.0).samples) == host_operations.REPETITIONS
 
 
 def test_the_triad_is_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
