@@ -74,7 +74,7 @@ class Ledger:
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order
         self._trips = array("i", [0]) * count
         self._trained_from = array("i", [-1]) * count
-        self._starters: tuple[int, set[int]] = (0, set())  # a version, the clients that started from it last
+        self._starters: tuple[int, set[int]] = (0, set())  # a version; clients whose latest task is from it
         self.present = bytearray(count)
         """By client: 1 if it is connected, else 0."""
 
