@@ -32,6 +32,9 @@ from edgefl.run import supervisor
 from tests.patience import Patience
 from tests.process import warm
 
+if not Path(kernels.__file__).is_relative_to(ROOT := Path(__file__).parents[1]):
+    pytest.exit(f"these tests would test {kernels.__file__}; install {ROOT}: pip install -e .", returncode=4)
+
 # Modules that take the place of others where they are imported.
 collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
 collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]

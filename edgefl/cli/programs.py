@@ -113,6 +113,9 @@ def execute(
         absence=_absence(churn, leave),
         out=out,
     )
+    if not quiet and like is None and any(phone.like == "interpreter" for phone in phones):
+        torch = "for one that trains with torch: --like torch:MODEL, or --like torch"
+        say(f"edgefl: the program gets the phone's speed for interpreted code; {torch}", err=True)
     result = programs.run(phones, options, make_view(len(phones), quiet))
     say_result(result, quiet)
     return result.exit_code or (0 if result.valid or accept_invalid else INVALID)
@@ -217,7 +220,7 @@ def _absence(churn: str | None, leave: str | None) -> Absence | None:
 
 def say_result(result: ProgramsResult, quiet: bool) -> None:
     """Print the verdict and errors; if ``quiet``, only an INVALID verdict."""
-    from edgefl.results.tables import many, percent
+    from edgefl.results.tables import many, percent, seconds
 
     for phone in result.phones if not quiet else ():
         if phone.why:
@@ -227,7 +230,9 @@ def say_result(result: ProgramsResult, quiet: bool) -> None:
     error = f"error median {percent(held.median_abs_error, 2)}, p95 {percent(held.p95_abs_error, 2)}"
     if held.valid and held.median_abs_error is None:
         verdict, error = "not judged", "the phones hardly computed or sent anything"
-    scale = f"time_scale {result.time_scale:g}"
+    ran = sorted(phone.wall_s / result.time_scale for phone in result.phones)
+    took = " to ".join(dict.fromkeys(map(seconds, (ran[0], ran[-1]))))
+    scale = f"{took} of emulated time, time_scale {result.time_scale:g}"
     for code, device, factor in result.model_errors:
         error += f"; {code} code on a real {device}: within a factor of {factor:.2f} (90%)"
     if not (quiet and held.valid):

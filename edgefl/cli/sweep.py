@@ -90,6 +90,7 @@ def sweep(
 
     from edgefl.hosts.nodes import on_nodes
     from edgefl.results.tables import show
+    from edgefl.run.sweep import CURVES
     from edgefl.run.sweep import sweep as run_all
 
     try:
@@ -111,7 +112,9 @@ def sweep(
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command resumes it") from None
     if not quiet:
-        say(f"{folder / 'report.html'}")
+        for name in ("report.html", CURVES):
+            if (folder / name).is_file():
+                say(f"{folder / name}")
     if track is not None:
         copy_to_tracker(folder, track)
     rows = found.summary()["comparison"]["rows"]

@@ -29,7 +29,7 @@ BURST_SHARE = 0.3
 time when other clients train at the same moment."""
 
 Verdict = Literal["fits", "tight", "overloaded"]
-_VERDICT_TEXT: dict[Verdict, str] = {
+VERDICT_TEXT: dict[Verdict, str] = {
     "fits": "",
     "tight": "; that is above the load at which pacing is exact, times may be off",
     "overloaded": "; the host is overloaded, the run will be INVALID",
@@ -129,7 +129,7 @@ def choose_time_scale(
         verdict = "overloaded"
     why = (
         f"time_scale {value:g} was {chosen}; over whole trips the fleet then uses {load:.1%} of the "
-        f"host's {cores:g} cores, its most demanding client {share:.1%} of a core{_VERDICT_TEXT[verdict]}"
+        f"host's {cores:g} cores, its most demanding client {share:.1%} of a core{VERDICT_TEXT[verdict]}"
     )
     return TimeScale(value, load, share, why, verdict)
 

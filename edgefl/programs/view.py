@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from edgefl.host.capacity import TimeScale
+from edgefl.host.capacity import VERDICT_TEXT, TimeScale, capacity_cores
 from edgefl.programs import messages
 from edgefl.programs.phone import HeldPhone
 from edgefl.programs.result import LEAST_CPU_S
@@ -33,7 +33,7 @@ class PhonesView:
         it."""
         if not self._quiet and (scale.value != 1.0 or scale.verdict != "fits"):
             with contextlib.suppress(OSError):
-                say(f"edgefl: {scale.why}", err=True)
+                say(f"edgefl: {_explained(held, scale)}", err=True)
 
     def update(
         self, states: Mapping[int, messages.PhoneState], traffic: Sequence[messages.TrafficState]
@@ -53,6 +53,19 @@ class PhonesView:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
+    """Return what the time scale means, and how it can be smaller."""
+    cores = capacity_cores()
+    needed = scale.load * scale.value * cores
+    text = (
+        f"time_scale {scale.value:g}: a second of a phone takes {scale.value:g} s here. With all cores busy, "
+        f"the phones need {needed:.1f} cores at time_scale 1; this host has {cores:g}"
+    )
+    if scale.value > 1.0 and any(one.phone.threads is None for one in held):
+        text += ". If the program has at most N busy threads, --threads N makes it faster"
+    return text + VERDICT_TEXT[scale.verdict]
 
 
 class PhonesTable(PhonesView):

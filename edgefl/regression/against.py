@@ -46,9 +46,16 @@ MOST_WAITS = 2.0
 SHOT_S, PAIR_S = 0.005, 0.6
 """Minimum seconds of a shot, and of all shots of a pair of processes."""
 LEAST_BLOCKS = 4
+LONG_CALL_S = PAIR_S / (4 * LEAST_BLOCKS)
+"""A pair of processes that calls a longer function takes more than `PAIR_S`."""
 SCHEDULE = ((5, 1), (5, 2), (5, 3), (5, 4), (7, 4), (9, 4), (10, 4))
 """Stages (number of layouts, pairs of processes in each) after which the comparison may be decided."""
 EDITABLE = "install it with pip install -e, or put its folder on pytest's pythonpath"
+_LONGER = " or with a larger --edgefl-limit"
+_SHORTER = (
+    ", with a larger --edgefl-limit, or with a function that does less: calls of 1 to 20 ms can be repeated "
+    "more often"
+)
 BROKEN_BASE = (
     "if this change repairs it, run once with --edgefl-invalid=skip; if it needs generated files, make them "
     "in the base's checkout with --edgefl-build='COMMAND'"
@@ -332,18 +339,22 @@ def verdict_of(found: Comparison, tolerance: float) -> Verdict:
         return Verdict("FAIL", "; ".join(text for _, text in grew), grew=tuple(name for name, _ in grew))
     if decision == "unknown":
         why = f"{_time_text(found, time)}, too uncertain to exclude {tolerance:.1%}"
-        return Verdict("INVALID", f"{why}; run again, on a quieter host or with a larger --edgefl-limit")
+        advice = _SHORTER if _base_s(found) > LONG_CALL_S else _LONGER
+        return Verdict("INVALID", f"{why}; run again, on a quieter host{advice}")
     return Verdict("PASS", _time_text(found, time))
 
 
 def _time_text(found: Comparison, time: Estimate) -> str:
-    base_s, head_s = (statistics.median(getattr(pair, f"{side}_s") for pair in found.pairs) for side in SIDES)
     grew, least, most = (share_text(1.0, 1.0 + share) for share in (time.growth, time.least, time.most))
     sure = f" ({least} to {most})" if math.isfinite(time.most) else ""
     return (
-        f"time {grew}{sure} since {found.base}: {short_time(base_s)} → {short_time(head_s)} a "
-        f"call, in turns, {many(len(found.pairs), 'pair')} of processes"
+        f"time {grew}{sure} since {found.base}, where a call takes {short_time(_base_s(found))}; measured "
+        f"in turns, {many(len(found.pairs), 'pair')} of processes"
     )
+
+
+def _base_s(found: Comparison) -> float:
+    return statistics.median(pair.base_s for pair in found.pairs)
 
 
 def _more_sent(found: Comparison) -> Iterator[tuple[str, str]]:

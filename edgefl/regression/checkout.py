@@ -62,10 +62,10 @@ def find_base(ref: str, folder: Path) -> Base:
         )
     base = common.stdout.strip()
     if base == head and not git(repository, "status", "--porcelain").stdout:
-        what = f"{ref!r} is what is checked out here" if commit == head else f"{ref!r} contains HEAD"
+        what = f"{ref!r} and HEAD are the same commit" if commit == head else f"{ref!r} contains HEAD"
         raise ConfigError(
-            f"{OPTION}: {what}, and no file differs, so there is nothing to compare; name an earlier commit: "
-            f"{OPTION}=HEAD~1"
+            f"{OPTION}: {what}, and no file was changed since, so there is nothing to compare; change a "
+            f"file, or name an earlier commit, such as {OPTION}=HEAD~1"
         )
     return Base(ref, base, repository)
 

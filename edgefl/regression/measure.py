@@ -121,8 +121,7 @@ def _measured(process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit
     most = max(MOST_REPETITIONS, plan.repetitions)
     for index in range(most):
         before_s = limit.spent_s
-        about = f"repetition {index + 1} of {plan.repetitions}"
-        tell(about if index < plan.repetitions else f"{about}, up to {most} until the time is known")
+        tell(f"time on the device, repetition {index + 1} of at least {plan.repetitions} and at most {most}")
         found = _ask(process, plan, RepeatRequest(index, plan.time_scale))
         assert isinstance(found, Repetition)
         repetitions.append(found)

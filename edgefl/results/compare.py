@@ -128,12 +128,12 @@ def write(
 
 
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
-    """Return the tables of the time to the target, the rows' figures, and the runs' own metrics."""
+    """Return the tables of the target, the final figures and the runs' own metrics, and the conclusion."""
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
-    spent = together(run.record for run in runs)
-    parts = [*tables, *([Text(spent)] if spent else [])]
+    notes = (in_a_sentence(rows, target), together(run.record for run in runs))
+    parts = [*tables, *(Text(note) for note in notes if note)]
     return RenderGroup(*[each for part in parts for each in (Text(), part)][1:])
 
 
@@ -435,8 +435,8 @@ def _fleets_html(rows: Sequence[RunGroup]) -> list[str]:
 RATIO = "Time is emulated. Ratios are to the first row, seed by seed, with the 95% interval of their mean."
 
 
-RACE_HEADS = ("Run", ">Time to target, s", ">Time ÷ first run's (95%)", ">Client trips to target",
-              ">Trips ÷ first run's (95%)", ">Reached")  # fmt: skip
+RACE_HEADS = ("Run", ">Time to target, s", ">Time ÷ first row's (95%)", ">Client trips to target",
+              ">Trips ÷ first row's (95%)", ">Reached")  # fmt: skip
 
 
 def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:

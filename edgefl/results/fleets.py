@@ -86,7 +86,7 @@ class Ahead(NamedTuple):
 
 
 TITLE = "Over plausible fleets"
-HEADS = ("Run", ">Ahead in (95% interval)", ">Time ÷ first run's, in 90% of fleets", ">Fleets")
+HEADS = ("Run", ">Ahead in (95% interval)", ">Time ÷ first row's, in 90% of fleets", ">Fleets")
 
 
 def row(label: str, found: Ahead) -> tuple[str, ...]:

@@ -225,7 +225,10 @@ def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record
 
 
 def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | None) -> str:
-    """Return a sentence on the setting that reached the target first in emulated time, and its certainty."""
+    """Return a sentence on the setting that reached the target first in emulated time, and its certainty.
+
+    Like in the tables, the ratio of two times has the earlier row of ``rows`` in the denominator.
+    """
     if target is None or len(rows) < 2:
         return ""
     found = {label: to_target(target, runs, runs) for label, runs in rows.items()}
@@ -237,17 +240,19 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
     text = f"{first} reached {target} first: in {found[first].text('at_s')} emulated seconds"
     if found[first].reached < found[first].runs:
         text += f" ({found[first].passed} runs reached it)"
-    against = to_target(target, rows[second], rows[first])
-    known = against.ratios["at_s"]
+    base = next(label for label in rows if label in (first, second))
+    other = second if base == first else first
+    known = to_target(target, rows[other], rows[base]).ratios["at_s"]
     if known is None:
-        return f"{text}; {second}: {against.text('at_s')} ({against.passed} runs reached it), not settled."
-    text += f"; {second} took {known.at('.2f', '.2f')} as long"
-    text = text.replace(") as long", ", 95% interval) as long")
+        late = found[second]
+        return f"{text}; {second}: {late.text('at_s')} ({late.passed} runs reached it), not settled."
+    times = known.at(".2f", ".2f").removesuffix(")")
+    times += ", 95% interval)" if "(" in times else ""
+    text += f"; {second} took {times} as long" if base == first else f", {times} the time of {second}"
     if math.isinf(known.high) and known.low == 0.0:
         return f"{text}. That is one seed: another may turn the order around."
-    if known.low <= 1.0:
-        return f"{text}, so these seeds do not tell them apart."
-    return f"{text}."
+    certain = known.low > 1.0 if base == first else known.high < 1.0
+    return f"{text}." if certain else f"{text}, so these seeds do not tell them apart."
 
 
 def _mean_s(found: ToTarget) -> float:

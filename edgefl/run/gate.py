@@ -1,8 +1,9 @@
 """The gate: decodes and checks incoming messages; encodes and sends outgoing ones.
 
-An update passes only if its sender is known and holds the task, and if its base version and its checksum
-match the lease and the slot. A violation becomes a `Refusal`. Repeated and late reports of a finished task
-have no effect, because a transport may lose, delay or repeat messages.
+An update passes only if its sender is known and holds the task, if its base version is that of the lease, and
+if its checksum is the one in the slot; the sum compares that with the bytes later. A violation becomes a
+`Refusal`. Repeated and late reports of a finished task have no effect, because a transport may lose, delay or
+repeat messages.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Gate:
         """Return True if a result is a repetition, or belongs to an order that has been replaced.
 
         A worker's result whose update lacks parts is ignored in the same way: the worker computes it again.
-        A client's trip is not repeated; its update has a wrong checksum and is dropped.
+        A client's trip is not repeated: an incomplete update does not match its checksum and is dropped.
         """
         if lease is None:
             return result.task in peer.past

@@ -241,7 +241,8 @@ def block(mark: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "by_loss.py").write_text(block("<!-- file: by_loss.py -->"), encoding="utf-8")
+    for name in ("by_loss.py", "by_age.py"):
+        (tmp_path / name).write_text(block(f"<!-- file: {name} -->"), encoding="utf-8")
     return tmp_path
 
 

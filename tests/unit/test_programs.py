@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.cli import main
-from edgefl.cli.programs import phones_of
+from edgefl.cli.programs import phones_of, say_result
 from edgefl.devices import load_network
 from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
 from edgefl.devices.schema import Network
@@ -38,7 +38,7 @@ from edgefl.programs.relay import (
     Relay,
     carry,
 )
-from edgefl.programs.result import PhoneResult, judge, way_result
+from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, way_result
 from edgefl.programs.way import LinkWay, Transmission
 
 CAT = Phone(device="moto-g4", command=("cat",), share=0.1)
@@ -339,6 +339,20 @@ def phone_result(**changes: object) -> PhoneResult:
     return PhoneResult(**{**fields, **changes})
 
 
+def test_the_last_line_has_the_phones_time_and_the_model_error(capsys: pytest.CaptureFixture[str]) -> None:
+    held = judge((), [], 1.0, Conditions())
+    two = (phone_result(wall_s=8.0), phone_result(phone=1, wall_s=30.0))
+    result = ProgramsResult(two, 4.0, 0, 30.0, "sigstop", "off", held, (ModelError("integer", "pi-4", 1.2),))
+    say_result(result, quiet=False)
+    said = capsys.readouterr().err
+    assert "; 2 phones, 2 s to 7.5 s of emulated time, time_scale 4, " in said
+    assert "; integer code on a real pi-4: within a factor of 1.20 (90%)" in said
+    assert result.summary()["model_errors"] == [{"code": "integer", "device": "pi-4", "factor": 1.2}]
+    assert "model_errors" not in result._replace(model_errors=()).summary()
+    say_result(result._replace(phones=two[:1]), quiet=False)
+    assert "; 1 phone, 2 s of emulated time, " in capsys.readouterr().err
+
+
 def test_what_was_too_fast_or_too_slow_is_invalid() -> None:
     assert judge([phone_result()], [(1.0, 1.0)], 1.0, Conditions())[:3] == (0.0, 0.0, ())
     median, _, reasons, _ = judge([phone_result(achieved_share=0.2)], [(1.0, 1.0)], 1.0, Conditions())
@@ -398,7 +412,6 @@ def test_what_is_too_little_to_measure_is_not_judged() -> None:
 
 def test_the_report_page_has_the_verdict_and_its_reasons() -> None:
     from edgefl.programs.report import programs_page
-    from edgefl.programs.result import ProgramsResult
 
     carried = way_result(1000, [1.0], [1.01])
     one = phone_result(connections=1, up=carried, down=carried, why="out of memory", command=("<b>",))
@@ -411,17 +424,21 @@ def test_the_report_page_has_the_verdict_and_its_reasons() -> None:
     assert result.summary()["phones"][0]["up"]["bytes"] == 1000
 
 
-def test_the_live_table_has_a_row_for_each_phone() -> None:
+def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    from edgefl.host.capacity import choose_time_scale
+    from edgefl.host.capacity import Demand, capacity_cores, choose_time_scale
     from edgefl.programs.messages import PhoneState, TrafficState
     from edgefl.programs.view import PhonesTable
 
     held = look_up([CAT] * 30)
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     view = PhonesTable(console)
-    view.begin(held, choose_time_scale([], scale=2.0))
+    view.begin(held, choose_time_scale([Demand(0.5, 1.0)] * 6, cores=capacity_cores(), scale=2.0))
+    said = capsys.readouterr().err
+    assert said.startswith("edgefl: time_scale 2: a second of a phone takes 2 s here.")
+    assert "need 3.0 cores at time_scale 1" in said
+    assert "--threads N" in said
     states = {
         number: PhoneState(
             phone=number, state="ended" if number < 5 else "running", wall_s=10.0, cpu_s=0.5, wanting_s=10.0,

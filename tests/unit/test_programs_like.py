@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from edgefl.cli import main
-from edgefl.cli.programs import phones_of, say_result
+from edgefl.cli.programs import phones_of
 from edgefl.devices import load_device
 from edgefl.devices.code import clusters_of, rate
 from edgefl.devices.prediction import predict, time_model
@@ -17,12 +17,10 @@ from edgefl.errors import ConfigError
 from edgefl.host import calibration
 from edgefl.host.calibration import Calibration, Rate
 from edgefl.host.host_operations import FEMNIST_FLOP
-from edgefl.host.verdict import Conditions
 from edgefl.learning.models import model_to_trace
 from edgefl.programs import Phone, core_shares
 from edgefl.programs.likeness import HostSpeeds, TorchStep
 from edgefl.programs.phone import look_up
-from edgefl.programs.result import ModelError, ProgramsResult, judge
 from tests.unit.test_code_operations import calibrated
 
 
@@ -171,12 +169,3 @@ def test_all_phones_have_the_class() -> None:
 def test_auto_chooses_by_the_program(command: list[str], expected: str) -> None:
     (phone,) = phones_of(command, ["pi-4"], None, None, None, [], None, "auto")
     assert phone.like == expected
-
-
-def test_the_last_line_and_the_record_state_the_model_error(capsys: pytest.CaptureFixture[str]) -> None:
-    held = judge((), [], 1.0, Conditions())
-    result = ProgramsResult((), 1.0, 0, 1.0, "sigstop", "off", held, (ModelError("integer", "pi-4", 1.2),))
-    say_result(result, quiet=False)
-    assert "; integer code on a real pi-4: within a factor of 1.20 (90%)" in capsys.readouterr().err
-    assert result.summary()["model_errors"] == [{"code": "integer", "device": "pi-4", "factor": 1.2}]
-    assert "model_errors" not in result._replace(model_errors=()).summary()

@@ -157,6 +157,14 @@ def test_runs_that_did_not_reach_it_are_counted_and_bound_the_ratio(tmp_path: Pa
     assert max(map(len, text.getvalue().splitlines())) <= 60
 
 
+def test_the_sentence_has_the_ratio_of_the_table_whichever_row_is_first(tmp_path: Path) -> None:
+    folders = two(tmp_path)
+    text = StringIO()
+    Console(file=text, width=400).print(compare([*folders[3:], *folders[:3]], target=0.5))
+    assert "0.50× (0.50 to 0.50)" in text.getvalue()
+    assert "emulated seconds, 0.50× (0.50 to 0.50, 95% interval) the time of fedavg ×3." in text.getvalue()
+
+
 def test_one_seed_has_no_interval_and_the_sentence_states_it(tmp_path: Path) -> None:
     compare(two(tmp_path, (1.0,)), tmp_path / "out", 0.5)
     page = Page(tmp_path / "out" / "report.html").text
