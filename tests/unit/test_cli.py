@@ -436,7 +436,12 @@ def test_exec_ends_as_its_command_and_else_as_its_verdict(
 ) -> None:
     held = HeldVerdict(0.1, 0.1, () if valid else ("stolen",), Conditions())
     result = SimpleNamespace(
-        exit_code=command, valid=valid, phones=(), time_scale=1.0, held=held, model_errors=()
+        exit_code=command,
+        valid=valid,
+        phones=[SimpleNamespace(wall_s=1.0)],
+        time_scale=1.0,
+        held=held,
+        model_errors=(),
     )
     monkeypatch.setattr("edgefl.programs.run", lambda *_: result)
     assert main(["exec", "-q", *options, "--device", "pi-4", "true"]) == code
