@@ -427,7 +427,8 @@ class Experiment(Settings, frozen=True, kw_only=True):
     model: Model = Model()
     training: Training = Training()
     strategy: dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "fedbuff"})
-    """``name``, a built-in strategy or ``"my_module:Mine"``, and the strategy's own fields."""
+    """``name``, a built-in strategy or ``"my_module:Mine"``, and the strategy's own fields (``edgefl keys
+    NAME``)."""
     privacy: Privacy | None = None
     """Clip updates and add noise to their sums; None: neither."""
     clock: Clock = Clock()

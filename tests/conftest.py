@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -32,8 +33,13 @@ from edgefl.run import supervisor
 from tests.patience import Patience
 from tests.process import warm
 
-if not Path(kernels.__file__).is_relative_to(ROOT := Path(__file__).parents[1]):
-    pytest.exit(f"these tests would test {kernels.__file__}; install {ROOT}: pip install -e .", returncode=4)
+_installed = [
+    each.read_text("direct_url.json") or "" for each in importlib.metadata.distributions(name="edgefl")
+]
+if any(_installed) and not any('"editable": true' in each for each in _installed):
+    pytest.exit(
+        "edgefl is installed as a copy, not as these files; make check makes .venv with these", returncode=4
+    )
 
 # Modules that take the place of others where they are imported.
 collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]

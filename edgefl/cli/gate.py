@@ -10,7 +10,7 @@ import typer
 from edgefl.cli.paths import put_or_print
 from edgefl.errors import ConfigError
 
-app = typer.Typer(help="Show the results of device tests in a comment or a badge.", no_args_is_help=True)
+app = typer.Typer(help="Show results of pytest --edgefl-json in a comment or a badge.", no_args_is_help=True)
 Results = Annotated[Path, typer.Argument(metavar="FILE", help="Results of pytest --edgefl-json FILE.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file, not to stdout.")]
 

@@ -274,7 +274,7 @@ def verify(
 
 def keys(
     which: Annotated[
-        str, typer.Argument(metavar="[TABLE]", help="fleet, training, stop …, or strategy.NAME.")
+        str, typer.Argument(metavar="[TABLE]", help="fleet, training, stop …, or a strategy's name.")
     ] = "",
 ) -> None:
     """List the keys of an experiment, or of one table or strategy."""

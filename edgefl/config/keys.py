@@ -31,23 +31,23 @@ class Setting(NamedTuple):
 
 
 def keys(which: str = "") -> list[Setting]:
-    """List the keys of one table of the experiment, of a strategy (``strategy.fedbuff``), or of everything.
+    """List the keys of one table of the experiment, of a strategy (its name), or of everything.
 
     Raises `ConfigError` for an unknown table or strategy.
 
     >>> [key.name for key in keys("checkpoint")]
     ['checkpoint.every_s']
-    >>> "strategy.buffer_size" in [key.name for key in keys("strategy.fedbuff")]
+    >>> "strategy.buffer_size" in [key.name for key in keys("fedbuff")]
     True
     """
-    table, _, name = which.partition(".")
-    if table == "strategy" and name:
+    name = which.removeprefix("strategy.")
+    if name != which or name in strategies.names() or ":" in name:
         return list(_of(strategies.kind(name), "strategy"))
     found = list(_of(Experiment, ""))
     chosen = [key for key in found if not which or key.name == which or key.name.startswith(f"{which}.")]
     if not chosen:
         tables = sorted({key.name.rpartition(".")[0] for key in found} - {""})
-        raise ConfigError(unknown("table", which, [*tables, "strategy.NAME"]))
+        raise ConfigError(unknown("table", which, [*tables, "a strategy's name"]))
     return chosen
 
 

@@ -95,7 +95,8 @@ def _problem(name: str, *, refuse_stale: bool = False) -> str | None:
             extension = importlib.import_module("edgefl.kernels._c")
         except ImportError as error:
             if importlib.util.find_spec("edgefl.kernels._c") is None:
-                return "not built (no C compiler when edgefl was installed); EDGEFL_REQUIRE_C=1 shows why"
+                folder = os.path.dirname(__file__)
+                return f"not built in {folder}, perhaps there was no C compiler; EDGEFL_REQUIRE_C=1 says why"
             return f"does not load: {error}"
         built = getattr(extension, "ABI", None)
         if built == ABI:

@@ -129,7 +129,9 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
         if (files := find(folder)) is not None:
             return files
     why = ""
-    if spec.name in SOURCES and spec.path is None and not os.environ.get("EDGEFL_DATA"):
+    if spec.name in SOURCES and (given := _given(spec)):
+        why = f" and not downloaded, because {given} is set"
+    elif spec.name in SOURCES:
         try:
             download(spec.name, folders[0], lambda: find(folders[0]) is not None)
         except NotDownloaded as reason:
@@ -141,6 +143,11 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
         f"data.name {spec.name!r}: files not found{why}; need {FILES[spec.name]}; searched {looked} "
         "(set data.path or EDGEFL_DATA to the folder)"
     )
+
+
+def _given(spec: Data) -> str:
+    """Return the setting that names a folder of data, or "" if files may be downloaded."""
+    return "data.path" if spec.path is not None else "EDGEFL_DATA" if os.environ.get("EDGEFL_DATA") else ""
 
 
 def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:

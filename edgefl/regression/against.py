@@ -64,6 +64,7 @@ SIDES = ("base", "head")
 SENT_GROWTH = 0.01
 """Share by which sent bytes may grow."""
 LEAST_LAYOUTS = SCHEDULE[0][0]
+MOST_PAIRS = math.prod(SCHEDULE[-1])
 PADDING = 97
 """Each stem's environment is this many bytes longer than that of the stem before it."""
 
@@ -139,7 +140,8 @@ class AgainstBase:
                 more_s = self._starting_s + min(self._waited_s, MOST_WAITS * limit_s)
                 if pairs and began_s + last_s > until_s + more_s:
                     return Comparison(self.base.name, pairs)
-                tell(f"pair {len(pairs) + 1} of processes against {self.base.name}")
+                pair = f"pair {len(pairs) + 1}, of at least {LEAST_LAYOUTS} and at most {MOST_PAIRS}"
+                tell(f"comparing with {self.base.name}, {pair}")
                 found = self._pair(call, layout, turn)
                 if isinstance(found, _Fault):
                     self._end_branches()

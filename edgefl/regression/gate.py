@@ -15,6 +15,7 @@ import msgspec
 
 from edgefl.errors import ConfigError
 from edgefl.files import read
+from edgefl.results.tables import short_time
 from edgefl.validation import convert
 
 MOST_BYTES = 64 << 20
@@ -38,9 +39,16 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     line: int = 0
     """The test's place: path from the repository's top folder, and line from 1; 0 if it is not known."""
     seconds: float | None = None
+    predicted: bool = False
+    """True if ``seconds`` is predicted from counts, not measured."""
     peak_mib: float | None = None
     sent_mib: float | None = None
     joules: float | None = None
+
+    @property
+    def time(self) -> str:
+        """The time on the device as text, after ``~`` if it is predicted; "" if it is not known."""
+        return "" if self.seconds is None else "~" * self.predicted + short_time(self.seconds)
 
     @property
     def red(self) -> bool:

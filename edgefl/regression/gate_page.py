@@ -10,7 +10,7 @@ from edgefl.regression.gate import LONG, GateResults, GateRow
 from edgefl.regression.history import Series
 from edgefl.results.page import Picture, card, figure, html_table, page, stat
 from edgefl.results.pictures import Canvas, colour, house_style
-from edgefl.results.tables import number, short_time
+from edgefl.results.tables import number
 
 MOST_PICTURES, MOST_TICKS = 60, 5
 
@@ -51,7 +51,7 @@ def _table(rows: Iterable[GateRow]) -> str:
                 LONG.get(row.outcome, row.outcome),
                 row.name,
                 row.device,
-                "–" if row.seconds is None else short_time(row.seconds),
+                row.time or "–",
                 "–" if row.peak_mib is None else number(row.peak_mib),
                 "–" if row.sent_mib is None else number(row.sent_mib),
                 row.why,

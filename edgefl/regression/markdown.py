@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from edgefl.regression.gate import LONG, GateResults, GateRow
-from edgefl.results.tables import number, short_time
+from edgefl.results.tables import number
 
 MARKER = "<!-- edgefl gate -->"
 """First line of a comment, by which a workflow finds the one that it should replace."""
@@ -58,7 +58,7 @@ def comment(results: GateResults) -> str:
 def _line(row: GateRow) -> str:
     word = LONG.get(row.outcome, row.outcome)
     figures = (
-        short_time(row.seconds) if row.seconds is not None else "",
+        row.time,
         f"{number(row.peak_mib)} MiB" if row.peak_mib is not None else "",
         f"{number(row.sent_mib)} MiB sent" if row.sent_mib else "",
     )

@@ -108,8 +108,10 @@ def measure(
     with alone(), limit.counted():
         before_s = limit.spent_s
         measured = _measured(process, plan, limit, tell)
-        once_more = measured.doubts and limit.allows(limit.spent_s - before_s)
-        return _measured(process, plan, limit, tell) if once_more else measured
+        if not measured.doubts or not limit.allows(limit.spent_s - before_s):
+            return measured
+        tell(f"measured once more: {measured.doubts[0]}")
+        return _measured(process, plan, limit, tell)
 
 
 def _measured(process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit, tell: Tell) -> Measurement:

@@ -48,6 +48,7 @@ def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: boo
                 file=place_of(one.file, top),
                 line=0 if one.line is None else one.line + 1,
                 seconds=one.row.seconds,
+                predicted=one.row.predicted,
                 peak_mib=one.row.peak_mib,
                 sent_mib=one.row.sent_mib,
                 joules=one.row.joules,

@@ -58,6 +58,11 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     """The baseline entries to be saved, if any, and the path of their file."""
 
     @property
+    def predicted(self) -> bool:
+        """True if ``seconds`` is predicted from the counts, not measured."""
+        return self.seconds is not None and not self.repetitions
+
+    @property
     def word(self) -> Word:
         """The outcome in a word."""
         return "REGRESSION" if self.grew else WORDS[self.outcome]
@@ -151,7 +156,7 @@ def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[st
 def _cells(row: ResultRow) -> dict[str, str]:
     """Return the row's figures as texts, by column."""
     return {
-        "device": _cell(row.seconds, short_time),
+        "device": "–" if row.seconds is None else "~" * row.predicted + short_time(row.seconds),
         "host CPU": _cell(row.host_cpu_s, short_time),
         "memory": _cell(row.peak_mib, lambda mib: f"{mib:.{int(mib < 1000)}f}"),
         "sent": _cell(row.sent_mib, number),

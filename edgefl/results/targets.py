@@ -236,7 +236,9 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
         found, key=lambda label: (-found[label].reached / found[label].runs, _mean_s(found[label]))
     )
     if not found[first].reached:
-        return f"No run reached {target}."
+        return (
+            f"No run reached {target}; a lower target, a longer run ([stop]) or another training.lr may help."
+        )
     text = f"{first} reached {target} first: in {found[first].text('at_s')} emulated seconds"
     if found[first].reached < found[first].runs:
         text += f" ({found[first].passed} runs reached it)"
@@ -248,7 +250,9 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
         return f"{text}; {second}: {late.text('at_s')} ({late.passed} runs reached it), not settled."
     times = known.at(".2f", ".2f").removesuffix(")")
     times += ", 95% interval)" if "(" in times else ""
-    text += f"; {second} took {times} as long" if base == first else f", {times} the time of {second}"
+    bound = "at least " * known.at_least
+    times = times.removeprefix("> ")
+    text += f"; {second} took {bound}{times} as long" if base == first else f", {times} the time of {second}"
     if math.isinf(known.high) and known.low == 0.0:
         return f"{text}. That is one seed: another may turn the order around."
     certain = known.low > 1.0 if base == first else known.high < 1.0

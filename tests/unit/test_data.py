@@ -188,7 +188,7 @@ def test_missing_files_are_named_with_the_folders_looked_in(no_other_data, monke
     message = str(caught.value)
     assert "\n" not in message
     file = "test_batch.bin" if name == "cifar-10" else "t10k-labels-idx1-ubyte"
-    found = f"data.name {name!r}: files not found; need "
+    found = f"data.name {name!r}: files not found and not downloaded, because EDGEFL_DATA is set; need "
     for said in (found, file, str(no_other_data / "nothing"), "set data.path or EDGEFL_DATA"):
         assert said in message
     with pytest.raises(ConfigError, match="data set 'minst' not found; did you mean 'mnist'"):
@@ -210,7 +210,7 @@ def test_without_a_home_folder_data_need_a_path(no_other_data, monkeypatch):
 @pytest.mark.parametrize("path", [None, "~no-such-user/mnist"])
 def test_the_home_of_nobody_is_a_folder_that_is_not_there(no_other_data, monkeypatch, path):
     monkeypatch.setenv("EDGEFL_DATA", "~no-such-user/mnist")
-    with pytest.raises(ConfigError, match=r"files not found; .* searched .*~no-such-user/mnist"):
+    with pytest.raises(ConfigError, match=r"files not found .* searched .*~no-such-user/mnist"):
         load_data(Data(name="mnist", path=path), seed=0)
 
 

@@ -99,7 +99,8 @@ def test_a_stale_extension_is_refused_and_without_a_compiler_numba_runs() -> Non
     assert done.stdout.splitlines() == [why, f"ConfigError kernel back end 'c' is {why}"], done.stderr
     assert f"kernel back end 'c' is not available: {why}" in _run(code, "c").stdout
     done = _run(_OTHER.format(module="None"))
-    why = "not built (no C compiler when edgefl was installed); EDGEFL_REQUIRE_C=1 shows why"
+    folder = Path(kernels.__file__).parent
+    why = f"not built in {folder}, perhaps for want of a C compiler; EDGEFL_REQUIRE_C=1 shows why"
     assert done.stdout.splitlines() == [why, "numba"], done.stderr
 
 

@@ -29,9 +29,22 @@ def row(**given: Any) -> GateRow:
     return GateRow(**{**known, **given})
 
 
-SLOWER = row(outcome="REGRESSION", why="time +31% (1 → 2 ms)", file="tests/test_a.py", line=7, seconds=0.25)
+SLOWER = row(
+    outcome="REGRESSION",
+    why="time +31% (1 → 2 ms)",
+    file="tests/test_a.py",
+    line=7,
+    seconds=0.25,
+    predicted=True,
+)
 UNJUDGED = row(outcome="NOT JUDGED", why="the base cannot be imported", device="moto-g4")
 RESULTS = GateResults(base="main (0123abcde)", rows=(row(), UNJUDGED, SLOWER))
+
+
+def test_a_predicted_time_is_marked() -> None:
+    assert [SLOWER.time, row(seconds=0.25).time, row().time] == ["~250 ms", "250 ms", ""]
+    assert "~250 ms" in comment(RESULTS)
+    assert "~250 ms" in gate_page(RESULTS, [], "2026-11-26")
 
 
 def test_a_red_row_is_annotated_where_its_test_is() -> None:

@@ -100,7 +100,7 @@ def test_the_verdict_names_what_grew_by_how_much_and_why_it_is_sure() -> None:
     assert (slower.outcome, slower.grew) == ("FAIL", ("cpu_s",))
     assert slower.why.startswith("time +31.0% (+30.")
     assert "5 pairs of processes" in slower.why
-    assert "main (0123abcde)" in slower.why
+    assert "main (0123abcde), where a call takes 100 ms; measured in turns" in slower.why
     assert verdict_of(found(layouts(0.0)), TOLERANCE).outcome == "PASS"
     assert verdict_of(found(layouts(-0.5)), TOLERANCE).outcome == "PASS"
 
@@ -122,5 +122,9 @@ def test_what_is_not_known_is_not_judged() -> None:
     judged = verdict_of(found(noisy), TOLERANCE)
     assert judged.outcome == "INVALID"
     assert "too uncertain to exclude 5.0%" in judged.why
+    shorter = "with a function that does less"
+    assert shorter in judged.why
+    short = found([one._replace(base_s=0.01, head_s=0.01) for one in noisy])
+    assert shorter not in verdict_of(short, TOLERANCE).why
     assert verdict_of(Comparison("main", unjudged="no files"), TOLERANCE).why == "no files"
     assert verdict_of(Comparison("main", missing="steps.py has no f"), TOLERANCE).outcome == "PASS"

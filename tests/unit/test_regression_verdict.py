@@ -316,6 +316,8 @@ def test_a_device_is_a_line_below_its_test_measured_or_not() -> None:
         "  moto-g4                  –         –      –        –    –  FAIL",
         "    out of memory",
     ], "no row has an energy"
+    (*_, predicted) = lines([replace(PASSED, repetitions=0)])
+    assert predicted.split()[1:3] == ["~2.01", "s"], "a time from counts is no measurement"
     narrow = [*lines([replace(PASSED, joules=2.5)], 60)]
     assert narrow[0].split() == ["device", "memory", "sent", "runs"]
     assert narrow[3].split() == ["pixel-3a", "2.01", "s", "118.2", "0", "15", "OK"]
