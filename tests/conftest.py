@@ -33,14 +33,6 @@ from edgefl.run import supervisor
 from tests.patience import Patience
 from tests.process import warm
 
-_installed = [
-    each.read_text("direct_url.json") or "" for each in importlib.metadata.distributions(name="edgefl")
-]
-if any(_installed) and not any('"editable": true' in each for each in _installed):
-    pytest.exit(
-        "edgefl is installed as a copy, not as these files; make check makes .venv with these", returncode=4
-    )
-
 # Modules that take the place of others where they are imported.
 collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
 collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]
@@ -55,6 +47,16 @@ STALLS = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("edgefl", deadline=None, derandomize=True, suppress_health_check=STALLS)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "edgefl"))
+
+
+def pytest_configure() -> None:
+    found = [
+        each.read_text("direct_url.json") or "" for each in importlib.metadata.distributions(name="edgefl")
+    ]
+    if any(found) and not any('"editable": true' in each for each in found):
+        raise pytest.UsageError(
+            "edgefl is installed as a copy, not as these files: make check makes a .venv with these"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -100,7 +100,7 @@ def test_a_stale_extension_is_refused_and_without_a_compiler_numba_runs() -> Non
     assert f"kernel back end 'c' is not available: {why}" in _run(code, "c").stdout
     done = _run(_OTHER.format(module="None"))
     folder = Path(kernels.__file__).parent
-    why = f"not built in {folder}, perhaps for want of a C compiler; EDGEFL_REQUIRE_C=1 shows why"
+    why = f"not built in {folder}: perhaps there was no C compiler; EDGEFL_REQUIRE_C=1 says why"
     assert done.stdout.splitlines() == [why, "numba"], done.stderr
 
 
