@@ -63,9 +63,10 @@ def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
         f"time_scale {scale.value:g}: a second of a phone takes {scale.value:g} s here. With all cores busy, "
         f"the phones need {needed:.1f} cores at time_scale 1; this host has {cores:g}"
     )
+    text += VERDICT_TEXT[scale.verdict]
     if scale.value > 1.0 and any(one.phone.threads is None for one in held):
         text += ". If the program has at most N busy threads, --threads N makes it faster"
-    return text + VERDICT_TEXT[scale.verdict]
+    return text
 
 
 class PhonesTable(PhonesView):
