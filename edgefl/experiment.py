@@ -144,11 +144,15 @@ class Data(Settings, frozen=True, kw_only=True):
         str,
         Meta(
             pattern="^(by-device|dirichlet|iid|natural|shards|[^:]+:[^:]+)$",
-            description="one of 'by-device', 'dirichlet', 'iid', 'natural', 'shards', or 'my_module:split'",
+            description="one of 'by-device', 'dirichlet', 'iid', 'natural', 'shards', 'flwr:Partitioner' or "
+            "'my_module:split'",
         ),
     ] = "iid"
     """Assignment of examples to clients: at random (``iid``), by label (``dirichlet``, ``shards``,
-    ``by-device``), by the data set's own users (``natural``), or by your function (docs/models.md)."""
+    ``by-device``), by the data set's own users (``natural``), by a partitioner of Flower Datasets
+    (``flwr:…``), or by your function (docs/models.md)."""
+    partition_args: dict[str, Any] = {}
+    """``flwr:…``: the partitioner's arguments, such as ``{ alpha = 0.3 }``."""
     alpha: Positive = 0.1
     """``dirichlet``: concentration parameter; smaller values give each client fewer labels."""
     classes_per_client: Count = 2

@@ -102,7 +102,11 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
     for key, value in tables.items():
         if isinstance(value, Mapping):
             keys += own_code(value, f"{prefix}{key}.")
-        elif prefix + key in KEYS and ":" in str(value) and not str(value).startswith(("timm:", "hf:")):
+        elif (
+            prefix + key in KEYS
+            and ":" in str(value)
+            and not str(value).startswith(("timm:", "hf:", "flwr:"))
+        ):
             keys.append(prefix + key)
     return keys
 

@@ -165,6 +165,8 @@ def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> N
 
 
 def _check_labels(found: Experiment, devices: Mapping[str, int]) -> None:
+    if found.data.partition_args and not found.data.partition.startswith("flwr:"):
+        raise _at("data.partition_args", "only partitions 'flwr:…' take arguments")
     if found.data.partition == "by-device" and not found.data.labels:
         raise _at("data.labels", "missing; partition 'by-device' needs PROFILE = [LABEL, ...]")
     for name, held in found.data.labels.items():

@@ -11,6 +11,7 @@
     array_set.py   arrays in a safetensors file
     dataset.py     examples in memory, converted to float32 one batch at a time
     partition.py   assigns training examples to clients
+    flower_partition.py  partitioners of Flower Datasets
     growth.py      local data that grow during a run
     rule.py        the steps and batch sizes of a trip, as data
     losses.py      losses by name, and the user's own

@@ -13,6 +13,8 @@
 `natural`    each client holds the examples of one user of the data set; users are drawn at random if there
              are more users than clients. LEAF's data sets have users.
 
+`flwr:Partitioner`  a class of Flower Datasets (``flower_partition``); client i holds its partition i.
+
 `my_module:split`  the user's function, called as ``split(labels=…, profiles=…, rng=…)``. It returns an array
              of row numbers for each client in ``profiles``, drawn with the generator ``rng``. Clients may
              share rows, so that a fleet may be larger than the data set.
@@ -34,6 +36,7 @@ from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
+from edgefl.learning import flower_partition
 from edgefl.learning.dataset import Targets
 from edgefl.loading import call, load_attribute
 from edgefl.seeds import stream
@@ -117,6 +120,9 @@ def partition(
             return Parts.evenly(rng.permutation(count), clients).ascending()
         case "natural":
             parts = _natural(owners, clients, rng)
+        case flower if flower.startswith(flower_partition.PREFIX):
+            rows = flower_partition.flower_rows(flower, spec.partition_args, targets, clients, rng)
+            return _checked(flower, rows, targets, profiles)
         case own if ":" in own:
             return _own(own, targets, profiles, rng, search_path)
         case by_classes:
@@ -175,6 +181,11 @@ def _own(
         parts = [np.asarray(part) for part in call(split, name, "data.partition", **arguments)]
     except (TypeError, ValueError):
         parts = []
+    return _checked(name, parts, targets, profiles)
+
+
+def _checked(name: str, parts: Sequence[NDArray[Any]], targets: Targets, profiles: Sequence[str]) -> Parts:
+    """Return the parts if there is one for each client, with distinct rows of the data and at least one."""
     if len(parts) != len(profiles):
         raise ConfigError(
             f"data.partition: {name!r} must return one array of rows for each of {len(profiles)} clients "

@@ -66,7 +66,7 @@ def test_every_import_is_declared_and_every_dependency_is_imported(project: Any)
     declared = {IMPORTED_AS.get(name, name) for name in names(project["dependencies"])}
     used: set[str] = set().union(*map(imported, SOURCES))
     extras = {"pytest", "ray", "flwr", "timm", "cryptography", "pfl", "flsim", "hydra", "omegaconf"}
-    extras |= {"datasets", "mlflow", "wandb"}
+    extras |= {"datasets", "flwr_datasets", "mlflow", "wandb"}
     assert used - set(sys.stdlib_module_names) - {"edgefl"} - declared - extras == set()
     assert declared - used == set()
 

@@ -1,0 +1,111 @@
+"""Partitioners of Flower Datasets: ``data.partition = "flwr:NAME"``, with ``data.partition_args``.
+
+A separate process runs the partitioner and writes the rows of all clients to a file in the cache folder: the
+threads of that package would not survive the fork of clients. Later processes and runs with the same
+examples, clients, seed and arguments read the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save
+
+from edgefl.errors import ConfigError, unknown
+from edgefl.files import cache_folder, write_bytes
+from edgefl.learning.dataset import Targets
+from edgefl.terminal import say
+
+PREFIX = "flwr:"
+KEY = "data.partition"
+LABEL, ROW = "label", "row"
+"""Columns of the data set that a partitioner gets: the class, if there is one, and the row number."""
+Rows = NDArray[np.int64]
+
+
+def flower_rows(
+    name: str, arguments: Mapping[str, Any], targets: Targets, clients: int, rng: np.random.Generator
+) -> list[Rows]:
+    """Return the row numbers of each client: client i has partition i of the partitioner ``name``.
+
+    The partitioner gets the rows in an order drawn from ``rng``, as many partitions as there are clients, the
+    column `LABEL` and a seed, as far as it takes them and ``arguments`` does not have them. Raises
+    `ConfigError` if the package is missing, if the partitioner refuses its arguments, or if it makes another
+    number of partitions.
+    """
+    order = rng.permutation(len(targets))
+    request = {
+        "name": name.removeprefix(PREFIX),
+        "arguments": dict(arguments),
+        "clients": clients,
+        "seed": int(rng.integers(2**31)),
+        "labels": targets[order].tolist() if targets.ndim == 1 and targets.dtype.kind in "iu" else None,
+        "rows": order.tolist(),
+    }
+    text = json.dumps(request, sort_keys=True).encode()
+    file = cache_folder() / "data" / "flwr" / f"{hashlib.sha256(text).hexdigest()[:24]}.safetensors"
+    if not file.is_file():
+        command = [sys.executable, "-m", __name__, str(file)]
+        done = subprocess.run(command, input=text, capture_output=True, check=False)
+        if done.returncode:
+            lines = (done.stdout or done.stderr).decode(errors="replace").strip().splitlines()
+            raise ConfigError(f"{KEY} {name!r}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    found = load_file(file)
+    return np.split(found["rows"], np.cumsum(found["sizes"])[:-1])
+
+
+def divide(request: Mapping[str, Any], partitioners: Any, table: Any) -> bytes:
+    """Return the file's content: the rows and the size of each partition of ``table``.
+
+    Raises `ConfigError` if there is no such partitioner, or if it makes another number of partitions.
+    """
+    base, name, clients = partitioners.Partitioner, request["name"], request["clients"]
+    kinds = {
+        key: value
+        for key, value in vars(partitioners).items()
+        if inspect.isclass(value) and issubclass(value, base) and value is not base
+    }
+    if name not in kinds:
+        raise ConfigError(unknown("partitioner", name, kinds))
+    given = {"num_partitions": clients, "partition_by": LABEL, "seed": request["seed"]}
+    takes = inspect.signature(kinds[name]).parameters
+    made: Any = kinds[name](**{key: given[key] for key in given if key in takes} | request["arguments"])
+    made.dataset = table
+    if made.num_partitions != clients:
+        raise ConfigError(f"makes {made.num_partitions} partitions, the fleet has {clients} clients")
+    parts = [np.asarray(made.load_partition(client)[ROW], np.int64) for client in range(clients)]
+    sizes = np.array([len(part) for part in parts], np.int64)
+    return save({"rows": np.concatenate(parts), "sizes": sizes})
+
+
+def main(file: Path) -> str:
+    """Read a request from standard input and write ``file``; return the reason if that failed, else ""."""
+    try:
+        import datasets
+        from flwr_datasets import partitioner
+    except ModuleNotFoundError as error:
+        return f"needs the package {error.name}: pip install 'edgefl[partitioners]'"
+    request = json.load(sys.stdin)
+    columns = {ROW: request["rows"]} | ({} if request["labels"] is None else {LABEL: request["labels"]})
+    try:
+        write_bytes(file, divide(request, partitioner, datasets.Dataset.from_dict(columns)))
+    except ConfigError as error:
+        return str(error)
+    except Exception as error:  # of the package, about its arguments
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return ""
+
+
+if __name__ == "__main__":
+    if why := main(Path(sys.argv[1])):
+        say(why)
+        sys.exit(1)
