@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 
 from edgefl import kernels
 
@@ -24,8 +25,23 @@ def fast_backends() -> list[tuple[str, str]]:
     return [*found, ("numba", "")]
 
 
-each_fast = pytest.mark.parametrize("fast", fast_backends(), ids="-".join, indirect=True)
-"""On top of other parameters: all back ends run one case, then the next, and share the reference's result."""
+@contextmanager
+def chosen(backend: str, isa: str) -> Iterator[str]:
+    """That back end on that instruction set, which a failure names."""
+    before = None
+    if isa:
+        from edgefl.kernels import _c
+
+        before = _c.isa()
+        _c.set_isa(isa)
+    try:
+        yield backend
+    except AssertionError as error:
+        error.add_note(f"back end {backend} {isa}")
+        raise
+    finally:
+        if before is not None:
+            _c.set_isa(before)
 
 
 def same_bits(a: Any, b: Any) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from backend_cases import DTYPES, each_fast, fast_backends, random_case, random_update, same_bits, unaligned
+from backend_cases import DTYPES, chosen, fast_backends, random_case, random_update, same_bits, unaligned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,19 +44,16 @@ def _step(backend: str, case: dict[str, Any], base_scale: float = 1.0, offset: i
     return [out, *new, norms]
 
 
-@lru_cache(maxsize=1)
-def _known(dtype: str, optimizer: ServerOptimizer) -> list[tuple[dict[str, Any], float, list[np.ndarray]]]:
-    """Cases of every size and count, with the scale of the base and the reference's result."""
-    cases = [_step_case(dtype, size, count, optimizer) for size in SIZES for count in (0, 1, 5, 8)]
-    return [(case, scale, _step("reference", case, scale)) for case in cases for scale in (1.0, 0.75)]
-
-
-@each_fast
 @each_optimizer
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_steps(fast: str, dtype: str, optimizer: ServerOptimizer) -> None:
-    for case, base_scale, expected in _known(dtype, optimizer):
-        same_bits(expected, _step(fast, case, base_scale))
+def test_steps(dtype: str, optimizer: ServerOptimizer) -> None:
+    """Every size and every count with both scales of the base."""
+    for (i, size), (j, count) in itertools.product(enumerate(SIZES), enumerate((0, 1, 5, 8))):
+        case, base_scale = _step_case(dtype, size, count, optimizer), (1.0, 0.75)[(i + j) % 2]
+        expected = _step("reference", case, base_scale)
+        for each in fast_backends():
+            with chosen(*each) as fast:
+                same_bits(expected, _step(fast, case, base_scale))
 
 
 @each_optimizer
@@ -67,20 +64,19 @@ def test_steps_of_denormals_infinities_and_nans(fast: str, optimizer: ServerOpti
 
 
 @each_optimizer
-def test_a_step_is_the_sum_and_then_the_optimizer(fast: str, optimizer: ServerOptimizer) -> None:
+def test_a_step_is_the_sum_and_then_the_optimizer(optimizer: ServerOptimizer) -> None:
     """Large enough for several threads and for writing around the caches."""
     case = _step_case("float32", 300_007, 4, optimizer)
-    got, *state, norms = _step(fast, case)
-    total, out = np.empty_like(got), np.empty_like(got)
     base, updates, weights = case["base"], case["updates"], case["weights"]
+    total, out, *new = (np.empty_like(base) for _ in range(2 + len(case["old_state"])))
     if optimizer.vectors == 0:
         expected = kernels.weighted_sum(out, base, updates, optimizer.lr * weights, "reference")
     else:
         expected = kernels.weighted_sum(total, None, updates, weights, "reference")
-        new = [np.empty_like(got) for _ in state]
         apply(optimizer, out, base, total, case["old_state"], new)
-        same_bits(new, state)
-    same_bits([out, expected], [got, norms])
+    for each in fast_backends():
+        with chosen(*each) as fast:
+            same_bits([out, *new, expected], _step(fast, case))
 
 
 def test_threads_do_not_change_a_bit_of_a_step(fast: str) -> None:
@@ -122,7 +118,7 @@ def _of_all_sizes(size: int, rng: np.random.Generator) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES[:4])
 @pytest.mark.parametrize("kind", ["normal", "all sizes", "wild"])
-def test_quantize(fast: str, dtype: str, kind: str) -> None:
+def test_quantize(dtype: str, kind: str) -> None:
     for size in SIZES:
         rng = np.random.default_rng(size)
         update, residual = (random_update("float32", size, rng, kind == "wild")[0] for _ in range(2))
@@ -130,7 +126,10 @@ def test_quantize(fast: str, dtype: str, kind: str) -> None:
             update = _of_all_sizes(size, rng).astype(np.float32)
         for old, weight, offset in ((None, 1.0, 0), (residual, 0.37, 0), (residual, -1.0, 3)):
             case = (unaligned(update, offset), dtype, old, weight)
-            same_bits(_quantize("reference", *case), _quantize(fast, *case, offset))
+            expected = _quantize("reference", *case)
+            for each in fast_backends():
+                with chosen(*each) as fast:
+                    same_bits(expected, _quantize(fast, *case, offset))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

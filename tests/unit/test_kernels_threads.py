@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,14 @@ def _default_threads_after() -> Iterator[None]:
 each_pool = pytest.mark.parametrize("backend", ["c", "numba"])
 
 
-def _sum(backend: str, seed: int = 0) -> tuple[bytes, list[float]]:
+@lru_cache(maxsize=4)
+def _updates(seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    updates = [rng.standard_normal(SIZE, dtype=np.float32) for _ in range(3)]
+    return [rng.standard_normal(SIZE, dtype=np.float32) for _ in range(3)]
+
+
+def _sum(backend: str, seed: int = 0) -> tuple[bytes, list[float]]:
+    updates = _updates(seed)
     out = np.empty(SIZE, dtype=np.float32)
     norms = kernels.weighted_sum(out, None, updates, [0.5, -1.0, 0.25], backend)
     return out.tobytes(), norms.tolist()

@@ -30,9 +30,11 @@ PARTS = [f"{workload}/{name}" for workload, parts in kit.workloads().items() for
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the kit's file says, run as on a device that has no edgefl."""
+    """What the kit's file says, run as on a device that has no edgefl; of one example at a time."""
     folder = tmp_path_factory.mktemp("device")
-    (folder / "kit.py").write_text(Path(kit.__file__).read_text())
+    before, batch, after = Path(kit.__file__).read_text().partition(f"\nBATCH = {kit.BATCH}\n")
+    assert batch
+    (folder / "kit.py").write_text(f"{before}\nBATCH = 1\n{after}")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "kit.py", "--out", "result.json", *QUICK]
     subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
@@ -101,16 +103,19 @@ def fake_ssh(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_over_ssh_the_kit_runs_there_and_its_json_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_ssh(tmp_path, 'test "$1" = pi@board || exit 9; shift; exec sh -c "$*"', monkeypatch)
-    one_part = "_all = workloads\ndef workloads(): return {'memory': {'relu': _all()['memory']['relu']}}\n"
-    source = Path(kit.__file__).read_text().replace("\nif __name__", f"\n{one_part}\nif __name__")
+    """Without the seconds of torch and of the parts, which the file alone has shown."""
+    there = f'test "$1" = pi@board || exit 9; shift; PYTHONPATH={tmp_path} exec sh -c "$*"'
+    fake_ssh(tmp_path, there, monkeypatch)
+    (tmp_path / "torch.py").touch()
+    measured = "def measure(*of): return {'of': of[:2], 'torch': sys.modules['torch'].__file__}"
+    source = Path(kit.__file__).read_text().replace("\nif __name__", f"\n{measured}\n\n\nif __name__")
     (tmp_path / "kit.py").write_text(source)
     monkeypatch.setattr(kit, "__file__", str(tmp_path / "kit.py"))
     out = tmp_path / "pi.json"
     options = ["--ssh", "pi@board", "--python", sys.executable, "--out", str(out), *QUICK]
     ran = CliRunner().invoke(app, ["measure", *options])
     assert ran.exit_code == 0, ran.output
-    assert list(json.loads(out.read_text())["parts"]) == ["memory/relu"]
+    assert json.loads(out.read_text()) == {"of": [0.01, 1], "torch": str(tmp_path / "torch.py")}
     assert f"edgefl profiles fit {out}" in ran.output
 
 

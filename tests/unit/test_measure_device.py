@@ -6,12 +6,15 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from torch import nn
 
 from edgefl.cli import main
 from edgefl.devices import check_file, load_device
+from edgefl.devices.kit_result import KitResult
 from edgefl.learning.operations import StepWork
 from edgefl.learning.work import step_work
 
@@ -20,19 +23,9 @@ EDGE = {28: 128 * 6, 7: 512 * 6, 112: 16 * 6, 224: 3 * 6}
 """Of a 3 × 3 convolution by size: terms of the sum at the image's upper edge, each 0.5."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        ("cc", (), ""),
-        ("aarch64-linux-gnu-gcc", ("qemu-aarch64", "qemu-aarch64-static"), ""),
-        ("arm-linux-gnueabihf-gcc", ("qemu-arm", "qemu-arm-static"), "-mfpu=neon"),
-    ],
-    ids=["native", "aarch64", "armv7"],
-)
-def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+def said(folder: Path, compiler: str, emulators: tuple[str, ...] = (), flags: str = "") -> str:
     """What the program prints, built for that architecture."""
-    compiler, emulators, flags = request.param
-    program = tmp_path_factory.mktemp("c") / "measure-device"
+    program = folder / "measure-device"
     emulator = next(filter(None, map(shutil.which, emulators)), None)
     if not shutil.which(compiler) or not shutil.which("make"):
         pytest.skip(f"no {compiler} or no make here")
@@ -44,8 +37,12 @@ def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_every_part_was_computed(printed: str) -> None:
-    parts = json.loads(printed)["parts"]
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return said(tmp_path_factory.mktemp("c"), "cc")
+
+
+def check_values(parts: dict[str, Any]) -> None:
     assert len({name.split("/")[0] for name in parts}) == 8
     for name, part in parts.items():
         assert part["wall_s"] > 0, name
@@ -59,6 +56,30 @@ def test_every_part_was_computed(printed: str) -> None:
     assert values["matmul/wide"] == 384 * 0.5
     assert values["matmul/one row"] == 1024 * 0.5
     assert values["recurrent/lstm"] == (64 + 256) * 0.5
+
+
+def test_every_part_was_computed(printed: str) -> None:
+    check_values(json.loads(printed)["parts"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("compiler", "emulators", "flags"),
+    [
+        ("aarch64-linux-gnu-gcc", ("qemu-aarch64", "qemu-aarch64-static"), ""),
+        ("arm-linux-gnueabihf-gcc", ("qemu-arm", "qemu-arm-static"), "-mfpu=neon"),
+    ],
+    ids=["aarch64", "armv7"],
+)
+def test_another_architecture_computes_and_counts_the_same(
+    printed: str, tmp_path: Path, compiler: str, emulators: tuple[str, ...], flags: str
+) -> None:
+    result = json.loads(said(tmp_path, compiler, emulators, flags))
+    check_values(result["parts"])
+    here = json.loads(printed)
+    work = [{name: part["work"] for name, part in one["parts"].items()} for one in (result, here)]
+    assert work[0] == work[1]
+    assert msgspec.convert(result, KitResult).runtime_name in ("c", "c-1")
 
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {

@@ -34,11 +34,11 @@ RATES = np.array([1 / 1.5] * 10 + [1 / 10] * 5)
 SETTING: dict[str, Any] = {"buffer_size": 5, "restart": "new-version"}
 
 
-def outcome(strategy: Strategy, versions: int = 1000, seed: int = 7) -> Outcome:
+def outcome(strategy: Strategy, versions: int = 500, seed: int = 7) -> Outcome:
     return simulate(strategy, versions, seed)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(times=st.lists(st.integers(1, 50), min_size=3, max_size=8), size=st.integers(2, 8))
 def test_staleness_shrinks_by_the_buffer(times: list[int], size: int) -> None:
     """τ_K ≤ ⌈τ_1/K⌉ trip by trip, and so the largest and the mean (FedBuff, appendix A)."""
@@ -85,8 +85,8 @@ def test_the_weight_that_follows_the_restart_rule_is_fair_and_the_other_is_not(
     other: Any = "derivation" if fair == "algorithm-1" else "algorithm-1"
     fields: dict[str, Any] = {"buffer_size": 5, "restart": restart, "normalize": "running", "max_step": 1e9}
     seen = {
-        form: simulate(FedStaleWeight(form=form, **fields), 2000, skip=500).applied()
-        for form in ("by-restart", other)
+        form: simulate(FedStaleWeight(form=form, **fields), versions, skip=versions // 4).applied()
+        for form, versions in (("by-restart", 2000), (other, 1000))
     }
     assert np.abs(seen["by-restart"] - 1.0).max() < 0.025
     groups = {form: (found[FAST].mean(), found[SLOW].mean()) for form, found in seen.items()}
@@ -261,7 +261,7 @@ def test_the_make_up_of_buffers_is_that_of_independent_draws(size: int) -> None:
 
 def test_no_form_gives_slow_clients_more_than_the_cap_allows() -> None:
     for slow_by in (1.0, 4.0):
-        seen = theory.measure(2.0, slow_by, 300, (1,), churn=slow_by == 4.0)
+        seen = theory.measure(2.0, slow_by, 150, (1,), churn=slow_by == 4.0)
         (most,), (plain,), (paid,) = seen.most, seen.running, seen.credit
         assert plain < paid <= most * (1 + 1e-9)
         assert seen.owed[0] > 0
@@ -310,14 +310,14 @@ REFUTED = {
     "defedavg_iid_as_printed": STEPS,
 }
 """Bounds that do not hold as their papers print them, and wrong implementations that must not refute them."""
-QUICK = ("lr_normalization", "fixed_delay", "fedbuff_as_printed")
-"""Those of seconds; the others are soaked."""
+QUICK = "fixed_delay"
+"""The one of seconds; the others are soaked."""
 JUDGES = {judge.__name__: judge for judge in theory.FINDINGS}
 
 
 def soaked(names: Iterable[str]) -> list[Any]:
     soak = (pytest.mark.slow, pytest.mark.timeout(900))
-    return [name if name in QUICK else pytest.param(name, marks=soak) for name in names]
+    return [name if name == QUICK else pytest.param(name, marks=soak) for name in names]
 
 
 def test_every_finding_names_its_mutants() -> None:
