@@ -39,7 +39,7 @@ from edgefl.core.events import (
 from edgefl.strategies import names, resolve
 from edgefl.testing import fleet
 
-EXAMPLES = settings.default.max_examples // 7
+EXAMPLES = settings.default.max_examples // 10
 """By strategy; more of them under HYPOTHESIS_PROFILE=explore."""
 CLIENTS = 5
 TABLES: list[dict[str, Any]] = [

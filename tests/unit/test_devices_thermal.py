@@ -23,9 +23,9 @@ STEPS_C, SPEEDS = (43.0, 45.0, 47.0, 49.0, 51.0), (1.0, 0.75, 0.635, 0.493, 0.37
 PIXEL_4 = ThermalModel(25.0, 8.0, 100.0, 5.0, step_c=STEPS_C, speeds=SPEEDS)
 
 
-def euler(model: ThermalModel, temp_c: float, work_s: float, step_s: float = 1e-3) -> tuple[float, float]:
+def euler(model: ThermalModel, temp_c: float, work_s: float) -> tuple[float, float]:
     """Seconds for the work, and the temperature at its end, the slow way."""
-    done = at_s = 0.0
+    done, at_s, step_s = 0.0, 0.0, work_s / 20_000
     while done < work_s:
         step = sum(temp_c >= edge for edge in model.step_c)
         speed = model.speeds[step]

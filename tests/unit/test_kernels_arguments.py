@@ -113,31 +113,29 @@ WRONG_NORM: Wrong = [
     ({"update": Q}, V, "scales must be given for an int8 update (got None)"),
 ]
 
-CASES = [
-    (call, right | change, error, words)
-    for call, right, wrong in (
+
+@pytest.mark.parametrize(
+    ("call", "right", "wrong"),
+    [
         (kernels.weighted_sum, SUM, WRONG_SUM),
         (kernels.weighted_step, STEP, WRONG_STEP),
         (kernels.quantize, QUANTIZE, WRONG_QUANTIZE),
         (kernels.delta, DELTA, WRONG_DELTA),
         (kernels.checksum, {}, WRONG_CHECKSUM),
         (kernels.sq_norm, {}, WRONG_NORM),
-    )
-    for change, error, words in wrong
-]
-
-
-@pytest.mark.parametrize(
-    ("call", "given", "error", "words"), CASES, ids=[f"{c[0].__name__}-{c[3]}" for c in CASES]
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
 )
 def test_wrong_arguments_are_named_and_nothing_is_written(
-    backend: str, call: Any, given: dict[str, Any], error: type[Exception], words: str
+    backend: str, call: Any, right: dict[str, Any], wrong: Wrong
 ) -> None:
-    before = np.array(given.get("out"))
-    with pytest.raises(error) as caught:
-        call(**given, backend=backend)
-    assert str(caught.value) == words
-    np.testing.assert_array_equal(np.asarray(given.get("out")), before)
+    for change, error, words in wrong:
+        given = right | change
+        before = np.array(given.get("out"))
+        with pytest.raises(error) as caught:
+            call(**given, backend=backend)
+        assert str(caught.value) == words
+        np.testing.assert_array_equal(np.asarray(given.get("out")), before, err_msg=words)
 
 
 def test_sequences_of_many_kinds(backend: str) -> None:

@@ -263,7 +263,7 @@ def test_the_step_that_compares_devices_is_leafs_cnn():
     assert step_work(module, (1, 28, 28), 10) == FEMNIST_STEP
 
 
-TEXTS = {"lstm-sent140": (25,), "lstm-shakespeare": (20,)}
+TEXTS = {"lstm-sent140": (6,), "lstm-shakespeare": (5,)}
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

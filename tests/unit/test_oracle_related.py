@@ -308,9 +308,9 @@ def test_pisces_explores_with_a_chance_that_decays_to_its_floor() -> None:
         (started,) = strategy.assign(state, core_view)  # type: ignore[arg-type]
         first.append(float(started != 0))
         assert state.exploration == pytest.approx(0.3 * 0.99)
-        for _ in range(200):
-            strategy.assign(state, core_view)  # type: ignore[arg-type]
-        assert state.exploration == 0.1
+    for _ in range(200):
+        strategy.assign(state, core_view)  # type: ignore[arg-type]
+    assert state.exploration == 0.1
     assert np.mean(first) == pytest.approx(0.3, abs=0.07)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,18 @@ def names(requirements: list[str]) -> list[str]:
 @functools.cache
 def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """All import statements of the file, anywhere in it."""
-    return [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in statements(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
-@functools.cache
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements in it, however deep; their expressions hold none."""
+    for part in ("body", "handlers", "cases", "orelse", "finalbody"):
+        inner = getattr(node, part, [])
+        for one in inner if isinstance(inner, list) else []:
+            yield one
+            yield from statements(one)
+
+
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
@@ -277,6 +286,5 @@ def test_strategies_exports_the_classes_of_its_page() -> None:
         assert hasattr(strategies, name)
 
 
-@pytest.mark.parametrize("name", built_in())
-def test_each_built_in_is_in_the_table(name: str) -> None:
-    assert f"`{name}`" in TEXT
+def test_each_built_in_is_in_the_table() -> None:
+    assert [name for name in built_in() if f"`{name}`" not in TEXT] == []

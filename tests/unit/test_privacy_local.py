@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -45,14 +46,13 @@ KINDS = ("large", "opposite", "small", "zero", "nan", "infinite", "fails")
 # ---- ε -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delta", [1e-4, 1e-7, 1e-10])
-@pytest.mark.parametrize("trips", [1, 2, 7, 50])
 @pytest.mark.parametrize("sigma", [0.5, 2.0, 20.0, 100.0])
-def test_epsilon_is_that_of_the_analytic_gaussian_mechanism(sigma: float, trips: int, delta: float) -> None:
+def test_epsilon_is_that_of_the_analytic_gaussian_mechanism(sigma: float) -> None:
     """Balle and Wang 2018, theorem 8: updates within L differ by up to 2L, so m trips shift by 2√m/σ."""
-    rules = Privacy(clip_norm=0.3, local_noise_multiplier=sigma, max_participations=trips, delta=delta)
-    exact = exact_epsilon(2.0 * math.sqrt(trips) / sigma, delta)
-    assert exact <= local_epsilon(rules, trips) <= 1.15 * exact + 1e-3
+    for trips, delta in itertools.product((1, 2, 7, 50), (1e-4, 1e-7, 1e-10)):
+        rules = Privacy(clip_norm=0.3, local_noise_multiplier=sigma, max_participations=trips, delta=delta)
+        exact = exact_epsilon(2.0 * math.sqrt(trips) / sigma, delta)
+        assert exact <= local_epsilon(rules, trips) <= 1.15 * exact + 1e-3, (trips, delta)
 
 
 def test_epsilon_of_several_trips_is_that_of_the_composed_losses() -> None:
@@ -136,9 +136,8 @@ def squared_shift(kinds: list[str], others: list[str]) -> float:
     return sum(float(np.sum(np.square((a - b) / (SIGMA * L), dtype=float))) for a, b in sent)
 
 
-def faults() -> list[str]:
+def faults() -> Iterator[str]:
     """What is wrong with what clients send: its noise, its mean, or what it tells about their updates."""
-    found = []
     with phones() as parts:
         size = parts[2].size
         unit = update_of("small", size) * 10 / L
@@ -151,22 +150,21 @@ def faults() -> list[str]:
             counted = [np.mean(noise < at) for at in (-2.0, -1.0, 0.0, 1.0, 2.0)]
             near = np.abs(np.subtract(counted, [0.02275, 0.15866, 0.5, 0.84134, 0.97725])) < 0.03
             if not (near.all() and abs(np.sum(noise.astype(float) * unit)) < 5.0):
-                found.append(f"{kind}: an upload is not the clipped update with noise of deviation σL")
+                yield f"{kind}: an upload is not the clipped update with noise of deviation σL"
         limit = 5.0 / math.sqrt(size)
         if any(abs(float(np.dot(a, b))) / size > limit for k, a in enumerate(noises) for b in noises[:k]):
-            found.append("noise of trips is correlated")
+            yield "noise of trips is correlated"
     rng = np.random.default_rng(1)
     cases = [(["large"] * TRIPS, ["opposite"] * TRIPS)]
     cases += [(rng.choice(KINDS, TRIPS).tolist(), rng.choice(KINDS, TRIPS).tolist()) for _ in range(12)]
     for kinds, others in cases:
         exact = exact_epsilon(math.sqrt(squared_shift(kinds, others)), RULES.delta)
         if exact > local_epsilon(RULES, TRIPS):
-            found.append(f"ε of {kinds} and {others} is {exact:.3g}")
-    return found
+            yield f"ε of {kinds} and {others} is {exact:.3g}"
 
 
 def test_a_client_sends_its_clipped_update_with_noise_of_its_own() -> None:
-    assert faults() == []
+    assert list(faults()) == []
 
 
 def test_the_reported_epsilon_is_reached_by_opposite_updates() -> None:
@@ -234,7 +232,7 @@ PROTECT = LocalNoise.protect
 )
 def test_wrong_noise_is_found(mutant: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalNoise, "protect", mutant)
-    assert faults()
+    assert next(faults(), "")
 
 
 def test_failures_do_not_show_in_what_is_sent() -> None:

@@ -83,8 +83,8 @@ def test_a_network_s_share_is_the_ratio_of_its_own_step_s_times() -> None:
     module, shape = model_to_trace("mlp", (1, 28, 28))
     assert HOST.asked == [(TorchStep("mlp", 8, shape), "float32")]
     assert share.value == pytest.approx(0.004 / predict(module, 8, device=device, input_shape=shape).seconds)
-    (token,) = core_shares(device, "torch:lstm-shakespeare", HOST)
-    assert HOST.asked[-1] == (TorchStep("lstm-shakespeare", 16, (80,)), "int64")
+    (token,) = core_shares(device, "torch:lstm-sent140", HOST)
+    assert HOST.asked[-1] == (TorchStep("lstm-sent140", 16, (25,)), "int64")
     assert token.value != share.value
 
 

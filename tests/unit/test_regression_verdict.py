@@ -24,7 +24,7 @@ from edgefl.regression.measurement import Measurement
 from edgefl.regression.table import ResultRow, lines, properties
 from edgefl.regression.verdict import Compared, Family, NeedMore, Verdict
 
-RUNS = 400
+RUNS = 200
 replace = msgspec.structs.replace
 
 

@@ -285,7 +285,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "no evaluation": {"clients": 3, "evaluations": False},
     "nothing finite": {"clients": 3, "nan": True, "error": 0.5},
     "all lost": {"clients": 3, "trips": 20, "lost": 20},
-    "many clients": {"clients": 1000, "trips": 3000, "buffer_size": 50},
+    "many clients": {"clients": 1000, "trips": 1000, "buffer_size": 50},
     "many classes": {"classes": 62},
     "many profiles": {
         "clients": 12, "trips": 200,

@@ -54,10 +54,9 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("table", SETTINGS, ids=str)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_conformance_and_the_same_seed_gives_the_same_bits(table: dict[str, Any], seed: int) -> None:
+def test_conformance_and_the_same_seed_gives_the_same_bits(table: dict[str, Any]) -> None:
     strategy = resolve(table)
-    run, again = (check_strategy(strategy, seed=seed) for _ in range(2))
+    run, again = (check_strategy(strategy) for _ in range(2))
     assert [model.tobytes() for model in run.models] == [model.tobytes() for model in again.models]
     assert run.events == again.events
     if strategy.optimizer().vectors == 0:  # momentum overshoots
@@ -140,7 +139,7 @@ def check_uniform(drawn: Sequence[int]) -> None:
 
 
 def test_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
-    core = Core(FedBuff(buffer_size=1, concurrency=5), fleet(20), 0, experiment.Stop(versions=8000))
+    core = Core(FedBuff(buffer_size=1, concurrency=5), fleet(20), 0, experiment.Stop(versions=4000))
     check_uniform(list(run_in_memory(core, lambda client, trip: 1.0).owners.values()))
 
 
@@ -149,7 +148,7 @@ def test_clients_are_drawn_uniformly_from_the_idle_ones() -> None:
     [(FedAvg(cohort=4, over_selection=1.5), 6), (FAVANO(participants=4, interval_s=1.0), 4)],
 )
 def test_cohorts_and_samples_are_drawn_uniformly_without_replacement(strategy: Strategy, size: int) -> None:
-    core = Core(strategy, fleet(20), 0, experiment.Stop(versions=2500))
+    core = Core(strategy, fleet(20), 0, experiment.Stop(versions=1000))
     run = run_in_memory(core, [0.3 + 0.2 * client for client in range(20)])
     drawn: dict[int, list[int]] = {}
     if isinstance(strategy, FAVANO):  # everybody trains, some are polled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -145,12 +146,11 @@ def test_what_cannot_work_with_the_fleet_is_refused(name: str, fields: dict[str,
     assert message.format(fleet="the fleet's 24 clients") in str(caught.value)
 
 
-@pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("clients", [1, 2, 7, 24, 1000])
-def test_defaults_fit_every_fleet(name: str, clients: int) -> None:
-    strategy = resolve({"name": name})
-    strategy.check(clients)
-    assert 1 <= strategy.max_held(clients) <= strategy.slots(clients)
+def test_defaults_fit_every_fleet() -> None:
+    for name, clients in itertools.product(names(), (1, 2, 7, 24, 1000)):
+        strategy = resolve({"name": name})
+        strategy.check(clients)
+        assert 1 <= strategy.max_held(clients) <= strategy.slots(clients), (name, clients)
 
 
 def test_what_just_fits_is_allowed() -> None:
