@@ -36,6 +36,7 @@ from tests.process import warm
 # Modules that take the place of others where they are imported.
 collect_ignore = ["fault/bad_clients.py", "fault/faulty_clients.py", "mutants"]
 collect_ignore += [] if importlib.util.find_spec("flwr") else ["flower_app.py"]
+gc.disable()  # until the tests are collected, since all that is imported for them stays
 BOUND_S = 20.0
 """How long something that is on its way out may take: a bound, not a delay."""
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -94,10 +95,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Keep what is there for good out of each later garbage collection, which would take a quarter second."""
+    found = yield
+    gc.enable()
     gc.collect()
     gc.freeze()
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)
