@@ -51,7 +51,7 @@ def to_dict(model: TimeModel) -> dict[str, float]:
 
 
 def test_the_same_rows_give_the_same_model() -> None:
-    given = rows(TRUE, 20, noise=0.1)
+    given = rows(TRUE, 8, noise=0.1)
     assert fit(given) == fit(given)
 
 

@@ -32,14 +32,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("pages") / "run", trips=60)
 
 
+@pytest.fixture(scope="module")
+def report(folder: Path) -> Path:
+    return write_report(folder)
+
+
 def tables(path: Path) -> list[list[dict[str, str]]]:
     """The data of a page's pictures."""
     texts = [unquote(link.partition(",")[2]) for link in Page(path).downloads]
     return [list(csv.DictReader(io.StringIO(text))) for text in texts]
 
 
-def test_a_report_says_in_a_sentence_what_the_run_showed(folder: Path) -> None:
-    text = Page(write_report(folder)).text
+def test_a_report_says_in_a_sentence_what_the_run_showed(report: Path) -> None:
+    text = Page(report).text
     said = (
         "4 phones reached 90.0% accuracy with fedbuff in 60 s of emulated time (60 client trips, 12 "
         "versions); on the classes that only moto-g4 hold, it is 90.0%; "
@@ -53,8 +58,8 @@ def test_a_run_without_any_measure_has_a_sentence_too(tmp_path: Path) -> None:
     assert "phones measured no model with fedbuff in" in text
 
 
-def test_terms_are_explained_under_the_pointer_and_in_a_list(folder: Path) -> None:
-    html = write_report(folder).read_text()
+def test_terms_are_explained_under_the_pointer_and_in_a_list(report: Path) -> None:
+    html = report.read_text()
     words = html.partition("<h2>Terms</h2>")[2]
     for term in ("staleness", "applied weight", "fidelity", "slow phones", "client trip", "version"):
         assert f"<dt>{term}</dt>" in words
@@ -68,9 +73,8 @@ def test_terms_are_explained_under_the_pointer_and_in_a_list(folder: Path) -> No
     assert (hint("Seed"), glossary("<p>nothing</p>")) == ("", "")
 
 
-def test_the_data_of_each_picture_is_in_the_page(folder: Path) -> None:
-    path = write_report(folder)
-    over_time, over_trips, classes, weights, timeline = tables(path)
+def test_the_data_of_each_picture_is_in_the_page(report: Path) -> None:
+    over_time, over_trips, classes, weights, timeline = tables(report)
     assert [row["client_trips"] for row in over_trips if row["curve"] == "all classes"][-1] == "60"
     assert {row["curve"] for row in over_time} == {"all classes", "classes only on moto-g4"}
     last = [row for row in over_time if row["curve"] == "all classes"][-1]
@@ -80,7 +84,7 @@ def test_the_data_of_each_picture_is_in_the_page(folder: Path) -> None:
     assert {row["profile"] for row in weights} == {"pixel-4", "moto-g4"}
     assert {row["part"] for row in timeline} == {"download", "training", "upload"}
     assert all(float(row["start_s"]) <= float(row["end_s"]) for row in timeline)
-    names = re.findall(r'download="([^"]+)"', path.read_text())
+    names = re.findall(r'download="([^"]+)"', report.read_text())
     assert names[0] == "accuracy-over-emulated-time.csv"
     assert len(set(names)) == len(names)
 
