@@ -159,7 +159,7 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
+def fork_server(_orphans_come_here: None) -> Iterator[ForkServer]:
     """Start the runs of `edgefl.run` and of sweeps as one sweep's: most of a short one is importing torch.
 
     So are commands and the processes of programs. Where a test has changed what only a new interpreter reads,
@@ -175,11 +175,7 @@ def fork_server() -> Iterator[ForkServer]:
                 self.fork_server = self.fork_server or server
             super().__post_init__()
 
-    with (
-        ForkServer() as server,
-        warm.Commands(server.start(warm.__name__, int, dict(os.environ))[1]) as commands,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with warm.started() as (server, commands), pytest.MonkeyPatch.context() as patch:
         cold = running.start_process, sweep.warm
 
         def start_process(*given: Any, **more: Any) -> Any:

@@ -50,11 +50,9 @@ COLUMNS = (
 FORKED = """
 import os
 import sys
-from importlib import import_module
 from tests.process import warm
 
-for name in warm.MODULES:
-    import_module(name)
+warm.up()
 sys.exit(warm.command(warm.Wanted(("run", *sys.argv[1:]), dict(os.environ), os.getcwd())))
 """
 """``edgefl run``, whose processes are forked from it: all are under the shim, and torch is imported once."""

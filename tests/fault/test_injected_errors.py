@@ -30,12 +30,10 @@ FORKED = """
 import ctypes
 import os
 import sys
-from importlib import import_module
 from edgefl.host.children import exit_with
 from tests.process import warm
 
-for name in warm.MODULES:
-    import_module(name)
+warm.up()
 for number, fault in enumerate(sys.argv[1:]):
     if (pid := os.fork()) == 0:
         os.environ["EDGEFL_SHIM_FAIL"] = fault

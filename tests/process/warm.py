@@ -9,30 +9,42 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
+import importlib.metadata
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, NoReturn
 from unittest import mock
 
 import msgspec
 
+from edgefl import Experiment, Fleet, Stop, config
+from edgefl.devices import load_device, load_network
 from edgefl.host import fork_server
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import exit_with
-from edgefl.host.process import STOPS, become_child, child_environment
+from edgefl.host.process import STOPS, become_child, child_environment, start_process
 from edgefl.results.page import Picture
 from edgefl.results.result import Result
 from edgefl.run import supervisor
 
-MODULES = (
+RUN_MODULES = (
     *fork_server.IMPORTED,
+    "edgefl.kernels.backend_c",
+    "edgefl.strategies.fedavg",
+    "edgefl.strategies.fedbuff",
+    "encodings.ascii",
+    "encodings.utf_8_sig",
+)
+COMMAND_MODULES = (
+    "edgefl.__main__",
     "edgefl.cli",
     "edgefl.run.sweep",
     "edgefl.run.supervisor",
@@ -40,6 +52,8 @@ MODULES = (
     "edgefl.programs.keeper",
     "edgefl.programs.relay",
 )
+WHEN_PARSING = ("typer._adapters", "pydantic.plugin._loader")
+"""What this release of typer imports when it first parses arguments."""
 RUNS = {"run", "resume", "sweep"}
 """Commands that fork the processes of a run."""
 READ_WHEN_IMPORTED = ("OMP_", "MKL_", "PYTHON", "LANG", "LC_", "PATH", "LD_", "HOME", "XDG_")
@@ -107,6 +121,19 @@ class Commands:
         changed = environment.items() ^ self.first.items()
         told = "".join(f"{name}{value}" for name, value in changed).isprintable()  # a request is UTF-8
         return told and not any(name.startswith(READ_WHEN_IMPORTED) for name, _ in changed)
+
+
+@contextlib.contextmanager
+def started() -> Iterator[tuple[fork_server.ForkServer, Commands]]:
+    """Start the process that forks commands, and a fork server as one of its forks."""
+    environment = dict(os.environ)
+    first, channel = start_process(__name__, int, environment)
+    with Commands(channel) as commands:
+        forked, ours = commands.start_process(fork_server.__name__, fork_server.FromForkServer, environment)
+        with fork_server.ForkServer(ours) as server:
+            yield server, commands
+        forked.wait()
+    first.wait()
 
 
 commands: Commands | None = None
@@ -188,14 +215,19 @@ class Forked:
 def serve(channel: Channel[Wanted | More]) -> NoReturn:
     """Fork a process for each request. Raises `Closed` when the client is gone."""
     while True:
-        wanted = channel.receive()
-        assert isinstance(wanted, Wanted)
-        for _ in range(AT_ONCE, len(wanted.numbers), AT_ONCE):
-            channel.receive()
-        fds = [channel.descriptor() for _ in wanted.numbers]
-        channel.send(_start(channel, wanted, fds))
-        for fd in fds:
-            os.close(fd)
+        answer(channel)
+
+
+def answer(channel: Channel[Wanted | More]) -> None:
+    """Fork the process that is requested next."""
+    wanted = channel.receive()
+    assert isinstance(wanted, Wanted)
+    for _ in range(AT_ONCE, len(wanted.numbers), AT_ONCE):
+        channel.receive()
+    fds = [channel.descriptor() for _ in wanted.numbers]
+    channel.send(_start(channel, wanted, fds))
+    for fd in fds:
+        os.close(fd)
 
 
 def _start(channel: Channel[Wanted | More], wanted: Wanted, fds: Sequence[int]) -> int:
@@ -239,6 +271,9 @@ def _child(wanted: Wanted) -> int:
 def _main_of(module: str, *arguments: str) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     sys.argv = [module, *arguments]
+    if module == fork_server.__name__:
+        fork_server.main(*map(int, arguments))
+        return 0
     try:
         import_module(module).main()
     except SystemExit as end:
@@ -323,9 +358,70 @@ def _fork(
 
 def main(channel_fd: int, parent_pid: int) -> None:
     become_child(parent_pid, "edgefl-warm")
-    for name in MODULES:
+    channel: Channel[Wanted | More] = Channel.inherit(channel_fd, Wanted | More)
+    ready_for_runs()
+    with contextlib.suppress(Closed):
+        answer(channel)  # the fork server: it and all its forks are smaller without what follows
+        ready_for_commands()
+        serve(channel)
+
+
+def up() -> None:
+    """Import and read in this process what commands and their runs need."""
+    ready_for_runs()
+    ready_for_commands()
+
+
+def ready_for_runs() -> None:
+    for name in RUN_MODULES:
         import_module(name)
+    read_ahead()
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(Closed):
-        serve(Channel.inherit(channel_fd, Wanted | More))
+
+
+def ready_for_commands() -> None:
+    for name in COMMAND_MODULES:
+        import_module(name)
+    for name in WHEN_PARSING:
+        with contextlib.suppress(ImportError):
+            import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def read_ahead() -> None:
+    """Read once what the processes of nearly every run read: profiles, versions of packages, the digits.
+
+    Have no run under the virtual clock, where nothing is done with what a step takes here, fill this
+    host's caches with 64 MiB before each step that it times.
+    """
+    from edgefl.learning import published_sets
+    from edgefl.run import workload
+    from edgefl.run.server_process import SOFTWARE
+
+    for device in ("pixel-4", "moto-g4", "pi-zero-2w", "watch-a7"):
+        load_device(device)
+    for network in ("fios", "lte"):
+        load_network(network)
+    config.validate(Experiment(fleet=Fleet(devices={"pixel-4": 1}, network="lte"), stop=Stop(versions=1)))
+
+    importlib.metadata.version = functools.cache(importlib.metadata.version)
+    for package in SOFTWARE:
+        importlib.metadata.version(package)
+
+    read = functools.cache(published_sets.read_bundled_table)
+    read("digits", "digits.csv.gz").flags.writeable = False
+    published_sets.read_bundled_table = read
+    prepared = workload.Workload.prepared
+
+    def prepared_in_no_time(self: workload.Workload) -> Any:
+        virtual = self.experiment.clock.kind == "virtual"
+        with mock.patch.object(workload, "CACHE_BYTES", 0 if virtual else workload.CACHE_BYTES):
+            return prepared(self)
+
+    workload.Workload.prepared = prepared_in_no_time  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
