@@ -110,7 +110,10 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",  # a test below imports its code from ``src``
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "src" else []) for name in LAYOUTS],
+)
 def test_the_bases_code_is_the_bases(
     layout: str, repository: Path, compare: Callable[..., Comparison], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,8 +149,8 @@ LOOP = "while :; do :; done"
 @pytest.mark.parametrize(
     ("command", "processes", "least", "most"),
     [
-        (LOOP, 1, 0.095, 0.105),
-        (f"({LOOP}) & {LOOP}", 2, 0.19, 0.21),
+        pytest.param(LOOP, 1, 0.095, 0.105, marks=pytest.mark.slow),
+        pytest.param(f"({LOOP}) & {LOOP}", 2, 0.19, 0.21, marks=pytest.mark.slow),
         (f"({LOOP}) & ({LOOP}) & ({LOOP}) & {LOOP}", 4, 0.24, 0.26),
         (f"sleep 1000 & {LOOP}", 2, 0.095, 0.195),  # a signal wakes it, and it may wait for a core
     ],

@@ -69,7 +69,10 @@ def test_memory_is_what_a_call_takes_at_its_peak(process: MeasuringProcess) -> N
     assert once(process, steps.makes_an_optimizer).peak_mib < 5  # what torch imports then is no call's
 
 
-@pytest.mark.parametrize("name", ["fills_a_child", "fills_a_fork", "fills_a_child_and_leaves_it"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("fills_a_child", marks=pytest.mark.slow), "fills_a_fork", "fills_a_child_and_leaves_it"],
+)
 def test_memory_is_that_of_processes_too_that_the_call_starts(process: MeasuringProcess, name: str) -> None:
     found = once(process, getattr(steps, name), kwargs={"mib": 60}).peak_mib
     assert 58 < found < 85

@@ -202,7 +202,7 @@ def test_a_summary_is_written_again_as_it_was(runs: Path) -> None:
 BAD_VALUES = ("x", "", None, -1, 2**62, 1e308, float("-inf"), b"\xff\x00", "[1, 2", '{"a": 1}')
 
 
-@pytest.mark.parametrize("apart", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("apart", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_record_with_a_damaged_cell_is_read_or_refused_in_one_line(
     apart: int, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

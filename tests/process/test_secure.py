@@ -52,7 +52,7 @@ SLOW = pytest.mark.slow
 """For cases whose code all runs in the others of the same test."""
 
 
-def finished(wanted: Experiment, folder: Path) -> dict[str, Any]:
+def made(wanted: Experiment, folder: Path) -> dict[str, Any]:
     Command.run(wanted, folder).ends()
     return summary(folder)
 
@@ -84,8 +84,8 @@ def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(
     Late members of a round with pairwise masks are dropouts: their masks are recovered in each sum.
     """
     wanted = virtual(fleet=TIMED, strategy=strategy)
-    plain = finished(wanted, tmp_path / "plain")
-    masked = finished(msgspec.structs.replace(wanted, server=server), tmp_path / "masked")
+    plain = made(wanted, tmp_path / "plain")
+    masked = made(msgspec.structs.replace(wanted, server=server), tmp_path / "masked")
     assert masked["client_trips"] == plain["client_trips"]
     assert masked["dropped_updates"] == 0
     change = np.abs(model(tmp_path / "masked") - model(tmp_path / "plain")).max()
@@ -96,8 +96,8 @@ def test_a_masked_run_is_the_plain_run_within_the_fixed_point_error(
 def test_a_trusted_aggregator_gives_the_plain_run_but_for_rounding(strategy: str, tmp_path: Path) -> None:
     fields = {"cohort": 4} if strategy == "fedavg" else {"buffer_size": 3}
     wanted = virtual(fleet=TIMED, strategy={"name": strategy, **fields})
-    plain = finished(wanted, tmp_path / "plain")
-    trusted = finished(msgspec.structs.replace(wanted, server=TRUSTED), tmp_path / "trusted")
+    plain = made(wanted, tmp_path / "plain")
+    trusted = made(msgspec.structs.replace(wanted, server=TRUSTED), tmp_path / "trusted")
     assert trusted["client_trips"] == plain["client_trips"]
     change = np.abs(model(tmp_path / "trusted") - model(tmp_path / "plain")).max()
     assert change < 1e-5 * np.abs(model(tmp_path / "plain")).max()
@@ -111,8 +111,8 @@ def test_a_private_run_is_the_same_with_hidden_updates(server: Server, tmp_path:
     wanted = virtual(
         fleet=TIMED, privacy=rules, strategy={"name": "fedbuff", "buffer_size": 3, "momentum": 0.5}
     )
-    plain = finished(wanted, tmp_path / "plain")
-    hidden = finished(msgspec.structs.replace(wanted, server=server), tmp_path / "hidden")
+    plain = made(wanted, tmp_path / "plain")
+    hidden = made(msgspec.structs.replace(wanted, server=server), tmp_path / "hidden")
     assert hidden["client_trips"] == plain["client_trips"]
     assert hidden["privacy"]["epsilon"] == plain["privacy"]["epsilon"]
     assert verify(tmp_path / "hidden").model_sha256 == hidden["model_sha256"]
@@ -190,7 +190,7 @@ def test_members_that_die_and_leave_are_dropouts(tmp_path: Path) -> None:
         server=PAIRS,
         stop=Stop(versions=20),
     )
-    found = finished(wanted, tmp_path / "run")
+    found = made(wanted, tmp_path / "run")
     with Record(tmp_path / "run") as record:
         sizes = record.versions["updates"].tolist()
     assert min(sizes) >= 3
@@ -201,14 +201,13 @@ def test_members_that_die_and_leave_are_dropouts(tmp_path: Path) -> None:
     assert verify(tmp_path / "run").model_sha256 == found["model_sha256"]
 
 
-def test_masking_and_shares_are_part_of_a_trip(tmp_path: Path) -> None:
+def test_masking_and_shares_are_part_of_a_trip(finished: Path, tmp_path: Path) -> None:
     """Bytes of masks' shares in the upload, seconds of masking in the computing."""
     wanted = virtual()
-    plain, masked = tmp_path / "plain", tmp_path / "masked"
-    finished(wanted, plain)
-    finished(msgspec.structs.replace(wanted, server=MASKED), masked)
-    size, clients = int(model(plain).size), 6
+    plain, masked = finished, tmp_path / "masked"
     secured = msgspec.structs.replace(wanted, server=MASKED)
+    made(secured, masked)
+    size, clients = int(model(plain).size), 6
     rules = rules_of(secured, resolve(wanted.strategy), size, clients)
     assert rules is not None
     first: list[dict[str, float]] = []
@@ -233,7 +232,7 @@ def test_adverts_and_shares_of_pairwise_masks_are_part_of_a_trip(tmp_path: Path)
     found = {}
     for name, cohort in (("plain", 3), ("small", 3), ("large", 6)):
         server = Server(heartbeat_s=PATIENCE_S) if name == "plain" else PAIRS
-        finished(virtual(server=server, strategy={"name": "fedavg", "cohort": cohort}), tmp_path / name)
+        made(virtual(server=server, strategy={"name": "fedavg", "cohort": cohort}), tmp_path / name)
         with Record(tmp_path / name) as record:
             trips = record.trips
             row = int(np.flatnonzero((trips["client"] == trips["client"][0]) & (trips["trip"] == 0))[0])
@@ -251,7 +250,7 @@ def test_adverts_and_shares_of_pairwise_masks_are_part_of_a_trip(tmp_path: Path)
     ("server", "strategy"), [WALL[0], pytest.param(*WALL[1], marks=SLOW)], ids=["masks", "pairwise"]
 )
 def test_a_run_under_the_wall_clock(server: Server, strategy: dict[str, Any], tmp_path: Path) -> None:
-    found = finished(experiment(server=server, strategy=strategy), tmp_path / "run")
+    found = made(experiment(server=server, strategy=strategy), tmp_path / "run")
     assert found["versions"] == 12
     assert found["dropped_updates"] == 0
     assert not (tmp_path / "run" / "phones.key").exists()
@@ -298,7 +297,7 @@ def test_servers_killed_around_sums_give_the_same_bits(
 ) -> None:
     """A repeated request has the same answer, and no recomputed update is refused."""
     wanted = virtual(stop=Stop(versions=20), **changes)
-    calm = finished(wanted, tmp_path / "calm")
+    calm = made(wanted, tmp_path / "calm")
     points = ["sum:0:2", "summed:1:3", "published:2:2", "event:3:20"]
     folder = tmp_path / "killed"
     assert killed(wanted, folder, points, monkeypatch) == len(points)
@@ -383,7 +382,7 @@ def test_sums_wait_until_enough_clients_can_unmask_them(
     Mutants: holders answer while they are offline; a sum that waits is refused, or is forgotten on resume.
     """
     fields = {"fleet": AWAY, "server": server, "strategy": strategy, "stop": Stop(versions=40)}
-    finished(virtual(1, **fields), tmp_path / "calm")
+    made(virtual(1, **fields), tmp_path / "calm")
     points = ["event:0:60", "event:1:90", "sum:2:5"]
     assert killed(virtual(2, **fields), tmp_path / "killed", points, monkeypatch) == len(points)
     models, times = [], []
@@ -396,8 +395,8 @@ def test_sums_wait_until_enough_clients_can_unmask_them(
         waited = [a for a, b in pairwise(events) if isinstance(a, Joined) and isinstance(b, Unmasking)]
         assert waited  # clients exchanged shares because a client joined
         ends = {event.version: event.until_s for event in events if isinstance(event, Unmasking)}
-        made = [event for event in events if isinstance(event, Summed) and not event.bad]
-        assert all(event.at_s == ends[event.version] for event in made)  # also after an exchange anew
+        sums = [event for event in events if isinstance(event, Summed) and not event.bad]
+        assert all(event.at_s == ends[event.version] for event in sums)  # also after an exchange anew
         if server is MASKED:
             assert min(holders_online(events, 8)) >= SECURE.recover
     assert models[0] == models[1]
@@ -438,7 +437,7 @@ def test_a_version_is_made_when_the_last_reply_that_it_needs_is_there(recover: i
     )
     server = Server(secure=Secure(holders=6, recover=recover, private=1), heartbeat_s=PATIENCE_S)
     wanted = virtual(fleet=fleet, server=server, strategy={"name": "fedbuff", "buffer_size": 3})
-    found = finished(wanted, tmp_path / "run")["secure"]
+    found = made(wanted, tmp_path / "run")["secure"]
     mbps = load_network("defedavg-400" if recover == 4 else "defedavg-in-small").down.rate_mbps
     assert mbps is not None
     received, sent = found["holder_bytes_per_update"], found["holder_bytes_per_version"]
@@ -446,9 +445,9 @@ def test_a_version_is_made_when_the_last_reply_that_it_needs_is_there(recover: i
     assert [one.until_s - one.at_s for one in exchanges(tmp_path / "run")] == pytest.approx([takes_s] * 12)
     assert found["exchange_s"]["mean"] == pytest.approx(takes_s, rel=1e-3)
     with Record(tmp_path / "run") as record:
-        made, events = record.versions["at_s"].tolist(), [event for _, event in record.events()]
-        assert made == [one.until_s for one in exchanges(tmp_path / "run")]
-        begins = {event.at_s for event in events if isinstance(event, Arrived)} | {*made}
+        versions_s, events = record.versions["at_s"].tolist(), [event for _, event in record.events()]
+        assert versions_s == [one.until_s for one in exchanges(tmp_path / "run")]
+        begins = {event.at_s for event in events if isinstance(event, Arrived)} | {*versions_s}
     assert all(one.at_s in begins for one in exchanges(tmp_path / "run"))
     assert verify(tmp_path / "run").versions == 12
 
@@ -460,7 +459,7 @@ SLOW_LINK = Fleet(devices={"pixel-4": 4, "moto-g4": 2}, network="dial-up")
 @pytest.mark.parametrize("most", [0, 20])
 def test_the_staleness_of_an_update_counts_the_version_that_is_being_made(most: int, tmp_path: Path) -> None:
     strategy = {"name": "fedbuff", "buffer_size": 3, "max_staleness": most, "restart": "new-version"}
-    finished(virtual(fleet=SLOW_LINK, server=MASKED, strategy=strategy), tmp_path / "run")
+    made(virtual(fleet=SLOW_LINK, server=MASKED, strategy=strategy), tmp_path / "run")
     with Record(tmp_path / "run") as record:
         trips = {name: record.trips[name].tolist() for name in ("task", "base_version", "staleness")}
         rows = {task: (base, stale) for task, base, stale in zip(*trips.values(), strict=True)}
@@ -492,18 +491,18 @@ def test_a_run_under_the_wall_clock_may_end_during_an_exchange(tmp_path: Path) -
     server = Server(secure=SECURE, heartbeat_s=0.2)
     clock = Clock(kind="wall", time_scale=0.3)
     fields = {"fleet": SLOW_LINK, "server": server, "strategy": ROUNDS, "clock": clock}
-    finished(experiment(**fields, stop=Stop(versions=2)), tmp_path / "first")
+    made(experiment(**fields, stop=Stop(versions=2)), tmp_path / "first")
     last = exchanges(tmp_path / "first")[-1]
     ends = Stop(emulated_s=last.at_s + 0.7 * (last.until_s - last.at_s))
-    assert finished(experiment(**fields, stop=ends), tmp_path / "second")["stop_reason"] == "emulated_s"
+    assert made(experiment(**fields, stop=ends), tmp_path / "second")["stop_reason"] == "emulated_s"
 
 
 def test_a_sum_is_refused_if_the_run_ends_during_its_exchange(tmp_path: Path) -> None:
     wanted = virtual(server=MASKED, stop=Stop(versions=12))
-    finished(wanted, tmp_path / "first")
+    made(wanted, tmp_path / "first")
     last = exchanges(tmp_path / "first")[-1]
     end_s = (last.at_s + last.until_s) / 2
-    finished(msgspec.structs.replace(wanted, stop=Stop(emulated_s=end_s)), tmp_path / "second")
+    made(msgspec.structs.replace(wanted, stop=Stop(emulated_s=end_s)), tmp_path / "second")
     with Record(tmp_path / "second") as record:
         assert (record.meta.stop_reason, len(record.versions["at_s"])) == ("emulated_s", 11)
     (*_, refused) = incidents(tmp_path / "second", "refused")
@@ -525,11 +524,11 @@ def test_a_sum_that_waits_at_the_end_is_refused(tmp_path: Path) -> None:
         server=Server(secure=secure, heartbeat_s=PATIENCE_S),
         stop=Stop(emulated_s=20.0),
     )
-    finished(wanted, tmp_path / "first")
+    made(wanted, tmp_path / "first")
     with Record(tmp_path / "first") as record:
         times = record.versions["at_s"].tolist()
     _, end_s = max((late - early, (early + late) / 2) for early, late in pairwise(times))
-    finished(msgspec.structs.replace(wanted, stop=Stop(emulated_s=end_s)), tmp_path / "second")
+    made(msgspec.structs.replace(wanted, stop=Stop(emulated_s=end_s)), tmp_path / "second")
     with Record(tmp_path / "second") as record:
         assert record.meta.stop_reason == "emulated_s"
         assert record.versions["at_s"].tolist() == [at_s for at_s in times if at_s < end_s]
@@ -540,7 +539,7 @@ def test_a_sum_that_waits_at_the_end_is_refused(tmp_path: Path) -> None:
 
 def test_phones_that_come_and_go_under_the_wall_clock(tmp_path: Path) -> None:
     fleet = msgspec.structs.replace(experiment().fleet, churn=Churn(mean_online_s=20.0, mean_offline_s=5.0))
-    found = finished(experiment(server=MASKED, fleet=fleet), tmp_path / "run")
+    found = made(experiment(server=MASKED, fleet=fleet), tmp_path / "run")
     assert found["versions"] == 12
     assert incidents(tmp_path / "run", "refused") == []
 
@@ -553,7 +552,7 @@ def test_a_sum_of_one_client_is_refused(tmp_path: Path) -> None:
     wanted = virtual(
         fleet=fleet, strategy=strategy, stop=Stop(trips=60), server=Server(secure=secure, heartbeat_s=60.0)
     )
-    found = finished(wanted, tmp_path / "run")
+    found = made(wanted, tmp_path / "run")
     refusals = incidents(tmp_path / "run", "refused")
     assert found["dropped_updates"] == len(refusals) > 0
     assert all("the sum has updates of 1 clients; 2 are required" in row.detail for row in refusals)

@@ -295,6 +295,8 @@ def command(wanted: Wanted) -> int:
     with contextlib.ExitStack() as stack:
         if wanted.arguments[0] in RUNS:
             _run_warm(stack)
+        if wanted.arguments[0] == "join":
+            _join_warm(stack)
         stack.enter_context(mock.patch("edgefl.programs.running.start_process", _fork))
         code: int = import_module("edgefl.__main__").main()
     return code
@@ -334,6 +336,17 @@ def _run_warm(stack: contextlib.ExitStack) -> None:
 
     stack.enter_context(mock.patch.object(fork_server, "start_process", start))
     stack.enter_context(mock.patch.object(supervisor, "_Supervisor", Warm))
+
+
+def _join_warm(stack: contextlib.ExitStack) -> None:
+    """Fork the node's zygote as that of a run, from a process that has no thread of ZeroMQ."""
+    _run_warm(stack)
+    server = stack.enter_context(fork_server.ForkServer())
+
+    def start(_: str, incoming: Any, environment: dict[str, str], module: str) -> tuple[Any, Channel[Any]]:
+        return server.start(module, incoming, environment)
+
+    stack.enter_context(mock.patch("edgefl.hosts.node.start_process", start))
 
 
 def _fork(
