@@ -43,7 +43,7 @@ def test_the_next_token_is_learned_with_own_data_model_loss_and_measures(
     docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(docs)
-    sooner = ["stop.metric={ name = 'perplexity', at_most = 5.0 }"]
+    sooner = ["stop.metric={ name = 'perplexity', at_most = 5.0 }", "strategy.buffer_size=4", "training.lr=2"]
     wanted = config.change(config.load(docs / "next-token.toml"), sooner)
     found = edgefl.run(wanted, docs / "run").summary()
     assert found["stop_reason"] == "metric perplexity"
