@@ -250,9 +250,8 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
         return f"{text}; {second}: {late.text('at_s')} ({late.passed} runs reached it), not settled."
     times = known.at(".2f", ".2f").removesuffix(")")
     times += ", 95% interval)" if "(" in times else ""
-    bound = "at least " * known.at_least
-    times = times.removeprefix("> ")
-    text += f"; {second} took {bound}{times} as long" if base == first else f", {times} the time of {second}"
+    times = times.replace("> ", "at least ").replace("< ", "at most ")
+    text += f"; {second} took {times} as long" if base == first else f", {times} the time of {second}"
     if math.isinf(known.high) and known.low == 0.0:
         return f"{text}. That is one seed: another may turn the order around."
     certain = known.low > 1.0 if base == first else known.high < 1.0

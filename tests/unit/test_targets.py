@@ -155,6 +155,10 @@ def test_runs_that_did_not_reach_it_are_counted_and_bound_the_ratio(tmp_path: Pa
     Console(file=text, width=60).print(compare(folders, target=0.8))
     assert "2 of 3" in text.getvalue()
     assert max(map(len, text.getvalue().splitlines())) <= 60
+    assert "fedavg ×3 took at least 1.8" in " ".join(text.getvalue().split())
+    turned = StringIO()
+    Console(file=turned, width=400).print(compare([*folders[3:], *folders[:3]], target=0.8))
+    assert "emulated seconds, at most 0.5" in turned.getvalue()
 
 
 def test_the_sentence_has_the_ratio_of_the_table_whichever_row_is_first(tmp_path: Path) -> None:
