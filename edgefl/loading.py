@@ -30,6 +30,8 @@ KEYS = (
     "fleet.attackers.kind",
 )
 """Keys of an experiment whose values may name code."""
+OF_PACKAGES = ("timm:", "hf:", "flwr:")
+"""Prefixes of values that name what a package has, and no code of the user."""
 
 
 importing: list[str] = []
@@ -102,11 +104,7 @@ def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
     for key, value in tables.items():
         if isinstance(value, Mapping):
             keys += own_code(value, f"{prefix}{key}.")
-        elif (
-            prefix + key in KEYS
-            and ":" in str(value)
-            and not str(value).startswith(("timm:", "hf:", "flwr:"))
-        ):
+        elif prefix + key in KEYS and ":" in str(value) and not str(value).startswith(OF_PACKAGES):
             keys.append(prefix + key)
     return keys
 

@@ -113,7 +113,7 @@ def execute(
         absence=_absence(churn, leave),
         out=out,
     )
-    if not quiet and like is None and any(phone.like == "interpreter" for phone in phones):
+    if not quiet and like is None and share is None and any(phone.like == "interpreter" for phone in phones):
         torch = "for one that trains with torch: --like torch:MODEL, or --like torch"
         say(f"edgefl: the program gets the phone's speed for interpreted code; {torch}", err=True)
     result = programs.run(phones, options, make_view(len(phones), quiet))

@@ -38,7 +38,7 @@ def check_relations(found: Experiment) -> None:
     _check_evaluation(found)
     _check_stop(found.stop)
     _check_privacy(found.privacy)
-    _check_labels(found, found.fleet.devices)
+    _check_partition(found, found.fleet.devices)
     if not isinstance(found.strategy["name"], str):
         raise wrong("strategy.name", "a string, such as 'fedbuff'", found.strategy["name"])
 
@@ -164,7 +164,7 @@ def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> N
             raise wrong("stop.metric.at_most", f"at least {least:g}, the smallest {goal.name}", goal.at_most)
 
 
-def _check_labels(found: Experiment, devices: Mapping[str, int]) -> None:
+def _check_partition(found: Experiment, devices: Mapping[str, int]) -> None:
     if found.data.partition_args and not found.data.partition.startswith("flwr:"):
         raise _at("data.partition_args", "only partitions 'flwr:…' take arguments")
     if found.data.partition == "by-device" and not found.data.labels:

@@ -12,6 +12,7 @@
     dataset.py     examples in memory, converted to float32 one batch at a time
     partition.py   assigns training examples to clients
     flower_partition.py  partitioners of Flower Datasets
+    own_process.py  runs packages whose threads would not survive a fork
     growth.py      local data that grow during a run
     rule.py        the steps and batch sizes of a trip, as data
     losses.py      losses by name, and the user's own

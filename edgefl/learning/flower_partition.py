@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,10 +22,9 @@ from safetensors.numpy import load_file, save
 from edgefl.errors import ConfigError, unknown
 from edgefl.files import cache_folder, write_bytes
 from edgefl.learning.dataset import Targets
-from edgefl.terminal import say
+from edgefl.learning.own_process import end, run_module
 
 PREFIX = "flwr:"
-KEY = "data.partition"
 LABEL, ROW = "label", "row"
 """Columns of the data set that a partitioner gets: the class, if there is one, and the row number."""
 Rows = NDArray[np.int64]
@@ -51,14 +49,10 @@ def flower_rows(
         "labels": targets[order].tolist() if targets.ndim == 1 and targets.dtype.kind in "iu" else None,
         "rows": order.tolist(),
     }
-    text = json.dumps(request, sort_keys=True).encode()
+    text = json.dumps(request, sort_keys=True, default=str).encode()
     file = cache_folder() / "data" / "flwr" / f"{hashlib.sha256(text).hexdigest()[:24]}.safetensors"
     if not file.is_file():
-        command = [sys.executable, "-m", __name__, str(file)]
-        done = subprocess.run(command, input=text, capture_output=True, check=False)
-        if done.returncode:
-            lines = (done.stdout or done.stderr).decode(errors="replace").strip().splitlines()
-            raise ConfigError(f"{KEY} {name!r}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        run_module(__name__, str(file), about=f"data.partition {name!r}", text=text)
     found = load_file(file)
     return np.split(found["rows"], np.cumsum(found["sizes"])[:-1])
 
@@ -87,25 +81,21 @@ def divide(request: Mapping[str, Any], partitioners: Any, table: Any) -> bytes:
     return save({"rows": np.concatenate(parts), "sizes": sizes})
 
 
-def main(file: Path) -> str:
-    """Read a request from standard input and write ``file``; return the reason if that failed, else ""."""
+def write(file: Path) -> None:
+    """Divide the rows of the request in standard input, and write ``file``.
+
+    Raises `ConfigError`, and the package's own errors.
+    """
     try:
         import datasets
         from flwr_datasets import partitioner
     except ModuleNotFoundError as error:
-        return f"needs the package {error.name}: pip install 'edgefl[partitioners]'"
+        why = f"needs the package {error.name}: pip install 'edgefl[partitioners]'"
+        raise ConfigError(why) from None
     request = json.load(sys.stdin)
     columns = {ROW: request["rows"]} | ({} if request["labels"] is None else {LABEL: request["labels"]})
-    try:
-        write_bytes(file, divide(request, partitioner, datasets.Dataset.from_dict(columns)))
-    except ConfigError as error:
-        return str(error)
-    except Exception as error:  # of the package, about its arguments
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return ""
+    write_bytes(file, divide(request, partitioner, datasets.Dataset.from_dict(columns)))
 
 
 if __name__ == "__main__":
-    if why := main(Path(sys.argv[1])):
-        say(why)
-        sys.exit(1)
+    sys.exit(end(lambda: write(Path(sys.argv[1]))))

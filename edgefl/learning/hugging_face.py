@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError
 from edgefl.files import cache_folder, write_bytes
 from edgefl.learning.array_set import load_arrays
 from edgefl.learning.dataset import Dataset, Images
 from edgefl.learning.download import offline
+from edgefl.learning.own_process import end, run_module
 from edgefl.terminal import say
 
 PREFIX = "hf:"
@@ -43,19 +43,10 @@ def load_from_hub(name: str) -> Dataset:
     file = _file_of(name)
     if not file.is_file():
         say(f"edgefl: fetching {name} into {file}", err=True)
-        command = [sys.executable, "-m", __name__, name, str(file)]
         quiet = {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         network = {"HF_HUB_OFFLINE": "1"} if offline() else {}
-        done = subprocess.run(
-            command,
-            env=os.environ | quiet | network,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            lines = (done.stdout or done.stderr).strip().splitlines()
-            raise ConfigError(f"data.name {name!r}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        environment = quiet | network
+        run_module(__name__, name, str(file), about=f"data.name {name!r}", environment=environment)
     found, metadata = load_arrays(file)
     means, stds = _moments(found["train_x"])
     parts = (
@@ -129,25 +120,17 @@ def _pixels(pictures: Sequence[Any], like: NDArray[np.uint8] | None) -> NDArray[
     return found
 
 
-def main(name: str, file: Path) -> str:
-    """Fetch the data set ``name`` and write ``file``; return the reason if that failed, else ""."""
+def fetch(name: str, file: Path) -> None:
+    """Fetch the data set ``name`` and write ``file``. Raises `ConfigError`, and the package's own errors."""
     try:
         import datasets
     except ModuleNotFoundError:
-        return "the package datasets is not installed: pip install 'edgefl[hf]'"
+        raise ConfigError("the package datasets is not installed: pip install 'edgefl[hf]'") from None
     if int(datasets.__version__.partition(".")[0]) < 4:
-        return f"needs the package datasets 4 or newer, got {datasets.__version__}"
+        raise ConfigError(f"needs the package datasets 4 or newer, got {datasets.__version__}")
     path, _, configuration = name.removeprefix(PREFIX).partition(":")
-    try:
-        write_bytes(file, convert(datasets.load_dataset(path, configuration or None)))
-    except (ConfigError, RunError) as error:
-        return str(error)
-    except Exception as error:  # the hub, the network and the files raise errors of many packages
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return ""
+    write_bytes(file, convert(datasets.load_dataset(path, configuration or None)))
 
 
 if __name__ == "__main__":
-    if reason := main(sys.argv[1], Path(sys.argv[2])):
-        say(reason)
-        sys.exit(1)
+    sys.exit(end(lambda: fetch(sys.argv[1], Path(sys.argv[2]))))

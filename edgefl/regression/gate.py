@@ -25,6 +25,11 @@ WORDS: tuple[Word, ...] = ("REGRESSION", "FAIL", "NOT JUDGED", "OK")
 LONG = {"NOT JUDGED": "COULD NOT BE JUDGED"}
 
 
+def device_time(seconds: float | None, predicted: bool) -> str:
+    """Return a time on a device as text, after ``~`` if it is predicted; "" if it is not known."""
+    return "" if seconds is None else "~" * predicted + short_time(seconds)
+
+
 class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One function on one device."""
 
@@ -47,8 +52,8 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def time(self) -> str:
-        """The time on the device as text, after ``~`` if it is predicted; "" if it is not known."""
-        return "" if self.seconds is None else "~" * self.predicted + short_time(self.seconds)
+        """The time on the device as text."""
+        return device_time(self.seconds, self.predicted)
 
     @property
     def red(self) -> bool:

@@ -14,7 +14,7 @@ from edgefl.host.verdict import Outcome
 from edgefl.regression.baseline import BaselineEntry, save
 from edgefl.regression.counts import FIGURES, CountedEntry, summary
 from edgefl.regression.device import EdgeDevice
-from edgefl.regression.gate import Word
+from edgefl.regression.gate import Word, device_time
 from edgefl.results.tables import number, short_time
 
 LEAST_WIDTH, WHOLE_WIDTH, MOST_WIDTH = 60, 80, 120
@@ -156,7 +156,7 @@ def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[st
 def _cells(row: ResultRow) -> dict[str, str]:
     """Return the row's figures as texts, by column."""
     return {
-        "device": "–" if row.seconds is None else "~" * row.predicted + short_time(row.seconds),
+        "device": device_time(row.seconds, row.predicted) or "–",
         "host CPU": _cell(row.host_cpu_s, short_time),
         "memory": _cell(row.peak_mib, lambda mib: f"{mib:.{int(mib < 1000)}f}"),
         "sent": _cell(row.sent_mib, number),

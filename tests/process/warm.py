@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import functools
 import gc
-import importlib.metadata
 import os
 import select
 import signal
@@ -404,36 +402,12 @@ def ready_for_commands() -> None:
 
 
 def read_ahead() -> None:
-    """Read once what the processes of nearly every run read: profiles, versions of packages, the digits.
-
-    Have no run under the virtual clock, where nothing is done with what a step takes here, fill this
-    host's caches with 64 MiB before each step that it times.
-    """
-    from edgefl.learning import published_sets
-    from edgefl.run import workload
-    from edgefl.run.server_process import SOFTWARE
-
+    """Read once what the processes of nearly every run read: profiles, and the types of an experiment."""
     for device in ("pixel-4", "moto-g4", "pi-zero-2w", "watch-a7"):
         load_device(device)
     for network in ("fios", "lte"):
         load_network(network)
     config.validate(Experiment(fleet=Fleet(devices={"pixel-4": 1}, network="lte"), stop=Stop(versions=1)))
-
-    importlib.metadata.version = functools.cache(importlib.metadata.version)
-    for package in SOFTWARE:
-        importlib.metadata.version(package)
-
-    read = functools.cache(published_sets.read_bundled_table)
-    read("digits", "digits.csv.gz").flags.writeable = False
-    published_sets.read_bundled_table = read
-    prepared = workload.Workload.prepared
-
-    def prepared_in_no_time(self: workload.Workload) -> Any:
-        virtual = self.experiment.clock.kind == "virtual"
-        with mock.patch.object(workload, "CACHE_BYTES", 0 if virtual else workload.CACHE_BYTES):
-            return prepared(self)
-
-    workload.Workload.prepared = prepared_in_no_time  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

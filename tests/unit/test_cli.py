@@ -447,6 +447,21 @@ def test_exec_ends_as_its_command_and_else_as_its_verdict(
     assert main(["exec", "-q", *options, "--device", "pi-4", "true"]) == code
 
 
+def test_exec_says_that_python_is_run_as_interpreted_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless the speed was given, as a kind of code or as a share."""
+    held = HeldVerdict(0.1, 0.1, (), Conditions())
+    phones = [SimpleNamespace(wall_s=1.0, why="")]
+    result = SimpleNamespace(
+        exit_code=0, valid=True, phones=phones, time_scale=1.0, held=held, model_errors=()
+    )
+    monkeypatch.setattr("edgefl.programs.run", lambda *_: result)
+    for options, told in (([], True), (["--share", "0.2"], False), (["--like", "interpreter"], False)):
+        assert main(["exec", *options, "--device", "pi-4", "python3", "x.py"]) == 0
+        assert ("for one that trains with torch: --like torch:MODEL" in capsys.readouterr().err) is told
+
+
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def test_what_it_refuses_is_one_line(cache: Path) -> None:
         ("DirichletPartitionr", {}, "not found; did you mean 'DirichletPartitioner'"),
         ("DirichletPartitioner", {"alpha": -1.0}, "ValueError: "),
         ("DirichletPartitioner", {"alhpa": 1.0}, "TypeError: .*alhpa"),
+        ("DirichletPartitioner", {"alpha": date(2026, 11, 27)}, ""),
         ("SizePartitioner", {"partition_sizes": [300, 300]}, "makes 2 partitions, the fleet has 6 clients"),
     ):
         with pytest.raises(ConfigError, match=f"^data.partition 'flwr:{name}': .*{words}") as caught:

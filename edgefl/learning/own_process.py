@@ -1,0 +1,43 @@
+"""Run packages whose threads would not survive the fork of clients, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+
+from edgefl.errors import ConfigError, RunError
+from edgefl.terminal import say
+
+
+def run_module(
+    module: str, *arguments: str, about: str, text: bytes = b"", environment: Mapping[str, str] | None = None
+) -> None:
+    """Run ``python -m module`` with ``text`` as its standard input and additional environment variables.
+
+    If it fails, raises `ConfigError` with ``about`` and the last line that the process printed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=os.environ | (environment or {}),
+        input=text,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = (done.stdout or done.stderr).decode(errors="replace").strip().splitlines()
+        raise ConfigError(f"{about}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+
+
+def end(work: Callable[[], None]) -> int:
+    """Do the process's work; return its exit code, after one line with the reason if the work failed."""
+    try:
+        work()
+    except (ConfigError, RunError) as error:
+        say(str(error))
+    except Exception as error:  # packages, networks and files raise errors of many kinds
+        say(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+    else:
+        return 0
+    return 1
