@@ -114,8 +114,8 @@ def execute(
         out=out,
     )
     if not quiet and like is None and share is None and any(phone.like == "interpreter" for phone in phones):
-        torch = "for one that trains with torch: --like torch:MODEL, or --like torch"
-        say(f"edgefl: the program gets the phone's speed for interpreted code; {torch}", err=True)
+        torch = "if it trains with torch, add --like torch:MODEL or --like torch"
+        say(f"edgefl: the program runs at the phone's speed in interpreted code; {torch}", err=True)
     result = programs.run(phones, options, make_view(len(phones), quiet))
     say_result(result, quiet)
     return result.exit_code or (0 if result.valid or accept_invalid else INVALID)

@@ -35,10 +35,9 @@ def flower_rows(
 ) -> list[Rows]:
     """Return the row numbers of each client: client i has partition i of the partitioner ``name``.
 
-    The partitioner gets the rows in an order drawn from ``rng``, as many partitions as there are clients, the
-    column `LABEL` and a seed, as far as it takes them and ``arguments`` does not have them. Raises
-    `ConfigError` if the package is missing, if the partitioner refuses its arguments, or if it makes another
-    number of partitions.
+    The partitioner divides the rows in an order drawn from ``rng``. Its number of partitions, its column of
+    classes and its seed are set here, unless ``arguments`` sets them. Raises `ConfigError` if the package is
+    missing, if the partitioner refuses its arguments, or if it makes another number of partitions.
     """
     order = rng.permutation(len(targets))
     request = {

@@ -60,8 +60,8 @@ def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
     cores = capacity_cores()
     needed = scale.load * scale.value * cores
     text = (
-        f"time_scale {scale.value:g}: a second of a phone takes {scale.value:g} s here. With all cores busy, "
-        f"the phones need {needed:.1f} cores at time_scale 1; this host has {cores:g}"
+        f"time_scale {scale.value:g}: a second of a phone takes {scale.value:g} s here. If all their "
+        f"cores are busy, the phones need {needed:.1f} cores of this host at time_scale 1; it has {cores:g}"
     )
     text += VERDICT_TEXT[scale.verdict]
     if scale.value > 1.0 and any(one.phone.threads is None for one in held):

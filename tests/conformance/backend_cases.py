@@ -27,7 +27,7 @@ def fast_backends() -> list[tuple[str, str]]:
 
 @contextmanager
 def chosen(backend: str, isa: str) -> Iterator[str]:
-    """That back end on that instruction set, which a failure names."""
+    """Use a back end with an instruction set; a failure names both."""
     before = None
     if isa:
         from edgefl.kernels import _c

@@ -37,7 +37,7 @@ def test_types_sizes_counts_and_trims(dtype: str, size: int) -> None:
 
 @cache
 def many() -> tuple[dict[str, Any], Any]:
-    """More updates than share a block, and the results of one thread."""
+    """A case whose updates need several blocks, and its results with one thread."""
     case = random_case("float32", GRAIN + 3 * TILE + 7, 130)
     kernels.set_threads(1)
     try:

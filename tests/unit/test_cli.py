@@ -459,7 +459,7 @@ def test_exec_says_that_python_is_run_as_interpreted_code(
     monkeypatch.setattr("edgefl.programs.run", lambda *_: result)
     for options, told in (([], True), (["--share", "0.2"], False), (["--like", "interpreter"], False)):
         assert main(["exec", *options, "--device", "pi-4", "python3", "x.py"]) == 0
-        assert ("for one that trains with torch: --like torch:MODEL" in capsys.readouterr().err) is told
+        assert ("if it trains with torch, add --like torch:MODEL" in capsys.readouterr().err) is told
 
 
 WITHOUT_TORCH = """

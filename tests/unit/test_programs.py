@@ -437,7 +437,7 @@ def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[s
     view.begin(held, choose_time_scale([Demand(0.5, 1.0)] * 6, cores=capacity_cores(), scale=2.0))
     said = capsys.readouterr().err
     assert said.startswith("edgefl: time_scale 2: a second of a phone takes 2 s here.")
-    assert "need 3.0 cores at time_scale 1" in said
+    assert "need 3.0 cores of this host at time_scale 1" in said
     assert "--threads N" in said
     states = {
         number: PhoneState(
