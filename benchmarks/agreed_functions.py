@@ -1,7 +1,7 @@
 """The functions of `agreement.py`.
 
 ``python agreed_functions.py NAME CALLS [CLOCK]`` prints the seconds of a call, the median of so many, by a
-clock of `time`, by default its ``perf_counter``.
+clock of `time`, by default its ``perf_counter``. Freed memory is kept for the next call, as in a device test.
 """
 
 from __future__ import annotations
@@ -84,5 +84,8 @@ def call_s(name: str, calls: int, clock: Callable[[], float]) -> float:
 
 
 if __name__ == "__main__":
+    from edgefl.host.process import keep_freed_memory
+
+    keep_freed_memory()
     name, calls, *clock = sys.argv[1:]
     print(call_s(name, int(calls), getattr(time, *clock or ["perf_counter"])))

@@ -8,8 +8,8 @@ by a device test (`pytest`, mark ``edge_device``), and by `edgefl predict` (this
 a step's own time). Prints the median of each over the rounds, and its distance from the mean of the three.
 Run it on a quiet host: each answer contains this host's CPU time, which other guests of the same machine
 change by a third within seconds, so the three are measured in turn. Each function is timed in a process of
-its own, because what ran before changes its time: glibc returns large arrays to the system after each call
-until it has seen larger ones, and then every call pays for the page faults.
+its own that keeps freed memory, as device tests do: glibc otherwise returns large arrays to the system after
+each call until it has seen larger ones, and then every call pays for the page faults.
 """
 
 from __future__ import annotations

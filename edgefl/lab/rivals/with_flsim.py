@@ -1,7 +1,9 @@
 """FLSim: its synchronous trainer with FedAvg, or its asynchronous trainer with FedBuff, in one process.
 
 FLSim 0.1.0 is for Python 3.10 and older: its settings have mutable defaults, which later versions refuse
-unless they can be hashed. `_importable` gives them a hash. Nothing of FLSim is changed otherwise.
+unless they can be hashed. `_importable` gives them a hash. It also declares torchvision's operators, which a
+torchvision with CUDA lacks beside a torch without it; FLSim imports torchvision, but uses none of them. Nothing
+else is changed.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+from torch import library, nn
 
 from . import task as shared
 
@@ -32,6 +34,11 @@ def _importable() -> None:
         return partial(made, **given) if cls is None else made(cls, **given)
 
     dataclasses.dataclass = dataclass
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou) -> Tensor")
 
 
 class _User:
