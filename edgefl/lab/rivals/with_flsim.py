@@ -1,9 +1,9 @@
 """FLSim: its synchronous trainer with FedAvg, or its asynchronous trainer with FedBuff, in one process.
 
 FLSim 0.1.0 is for Python 3.10 and older: its settings have mutable defaults, which later versions refuse
-unless they can be hashed. `_importable` gives them a hash. It also declares torchvision's operators, which a
-torchvision with CUDA lacks beside a torch without it; FLSim imports torchvision, but uses none of them. Nothing
-else is changed.
+unless they can be hashed. `_importable` gives them a hash. It also declares the operators that a torchvision
+with CUDA lacks beside a torch without it; FLSim imports torchvision, but does not use them. Nothing else is
+changed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ def _importable() -> None:
 
     dataclasses.dataclass = dataclass
     try:
-        import torchvision  # noqa: F401
+        import_module("torchvision")
     except RuntimeError:
         for name in ("nms", "qnms"):
             library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou) -> Tensor")
