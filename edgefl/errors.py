@@ -98,10 +98,10 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> str:
     """Describe an unknown name in one line, with the nearest known name.
 
     >>> unknown("profile", "pixel3a", ["pixel-3a", "pi-4"])
-    "profile 'pixel3a' not found; did you mean 'pixel-3a'? have: pi-4, pixel-3a"
+    "profile 'pixel3a' not found; did you mean 'pixel-3a'? available: pi-4, pixel-3a"
     """
     names = sorted(allowed)
-    return f"{what} {shortened(got)!r} not found;{near(got, names)} have: {listed(names) or 'none'}"
+    return f"{what} {shortened(got)!r} not found;{near(got, names)} available: {listed(names) or 'none'}"
 
 
 def listed(names: Iterable[str]) -> str:

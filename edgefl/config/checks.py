@@ -172,7 +172,7 @@ def _check_partition(found: Experiment, devices: Mapping[str, int]) -> None:
     for name, held in found.data.labels.items():
         key = join("data.labels", name)
         if name not in devices:
-            raise _at(key, f"not in fleet.devices;{near(name, devices)} have: {listed(devices)}")
+            raise _at(key, f"not in fleet.devices;{near(name, devices)} available: {listed(devices)}")
         if not held or len(set(held)) < len(held) or min(held) < 0:
             raise wrong(key, "distinct labels of at least 0", held)
 

@@ -11,19 +11,19 @@ code            speed of code that is not torch, by core type; code_fit fits it 
                 boards
 phones          inference times of phones: measured, or estimated from the core and one measured network
 phone_fit       fits the table of phones to phone_rows and phone_networks; phone_file writes it
-phone_profiles  profiles of the phones in the table; phone_estimate makes those of other phones
+phone_profiles  makes the profiles of the phones in the table; phone_estimate those of other phones
 phone_layers    lists the layers of a torch module as TFLite executes them
 fleet           device, link, presence and trips of each client of a run
-individuals     differences between phones of one model: unit speed, trip scatter, phase
+individuals     differences between phones of one model: speed, variation between trips, phase
 link            a client's link; may replay a recorded trace
 plan            a client's whole trip, decided before it starts
 thermal         heating and throttling of a device during training
 energy          joules of computing and transfers, by the profile's currents or a metered radio
 condition       advances temperature and battery from one time to a later one
 presence        when a client is online: windows and churn, also from a fleet's availability file
-dynamics        changes of clients during a run that no task causes; a function of the journal
-formats         other projects' file formats by name: network_formats, device_formats, fedscale; imports has
-                what their importers share
+dynamics        changes of clients during a run that no task causes, computed from the journal
+formats         file formats of other projects: network_formats, device_formats, fedscale; imports has what
+                their importers share
 """
 
 from __future__ import annotations

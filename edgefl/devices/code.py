@@ -53,7 +53,7 @@ _CLUSTER = re.compile(r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×](
 
 
 class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A rate per MHz; 90% of such cores are within a factor ``spread`` of it."""
+    """Rate per MHz of a core type; 90% of its cores are within a factor ``spread`` of it."""
 
     per_mhz: float
     spread: float
@@ -134,14 +134,15 @@ def find_core(name: str) -> str:
     ('Cortex-A76', 'Qualcomm Kryo 4XX Gold')
     >>> find_core("Cortex-A79")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    edgefl.errors.ConfigError: core 'Cortex-A79' not found; did you mean 'Cortex-A9'? have: ...
+    edgefl.errors.ConfigError: core 'Cortex-A79' not found; did you mean 'Cortex-A9'? available: ...
     """
     found = known_core(name)
     if found is None:
         nearest = get_close_matches(reduced(name), _index(), n=1, cutoff=0.0)[0]
         hint = _index()[nearest]
         raise ConfigError(
-            f"core {shortened(name)!r} not found; did you mean {hint!r}? have: {listed(sorted(lineages()))}"
+            f"core {shortened(name)!r} not found; did you mean {hint!r}? "
+            f"available: {listed(sorted(lineages()))}"
         )
     return found
 

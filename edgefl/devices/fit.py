@@ -187,7 +187,7 @@ def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
 
 
 def holding(unseen: Sequence[HeldOutPrediction], share: float = COVERAGE) -> float:
-    """Return the factor that holds for a further prediction with probability ``share`` (conformal)."""
+    """Return the conformal error factor: a further prediction is within it with probability ``share``."""
     return _holding([found.off for found in unseen], share)
 
 

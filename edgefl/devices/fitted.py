@@ -90,7 +90,7 @@ def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tup
     if len(chosen) != 1:
         number = "several devices or runtimes" if chosen else "no such rows"
         known = ", ".join(map("/".join, have)) or "none"
-        raise ConfigError(f"{number}; choose one with --profile and --runtime; have: {known}")
+        raise ConfigError(f"{number}; choose one with --profile and --runtime; available: {known}")
     return tuple(step for file in files for step in measurements.read(file, chosen[0]))
 
 

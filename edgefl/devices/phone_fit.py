@@ -197,7 +197,7 @@ def _mean_phone(log_s: Array) -> Array:
 
 
 def _weights(data: Matrix) -> tuple[Weights, Array]:
-    """Fit all classes and weights to the typical phone; also return its costs of `CLASSES`."""
+    """Fit all weights, and the typical phone's costs; return the weights and the costs of `CLASSES`."""
     plain = _work_matrix(data, Weights())
     extra = np.array([[found.get(name, 0.0) for name in INTO] for found in data.found])
     costs = _positive_costs(np.hstack([plain, extra]), _mean_phone(data.log_s))

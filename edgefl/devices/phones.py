@@ -296,7 +296,7 @@ def _log(value: float | None, usual: float) -> float:
 
 
 def observed(costs: Costs, typical: Sequence[float], work: StepWork, seconds: float) -> Costs:
-    """Adapt costs to one measured network, by Newton steps to the most probable ones."""
+    """Find the most probable costs given one measured network, by Newton's method."""
     row, at = amounts(work) / np.array(typical), costs.mean
     firm = np.asarray(np.linalg.inv(costs.covariance), float)
     found = costs.covariance

@@ -47,7 +47,7 @@ def load_device(name_or_path: str | Path) -> Device:
     1750000000.0
     >>> load_device("pixel3a")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    edgefl.errors.ProfileError: device profile 'pixel3a' not found; did you mean 'pixel-3a'? have: ...
+    edgefl.errors.ProfileError: device profile 'pixel3a' not found; did you mean 'pixel-3a'? available: ...
     """
     return _load(Device, "devices", name_or_path)[0]
 
@@ -87,7 +87,7 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
         network = beside(network)
     devices = {beside(name): count for name, count in fleet.devices.items()}
     if len(devices) < len(fleet.devices):
-        raise ProfileError(f"{name_or_path}: devices: one profile has two names; name each once")
+        raise ProfileError(f"{name_or_path}: devices: a profile is listed under two names; list each once")
     return msgspec.structs.replace(fleet, devices=devices, network=network)
 
 
@@ -267,7 +267,7 @@ def _source_faults(table: dict[str, Any]) -> Iterator[Fault]:
         for key in table.get(where, {}):
             if not any(figure == key or figure.startswith(f"{key}.") for figure in figures):
                 place = join(where, key)
-                yield Fault(place, f"{place}: not a figure of this file; have: {listed(figures)}")
+                yield Fault(place, f"{place}: not a figure of this file; available: {listed(figures)}")
 
 
 def _device_faults(device: Device) -> Iterator[Fault]:

@@ -103,7 +103,7 @@ def run(
 
 
 def rows_of(sizes: Sequence[tuple[int, int]], quick: bool) -> list[SumCase]:
-    """Return all sizes as float32 on all threads, some also on one thread, and some with the other types."""
+    """Return what to measure: all sizes in float32 on all threads, some also on one, some in other types."""
     everything = kernels.threads()
     rows = [SumCase(*size, "float32", everything) for size in sizes]
     if everything > 1:

@@ -9,7 +9,7 @@ from edgefl.results.statistics import difference, higher, p_of_ratio, p_value
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"
 FAIR = 0.05
-"""Largest allowed distance of a group's mean share of weight from 1/n, times n."""
+"""Largest allowed deviation of a group's mean share of the weight from 1/n, relative to 1/n."""
 NEAR = 0.95
 """Target of the race for trips ÷ final accuracy of the weakest run; below 1, so that no peak decides."""
 

@@ -174,9 +174,9 @@ def _row(case: Case, turns: Sequence[Turn], why: str) -> dict[str, Any]:
 
 
 def interpreter(framework: str, folder: Path) -> str:
-    """Return the interpreter of a framework, after pip has installed it in ``folder``.
+    """Install a framework with pip in ``folder``, and return the Python interpreter of that environment.
 
-    An environment with the same packages is used again. Raises `RunError` with pip's last line.
+    An environment with the same packages is reused. Raises `RunError` with pip's last line.
     """
     if framework not in PACKAGES:
         return sys.executable

@@ -132,7 +132,7 @@ class Curves:
         return next((other for other in self.records if self.hashes(other) == mine and other != label), "")
 
     def accuracy(self, label: str, last: int = LAST) -> list[float]:
-        """Return mean accuracies over the last evaluations; 0: over all, which rewards fast learning."""
+        """Return mean accuracies over the last evaluations; 0 means all of them: fast learning counts."""
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
@@ -184,7 +184,7 @@ UNSETTLED = "runs ended too early to judge: raise stop.trips"
 
 @dataclass(frozen=True)
 class Arm:
-    """One algorithm of a comparison: its changes of the settings."""
+    """One algorithm of a comparison: its changes to the settings."""
 
     label: str
     changes: tuple[str, ...]

@@ -171,8 +171,8 @@ def fair_influence(quick: bool = False) -> Finding:
 
 
 def normalized_influence(quick: bool = False) -> Finding:
-    """Compare the shares under section 4.2.1's normalisation with those that follow from the buffers'
-    composition."""
+    """Compare the clients' shares of weight under FedStaleWeight's section 4.2.1 with those that the
+    composition of the buffers implies."""
     size = PAPERS_B["buffer_size"]
     made, plain = (composition(RATES, size, raw).shares for raw in (fair_weights(RATES), [1.0] * len(RATES)))
 

@@ -30,7 +30,7 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recurrent_flop: float = 0.0
     """Matrix products in recurrent cells."""
     depthwise_planes: float = 0.0
-    """Groups of depthwise convolutions times images, summed over the forward pass and each gradient."""
+    """Number of depthwise groups × number of images, summed over the forward pass and each gradient."""
     conv_bytes: float = 0.0
     """Bytes moved by convolutions; the fields below likewise for other operations."""
     matmul_bytes: float = 0.0

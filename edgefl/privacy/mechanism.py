@@ -46,11 +46,12 @@ class Mechanism:
         self.tree = TreeNoise(self.source, rules.restart_every, honaker=rules.honaker)
 
     def clip(self, weights: Sequence[float], squares: Sequence[float] | Doubles, clip_norm: float) -> Clipped:
-        """Clip updates with the squared norms ``squares``, unless clients add noise, since the norms then
-        include the noise. A zero or non-finite update is summed as zero.
+        """Clip updates with the squared norms ``squares``; if clients add noise, nothing is clipped, because
+        the norms include the noise. A zero or non-finite update is summed as zero.
 
-        `next_norm` releases the count minus ½ per update. An update of zero counts ½ and so contributes 0.
-        Any other update contributes ±½, the sensitivity to which the noise of the count is scaled.
+        `next_norm` releases the number of updates within the bound, minus ½ per update. An update of zero
+        counts ½ and so contributes 0. Any other update contributes ±½, the sensitivity to which the noise of
+        the count is scaled.
         """
         sizes = np.asarray(squares, np.float64)
         factors = np.nan_to_num(kernels.clip_factors(squares, clip_norm))

@@ -121,7 +121,7 @@ class HostSpeeds:
         return calibration.calibrate()
 
     def steps_per_s(self, step: TorchStep, dtype: str) -> calibration.Rate:
-        """Return training steps per CPU second; ``step`` has a shape, and ``dtype`` is that of its inputs."""
+        """Return training steps per CPU second; ``step`` gives the shape of an input, ``dtype`` its type."""
         if (step, dtype) not in self._steps:
             found = calibration.measure_step(step.model, step.batch, dtype, step.input_shape or ())
             self._steps[step, dtype] = found

@@ -88,7 +88,9 @@ def _commit(ref: str, repository: Path) -> str:
         raise ConfigError(why + _SHALLOW.format("does not have all branches"))
     names = git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
     known = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    raise ConfigError(f"{why};{near(ref, names)} have: {known or 'none'}; is it fetched? git fetch origin")
+    raise ConfigError(
+        f"{why};{near(ref, names)} available: {known or 'none'}; is it fetched? git fetch origin"
+    )
 
 
 def _shallow(repository: Path) -> bool:

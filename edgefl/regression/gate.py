@@ -62,7 +62,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def name(self) -> str:
-        """The test without its device, followed by the function if that has another name."""
+        """The test's name without its device, then the function's name if the two differ."""
         test = self.test.partition("[")[0]
         return test if self.function in ("", test.rpartition("::")[2]) else f"{test}: {self.function}"
 

@@ -99,7 +99,7 @@ class Measurement:
 
     @cached_property
     def seconds(self) -> list[float]:
-        """Device time: torch's work by the time model, the rest by its CPU time, blocked time, transfers."""
+        """Device time: torch's work by the time model, plus other CPU time, blocked time and transfers."""
         return [
             self.trial.model_s + self.trial.rest * (cpu_s - one.blocked_s) + one.blocked_s + one.radio_s
             for one, cpu_s in zip(self.repetitions, self.cpu_s, strict=True)

@@ -43,9 +43,9 @@ class Estimate(NamedTuple):
 
 
 def block_ratio(blocks: Iterable[tuple[float, float]]) -> float:
-    """Return the interquartile mean of the logarithms of head's ÷ base's time over blocks (base, head).
+    """Return the interquartile mean of log(head's time ÷ base's time); each block is (base, head).
 
-    The lowest and the highest quarter are left out: a core may be taken away in the middle of a block.
+    The lowest and the highest quarter are left out, because a block may lose its core midway.
 
     >>> round(math.exp(block_ratio([(1.0, 1.1), (1.0, 1.1), (1.0, 1.1), (1.0, 9.0), (9.0, 1.0)])), 4)
     1.1

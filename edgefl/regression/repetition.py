@@ -129,7 +129,7 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
 
 
 def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float) -> float | None:
-    """Return the 90% error factor of ``model_s`` + ``rest_s``: torch's ``work``, and the other code."""
+    """Return the 90% error factor of ``model_s`` (of torch's ``work``) + ``rest_s`` (of the other code)."""
     device = call.device
     model, clusters = device.time_model(), () if device.cpu is None else device.cpu.clusters
     if model is None or not clusters or not model_s + rest_s:

@@ -69,7 +69,7 @@ _SET: dict[str, str | None] = {}
 def _preload(modules: Iterable[str]) -> None:
     """Import modules, and undo their changes to the environment until the function is imported.
 
-    Without preloading, the function's module is imported first, so it does not see them.
+    Without preloading, the function's module would be imported first and would not see these changes.
     """
     before = dict(os.environ)
     _import(modules)

@@ -81,7 +81,7 @@ class Columns(dict[str, NDArray[Any]]):
 
     def __missing__(self, name: str) -> NDArray[Any]:
         if name not in self.kinds:
-            raise KeyError(f"{self._table} has no column {name!r}; have: {', '.join(self.kinds)}")
+            raise KeyError(f"{self._table} has no column {name!r}; available: {', '.join(self.kinds)}")
         kind, key = self.kinds[name][0], next(iter(self.kinds))
         missing = "0" if name in CHECKSUMS else {int: "-1", float: "NULL"}.get(kind, "''")
         statement = f"SELECT COALESCE({name}, {missing}) FROM {self._table} ORDER BY {key}"

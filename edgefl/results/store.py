@@ -224,7 +224,7 @@ class Store:
         """
         for key, value in fields.items():
             if key not in _META_TYPES:
-                raise TypeError(f"meta field {key!r} not found; have: {', '.join(sorted(_META_TYPES))}")
+                raise TypeError(f"meta field {key!r} not found; available: {', '.join(sorted(_META_TYPES))}")
             try:
                 encoded = msgspec.json.encode(value)
                 msgspec.json.decode(encoded, type=_META_TYPES[key])

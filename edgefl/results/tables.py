@@ -104,7 +104,7 @@ class FittedTable:
         yield from self._blocks(kept, options.max_width - 2)
 
     def _narrowest(self, place: int, roomy: bool) -> int:
-        """Return a column's least width. If ``roomy``, cells stay whole, but a spare column may be halved."""
+        """Return a column's minimum width. If ``roomy``, no cell is cut; an optional column may be halved."""
         if not roomy:
             return self._least[place]
         return max(self._least[place], -(-self._widths[place] // (1 + (place in self._spare))))

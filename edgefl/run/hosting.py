@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """Connection data of a peer: the server's address, its pid (0 if remote) and its public key."""
+    """What a peer needs to connect: the server's address, pid (0 if remote) and public key."""
 
     address: str
     server: int = 0

@@ -97,10 +97,11 @@ def sweep(
     hosts: lanes.OpenHosts = lanes.this_host,
     adapted: Callable[[Experiment], Experiment] = lambda one: one,
 ) -> Sweep:
-    """Make the runs that are missing in ``out``, compare all runs, and return the sweep.
+    """Execute the runs that are missing in ``out``, compare all runs, and return the sweep.
 
-    ``jobs`` runs are made side by side, each on its share of the cores and without a live view. ``hosts``
-    provides the hosts of a run's clients or workers; ``adapted`` returns an experiment as they can run it.
+    ``jobs`` runs execute at the same time, each on its share of the cores and without a live view. ``hosts``
+    provides the hosts of a run's clients or workers; ``adapted`` changes an experiment so that they can run
+    it.
     The comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each
     seed draws its fleet from the profiles' intervals, the same for all settings (`drawn_fleets`). ``say`` is
     called with a line per run, ``show`` with the tables at the end; on a terminal each run is shown live

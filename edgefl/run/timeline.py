@@ -163,7 +163,7 @@ class Timeline:
         raise NotImplementedError
 
     def wait_ms(self) -> int:
-        """Return the time until the next event can be due without a message, ms."""
+        """Return the milliseconds until an event can become due even if no message arrives."""
         raise NotImplementedError
 
     @property

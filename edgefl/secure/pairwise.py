@@ -102,7 +102,7 @@ class Advert(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Shares(msgspec.Struct, frozen=True, array_like=True):
-    """One client's shares for another: of its mask key, and of the seed of its own mask."""
+    """Shares that one client gives another: of the giver's mask key, and of its own mask's seed."""
 
     key: bytes
     seed: bytes

@@ -94,7 +94,7 @@ def resolve(table: Mapping[str, Any], search_path: Iterable[str | Path] = ()) ->
     >>> resolve({"name": "fedbuff", "bufer_size": 5})
     Traceback (most recent call last):
     edgefl.errors.ConfigError: strategy.bufer_size: field of fedbuff 'bufer_size' not found; \
-did you mean 'buffer_size'? have: arrival_process, ...
+did you mean 'buffer_size'? available: arrival_process, ...
     """
     values = dict(table)
     name = values.pop("name", None)

@@ -334,7 +334,7 @@ class Strategy:
         return None
 
     def sampling(self, clients: int) -> Sampling | None:
-        """Return how a step's clients are drawn, if uniformly and anew for each step; else None."""
+        """Return how clients are drawn if each step draws them uniformly and anew; else None."""
         return None
 
     def arrivals(self) -> Arrivals | None:

@@ -22,7 +22,7 @@ class Polls:
     due: dict[int, int] = field(default_factory=dict)
     """Poll at which each client's task ends."""
     taken: list[Update] = field(default_factory=list)
-    """Updates of a poll that is not summed yet although its clients may restart."""
+    """Updates of a poll whose clients may already restart, but which is not summed yet."""
 
 
 @dataclass(frozen=True, kw_only=True)

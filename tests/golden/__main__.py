@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     patterns = arguments[1:] or ["*"]
     names = [name for name in cases() if any(fnmatch.fnmatch(name, each) for each in patterns)]
     if missing := [each for each in patterns if not fnmatch.filter(names, each)]:
-        raise SystemExit(f"no case {', '.join(missing)}; have: {', '.join(cases())}")
+        raise SystemExit(f"no case {', '.join(missing)}; available: {', '.join(cases())}")
     if arguments[0] == "compare" and recorded()["machine"] != machine():
         print("another machine: only counts and emulated times are compared", file=sys.stderr)
     off = 0

@@ -280,7 +280,7 @@ def test_steps_are_tuned_on_real_runs_and_then_raced_with(small: Study, tmp_path
         (("fedbuf",), "did you mean 'fedbuff'"),
         (("fedbuff", "--out", "{file}"), "a file, expected a folder"),
         (("fedbuff",), "EDGEFL_DATA"),
-        (("fedbuff", "--settings", "cifar"), "have: 1000, quick"),
+        (("fedbuff", "--settings", "cifar"), "available: 1000, quick"),
         (("fedbuff", "--settings", "1000", "--quick"), "cannot be combined with --settings 1000"),
         (("theory", "--tune"), "--tune: theory has no settings"),
         (("fedstaleweight", "--quick", "--tune"), "its paper gives them"),

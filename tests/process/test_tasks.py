@@ -159,6 +159,6 @@ def test_a_goal_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
         clock=Clock(kind="virtual"), data=Data(name="diabetes"), training=Training(loss="mse"),
         stop=Stop(metric=MetricGoal(name="mae", at_most=1.0)),
     )  # fmt: skip
-    with pytest.raises(edgefl.ConfigError, match="measure 'mae' not found; have: loss"):
+    with pytest.raises(edgefl.ConfigError, match="measure 'mae' not found; available: loss"):
         edgefl.run(wrong, tmp_path / "run")
     assert not (tmp_path / "run").exists()

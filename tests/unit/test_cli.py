@@ -222,7 +222,7 @@ def test_times_that_are_computed_are_not_called_measured(
         ("compare . --out ''", "--out '': no name, expected a folder"),
         ("reproduce fedbuff --out ''", "--out '': no name, expected a folder"),
         ("reproduce fedbuff --out e.toml", "--out e.toml: a file, expected a folder"),
-        ("profiles pi4", "profile 'pi4' not found; did you mean 'pi-4'? have: 3g, "),
+        ("profiles pi4", "profile 'pi4' not found; did you mean 'pi-4'? available: 3g, "),
         ("profiles ./x.toml", "x.toml: no such file"),
         ("profiles check", "Missing argument 'FILE'; see: edgefl profiles check --help"),
         ("profiles pi-4 pi-5", "Got unexpected extra argument"),

@@ -136,7 +136,7 @@ def test_a_figure_is_vectors_with_its_fonts_inside_and_the_same_bytes(tmp_path: 
     assert [float(each) / 72 for each in box] == pytest.approx([3.4, 2.3])
     assert plot([*runs["a"]], tmp_path / "figure.svg", y="loss", band="range").read_text().startswith("<?xml")
     with pytest.raises(
-        ConfigError, match="no mae was measured; measure 'mae' not found; have: accuracy, loss"
+        ConfigError, match="no mae was measured; measure 'mae' not found; available: accuracy, loss"
     ):
         plot(runs, file, y="mae")
     with pytest.raises(ConfigError, match=r"must end in one of \.pdf"):

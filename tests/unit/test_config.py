@@ -187,7 +187,7 @@ data.alpha=0 -> data.alpha: must be a finite number above 0, got 0
 data.test_fraction=1.0 -> data.test_fraction: must be a number above 0 and below 1, got 1.0
 data.partition=by-device -> data.labels: missing; partition 'by-device' needs
 data.partition=random -> data.partition: must be one of 'by-device', 'dirichlet', 'iid', 'natural',
-data.labels={pi-5=[1]} -> data.labels.pi-5: not in fleet.devices; did you mean 'pi-4'? have: pi-4,
+data.labels={pi-5=[1]} -> data.labels.pi-5: not in fleet.devices; did you mean 'pi-4'? available: pi-4,
 data.labels={pi-4=[]} -> data.labels.pi-4: must be distinct labels of at least 0, got []
 data.labels={pi-4=[-1]} -> data.labels.pi-4: must be distinct labels of at least 0, got [-1]
 data.labels={pi-4=[1,'a']} -> data.labels.pi-4[1]: must be a whole number, got 'a'
@@ -322,16 +322,16 @@ def test_a_fleet_file_becomes_its_devices_and_networks(toml: Path) -> None:
 
 
 NO_PROFILE = r"""
-fleet.devices={pi4=1} -> fleet.devices: device profile 'pi4' not found; did you mean 'pi-4'? have:
+fleet.devices={pi4=1} -> fleet.devices: device profile 'pi4' not found; did you mean 'pi-4'? available:
 fleet.devices=mixed24 -> fleet.devices: fleet profile 'mixed24' not found; did you mean 'mixed-24'?
 fleet.devices=./none.toml -> fleet.devices: HERE/none.toml: no such file
 fleet.devices={'a/b'=1} -> fleet.devices: HERE/a/b: no such file
 fleet.devices="./a\u0000" -> fleet.devices: path contains a NUL byte
 fleet.network="./a\u0000" -> fleet.network: path contains a NUL byte
 fleet.network=/LONG -> fleet.network: /xxx
-fleet.network=wfi -> fleet.network: network profile 'wfi' not found; did you mean 'wifi'? have:
+fleet.network=wfi -> fleet.network: network profile 'wfi' not found; did you mean 'wifi'? available:
 fleet.network={pi-4='wifi'} -> fleet.network: no network for pixel-3a; give one for each device, or
-fleet.network={pi-4='wifi',pixel-3a='lte',pi-5='lte'} -> fleet.network.pi-5: device in the fleet 'pi-5' not found; did you mean 'pi-4'? have: pi-4, pixel-3a
+fleet.network={pi-4='wifi',pixel-3a='lte',pi-5='lte'} -> fleet.network.pi-5: device in the fleet 'pi-5' not found; did you mean 'pi-4'? available: pi-4, pixel-3a
 fleet.network={pi-4='wifi',pixel-3a='x'} -> fleet.network.pixel-3a: network profile 'x' not found;
 """
 
@@ -387,7 +387,7 @@ def test_one_file_under_two_names_is_one_line(toml: Path, tmp_path: Path) -> Non
     fleet = tmp_path / "fleet.toml"
     head = "id = 'fleet'\nname = 'A fleet'\nsource = 'mine'\nnetwork = 'lte'\n"
     fleet.write_text(f"{head}[devices]\n'mine.toml' = 3\n'./mine.toml' = 2\n")
-    with pytest.raises(ProfileError, match="devices: one profile has two names"):
+    with pytest.raises(ProfileError, match="devices: a profile is listed under two names"):
         load_fleet(fleet)
 
 

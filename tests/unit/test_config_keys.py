@@ -37,7 +37,7 @@ def test_a_table_of_a_table_and_a_single_key() -> None:
     [
         ("flet", "did you mean 'fleet'?"),
         ("strategy.fedbuf", "did you mean 'fedbuff'?"),
-        ("stop.version", "have:"),
+        ("stop.version", "available:"),
     ],
 )
 def test_what_is_not_there_is_one_line(which: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,7 @@ def test_a_kits_json_becomes_a_new_profile(tmp_path: Path) -> None:
 def test_rows_of_several_devices_must_be_chosen_from(tmp_path: Path) -> None:
     path = layers(tmp_path, "nexus-6", 'Other,pi-4,"DL4J, training",lstm,50,50,5,2,1.0,page 4\n')
     with pytest.raises(
-        ConfigError, match="choose one with --profile and --runtime; have: nexus-6/dl4j, pi-4/dl4j"
+        ConfigError, match="choose one with --profile and --runtime; available: nexus-6/dl4j, pi-4/dl4j"
     ):
         run(path, "--out", tmp_path / "mine.toml")
 

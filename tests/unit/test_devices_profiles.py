@@ -130,11 +130,11 @@ id = "mine" -> id = "other" -> id: must be the file's name, 'mine', got 'other'
 id = "mine" -> id = "mine"\nschema = 0 -> schema: must be a whole number from 1 to 2, got 0
 id = "mine" -> id = "mine"\nschema = "1" -> schema: must be a whole number from 1 to 2, got '1'
 id = "mine" -> id = "mine"\nschema = 3 -> schema: must be at most 2, the newest that this edgefl reads
-name = "Mine" -> name = "Mine"\nnetwork = "6g" -> network: network profile '6g' not found; have: 3g, 3g-fast
+name = "Mine" -> name = "Mine"\nnetwork = "6g" -> network: network profile '6g' not found; available: 3g,
 app_limit_mib = 512 -> app_limit_mib = 4096 -> memory.app_limit_mib: must be at most ram_mib = 2048.0, got
 cpu = "measured" -> -> cpu.rate_gflops.train: no source; add one to [sources] for it or for the table
 cpu = "measured" -> cpu = "" -> sources.cpu: must be a string that is not empty, got ''
-[sources] -> [sources]\ngpu = "x" -> sources.gpu: not a figure of this file; have: cpu.rate_gflops.train
+[sources] -> [sources]\ngpu = "x" -> sources.gpu: not a figure of this file; available: cpu.rate_gflops.train
 [sources] -> [uncertainty]\nmemory = 0.5\n[sources] -> uncertainty.memory: must be a finite number of at least
 [memory] -> [gpu]\nx = 1\n[memory] -> unknown key 'gpu'; did you mean 'cpu'? allowed at the top: availability,
 [cpu.rate_gflops]\ntrain = 1.5 -> -> cpu: missing; give it, or a delay_model with mode = "replace"
@@ -159,7 +159,7 @@ pixel-4 = 2 -> pixel-4 = 0 -> devices.pixel-4: must be a whole number of at leas
 pixel-4 = 2 -> -> devices: must be a table of PROFILE = COUNT, got {}
 pixel-4 -> pixel-99 -> devices.pixel-99: device profile 'pixel-99' not found; did you mean 'pixel-5'?
 "lte" -> 5 -> network: must be a string or a table that is not empty, got 5
-"lte" -> "6g" -> network: network profile '6g' not found; have: 3g,
+"lte" -> "6g" -> network: network profile '6g' not found; available: 3g,
 network = "lte" -> network = { pi-4 = "lte" } -> network.pi-4: device in the fleet 'pi-4' not found
 network = "lte" -> network = { pi-4 = "lte" } -> network: no network for pixel-4; give one for each device
 source = "a test" -> -> source: missing; must be a string that is not empty

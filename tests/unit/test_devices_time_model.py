@@ -130,7 +130,11 @@ def test_the_default_runtime_is_the_one_that_is_used(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ("schema = 2", "schema = 1", "schema: must be 2 for a profile with a runtime, got 1"),
-        ("schema = 2", 'default_runtime = "mnn"', "default_runtime: runtime 'mnn' not found; have: torch"),
+        (
+            "schema = 2",
+            'default_runtime = "mnn"',
+            "default_runtime: runtime 'mnn' not found; available: torch",
+        ),
         ("torch", "Torch", "runtime.Torch: must be a name of lower-case letters"),
         ("conv_gflops = 20.0\n", "", "runtime.torch.conv_gflops: missing; must be a finite number above 0"),
         ("30.0", "-1.0", "runtime.torch.matmul_gflops: must be a finite number above 0, got -1"),

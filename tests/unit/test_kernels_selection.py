@@ -48,8 +48,12 @@ def test_the_environment_chooses(name: str) -> None:
 
 def test_a_back_end_that_is_absent_or_unknown_fails_loudly() -> None:
     done = _run(_SUM, "fast")
-    assert "ConfigError: kernel back end 'fast' not found; have: c, cuda, numba, reference" in done.stderr
-    with pytest.raises(ConfigError, match=r"^kernel back end 'cc' not found; did you mean 'c'\? have: c, "):
+    assert (
+        "ConfigError: kernel back end 'fast' not found; available: c, cuda, numba, reference" in done.stderr
+    )
+    with pytest.raises(
+        ConfigError, match=r"^kernel back end 'cc' not found; did you mean 'c'\? available: c, "
+    ):
         kernels.backend("cc")
     if kernels.backends()["cuda"] == "ok":
         pytest.skip("CUDA is here")

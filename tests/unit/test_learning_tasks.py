@@ -57,7 +57,7 @@ def test_a_loss_is_torchs_of_its_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("mean", NUMBERS, "loss 'mean' not found; have: bce, cross_entropy, huber, l1, mse, my_module:loss"),
+        ("mean", NUMBERS, "loss 'mean' not found; available: bce, cross_entropy, huber, l1, mse, my_mod"),
         ("cross_entropy", NUMBERS, r"takes classes, data 'mine' has float targets of shape \(2,\); use mse,"),
         ("mse", CLASSES, "'mse' takes float targets, data 'mine' has classes; use cross_entropy or"),
         ("mse", WORDS, r"'mse' takes float targets, data 'mine' has token targets of shape \(5,\)"),

@@ -382,7 +382,7 @@ def test_a_wrong_option_is_a_usage_error(run: Run, option: str, value: str, says
 def test_a_typing_mistake_is_one_line_before_anything_runs(run: Run) -> None:
     found = run("import pytest\n@pytest.mark.edge_device('pixel3a')\ndef test_a(): raise AssertionError\n")
     found.assert_outcomes(errors=1)
-    says = "device profile 'pixel3a' not found; did you mean 'pixel-3a'? have: *"
+    says = "device profile 'pixel3a' not found; did you mean 'pixel-3a'? available: *"
     found.stdout.fnmatch_lines([f"test_device.py::test_a: {says}"])
     assert "Traceback" not in found.stdout.str()
 

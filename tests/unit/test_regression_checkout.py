@@ -67,7 +67,9 @@ def test_a_shallow_clone_says_how_to_fetch(top: Path, tmp_path: Path) -> None:
 
 
 def test_a_typing_mistake_names_the_branches(top: Path) -> None:
-    assert "no branch, tag or commit 'mian'; did you mean 'main'? have: feature, main" in why("mian", top)
+    assert "no branch, tag or commit 'mian'; did you mean 'main'? available: feature, main" in why(
+        "mian", top
+    )
     assert "(got '--all')" in why("--all", top)
     assert "(got '')" in why("", top)
 

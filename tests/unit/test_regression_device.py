@@ -39,7 +39,7 @@ def test_each_profile_has_the_marks_options() -> None:
     ("profiles", "keys", "says"),
     [
         ([], {}, "edge_device: no profile is named; name one or more"),
-        (["pixel3a"], {}, "device profile 'pixel3a' not found; did you mean 'pixel-3a'? have: "),
+        (["pixel3a"], {}, "device profile 'pixel3a' not found; did you mean 'pixel-3a'? available: "),
         ([3], {}, "edge_device: a profile is named by a string (got 3)"),
         (["pi-4", "pi-4"], {}, "edge_device: a profile is named twice: pi-4, pi-4"),
         (["pi-4"], {"second": 1}, "unknown key 'edge_device.second'; did you mean 'edge_device.seconds'? "),

@@ -63,7 +63,7 @@ def test_each_budget_is_of_its_own_figure() -> None:
 @pytest.mark.parametrize(
     ("budget", "says"),
     [
-        ({"second": 1.0}, "budget 'second' not found; did you mean 'seconds'? have: "),
+        ({"second": 1.0}, "budget 'second' not found; did you mean 'seconds'? available: "),
         ({"seconds": -1.0}, "budget seconds must be a finite number of at least 0 (got -1.0)"),
         ({"seconds": float("nan")}, "budget seconds must be a finite number of at least 0 (got nan)"),
         ({"joules": 1.0}, "budget joules: device 'pi-4' has no [battery], so its power is unknown"),

@@ -205,7 +205,7 @@ def test_an_own_loss_that_fails_on_the_test_examples_is_a_problem(monkeypatch: p
         ),
         (
             Stop(metric=MetricGoal(name="mae", at_most=1.0)),
-            "stop.metric.name: measure 'mae' not found; have: loss",
+            "stop.metric.name: measure 'mae' not found; available: loss",
         ),
         (
             Stop(metric=MetricGoal(name="loss", at_most=-0.1)),

@@ -72,7 +72,7 @@ def test_every_field_of_a_trip_survives(store: Store, tmp_path: Path) -> None:
         assert record.trips["checksum_seen"].dtype == np.uint64
         with pytest.raises(KeyError, match="task 8"):
             record.trip(8)
-        with pytest.raises(KeyError, match="no column 'speed'; have: task"):
+        with pytest.raises(KeyError, match="no column 'speed'; available: task"):
             record.trips["speed"]
 
 
@@ -116,7 +116,7 @@ def test_wrong_arguments_are_named(store: Store) -> None:
         store.released(0, "eaten")
     with pytest.raises(ValueError, match="got 1 for 2"):
         store.applied(1, [1, 2], [0.5])
-    with pytest.raises(TypeError, match="meta field 'colour' not found; have: "):
+    with pytest.raises(TypeError, match="meta field 'colour' not found; available: "):
         store.set_meta(colour="red")
     with pytest.raises(TypeError, match="meta field 'seed'"):
         store.set_meta(seed="one")

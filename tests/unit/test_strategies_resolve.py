@@ -104,7 +104,10 @@ OUT_OF_RANGE = [
         ({"name": 3}, "or 'my_module:Mine', got 3"),
         ({"name": "fedbufff"}, "strategy.name: strategy 'fedbufff' not found; did you mean 'fedbuff'?"),
         ({"name": "../base"}, "strategy '../base' not found"),
-        ({"name": "fedbuff", "k": 1}, "strategy.k: field of fedbuff 'k' not found; have: arrival_process, "),
+        (
+            {"name": "fedbuff", "k": 1},
+            "strategy.k: field of fedbuff 'k' not found; available: arrival_process, ",
+        ),
         ({"name": "fedbuff", "upload": "model"}, "strategy.upload: field of fedbuff 'upload' not found"),
         ({"name": "fedbuff", "buffer_size": True}, f"strategy.buffer_size: must be {COUNT}, got true"),
         *(

@@ -161,9 +161,9 @@ def test_names_of_vectors_are_a_tuple_of_different_ones() -> None:
 
 def test_terms_of_what_is_not_there_or_not_plain_are_refused() -> None:
     for terms, message in (
-        (LocalTerms(control=("d", "c_i")), r"^Scaffold.local_rule: vector 'd' not found; have: c$"),
-        (LocalTerms(control=("c", "d")), r"^Scaffold.local_rule: vector 'd' not found; .*have: c_i$"),
-        (LocalTerms(linear="g"), r"^Scaffold.local_rule: vector 'g' not found; have: c_i$"),
+        (LocalTerms(control=("d", "c_i")), r"^Scaffold.local_rule: vector 'd' not found; available: c$"),
+        (LocalTerms(control=("c", "d")), r"^Scaffold.local_rule: vector 'd' not found; .*available: c_i$"),
+        (LocalTerms(linear="g"), r"^Scaffold.local_rule: vector 'g' not found; available: c_i$"),
         (
             LocalTerms(lr={"pi4": 0.5}),
             r"^Scaffold.local_rule: lr: device of the fleet 'pi4' not found; did you mean 'pi-4'\?",

@@ -58,7 +58,9 @@ def test_every_arm_is_an_experiment_that_can_be_run(one: Study, settings: str) -
 
 def test_settings_that_are_not_there_are_named() -> None:
     assert STUDIES[0].file("quick").is_file()
-    with pytest.raises(ConfigError, match=r"settings of fedbuff 'cifar1' not found; .*have: 1000, quick"):
+    with pytest.raises(
+        ConfigError, match=r"settings of fedbuff 'cifar1' not found; .*available: 1000, quick"
+    ):
         TWO.file("cifar1")
 
 
