@@ -101,9 +101,17 @@ class Measurement:
     def seconds(self) -> list[float]:
         """Device time: torch's work by the time model, plus other CPU time, blocked time and transfers."""
         return [
-            self.trial.model_s + self.trial.rest * (cpu_s - one.blocked_s) + one.blocked_s + one.radio_s
+            self.trial.model_s + self._rest(one) * (cpu_s - one.blocked_s) + one.blocked_s + one.radio_s
             for one, cpu_s in zip(self.repetitions, self.cpu_s, strict=True)
         ]
+
+    def _rest(self, one: Repetition) -> float:
+        """Return the device time of the work outside torch ÷ that of all work at the reference's pace."""
+        if not one.rest_cpu_s:
+            return self.trial.rest
+        reference_s = self.trial.reference_s * self.trial.shots.units
+        slower = self.trial.rest_s / min(one.rest_cpu_s) * min(one.reference_cpu_s) / reference_s
+        return self.trial.rest * slower
 
     @cached_property
     def peak_mib(self) -> list[float]:

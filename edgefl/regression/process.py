@@ -107,7 +107,11 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     model_s: float
     """Floating-point operations of one call, and their time on the device; both of torch operations only."""
     rest: float
-    """Device time of the work outside torch ÷ the device time of all CPU time at the reference's pace."""
+    """Share of the CPU time that is spent outside torch; 1 if the device has no time model."""
+    rest_s: float
+    """Time on the device of a unit of the program of the rest's class; 0 if the reference is such code."""
+    pace: float
+    """Device seconds of a CPU second of this host, measured once, by which calls are paced."""
     error_factor: float | None
     """Factor within which 90% of real devices' times agree with the modelled time, torch and the rest
     together; None if the profile lacks a time model or its cores, or if this time is 0."""
@@ -123,6 +127,8 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     cpu_s: list[float]
     reference_cpu_s: list[float]
     """CPU time of each shot of the function, and of the reference before, between and after those."""
+    rest_cpu_s: list[float]
+    """CPU times of a unit of the program of the rest's class; empty if the reference is such code."""
     blocked_s: float
     """Time in which the first call neither computed nor waited for a core or the link."""
     peak_mib: float

@@ -4,7 +4,8 @@ Device time = t_model + t_rest + blocked + transfers. t_model is the time of the
 device's time model. t_rest is the CPU time of everything else, times this host's speed ÷ the device's in
 code of the class that the mark names, by default interpreted Python. CPU time rises with the host's load, and
 so does that of a reference, a fixed piece of work that alternates with the function. The ratio of the two is
-comparable between loads.
+comparable between loads. A program of the rest's class alternates with the function, too, unless the
+reference is of that class.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
 TIMED_S, WAITING_S = 0.12, 0.3
 """CPU and wall seconds for which each repetition times the function; a single call may exceed them."""
 MOST_PAIRS = 60
+REST_S = 0.06
+"""Approximate CPU seconds in each repetition for the program of the rest's class; a unit may exceed them."""
+MOST_SHARES = 9
+"""Maximum number of runs from which the share of CPU time outside torch is determined."""
 
 
 class DeviceCall(NamedTuple):
@@ -112,8 +117,10 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
     calls = min(most_calls, MOST_AT_A_TIME, max(1, round(SHOT_S / cpu_s)))
     units = min(MOST_AT_A_TIME, max(1, round(min(calls * cpu_s, REFERENCE_SHOT_S) / unit_s)))
     shots = wanted or ShotSizes(reference=name, units=units, calls=calls)
-    shot_s, slowdown = shots.calls * cpu_s, reference.device_s(call.device) / unit_s
-    rest, model_s = _rest(call, work, run, slowdown), device_s(call.device, work)
+    shot_s, model_s = shots.calls * cpu_s, device_s(call.device, work)
+    rest = _rest(call, work, run, cpu_s)
+    beside = rest_work(call, name) if rest else None
+    slowdown = reference.device_s(call.device) / unit_s if beside is None else beside.slowdown()
     return TrialRun(
         shots=shots,
         reference_flop=reference.flop,
@@ -122,6 +129,8 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
         flop=work.flop,
         model_s=model_s,
         rest=rest,
+        rest_s=0.0 if beside is None else beside.device_s,
+        pace=rest * slowdown,
         error_factor=error_factor(call, work, model_s, rest * cpu_s * slowdown),
         imported=imported,
         pairs=min(MOST_PAIRS, max(1, round(TIMED_S / shot_s)), max(1, most_calls // shots.calls)),
@@ -170,8 +179,8 @@ def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int
     return min(found)
 
 
-def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], slowdown: float) -> float:
-    """Return the device time of the work outside torch ÷ (the CPU time of ``run`` · ``slowdown``).
+def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float) -> float:
+    """Return the share of a run's ``cpu_s`` that is spent outside torch; 1 if the device has no time model.
 
     The overhead of torch calls outside the functions themselves, such as in a module's ``__call__``, is part
     of torch's work. Per call, it is assumed to be as large as in the small reference.
@@ -181,20 +190,35 @@ def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], slowdown: fl
     share = 1.0
     if work.calls:
         calling_s, _, small_calls = _beside_torch(partial(make_reference("train-small").run, 1), 20)
-        beside_s, cpu_s, calls = _beside_torch(run, 2)
-        share = (beside_s - calls * calling_s / small_calls) / cpu_s
-    if share < LEAST_REST:
-        return 0.0
-    return share * _times_slower(call.device, call.like) / slowdown
+        times = max(2, min(MOST_SHARES, round(TIMED_S / cpu_s)))
+        beside_s, all_s, calls = _beside_torch(run, times)
+        share = (beside_s - calls * calling_s / small_calls) / all_s
+    return share if share >= LEAST_REST else 0.0
 
 
-def _times_slower(device: Device, like: RestClass) -> float:
-    """Return the device's time for code of that class ÷ this host's."""
-    if like == "interpreter":
-        reference = make_reference("interpreted")
-        return reference.device_s(device) / min(used_s(partial(reference.run, 1)) for _ in range(5))
-    run, units = program(like)
-    return units / throughput(clusters_of(device), like, 1).value / min(used_s(run) for _ in range(5))
+class RestWork(NamedTuple):
+    """A program of the class of the code outside torch; ``run`` does a unit, ``device_s`` on the device."""
+
+    run: Callable[[], Any]
+    device_s: float
+
+    def slowdown(self) -> float:
+        """Return the device's time ÷ this host's CPU time."""
+        return self.device_s / min(used_s(self.run) for _ in range(5))
+
+
+def rest_work(call: DeviceCall, reference: ReferenceName) -> RestWork | None:
+    """Return the program of the mark's class; None if the reference's pace is that of the rest.
+
+    This is so if the reference is of that class, or if the device has no time model.
+    """
+    if call.device.time_model() is None or (call.like, reference) == ("interpreter", "interpreted"):
+        return None
+    if call.like == "interpreter":
+        interpreted = make_reference("interpreted")
+        return RestWork(partial(interpreted.run, 1), interpreted.device_s(call.device))
+    run, units = program(call.like)
+    return RestWork(run, units / throughput(clusters_of(call.device), call.like, 1).value)
 
 
 def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[RepeatRequest], Repetition]:
@@ -202,6 +226,8 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
     reference = make_reference(trial.shots.reference)
     reference.run(1)
     reference_shot = partial(reference.run, trial.shots.units)
+    beside = rest_work(call, trial.shots.reference) if trial.rest_s else None
+    every = 1 if beside is None else max(1, round(trial.pairs * used_s(beside.run) / REST_S))
 
     def repeat(request: RepeatRequest) -> Repetition:
         limit = call.limit()
@@ -209,7 +235,7 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
         run = call.bind(handle)
         reference_shot()
         peak = Peak(watch)
-        clock = DeviceClock(trial.rest * trial.reference_s / trial.unit_cpu_s, request.time_scale)
+        clock = DeviceClock(trial.pace, request.time_scale)
         handle.begin(clock)
         run()
         first = clock.end(trial.model_s)
@@ -225,14 +251,17 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
 
         before = ProcessUsage.now()
         gc.collect()
-        cpu_s, reference_cpu_s = [], [used_s(reference_shot)]
-        for _ in range(trial.pairs):
+        cpu_s, reference_cpu_s, rest_cpu_s = [], [used_s(reference_shot)], []
+        for pair in range(trial.pairs):
             cpu_s.append(used_s(shot))
             reference_cpu_s.append(used_s(reference_shot))
+            if beside is not None and pair % every == 0:
+                rest_cpu_s.append(used_s(beside.run))
         used = ProcessUsage.now().since(before)
         return Repetition(
             cpu_s=cpu_s,
             reference_cpu_s=reference_cpu_s,
+            rest_cpu_s=rest_cpu_s,
             peak_mib=peak_mib,
             sent_bytes=sent_bytes,
             **first._asdict(),

@@ -22,7 +22,7 @@ REQUEST = PrepareRequest(
 )  # fmt: skip
 TRIAL = TrialRun(
     shots=ShotSizes(reference="train-small", units=5, calls=1), reference_flop=1e6, reference_s=1 / 1750,
-    unit_cpu_s=0.0002, flop=4e6, model_s=0.0, rest=1.0, error_factor=1.3,
+    unit_cpu_s=0.0002, flop=4e6, model_s=0.0, rest=1.0, rest_s=0.0, pace=3.0, error_factor=1.3,
     pairs=4, imported=[],
 )  # fmt: skip
 """A function that is not torch, on a device on which a unit of the reference takes 1/1750 s."""
@@ -36,7 +36,8 @@ def counted(executed: int = 100, **figures: int) -> CountedRun:
 
 def repetition(cpu_s: float = 0.001, reference_cpu_s: float = 0.001, **changes: object) -> Repetition:
     one = Repetition(
-        cpu_s=[cpu_s] * 4, reference_cpu_s=[reference_cpu_s] * 5, blocked_s=0.0, peak_mib=10.0, sent_bytes=0,
+        cpu_s=[cpu_s] * 4, reference_cpu_s=[reference_cpu_s] * 5, rest_cpu_s=[], blocked_s=0.0,
+        peak_mib=10.0, sent_bytes=0,
         radio_s=0.0, declared_s=0.01, achieved_s=0.01, waited=0.0,
     )  # fmt: skip
     return msgspec.structs.replace(one, **changes)
