@@ -10,7 +10,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from edgefl.errors import ConfigError
 from edgefl.host import groups
@@ -26,6 +27,7 @@ REFRESH_NS = 40_000_000
 """Age at which the list of processes is refreshed, ns."""
 RUN_VARIABLE = "EDGEFL_RUN"
 """Environment variable that marks every process of a run, to find them after the keeper was killed."""
+_ASLEEP = (["S"], ["D"], ["Z"])
 CERTAIN = 0.05
 """A stretch counts as fully used if at most this share of it is unaccounted for."""
 
@@ -54,6 +56,9 @@ class ProcessTree:
         self._last_pid = b""
         self._used_ns = self._unsure_ns = self._waited_for_ns = 0
         self._waited_ns = (0, 0)
+        self._threads: dict[str, ThreadSchedule] = {}
+        self._waiting = False
+        """True if a thread wants a core and has not run since it was last looked at."""
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
         self._seen = time.monotonic_ns(), 0, 0  # at the last `wanting_ns`: time, CPU time, time stopped
 
@@ -161,7 +166,8 @@ class ProcessTree:
         """Estimate how much of a stretch without stops the processes slept.
 
         The kernel reports a wait for a core only when it is over. If a stretch ends with the processes awake,
-        the rest of it may be such a wait, so it stays undecided until they have run again.
+        the rest of it may be such a wait, so it stays undecided until every thread that wants a core has run
+        again.
         """
         left_ns = max(0, ran_ns - used_ns)
         if left_ns <= CERTAIN * ran_ns and not self._unsure_ns:
@@ -169,7 +175,7 @@ class ProcessTree:
         unsure_ns = max(0, self._unsure_ns + left_ns - self._waited_since_ns())
         if not self.stopped and self.sleeps():
             self._unsure_ns = 0
-        elif used_ns:
+        elif used_ns and not self._waiting:
             self._unsure_ns = min(left_ns, unsure_ns)
         else:
             self._unsure_ns = unsure_ns
@@ -177,8 +183,13 @@ class ProcessTree:
 
     def _waited_since_ns(self) -> int:
         """Return the time since the last call in which they could have run but had no core or quota, ns."""
+        before, self._threads = self._threads, dict(seen for pid in self._members for seen in threads_of(pid))
+        self._waiting = any(
+            before.get(thread, seen) == seen and process_stat(thread)[:1] == ["R"]
+            for thread, seen in self._threads.items()
+        )
         now = (
-            sum(map(waited_for_core_ns, self._members)),
+            sum(seen.waited_ns for seen in self._threads.values()),
             0 if self._place is None else throttled_ns(self._place),
         )
         waited_ns = max(0, *(after - before for after, before in zip(now, self._waited_ns, strict=True)))
@@ -186,8 +197,8 @@ class ProcessTree:
         return waited_ns
 
     def sleeps(self) -> bool:
-        """Return True if the first thread of each process waits for something other than a core."""
-        return all(process_stat(pid)[:1] in (["S"], ["D"], ["Z"]) for pid in self._members)
+        """Return True if every thread waits for something other than a core."""
+        return all(map(_sleeps, self._members))
 
     def runnable(self) -> int:
         """Return the number of threads, of all processes, that run or wait for a core."""
@@ -265,14 +276,29 @@ def waited_for_ns(pid: int) -> int:
     return sum(int(ticks) * _TICK_NS + _TICK_NS // 2 for ticks in process_stat(pid)[13:15] if ticks != "0")
 
 
-def waited_for_core_ns(pid: int) -> int:
-    """Return the time in which the process's threads could have run but had no core or quota, ns."""
-    waited = 0
+class ThreadSchedule(NamedTuple):
+    """What Linux has counted for a thread: changed only if it has run."""
+
+    ran_ns: int
+    waited_ns: int
+    """Time in which it could have run but had no core or quota, without a wait that is not over."""
+    slices: int
+
+
+def threads_of(pid: int) -> Iterator[tuple[str, ThreadSchedule]]:
+    """Yield each thread of a process, as ``PID/task/TID``."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError, IndexError):
-                waited += int(read_kernel_file(f"/proc/{pid}/task/{task}/schedstat").split()[1])
-    return waited
+            thread = f"{pid}/task/{task}"
+            with contextlib.suppress(OSError, TypeError):
+                yield thread, ThreadSchedule(*map(int, read_kernel_file(f"/proc/{thread}/schedstat").split()))
+
+
+def _sleeps(pid: int) -> bool:
+    stat = process_stat(pid)
+    if stat[:1] not in _ASLEEP or stat[17] == "1":
+        return stat[:1] in _ASLEEP
+    return all(process_stat(thread)[:1] in _ASLEEP for thread, _ in threads_of(pid))
 
 
 def phone_of(pid: int) -> int | None:

@@ -1,0 +1,60 @@
+"""What a process tree's threads wanted, by what Linux reports of each."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from edgefl.programs import tree
+from edgefl.programs.tree import ProcessTree, ThreadSchedule
+
+MS = 1_000_000
+HANDLER_NS = 20_000
+"""CPU time of a first thread that only handles the throttle's signals."""
+
+
+class TwoThreads:
+    """A first thread that joins the second one, and handles the signals that stop and continue both."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+        self.first, self.second, self.state = ThreadSchedule(0, 0, 1), ThreadSchedule(0, 0, 1), state
+        monkeypatch.setattr(tree, "threads_of", lambda _: [("1", self.first), ("2", self.second)])
+        monkeypatch.setattr(tree, "process_stat", lambda which: self.stat(which))
+        self.tree = ProcessTree(os.getpid())
+        self.now_ns, _, _ = self.tree._seen
+
+    def stat(self, which: object) -> list[str]:
+        return [self.state if which == "2" else "S", *["0"] * 16, "2"]
+
+    def slept_ns(self, wall_ns: int, used_ns: int) -> int:
+        """Return the time slept until the end of a stretch in which they used this CPU time."""
+        self.now_ns += wall_ns
+        self.tree._used_ns += used_ns
+        return self.now_ns - self.tree.wanting_ns(self.now_ns)
+
+
+def test_a_thread_that_waits_for_a_core_does_not_sleep_while_another_handles_a_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its wait is reported when it is over. The first thread's microseconds once made it count as sleep."""
+    threads = TwoThreads(monkeypatch, "R")
+    threads.slept_ns(MS, 0)
+    for times in range(1, 5):
+        threads.first = ThreadSchedule(times * HANDLER_NS, 0, 1 + times)
+        assert threads.slept_ns(50 * MS, HANDLER_NS) == 0
+    threads.second = ThreadSchedule(MS, 201 * MS, 2)
+    assert threads.slept_ns(2 * MS, MS) == 0
+
+
+@pytest.mark.parametrize("state", ["S", "D"])
+def test_threads_that_all_sleep_want_no_core(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    threads = TwoThreads(monkeypatch, state)
+    threads.slept_ns(MS, 0)
+    assert threads.slept_ns(50 * MS, HANDLER_NS) == pytest.approx(51 * MS, abs=HANDLER_NS)
+
+
+def test_a_second_thread_that_is_awake_is_no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of a process is that of its first thread."""
+    assert not TwoThreads(monkeypatch, "R").tree.sleeps()
+    assert TwoThreads(monkeypatch, "S").tree.sleeps()
