@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterable
@@ -258,16 +259,32 @@ class _OwnFolders:
             remove(outer.folder / self._name)
 
 
-def remove_orphans(outer: Path) -> list[str]:
-    """Remove the groups in ``outer`` whose owner has ended; return their names."""
+def remove_orphans(outer: Path, kill: str = "") -> list[str]:
+    """Remove the groups in ``outer`` whose owner has ended; return their names.
+
+    The processes of the owner's groups whose names start with ``kill`` are killed. Others move to ``outer``.
+    """
     removed = []
     for folder in _children(outer):
         match = _NAME.fullmatch(folder.name)
         if match and started(int(match[1])) != match[2]:
+            for group in _children(folder) if kill else ():
+                if group.name.partition("-")[2].startswith(kill):  # of NUMBER-NAME
+                    _kill(group)
             _empty(folder, outer)
             remove(folder)
             removed.append(folder.name)
     return removed
+
+
+def _kill(folder: Path) -> None:
+    """Kill the processes of a group until it has none, for up to `_PATIENCE_S`."""
+    until = time.monotonic() + _PATIENCE_S
+    while (pids := read_words(folder / "cgroup.procs")) and time.monotonic() <= until:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.002)
 
 
 def remove(folder: Path) -> None:

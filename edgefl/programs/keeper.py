@@ -32,7 +32,7 @@ from edgefl.host.process import (
 )
 from edgefl.host.throttle import Account, DutyCycle, Quota, Throttled, TurnQueue, reduce_wakeup_latency
 from edgefl.programs import messages
-from edgefl.programs.tree import ProcessTree, phone_of
+from edgefl.programs.tree import PHONE_GROUP, ProcessTree, phone_of
 
 CHECK_NS = 100_000_000
 """Interval between checks of the phones' memory and of orphans, ns."""
@@ -263,7 +263,7 @@ class Keeper:
     def _group(self, wanted: tuple[str, ...], phone: int) -> ControlGroup:
         if wanted not in self._groups:
             self._groups[wanted] = Groups(wanted)
-        return self._groups[wanted].group(f"phone-{phone}")
+        return self._groups[wanted].group(f"{PHONE_GROUP}{phone}")
 
     def _start(self, phone: KeptPhone) -> None:
         phone.start()

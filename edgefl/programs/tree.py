@@ -16,7 +16,7 @@ from typing import NamedTuple
 from edgefl.errors import ConfigError
 from edgefl.host import groups
 from edgefl.host.children import children_of, kill_marked
-from edgefl.host.groups import NoGroup, Place, find, process_stat, remove_orphans, throttled_ns
+from edgefl.host.groups import ACCOUNTING, NoGroup, Place, find, process_stat, remove_orphans, throttled_ns
 from edgefl.host.process import read_kernel_file
 from edgefl.host.throttle import Target, cpu_ns
 from edgefl.programs.phone import INDEX_VARIABLE
@@ -28,6 +28,8 @@ REFRESH_NS = 40_000_000
 RUN_VARIABLE = "EDGEFL_RUN"
 """Environment variable that marks every process of a run, to find them after the keeper was killed."""
 _ASLEEP = (["S"], ["D"], ["Z"])
+PHONE_GROUP = "phone-"
+"""Start of the names of phones' control groups."""
 CERTAIN = 0.05
 """A stretch counts as fully used if at most this share of it is unaccounted for."""
 
@@ -312,8 +314,11 @@ def phone_of(pid: int) -> int | None:
 
 
 def end_marked(run_id: str) -> None:
-    """Kill all processes of a run whose keeper was killed, and remove its control groups."""
+    """Kill all processes of a run whose keeper was killed, and remove its control groups.
+
+    Processes that have cleared their environment are found by their phone's group, if it has one.
+    """
     kill_marked(f"{RUN_VARIABLE}={run_id}")
-    for controller in ("cpu", "memory"):
+    for controller in (ACCOUNTING, "cpu", "memory"):
         with contextlib.suppress(NoGroup):
-            remove_orphans(find(controller).folder)
+            remove_orphans(find(controller).folder, kill=PHONE_GROUP)

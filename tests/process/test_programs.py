@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from edgefl.devices import load_device
+from edgefl.host.groups import ACCOUNTING, find
 from edgefl.programs import Phone, ProgramOptions, RunningPhones, run, start
 from edgefl.programs.messages import Absence
 from edgefl.programs.running import no_group
@@ -469,6 +470,22 @@ def test_no_group_outlives_a_killed_keeper() -> None:
     command = command_line("--throttle", "cgroup", "--memory", "cgroup")
     part_of(command, "keeper").kill()
     command.ends(1)
+
+
+def test_what_clears_its_environment_does_not_outlive_a_killed_keeper() -> None:
+    """Only its phone's group still tells whose it is."""
+    if why := no_group(ACCOUNTING):
+        pytest.skip(f"control groups: {why}")
+    hides = "env -i setsid sh -c 'echo $$; exec sleep 300' & wait"
+    command = Command(
+        "exec", "--throttle", "off", "--share", "0.3", "--device", "moto-g4", "--", "sh", "-c", hides
+    )
+    assert command.process.stdout is not None
+    left = psutil.Process(int(command.process.stdout.readline()))
+    part_of(command, "keeper").kill()
+    command.ends(1)
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+    assert not list(find(ACCOUNTING).folder.glob("edgefl-*/*-phone-0"))
 
 
 @pytest.mark.parametrize("name", ["keeper", "relay"])
