@@ -17,6 +17,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 INSTRUCTIONS, NATIVE = "instructions", "native_instructions"
 NOTHING = 3
 """Instructions that an empty function executes at most; a call takes five."""
+SMALLER = "make the test's inputs smaller"
+"""Advice for a function that executes too many instructions."""
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -183,6 +185,13 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Identity of the entry in its file."""
         return self.test, self.function
 
+    @property
+    def uncounted(self) -> bool:
+        """True if a version of Python executed too many instructions to be counted."""
+        return INSTRUCTIONS not in self.varying and any(
+            one.instructions is None for one in self.python.values()
+        )
+
     def merged(self, before: CountedEntry | None) -> CountedEntry:
         """Return this entry with the figures that ``before`` has for other versions of Python."""
         if before is None:
@@ -223,7 +232,8 @@ def entry_of(test: str, function: str, run: CountedRun, versions: Versions) -> C
     varying = run.varying()
     figures = {name: run.first.figures[name] for name in FIGURES if run.first.figures.get(name)}
     steady = {name: value for name, value in sorted(figures.items()) if name not in varying}
-    executed = None if INSTRUCTIONS in varying else run.first.instructions
+    both = INSTRUCTIONS not in varying and run.second.instructions is not None
+    executed = run.first.instructions if both else None
     python = PythonEntry(
         figures={name: value for name, value in steady.items() if name in BY_PYTHON},
         instructions=None if executed is None else dict(sorted(executed.items())),
@@ -267,6 +277,8 @@ class CountedVerdict(NamedTuple):
 
     grew: tuple[Growth, ...] = ()
     unjudged: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Names of the figures that were not compared, because they varied when the baseline was saved."""
 
 
 def compare(
@@ -280,11 +292,10 @@ def compare(
     grew: list[Growth] = []
     unjudged = list(_absent(before, now, versions))
     for name in FIGURES:
-        old = None if name in before.varying else before.value(name, versions)
-        new = now.first.value(name), now.second.value(name)
-        if old is None or (name == NATIVE and now.first.native is None):
+        if name in before.varying or not _known(name, before, now, versions):
             continue
-        match _judged(name, old, new, tolerance):
+        new = now.first.value(name), now.second.value(name)
+        match _judged(name, before.value(name, versions), new, tolerance):
             case str(why):
                 unjudged.append(why)
             case Growth() as growth:
@@ -295,7 +306,16 @@ def compare(
                     )
                 else:
                     grew.append(found)
-    return CountedVerdict(tuple(sorted(grew, key=lambda one: -one.rank)), tuple(unjudged))
+    return CountedVerdict(
+        tuple(sorted(grew, key=lambda one: -one.rank)), tuple(unjudged), tuple(sorted(before.varying))
+    )
+
+
+def _known(name: str, before: CountedEntry, now: CountedRun, versions: Versions) -> bool:
+    """Return True if a figure is counted now, and the baseline has an entry for these versions."""
+    if name == NATIVE:
+        return now.first.native is not None and versions.native in before.native
+    return name not in BY_PYTHON or versions.python in before.python
 
 
 def _absent(before: CountedEntry, now: CountedRun, versions: Versions) -> Iterator[str]:
@@ -321,12 +341,16 @@ def _allowed(name: str, old: int, tolerance: float) -> float:
     return old + max(figure.least, max(tolerance, figure.share) * old)
 
 
-def _judged(name: str, old: int, new: tuple[int | None, int | None], tolerance: float) -> Growth | str | None:
+def _judged(
+    name: str, old: int | None, new: tuple[int | None, int | None], tolerance: float
+) -> Growth | str | None:
     """Return the growth of a figure, why it cannot be judged, or None if it did not grow."""
     figure = FIGURES[name]
     first, second = new
     if first is None or second is None:
-        return f"{figure.text}: too many to be counted; make the test's inputs smaller"
+        return f"{figure.text}: too many to be counted; {SMALLER}"
+    if old is None:
+        return f"{figure.text}: the baseline has no number, because they were too many; save it again"
     most = _allowed(name, old, tolerance)
     if max(first, second) <= most:
         return None

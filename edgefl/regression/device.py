@@ -25,7 +25,7 @@ from edgefl.host.verdict import Outcome
 from edgefl.regression import baseline, verdict
 from edgefl.regression.baseline import BaselineEntry, Samples
 from edgefl.regression.callgrind import count_native
-from edgefl.regression.counts import CountedEntry, CountedRun, compare, entry_of, summary
+from edgefl.regression.counts import FIGURES, CountedEntry, CountedRun, compare, entry_of, summary
 from edgefl.regression.measure import TimeLimit, count, judged, measure
 from edgefl.regression.measurement import LEAST_REPETITIONS, Measurement, MeasurementPlan, profile_sha256
 from edgefl.regression.process import PrepareRequest, RestClass, locate
@@ -114,6 +114,8 @@ class DeviceResult:
         """The measurement, if it was made."""
         self.advice = ""
         """The growth measured on this host, if it does not make the test fail."""
+        self.left_out = ""
+        """The figures that were not compared with the baseline, and why."""
         self._verdicts: list[Verdict] = []
 
     @property
@@ -174,7 +176,9 @@ class DeviceResult:
     def why(self) -> str:
         """Reason for the outcome, or why doubtful figures passed."""
         whys = [one.why for one in self._verdicts if one.outcome == self.outcome and one.why]
-        return "; ".join(whys) or self.doubt or "; ".join(filter(None, (self.note, self.advice)))
+        return (
+            "; ".join(whys) or self.doubt or "; ".join(filter(None, (self.note, self.advice, self.left_out)))
+        )
 
     @property
     def grew(self) -> bool:
@@ -371,6 +375,9 @@ class EdgeDevice:
             return Verdict("INVALID", before)
         tolerance = self._mark.tolerance / 100
         found = compare(before, result.counted, baseline.versions(), tolerance)
+        if found.left_out:
+            names = ", ".join(FIGURES[name].text for name in found.left_out)
+            result.left_out = f"not compared, because two counts differed when they were saved: {names}"
         unjudged = "; ".join(found.unjudged)
         if not found.grew:
             return Verdict("INVALID", unjudged) if unjudged else Verdict()

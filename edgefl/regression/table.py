@@ -12,7 +12,7 @@ import msgspec
 from edgefl.errors import ConfigError
 from edgefl.host.verdict import Outcome
 from edgefl.regression.baseline import BaselineEntry, save
-from edgefl.regression.counts import FIGURES, CountedEntry, summary
+from edgefl.regression.counts import FIGURES, INSTRUCTIONS, SMALLER, CountedEntry, summary
 from edgefl.regression.device import EdgeDevice
 from edgefl.regression.gate import Word, device_time
 from edgefl.results.tables import number, short_time
@@ -190,10 +190,15 @@ def save_all(found: Iterable[ResultRow]) -> list[str]:
             notes.append(f"NOT saved: {error}")
             continue
         notes.append(f"saved {len(kept)} in {file}")
-        notes += [
-            f"not saved for {one.function} of {one.test}, because two counts of one call differ: "
-            + ", ".join(FIGURES[name].text for name in one.varying)
-            for one in counted
-            if one.varying
-        ]
+        notes += [note for one in counted for note in _left_out(one)]
     return notes
+
+
+def _left_out(entry: CountedEntry) -> Iterator[str]:
+    """Yield a line for each reason why figures of an entry were not saved."""
+    start = f"not saved for {entry.function} of {entry.test}, because "
+    if entry.varying:
+        names = ", ".join(FIGURES[name].text for name in entry.varying)
+        yield f"{start}two counts of one call differ: {names}"
+    if entry.uncounted:
+        yield f"{start}they are too many to be counted: {FIGURES[INSTRUCTIONS].text}; {SMALLER}"

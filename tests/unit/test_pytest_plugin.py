@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import scipy.stats  # noqa: F401
 from regression_samples import TRIAL, counted, repetition
@@ -53,7 +54,10 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def count(_: object, plan: MeasurementPlan, tell: Tell) -> CountedRun:
         given = plan.request.kwargs
-        return counted(given.get("work", 100), sent_bytes=int(given.get("sent", 0)))
+        if given.get("long"):
+            return counted(None, sent_bytes=7)
+        run = counted(given.get("work", 100), sent_bytes=int(given.get("sent", 0)))
+        return msgspec.structs.replace(run, second=counted(101).second) if given.get("varies") else run
 
     monkeypatch.setattr("edgefl.regression.device.measure", measure)
     monkeypatch.setattr("edgefl.regression.device.count", count)
@@ -282,6 +286,25 @@ def test_counts_are_saved_and_what_grew_fails_with_its_figure_first(run: Run, ba
     assert "MiB (+" not in found.stdout.str()  # no percentage of nothing
     wide = TEST.replace("mib=10", "mib=10, work=101").replace('"pixel-4"', '"pixel-4", tolerance=1')
     run(wide, "--edgefl-compare").assert_outcomes(passed=1)
+
+
+def test_what_was_not_counted_is_not_saved_and_never_called_ok(run: Run) -> None:
+    long, instructions = TEST.replace("mib=10", "long=True"), "Python bytecode instructions"
+    found = run(long, "--edgefl-save")
+    found.stdout.fnmatch_lines(
+        [f"not saved for step of test_step?pixel-4?, because they are too many *: {instructions}; make *"]
+    )
+    found = run(long, "--edgefl-compare")
+    found.assert_outcomes(failed=1)
+    found.stdout.fnmatch_lines(
+        [f"COULD NOT BE JUDGED: step on pixel-4: {instructions}: too many to be counted; make the *"]
+    )
+    varies = TEST.replace("mib=10", "varies=True")
+    found = run(varies, "--edgefl-save")
+    found.stdout.fnmatch_lines([f"not saved for step of *, because two counts * differ: {instructions}"])
+    found = run(varies, "--edgefl-compare")
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["  pixel-4 * OK", "    not compared, because two counts differed when *"])
 
 
 def test_a_function_that_does_nothing_never_passes(run: Run) -> None:

@@ -137,11 +137,23 @@ def test_counts_that_differ_from_themselves_are_not_judged_by_chance() -> None:
     assert against(steady, run_of({"steps.train": 80}, {"steps.train": 100})) == CountedVerdict()
     saved = entry(varies)
     assert (saved.varying, saved.python["3.11"].instructions) == (("instructions",), None)
-    assert compare(saved, run_of({"steps.train": 500}, figures={"sent_bytes": 8}), HERE) == CountedVerdict()
+    found = compare(saved, run_of({"steps.train": 500}, figures={"sent_bytes": 8}), HERE)
+    assert found == CountedVerdict(left_out=("instructions",))  # and the table says so
+
+
+TOO_MANY = "too many to be counted; make the test's inputs smaller"
 
 
 def test_too_many_instructions_are_not_a_count() -> None:
-    assert "too many to be counted" in against(counted(100), run_of(None)).unjudged[0]
+    uncounted = run_of(None, figures={"calls": 10})
+    for before in (counted(100, calls=10), uncounted):
+        found = against(before, uncounted)
+        assert found == CountedVerdict(unjudged=(f"Python bytecode instructions: {TOO_MANY}",))
+    found = against(uncounted, counted(100, calls=11))
+    assert [one.name for one in found.grew] == ["calls"]  # is judged all the same
+    assert found.unjudged[0].endswith("has no number, because they were too many; save it again")
+    once = run_of({"steps.train": 100}, None)
+    assert [entry(one).uncounted for one in (uncounted, once, counted(100))] == [True, True, False]
     assert summary(run_of(None)) == "counted: bytecode too much to count"
 
 
