@@ -108,6 +108,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("edge_device")
     if mark is None:
         return
+    _require_one_mark(metafunc.definition)
     from edgefl.errors import ConfigError
     from edgefl.regression.device import mark_options
 
@@ -121,6 +122,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ids=[Path(one.profile).stem if "/" in one.profile else one.profile for one in wanted],
         indirect=True,
     )
+
+
+def _require_one_mark(definition: pytest.Item) -> None:
+    """Raise CollectError if the closest function, class or module that has marks has more than one."""
+    marks = next(filter(None, map(_own_marks, reversed(definition.listchain()))), [])
+    if len(marks) > 1:
+        devices = ", ".join(dict.fromkeys(f'"{device}"' for mark in marks for device in mark.args))
+        raise pytest.Collector.CollectError(
+            f"{definition.nodeid}: {len(marks)} marks edge_device, where only one counts; name all devices in "
+            f"one mark, edge_device({devices}), or write a test for each mark"
+        )
+
+
+def _own_marks(node: pytest.Collector | pytest.Item) -> list[pytest.Mark]:
+    """Return a node's marks edge_device, without those that a class inherits."""
+    own = vars(node.obj).get("pytestmark", []) if isinstance(node, pytest.Class) else node.own_markers
+    marks = (getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own]))
+    return [mark for mark in marks if mark.name == "edge_device"]
 
 
 @pytest.fixture

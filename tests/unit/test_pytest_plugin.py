@@ -410,6 +410,62 @@ def test_a_typing_mistake_is_one_line_before_anything_runs(run: Run) -> None:
     assert "Traceback" not in found.stdout.str()
 
 
+TWO = """
+import pytest
+import steps
+
+@pytest.mark.edge_device("pixel-4", seconds=1000)
+@pytest.mark.edge_device("moto-g4")
+def test_two(edge_device):
+    edge_device.run(steps.step)
+"""
+TWO_OF_A_CLASS = """
+import pytest
+
+class TestTwo:
+    pytestmark = [pytest.mark.edge_device("moto-g4"), pytest.mark.edge_device("pixel-4")]
+
+    def test_two(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("test", [TWO, TWO_OF_A_CLASS])
+def test_one_of_two_marks_is_never_ignored(run: Run, test: str) -> None:
+    found = run(test)
+    found.assert_outcomes(errors=1)
+    found.stdout.fnmatch_lines(
+        [
+            "test_device.py::*test_two: 2 marks edge_device, where only one counts; name all devices in one "
+            'mark, edge_device("moto-g4", "pixel-4"), or write a test for each mark'
+        ]
+    )
+
+
+def test_a_closer_mark_counts_instead_of_those_around_it(run: Run) -> None:
+    found = run(
+        """
+        import pytest
+        import steps
+
+        pytestmark = pytest.mark.edge_device("pi-4")
+
+        @pytest.mark.edge_device("pixel-3a")
+        class TestSteps:
+            def test_of_the_class(self, edge_device):
+                assert edge_device.run(steps.step).device == "pixel-3a"
+
+            @pytest.mark.edge_device("moto-g4")
+            def test_its_own(self, edge_device):
+                assert edge_device.run(steps.step).device == "moto-g4"
+
+        def test_of_the_module(edge_device):
+            assert edge_device.run(steps.step).device == "pi-4"
+        """
+    )
+    found.assert_outcomes(passed=3)
+
+
 def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> None:
     found = run(
         """
