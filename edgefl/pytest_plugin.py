@@ -130,8 +130,8 @@ def _require_one_mark(definition: pytest.Item) -> None:
     if len(marks) > 1:
         devices = ", ".join(dict.fromkeys(f'"{device}"' for mark in marks for device in mark.args))
         raise pytest.Collector.CollectError(
-            f"{definition.nodeid}: {len(marks)} marks edge_device, where only one counts; name all devices in "
-            f"one mark, edge_device({devices}), or write a test for each mark"
+            f"{definition.nodeid}: {len(marks)} marks edge_device, where only one counts; name all devices "
+            f"in one mark, edge_device({devices}), or write a test for each mark"
         )
 
 
@@ -140,6 +140,21 @@ def _own_marks(node: pytest.Collector | pytest.Item) -> list[pytest.Mark]:
     own = vars(node.obj).get("pytestmark", []) if isinstance(node, pytest.Class) else node.own_markers
     marks = (getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own]))
     return [mark for mark in marks if mark.name == "edge_device"]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a test with the mark that has no device: it would pass without being measured."""
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("edge_device") is None:
+        return
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    if FIXTURE in given or ITSELF in given:
+        return
+    import unittest
+
+    why = "the mark was added too late; write @pytest.mark.edge_device(…) above the function"
+    if item.cls is not None and issubclass(item.cls, unittest.TestCase):
+        why = "a method of a unittest.TestCase cannot run on devices; make it a function, or a plain class's"
+    pytest.fail(f"edge_device: {why}", pytrace=False)
 
 
 @pytest.fixture

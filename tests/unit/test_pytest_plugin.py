@@ -466,6 +466,41 @@ def test_a_closer_mark_counts_instead_of_those_around_it(run: Run) -> None:
     found.assert_outcomes(passed=3)
 
 
+def test_a_test_that_its_mark_cannot_reach_is_an_error(run: Run) -> None:
+    found = run(
+        """
+        import unittest
+        import pytest
+
+        @pytest.mark.edge_device("moto-g4")
+        class TestCase(unittest.TestCase):
+            def test_a_method(self):
+                pass
+
+        class TestOther(unittest.TestCase):
+            @pytest.mark.edge_device("moto-g4")
+            def test_a_marked_method(self):
+                pass
+
+            @pytest.mark.edge_device("moto-g4")
+            @pytest.mark.skip("not today")
+            def test_skipped(self):
+                pass
+
+            def test_unmarked(self):
+                pass
+
+        @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.edge_device("moto-g4")), 2])
+        def test_late(n):
+            pass
+        """
+    )
+    found.assert_outcomes(errors=3, passed=2, skipped=1)
+    case = "edge_device: a method of a unittest.TestCase cannot run on devices; make it a function, or *"
+    late = "edge_device: the mark was added too late; write @pytest.mark.edge_device(…) above the function"
+    found.stdout.fnmatch_lines([case, case, late])
+
+
 def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> None:
     found = run(
         """
