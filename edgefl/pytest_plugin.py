@@ -13,17 +13,19 @@ from __future__ import annotations
 import inspect
 import itertools
 import shutil
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from _pytest.nodes import Node
+
     from edgefl.regression.checkout import Base
     from edgefl.regression.device import EdgeDevice, MarkOptions
     from edgefl.regression.session import Session
-    from edgefl.regression.table import ResultRow
+    from edgefl.regression.table import ResultRow, Written
 
 FIXTURE = "edge_device"
 ITSELF = "_edge_device_itself"
@@ -135,7 +137,7 @@ def _require_one_mark(definition: pytest.Item) -> None:
         )
 
 
-def _own_marks(node: pytest.Collector | pytest.Item) -> list[pytest.Mark]:
+def _own_marks(node: Node) -> list[pytest.Mark]:
     """Return a node's marks edge_device, without those that a class inherits."""
     own = vars(node.obj).get("pytestmark", []) if isinstance(node, pytest.Class) else node.own_markers
     marks = (getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own]))
@@ -273,16 +275,22 @@ class _SessionReport:
         if any(row["counted"] or row["entry"] for row in self._plain):
             from edgefl.regression.table import save_all
 
-            self._notes = save_all(self._rows())
+            self._add(session, save_all(self._rows()))
         wanted = ("edgefl_against", "edgefl_json", "edgefl_report")
         if self._plain or any(map(self._config.getoption, wanted)):
-            self._notes += self._published()
+            self._add(session, self._published())
         if not self._plain and self._config.getoption("edgefl_against") and not session.exitstatus:
             self._notes.append("edgefl: no test with the mark edge_device ran: nothing was compared")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _published(self) -> Iterable[str]:
-        """Write the results wherever they are wanted; return lines for the terminal."""
+    def _add(self, session: pytest.Session, written: Written) -> None:
+        """Add lines for the terminal; the session fails if something could not be written."""
+        self._notes += written.lines
+        if not (written.complete or session.exitstatus):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _published(self) -> Written:
+        """Write the results wherever they are wanted."""
         from edgefl.regression.publish import Outlets, PlacedRow, gate_results, publish
 
         option, base = self._config.getoption, self._config.stash[_BASE]

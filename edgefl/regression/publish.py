@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from edgefl.files import write_json, write_text
 from edgefl.regression.baseline import path_of
 from edgefl.regression.gate import GateResults, GateRow, place_of
 from edgefl.regression.markdown import markdown, workflow_commands
-from edgefl.regression.table import ResultRow
+from edgefl.regression.table import ResultRow, Written
 
 
 class PlacedRow(NamedTuple):
@@ -60,22 +60,36 @@ def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: boo
 
 def publish(
     results: GateResults, tests: Iterable[Path], outlets: Outlets, environment: Mapping[str, str] = os.environ
-) -> Iterator[str]:
-    """Write the files, and GitHub's step summary; yield lines for the terminal."""
-    if environment.get("GITHUB_ACTIONS") == "true":
-        yield from workflow_commands(results)
-    try:
-        if outlets.json is not None:
-            write_json(outlets.json, msgspec.to_builtins(results))
-            yield f"wrote {outlets.json}"
-        if outlets.page is not None:
-            write_text(outlets.page, _page(results, tests))
-            yield f"wrote {outlets.page}"
-        if summary := environment.get("GITHUB_STEP_SUMMARY"):
-            with open(summary, "a", encoding="utf-8") as file:
-                file.write(markdown(results))
-    except (OSError, RunError) as error:
-        yield f"NOT written: {error}"
+) -> Written:
+    """Write the files, and GitHub's step summary; the lines have GitHub's annotations, too."""
+    lines = [*workflow_commands(results)] if environment.get("GITHUB_ACTIONS") == "true" else []
+    complete = True
+    for file, write in _writers(results, tests, outlets, environment.get("GITHUB_STEP_SUMMARY")):
+        try:
+            write(file)
+        except (OSError, RunError) as error:
+            lines.append(f"NOT written: {error}")
+            complete = False
+        else:
+            lines += [f"wrote {file}"] if file in outlets else []
+    return Written(lines, complete)
+
+
+def _writers(
+    results: GateResults, tests: Iterable[Path], outlets: Outlets, summary: str | None
+) -> Iterator[tuple[Path, Callable[[Path], object]]]:
+    """Yield the files to be written, each with a function that writes it."""
+    if outlets.json is not None:
+        yield outlets.json, lambda file: write_json(file, msgspec.to_builtins(results))
+    if outlets.page is not None:
+        yield outlets.page, lambda file: write_text(file, _page(results, tests))
+    if summary:
+        yield Path(summary), lambda file: _append(file, markdown(results))
+
+
+def _append(file: Path, text: str) -> None:
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write(text)
 
 
 def _page(results: GateResults, tests: Iterable[Path]) -> str:

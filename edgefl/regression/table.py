@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -174,13 +174,22 @@ def _short(name: str, width: int) -> str:
     return name if len(name) <= width else f"…{name[-(width - 1) :]}"
 
 
-def save_all(found: Iterable[ResultRow]) -> list[str]:
-    """Save the entries of all rows that have one; return a line per file."""
+class Written(NamedTuple):
+    """What was written at the end of a session."""
+
+    lines: list[str]
+    """Lines for the terminal."""
+    complete: bool
+    """False if something could not be written."""
+
+
+def save_all(found: Iterable[ResultRow]) -> Written:
+    """Save the entries of all rows that have one, with a line per file."""
     files: dict[str, list[ResultRow]] = {}
     for row in found:
         if row.counted is not None or row.entry is not None:
             files.setdefault(row.file, []).append(row)
-    notes = []
+    notes, complete = [], True
     for file, kept in sorted(files.items()):
         timed = [row.entry for row in kept if row.entry is not None]
         counted = [row.counted for row in kept if row.counted is not None]
@@ -188,10 +197,11 @@ def save_all(found: Iterable[ResultRow]) -> list[str]:
             save(Path(file), timed, counted)
         except (ConfigError, OSError) as error:
             notes.append(f"NOT saved: {error}")
+            complete = False
             continue
         notes.append(f"saved {len(kept)} in {file}")
         notes += [note for one in counted for note in _left_out(one)]
-    return notes
+    return Written(notes, complete)
 
 
 def _left_out(entry: CountedEntry) -> Iterator[str]:

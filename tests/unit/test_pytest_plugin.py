@@ -288,6 +288,25 @@ def test_counts_are_saved_and_what_grew_fails_with_its_figure_first(run: Run, ba
     run(wide, "--edgefl-compare").assert_outcomes(passed=1)
 
 
+def test_a_session_whose_results_could_not_be_written_fails(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(TEST).ret == 0
+    found = run(TEST, f"--edgefl-json={pytester.path}/steps.py/r.json")
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["NOT written: *steps.py*"])
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+
+    def save(path: Path, *entries: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(table, "save", save)
+    found = run(TEST, "--edgefl-save")
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["NOT saved: *Permission denied*"])
+    assert found.ret == pytest.ExitCode.TESTS_FAILED
+
+
 def test_what_was_not_counted_is_not_saved_and_never_called_ok(run: Run) -> None:
     long, instructions = TEST.replace("mib=10", "long=True"), "Python bytecode instructions"
     found = run(long, "--edgefl-save")

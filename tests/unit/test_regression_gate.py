@@ -117,14 +117,22 @@ def test_publishing_appends_to_githubs_summary(tmp_path: Path) -> None:
     summary, file, html = tmp_path / "summary.md", tmp_path / "r.json", tmp_path / "r.html"
     summary.write_text("before\n")
     environment = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
-    lines = list(publish(RESULTS, [tmp_path / "test_a.py"], Outlets(file, html), environment))
+    lines, complete = publish(RESULTS, [tmp_path / "test_a.py"], Outlets(file, html), environment)
+    assert complete
     assert [line.partition(" ")[0] for line in lines] == ["::error", "::error", "wrote", "wrote"]
     assert summary.read_text() == f"before\n{markdown(RESULTS)}"
     assert load_results(file) == RESULTS
     assert "REGRESSION" in html.read_text()
-    assert list(publish(RESULTS, [], Outlets(), {})) == []
-    (lost,) = publish(RESULTS, [], Outlets(summary / "r.json"), {})
+    assert publish(RESULTS, [], Outlets(), {}) == ([], True)
+
+
+def test_a_file_that_cannot_be_written_is_told_and_keeps_no_other_from_it(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    (lost, wrote), complete = publish(RESULTS, [], Outlets(file / "r.json", tmp_path / "r.html"), {})
+    assert not complete
     assert lost.startswith("NOT written: ")
+    assert wrote == f"wrote {tmp_path / 'r.html'}"
 
 
 def test_a_place_is_relative_to_githubs_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
