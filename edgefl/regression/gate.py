@@ -38,6 +38,8 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     device: str
     outcome: Word
     why: str = ""
+    label: str = ""
+    """The test without its device, but with its other parameters; empty if the file does not state it."""
     skipped: bool = False
     """True if it could not be judged but does not fail the session."""
     file: str = ""
@@ -62,9 +64,10 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def name(self) -> str:
-        """The test's name without its device, then the function's name if the two differ."""
+        """The test's name and parameters without its device, then the function's name if the two differ."""
         test = self.test.partition("[")[0]
-        return test if self.function in ("", test.rpartition("::")[2]) else f"{test}: {self.function}"
+        shown = self.label or test
+        return shown if self.function in ("", test.rpartition("::")[2]) else f"{shown}: {self.function}"
 
 
 class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

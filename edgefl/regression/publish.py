@@ -44,6 +44,7 @@ def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: boo
                 device=one.row.device,
                 outcome=one.row.word,
                 why=one.row.why,
+                label=one.row.label,
                 skipped=skip and one.row.outcome == "INVALID",
                 file=place_of(one.file, top),
                 line=0 if one.line is None else one.line + 1,

@@ -19,8 +19,9 @@ import scipy.stats  # noqa: F401
 from regression_samples import TRIAL, counted, repetition
 
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
-from edgefl.regression import device, measurement, progress, table  # noqa: F401
+from edgefl.regression import device, gate, measurement, progress, table  # noqa: F401
 from edgefl.regression.counts import CountedRun
+from edgefl.regression.markdown import markdown
 from edgefl.regression.measure import Tell
 from edgefl.regression.measurement import Measurement, MeasurementPlan
 from edgefl.regression.session import Session
@@ -352,6 +353,30 @@ def test_a_failed_test_has_one_row_and_parameters_are_in_the_table(run: Run) -> 
     found.stdout.fnmatch_lines(
         ["test_device.py::test_step rounds=1: step", "test_device.py::test_step rounds=2: *"]
     )
+
+
+def test_parameters_are_told_apart_wherever_results_are_shown(run: Run, pytester: pytest.Pytester) -> None:
+    file = pytester.path / "r.json"
+    found = run(
+        """
+        import pytest
+        import steps
+
+        @pytest.mark.edge_device("pixel-4")
+        @pytest.mark.parametrize("n", [1, 2])
+        def test_step(edge_device, n):
+            edge_device.run(steps.step)
+        """,
+        f"--edgefl-json={file}",
+        f"--edgefl-report={pytester.path / 'r.html'}",
+    )
+    found.assert_outcomes(passed=2)
+    results = gate.load_results(file)
+    names = [f"test_device.py::test_step n={n}: step" for n in (1, 2)]
+    assert [row.name for row in results.rows] == names
+    assert all(f"`{name}`" in markdown(results) for name in names)
+    page = (pytester.path / "r.html").read_text()
+    assert all(f"test_step n={n}: step" in page.replace("<wbr>", "") for n in (1, 2))
 
 
 def test_times_are_saved_and_what_grew_fails_where_that_was_asked_for(run: Run, baseline: Path) -> None:
