@@ -206,7 +206,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     finally:
         device.session.tell("")
         file = str(path_of(pyfuncitem.path)) if pyfuncitem.config.getoption("edgefl_save") else None
-        made = rows(device, pyfuncitem.nodeid, found.failed, found.invalid, file)
+        made = [] if found.skipped else rows(device, pyfuncitem.nodeid, found.failed, found.invalid, file)
         pyfuncitem.stash[_ROWS] = msgspec.to_builtins(made)
         pyfuncitem.user_properties += itertools.chain.from_iterable(map(properties, made))
     if not (found.failed or found.invalid):
@@ -241,12 +241,13 @@ def pytest_pyfunc_call_async(pyfuncitem: pytest.Function) -> None:
         )
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest has applied the mark xfail
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call" and (rows := item.stash.get(_ROWS, None)):
+        expected = report.skipped and hasattr(report, "wasxfail")
         # pytest-xdist copies a report's attributes from its workers.
-        report.edgefl = rows  # type: ignore[attr-defined]
+        report.edgefl = [{**row, "expected": expected} for row in rows]  # type: ignore[attr-defined]
     return report
 
 

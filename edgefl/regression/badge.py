@@ -17,7 +17,7 @@ def colour(results: GateResults) -> str:
     """Return shields.io's name of the colour: red, orange if something was left unjudged, or green."""
     if results.red:
         return "red"
-    return "orange" if any(row.outcome != "OK" for row in results.rows) else "brightgreen"
+    return "orange" if any(row.outcome == "NOT JUDGED" for row in results.rows) else "brightgreen"
 
 
 def endpoint(results: GateResults) -> str:

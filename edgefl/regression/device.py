@@ -7,6 +7,7 @@ import itertools
 import json
 import statistics
 import sys
+import unittest
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,10 +223,11 @@ class DeviceResult:
 
 @dataclass
 class Reasons:
-    """The reasons for which a test failed or is INVALID; both empty for a test that passed."""
+    """The reasons for which a test failed or is INVALID; both empty for a test that passed or was skipped."""
 
     failed: str = ""
     invalid: str = ""
+    skipped: bool = False
 
 
 class DeviceTest(NamedTuple):
@@ -416,7 +418,8 @@ class EdgeDevice:
             found.invalid = str(error)
         except ConfigError as error:
             found.failed = str(error)
-        except pytest.skip.Exception:
+        except (pytest.skip.Exception, unittest.SkipTest):
+            found.skipped = True
             raise
         except BaseException as error:
             if not (self.doubt and isinstance(error, AssertionError)) or isinstance(error, NotMet):

@@ -19,8 +19,8 @@ from edgefl.results.tables import short_time
 from edgefl.validation import convert
 
 MOST_BYTES = 64 << 20
-Word = Literal["REGRESSION", "FAIL", "NOT JUDGED", "OK"]
-WORDS: tuple[Word, ...] = ("REGRESSION", "FAIL", "NOT JUDGED", "OK")
+Word = Literal["REGRESSION", "FAIL", "NOT JUDGED", "XFAIL", "OK"]
+WORDS: tuple[Word, ...] = ("REGRESSION", "FAIL", "NOT JUDGED", "XFAIL", "OK")
 """Outcomes of a function on a device, the worst first."""
 LONG = {"NOT JUDGED": "COULD NOT BE JUDGED"}
 
@@ -60,7 +60,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def red(self) -> bool:
         """True if it fails the session."""
-        return self.outcome != "OK" and not self.skipped
+        return self.outcome not in ("OK", "XFAIL") and not self.skipped
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
+import pytest
 
 from edgefl.errors import Invalid, NotMet, OutOfDeviceMemory
 from edgefl.host.capacity import StealMeter
@@ -101,8 +102,8 @@ def measure(
 
     If the figures are unreliable, everything is measured once more if the time limit allows it: a disturbance
     may have ended. ``tell`` is called before each repetition. Raises `OutOfDeviceMemory` if the function
-    exceeds the device's memory, `NotMet` if it raises an exception, and `Invalid` if fewer than nine
-    repetitions fit into the limit.
+    exceeds the device's memory, `NotMet` if it raises an exception, pytest's own exception if it skips the
+    test, and `Invalid` if fewer than nine repetitions fit into the limit.
     """
     __tracebackhide__ = True
     with alone(), limit.counted():
@@ -158,5 +159,7 @@ def _ask(process: MeasuringProcess, plan: MeasurementPlan, request: Request) -> 
             raise NotMet(f"{name} on {device}: its process was ended by {why}")
         case "late":
             raise NotMet(f"{name} on {device}: not finished after {why} s; set a larger limit_s= in the mark")
+        case "skipped":
+            pytest.skip(why)
         case _:
             raise NotMet(f"{name} failed on {device}:\n{why}")

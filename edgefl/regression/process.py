@@ -145,7 +145,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
     """Why a function cannot be measured, or how its process ended before a measurement."""
 
-    kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late"]
+    kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late", "skipped"]
     why: str
 
 
@@ -159,11 +159,20 @@ def failure_of(error: BaseException) -> Failure:
         return Failure("refused", str(error))
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the text of torch's error
         return Failure("memory", "")
+    if _skips(error):
+        return Failure("skipped", str(error))
     frames = traceback.extract_tb(error.__traceback__)
     while frames and frames[0].filename.startswith(str(Path(__file__).parent)):
         frames.pop(0)  # the user's own code comes first
     lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
     return Failure("raised", "".join(lines).rstrip())
+
+
+def _skips(error: BaseException) -> bool:
+    """Return True for an exception by which pytest or unittest skips a test."""
+    known = (("_pytest.outcomes", "Skipped"), ("unittest.case", "SkipTest"))
+    loaded = [getattr(sys.modules[module], name) for module, name in known if module in sys.modules]
+    return isinstance(error, tuple(loaded))
 
 
 class MeasuringProcess:

@@ -25,7 +25,7 @@ _SPARE = ("host CPU", "energy")
 _VERDICT = 12
 NAME_WIDTH = 18
 WORDS: Mapping[Outcome, Word] = {"PASS": "OK", "FAIL": "FAIL", "INVALID": "NOT JUDGED"}
-"""Outcomes as words, apart from REGRESSION."""
+"""Outcomes as words, apart from REGRESSION and XFAIL."""
 NOT_JUDGED = "COULD NOT BE JUDGED"
 _METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
 
@@ -42,6 +42,8 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     grew: bool = False
     """True if a figure grew since the baseline."""
+    expected: bool = False
+    """True if the mark ``xfail`` of the test, or `pytest.xfail`, expects it to fail."""
     counts: str = ""
     """The counted work, in one line."""
     figures: dict[str, int] = {}
@@ -65,6 +67,8 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def word(self) -> Word:
         """The outcome in a word."""
+        if self.expected and self.outcome != "PASS":
+            return "XFAIL"
         return "REGRESSION" if self.grew else WORDS[self.outcome]
 
 

@@ -96,6 +96,42 @@ def test_functions_run_on_their_devices_within_their_memory(pytester: pytest.Pyt
     found.stdout.fnmatch_lines(["E * out of memory on pixel-3a: 512 MiB allowed", "  pixel-3a * FAIL"])
 
 
+def test_a_function_that_skips_skips_its_test(pytester: pytest.Pytester) -> None:
+    pytester.syspathinsert()
+    pytester.makepyfile(
+        steps="""
+        import unittest
+
+        import pytest
+
+        def skips():
+            pytest.skip("no camera")
+
+        def skips_as_unittest_does():
+            raise unittest.SkipTest("no camera")
+        """,
+        test_device="""
+        import pytest
+        import steps
+
+        pytestmark = pytest.mark.edge_device("pixel-4")
+
+        def test_skips(edge_device):
+            edge_device.run(steps.skips)
+
+        def test_skips_as_unittest_does(edge_device):
+            edge_device.run(steps.skips_as_unittest_does)
+
+        def test_itself():
+            pytest.skip("no camera")
+        """,
+    )
+    found = pytester.runpytest_inprocess(*OPTIONS, "-rs", "--edgefl-save")
+    found.assert_outcomes(skipped=3)
+    found.stdout.fnmatch_lines(["SKIPPED * no camera"])
+    assert not (pytester.path / "edgefl-baselines").exists()
+
+
 @pytest.mark.slow
 def test_the_tutorials_files_do_what_it_says(pytester: pytest.Pytester) -> None:
     steps, test, slower, bigger = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

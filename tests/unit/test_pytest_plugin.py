@@ -20,8 +20,9 @@ from regression_samples import TRIAL, counted, repetition
 
 # pytester forgets what a session inside this process imported; compiled modules do not load twice.
 from edgefl.regression import device, gate, measurement, progress, table  # noqa: F401
+from edgefl.regression.badge import colour
 from edgefl.regression.counts import CountedRun
-from edgefl.regression.markdown import markdown
+from edgefl.regression.markdown import markdown, workflow_commands
 from edgefl.regression.measure import Tell
 from edgefl.regression.measurement import Measurement, MeasurementPlan
 from edgefl.regression.session import Session
@@ -30,6 +31,8 @@ pytest_plugins = ["pytester"]
 
 PLUGIN = ("-p", "edgefl.pytest_plugin")
 """Named, so that it is there also where edgefl was installed before it had one."""
+
+RESULTS = [("step", "OK"), ("known", "XFAIL"), ("known_later", "XFAIL")]
 
 Run = Callable[..., pytest.RunResult]
 
@@ -377,6 +380,52 @@ def test_parameters_are_told_apart_wherever_results_are_shown(run: Run, pytester
     assert all(f"`{name}`" in markdown(results) for name in names)
     page = (pytester.path / "r.html").read_text()
     assert all(f"test_step n={n}: step" in page.replace("<wbr>", "") for n in (1, 2))
+
+
+def test_a_skipped_test_has_no_result_and_one_that_should_fail_is_not_red(
+    run: Run, pytester: pytest.Pytester, baseline: Path
+) -> None:
+    file = pytester.path / "r.json"
+    found = run(
+        """
+        import unittest
+        import pytest
+        import steps
+
+        pytestmark = pytest.mark.edge_device("pixel-4")
+
+        def test_step(edge_device):
+            edge_device.run(steps.step)
+
+        def test_skips_later(edge_device):
+            edge_device.run(steps.step)
+            pytest.skip("not here")
+
+        def test_skips_as_unittest_does(edge_device):
+            edge_device.run(steps.step)
+            raise unittest.SkipTest("not here")
+
+        @pytest.mark.xfail(reason="known")
+        def test_known(edge_device):
+            edge_device.run(steps.step, work=1)
+
+        def test_known_later(edge_device):
+            edge_device.run(steps.step)
+            pytest.xfail("known")
+        """,
+        "--edgefl-save",
+        f"--edgefl-json={file}",
+    )
+    found.assert_outcomes(passed=1, skipped=2, xfailed=2)
+    found.stdout.fnmatch_lines(["  pixel-4 * XFAIL", "    it measured nothing: *"])
+    results = gate.load_results(file)
+    shown = [(row.test.partition("::")[2], row.outcome) for row in results.rows]
+    assert shown == [(f"test_{name}[pixel-4]", word) for name, word in RESULTS]
+    assert not results.red
+    assert (results.headline, colour(results)) == ("2 XFAIL, 1 OK", "brightgreen")
+    assert list(workflow_commands(results)) == []
+    saved = json.loads(baseline.read_text())["counted"]
+    assert [entry["test"] for entry in saved] == ["test_step[pixel-4]"]
 
 
 def test_times_are_saved_and_what_grew_fails_where_that_was_asked_for(run: Run, baseline: Path) -> None:
