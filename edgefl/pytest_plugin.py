@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FIXTURE = "edge_device"
 ITSELF = "_edge_device_itself"
+UNKNOWN = "–"
+"""Stands for the device of a failure that belongs to none."""
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
     "sent_mib=, joules=, end='middle', tolerance=0, counted='python'): run on these emulated devices, one "
@@ -121,7 +123,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(
         FIXTURE if FIXTURE in metafunc.fixturenames else ITSELF,
         wanted,
-        ids=[Path(one.profile).stem if "/" in one.profile else one.profile for one in wanted],
+        ids=[_short_name(one.profile) for one in wanted],
         indirect=True,
     )
 
@@ -178,9 +180,8 @@ def _make(request: pytest.FixtureRequest, options: MarkOptions) -> EdgeDevice:
     from edgefl.errors import ConfigError
     from edgefl.regression.device import DeviceTest, EdgeDevice
 
-    node, own = request.node, (FIXTURE, ITSELF)
-    others = [f"{name}={value!r}" for name, value in node.callspec.params.items() if name not in own]
-    group = f"{node.nodeid.partition('[')[0]} {','.join(others)}"
+    node = request.node
+    group = _label(node.nodeid, node.callspec.params)
     devices = len(node.get_closest_marker("edge_device").args)
     test = DeviceTest(node.nodeid.partition("::")[2], node.path, group, devices)
     try:
@@ -244,11 +245,70 @@ def pytest_pyfunc_call_async(pyfuncitem: pytest.Function) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest has applied the mark xfail
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.when == "call" and (rows := item.stash.get(_ROWS, None)):
-        expected = report.skipped and hasattr(report, "wasxfail")
+    if rows := _rows_of(item, report):
         # pytest-xdist copies a report's attributes from its workers.
-        report.edgefl = [{**row, "expected": expected} for row in rows]  # type: ignore[attr-defined]
+        report.edgefl = rows  # type: ignore[attr-defined]
     return report
+
+
+def _rows_of(item: pytest.Item, report: pytest.TestReport) -> list[dict[str, Any]]:
+    """Return the rows of one phase of a test: setup, call or teardown."""
+    rows = item.stash.get(_ROWS, []) if report.when == "call" else []
+    if report.skipped and hasattr(report, "wasxfail"):
+        return [{**row, "expected": True} for row in rows]
+    if not report.failed or any(row["outcome"] != "PASS" for row in rows) or not _on_device(item):
+        return rows
+    # The failure is in no row: it was in setup or teardown, or the test passed although xfail is strict.
+    return [*({**row, "entry": None, "counted": None} for row in rows), _error_row(item, report)]
+
+
+def _on_device(item: pytest.Item) -> bool:
+    marked = item.get_closest_marker("edge_device") is not None
+    return marked or (isinstance(item, pytest.Function) and FIXTURE in item.fixturenames)
+
+
+def _error_row(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
+    import msgspec
+
+    from edgefl.regression.device import MarkOptions
+
+    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    options = given.get(FIXTURE) or given.get(ITSELF)
+    device = _short_name(options.profile) if isinstance(options, MarkOptions) else UNKNOWN
+    why = _reason(report) if report.when == "call" else f"error in {report.when}: {_reason(report)}"
+    plain: dict[str, Any] = msgspec.to_builtins(
+        _failure(item.nodeid, _label(item.nodeid, given), device, why)
+    )
+    return plain
+
+
+def _failure(test: str, label: str, device: str, why: str) -> ResultRow:
+    """Return the row of a failure that is no function's."""
+    from edgefl.regression.table import ResultRow
+
+    return ResultRow(test=test, label=label, function="", device=device, outcome="FAIL", why=why)
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return why a phase or a collection failed, in one line."""
+    from edgefl.regression.device import shortened
+
+    if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
+        return shortened(crash.message)
+    lines = report.longreprtext.splitlines()
+    errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E  ")]
+    return errors[-1] if errors else shortened(report.longreprtext)
+
+
+def _label(nodeid: str, params: Mapping[str, object]) -> str:
+    """Return a test's name without its device, but with its other parameters."""
+    others = [f"{name}={value!r}" for name, value in params.items() if name not in (FIXTURE, ITSELF)]
+    return f"{nodeid.partition('[')[0]} {','.join(others)}".strip()
+
+
+def _short_name(profile: str) -> str:
+    """Return the name of a profile or of its file."""
+    return Path(profile).stem if "/" in profile else profile
 
 
 class _SessionReport:
@@ -260,7 +320,13 @@ class _SessionReport:
         self._plain: list[dict[str, Any]] = []
         self._places: list[tuple[str, int | None]] = []
         """File, from the root folder, and line of each row's test."""
+        self._uncollected: list[pytest.CollectReport] = []
+        """Files that could not be collected. Whether they have tests on devices is not known."""
         self._notes: list[str] = []
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and not self._worker:
+            self._uncollected.append(report)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         rows = getattr(report, "edgefl", ())
@@ -295,12 +361,18 @@ class _SessionReport:
         from edgefl.regression.publish import Outlets, PlacedRow, gate_results, publish
 
         option, base = self._config.getoption, self._config.stash[_BASE]
-        files = (self._config.rootpath / file for file, _ in self._places)
-        placed = list(map(PlacedRow, self._rows(), files, (line for _, line in self._places)))
+        top = self._config.rootpath
+        placed = [
+            PlacedRow(row, top / file, line)
+            for row, (file, line) in zip(self._rows(), self._places, strict=True)
+        ]
+        for one in self._uncollected:
+            lost = _failure(one.nodeid, one.nodeid, UNKNOWN, f"could not be collected: {_reason(one)}")
+            placed.append(PlacedRow(lost, top / one.fspath, None))
         results = gate_results(
             placed,
             base.name if base is not None else "",
-            self._config.rootpath,
+            top,
             skip=option("edgefl_invalid") == "skip",
         )
         outlets = Outlets(

@@ -423,7 +423,7 @@ class EdgeDevice:
             raise
         except BaseException as error:
             if not (self.doubt and isinstance(error, AssertionError)) or isinstance(error, NotMet):
-                found.failed = _shortened(str(error)) or type(error).__name__
+                found.failed = shortened(str(error)) or type(error).__name__
                 raise
             found.invalid = self.doubt
 
@@ -489,7 +489,7 @@ MESSAGE_LINES = 3
 """Lines of an exception's message in the table."""
 
 
-def _shortened(message: str) -> str:
+def shortened(message: str) -> str:
     """Return the first line of a message and the lines after a traceback's frames, as one line."""
     first, *rest = message.split("\n")
     after = itertools.dropwhile(lambda line: line.startswith("  "), rest)  # frames are indented

@@ -428,6 +428,90 @@ def test_a_skipped_test_has_no_result_and_one_that_should_fail_is_not_red(
     assert [entry["test"] for entry in saved] == ["test_step[pixel-4]"]
 
 
+def test_errors_around_tests_are_red_wherever_results_are_shown(
+    run: Run, pytester: pytest.Pytester, baseline: Path
+) -> None:
+    file = pytester.path / "r.json"
+    pytester.makepyfile(test_broken="import no_such_module")
+    found = run(
+        """
+        import pytest
+        import steps
+
+        pytestmark = pytest.mark.edge_device("pixel-4")
+
+        def test_step(edge_device):
+            edge_device.run(steps.step)
+
+        @pytest.fixture
+        def broken():
+            raise ValueError("no disk")
+
+        def test_setup(edge_device, broken):
+            edge_device.run(steps.step)
+
+        @pytest.mark.parametrize("n", [1])
+        def test_unknown_fixture(edge_device, n, brokn):
+            edge_device.run(steps.step)
+
+        @pytest.fixture
+        def leaves():
+            yield
+            raise ValueError("disk full")
+
+        def test_teardown(edge_device, leaves):
+            edge_device.run(steps.step)
+
+        @pytest.mark.xfail(strict=True, reason="known")
+        def test_mended(edge_device):
+            edge_device.run(steps.step)
+        """,
+        "--continue-on-collection-errors",
+        "--edgefl-save",
+        f"--edgefl-json={file}",
+    )
+    found.assert_outcomes(passed=2, failed=1, errors=4)
+    found.stdout.fnmatch_lines(
+        ["test_device.py::test_setup", "  pixel-4 * FAIL", "    error in setup: ValueError: no disk"]
+    )
+    results = gate.load_results(file)
+    assert [(row.name, row.device, row.why) for row in results.rows if row.red] == [
+        ("test_device.py::test_setup", "pixel-4", "error in setup: ValueError: no disk"),
+        (
+            "test_device.py::test_unknown_fixture n=1",
+            "pixel-4",
+            "error in setup: fixture 'brokn' not found",
+        ),
+        ("test_device.py::test_teardown", "pixel-4", "error in teardown: ValueError: disk full"),
+        ("test_device.py::test_mended", "pixel-4", "[XPASS(strict)] known"),
+        (
+            "test_broken.py",
+            "–",
+            "could not be collected: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+    ]
+    assert (colour(results), results.headline) == ("red", "5 FAIL, 3 OK")
+    saved = json.loads(baseline.read_text())["counted"]
+    assert "test_mended[pixel-4]" not in [entry["test"] for entry in saved]
+
+
+def test_errors_of_other_tests_show_no_table(run: Run) -> None:
+    found = run(
+        """
+        import pytest
+
+        @pytest.fixture
+        def broken():
+            raise ValueError("no disk")
+
+        def test_other(broken):
+            pass
+        """
+    )
+    found.assert_outcomes(errors=1)
+    assert "edgefl =" not in found.stdout.str()
+
+
 def test_times_are_saved_and_what_grew_fails_where_that_was_asked_for(run: Run, baseline: Path) -> None:
     run(TEST, "--edgefl-save", "--edgefl-timed").assert_outcomes(passed=1)
     (saved,) = json.loads(baseline.read_text())["entries"]
