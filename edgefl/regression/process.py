@@ -45,6 +45,9 @@ MOST_AT_A_TIME = 10_000
 AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
 
 
+NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+"""Part of the text of torch's RuntimeError."""
+
 RestClass = Literal["interpreter", "integer", "memory", "crypto", "division", "float"]
 
 
@@ -157,7 +160,7 @@ def failure_of(error: BaseException) -> Failure:
     """Return why a function failed: its memory, or its exception with the frames of the user's code."""
     if isinstance(error, ConfigError):
         return Failure("refused", str(error))
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # the text of torch's error
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY in str(error)):
         return Failure("memory", "")
     if _skips(error):
         return Failure("skipped", str(error))

@@ -20,7 +20,7 @@ from edgefl.devices.link import Disconnected
 from edgefl.errors import ConfigError
 from edgefl.regression import worker
 from edgefl.regression.memory import kib
-from edgefl.regression.process import FunctionLocation, find, locate
+from edgefl.regression.process import Failure, FunctionLocation, failure_of, find, locate
 from edgefl.regression.repetition import DeviceClock, DeviceHandle, ProcessUsage, nbytes
 
 
@@ -161,6 +161,15 @@ def test_a_scripts_function_has_another_modules_name(module: Path, monkeypatch: 
         assert find(where)() == 5
     finally:
         sys.modules.pop(where.module, None)
+
+
+def test_only_an_allocators_error_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert failure_of(caught.value) == failure_of(MemoryError()) == Failure("memory", "")
+    for error in (ValueError("can't allocate memory in the pool"), RuntimeError("can't allocate memory: B")):
+        found = failure_of(error)
+        assert (found.kind, found.why) == ("raised", f"{type(error).__name__}: {error}")
 
 
 def handle(**changes: object) -> DeviceHandle:
