@@ -268,7 +268,7 @@ def _hidden(function: Any) -> str | None:
     except AttributeError:
         found = raw = None
     if owners and not isinstance(raw, staticmethod) and not _is_simple(owner):
-        return f"{qualname}, a method, which would need its object"
+        return f"{qualname}, a method, and no object can be made for it without arguments"
     if found is not function or not inspect.getsourcefile(function):
         return f"{function.__module__}.{qualname}, but this name refers to another object"
     return None
@@ -276,7 +276,13 @@ def _hidden(function: Any) -> str | None:
 
 def _is_simple(owner: Any) -> bool:
     """Return True for a class whose objects need no arguments, such as a class of tests."""
-    return inspect.isclass(owner) and owner.__init__ is object.__init__ and owner.__new__ is object.__new__
+    if not inspect.isclass(owner) or inspect.isabstract(owner):
+        return False
+    try:
+        inspect.signature(owner).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def find(where: FunctionLocation) -> Callable[..., Any]:

@@ -727,7 +727,7 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
             'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")',
             "the function must be defined at module level, *(got a lambda)",
             "argument 0 must be a JSON value, *(got a object); create anything else in setup=",
-            "the function must be *(got *Net.step, a method, which would need its object)",
+            "the function must be *(got *Net.step, a method, and no object can be made for it without *)",
             "test_with_the_fixture?pixel-3a? is an async def, which pytest does not run by itself: *",
             "edge_device: nothing was run; call edge_device.run(function, …), or leave the fixture out: *",
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import array
 import functools
 import sys
@@ -65,6 +66,22 @@ class Step:
         return 7
 
 
+class Counter:
+    def __init__(self, start: int = 7) -> None:
+        self.start = start
+
+    def run(self) -> int:
+        return self.start
+
+
+class Abstract(abc.ABC):
+    def run(self) -> int:
+        return 7
+
+    @abc.abstractmethod
+    def rest(self) -> None: ...
+
+
 def inner() -> object:
     def function() -> None: ...
 
@@ -87,6 +104,11 @@ def test_a_function_at_the_top_is_found_again() -> None:
     assert find(locate(Step.alone)) is Step.alone
 
 
+def test_a_method_of_a_class_that_needs_no_arguments_is_bound_to_a_new_object() -> None:
+    for method in (Test.run, Counter.run):
+        assert find(locate(method))() == 7
+
+
 LOST = "must be defined at module level, so that another process can import it (got "
 LATE = "must do its work when it is called, as a plain function does (got "
 NONE = "must be a function at the top of a module (got "
@@ -99,7 +121,8 @@ NONE = "must be a function at the top of a module (got "
         (functools.partial(at_the_top), f"{LOST}a partial)"),
         (cached, f"{LOST}a _lru_cache_wrapper)"),
         (Step(1).run, f"{LOST}a method)"),
-        (Step.run, f"{LOST}Step.run, a method, which would need its object)"),
+        (Step.run, f"{LOST}Step.run, a method, and no object can be made for it without arguments)"),
+        (Abstract.run, f"{LOST}Abstract.run, a method, and no object can be made for it without arguments)"),
         (Step, f"{LOST}a type)"),
         (inner(), f"{LOST}inner.function, which is inside another function)"),
         (globals()["impostor"], f"{LOST}{__name__}.renamed, but this name refers to another object)"),
