@@ -98,6 +98,8 @@ def look_up(phones: Sequence[Phone]) -> list[HeldPhone]:
         where = f"phone {number}"
         device, error_factor = load_device(phone.device), None
         _check_command(phone, where)
+        if phone.threads is not None and phone.threads < 1:
+            raise ConfigError(f"{where}: threads must be at least 1, got {phone.threads}")
         if phone.share is None:
             speeds = core_shares(device, phone.like, host)
             cores, error_factor = [one.value for one in speeds], max(one.spread for one in speeds)
@@ -125,6 +127,9 @@ def _check_command(phone: Phone, where: str) -> None:
         raise ConfigError(f"{where}: no command; give one after --")
     if any("\0" in word for word in (*phone.command, *phone.environment, *phone.environment.values())):
         raise ConfigError(f"{where}: its command or environment contains a NUL byte")
+    for name in phone.environment:
+        if not name or "=" in name:
+            raise ConfigError(f"{where}: environment: a name must not be empty or contain '=', got {name!r}")
     for text in (*phone.command, *phone.environment.values()):
         for found in _PLACEHOLDER.finditer(text):
             if found[2] is not None and int(found[2]) not in phone.connects:
