@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Mapping, Sequence
-from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,16 @@ KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
     "division": re.compile(r"sysbench (.* )?cpu( .*)?"),
 }
 """Programs of known classes of code; a pattern matches the program's name and its arguments."""
+_LAUNCHERS: Mapping[str, tuple[int, frozenset[str]]] = {
+    "env": (0, frozenset({"-u", "--unset", "-C", "--chdir"})),
+    "nice": (0, frozenset({"-n", "--adjustment"})),
+    "timeout": (1, frozenset({"-k", "--kill-after", "-s", "--signal"})),
+    "uv": (1, frozenset({"-p", "--python", "--with", "--extra", "--group", "--env-file", "--project"})),
+}
+"""Programs that start another: how many words precede its name, and options that take the next word."""
+MOST_STARTS = 8
+"""Maximum number of launchers and scripts that are followed."""
+_LONGEST_LINE = 256
 _STEP = re.compile(r"(?P<model>.+?)(?:@(?P<batch>[1-9][0-9]{0,5})(?P<shape>(?:x[1-9][0-9]{0,5})*))?")
 
 
@@ -52,14 +62,58 @@ class Part(NamedTuple):
 
 
 def class_of(command: Sequence[str]) -> CodeClass:
-    """Return the class of code of a known program, even if env starts it, else ``integer``.
+    """Return the class of code of a known program, else ``integer``.
+
+    A script counts as the program in its ``#!`` line, and a launcher such as ``env`` as what it starts.
 
     >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
     ('interpreter', 'interpreter', 'integer')
     """
-    words = [Path(word).name for word in command]
-    started = " ".join(dropwhile(lambda word: word == "env" or "=" in word, words))
-    return next((code for code, known in KNOWN_PROGRAMS.items() if known.fullmatch(started)), "integer")
+    words = [*command]
+    for _ in range(MOST_STARTS):
+        started = " ".join(Path(word).name for word in words)
+        for code, known in KNOWN_PROGRAMS.items():
+            if known.fullmatch(started):
+                return code
+        words = _started(words)
+    return "integer"
+
+
+def _started(words: Sequence[str]) -> list[str]:
+    """Return the command that a launcher or a script starts; [] for other programs."""
+    if not words:
+        return []
+    name = Path(words[0]).name
+    if name not in _LAUNCHERS:
+        return _interpreted(words)
+    operands, valued = _LAUNCHERS[name]
+    rest = [*words[1:]]
+    while rest and (operands or rest[0].startswith("-") or (name == "env" and "=" in rest[0])):
+        word = rest.pop(0)
+        if word in valued:
+            rest = rest[1:]
+        elif not word.startswith("-"):
+            operands -= operands > 0
+    # Modules, plain files and programs of the project's environment are not in PATH.
+    if name == "uv" and rest and ("--script" in words or shutil.which(rest[0]) is None):
+        return ["python", *rest]
+    return rest
+
+
+def _interpreted(words: Sequence[str]) -> list[str]:
+    """Return the command in the ``#!`` line of a script; [] if the program is none."""
+    if (found := shutil.which(words[0])) is None:
+        return []
+    path = Path(found)
+    if path.parent.name == "shims":  # of pyenv or rbenv: a shell script that starts the program in a version
+        path = next(path.parent.parent.glob(f"versions/*/bin/{path.name}"), path)
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_LONGEST_LINE)
+    except OSError:
+        return []
+    interpreter = line.removeprefix(b"#!").decode(errors="replace").split()
+    return [*interpreter, *words] if line.startswith(b"#!") else []
 
 
 def read_likeness(text: str) -> tuple[Part, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from edgefl.host.calibration import Calibration, Rate
 from edgefl.host.host_operations import FEMNIST_FLOP
 from edgefl.learning.models import model_to_trace
 from edgefl.programs import Phone, core_shares
-from edgefl.programs.likeness import HostSpeeds, TorchStep
+from edgefl.programs.likeness import HostSpeeds, TorchStep, class_of
 from edgefl.programs.phone import look_up
 from tests.unit.test_code_operations import calibrated
 
@@ -169,3 +170,64 @@ def test_all_phones_have_the_class() -> None:
 def test_auto_chooses_by_the_program(command: list[str], expected: str) -> None:
     (phone,) = phones_of(command, ["pi-4"], None, None, None, [], None, "auto")
     assert phone.like == expected
+
+
+def script(file: Path, interpreter: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!{interpreter}\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("env -i python3 x", "interpreter"),
+        ("env -u A -C / B=1 openssl x", "crypto"),
+        ("nice python3 x", "interpreter"),
+        ("nice -n 5 openssl x", "crypto"),
+        ("timeout 60 python3 x", "interpreter"),
+        ("timeout --signal=KILL -k 5 60 nice -n5 openssl x", "crypto"),
+        ("timeout 60 7z python3", "integer"),
+        ("uv run openssl x", "crypto"),
+        ("uv run no-such-file.py", "interpreter"),
+        ("uv run --with numpy -m module", "interpreter"),
+        ("nice", "integer"),
+    ],
+)
+def test_what_a_launcher_starts_decides_the_class(command: str, code: str) -> None:
+    assert class_of(command.split()) == code
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "code"),
+    [
+        ("/usr/bin/env python3", "interpreter"),
+        ("/a/bin/python", "interpreter"),
+        (" /usr/bin/env -S uv run --script", "interpreter"),
+        ("/usr/bin/perl -w", "interpreter"),
+        ("/bin/sh", "integer"),
+    ],
+)
+def test_a_script_s_first_line_decides_its_class(
+    interpreter: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path / "mine", interpreter)
+    monkeypatch.chdir(tmp_path)
+    assert class_of(["./mine"]) == code
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert class_of(["mine"]) == class_of(["nice", "mine", "x"]) == code
+
+
+def test_a_script_of_a_version_manager_has_the_class_of_what_it_starts(tmp_path: Path) -> None:
+    shim = script(tmp_path / "shims" / "mine", "/usr/bin/env bash")
+    assert class_of([str(shim)]) == "integer"
+    script(tmp_path / "versions" / "3.11" / "bin" / "mine", "/a/bin/python3.11")
+    assert class_of([str(shim)]) == "interpreter"
+
+
+def test_scripts_that_start_each_other_end(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    script(first, str(second))
+    script(second, str(first))
+    assert class_of([str(first)]) == "integer"
