@@ -228,11 +228,7 @@ class Keeper:
                         self._start(phone)
             case messages.Pass():
                 for phone in self._phones.values():
-                    if phone.tree is not None:
-                        with contextlib.suppress(ProcessLookupError, PermissionError):
-                            os.killpg(phone.tree.root, message.number)
-                    elif not phone.over:  # not running, but scheduled to restart: end it for good
-                        self._finish(phone, -message.number)
+                    self._pass(phone, message.number)
             case messages.SwitchOff():
                 self._phones[message.phone].why = message.why
                 self._kill(self._phones[message.phone])
@@ -240,6 +236,20 @@ class Keeper:
                 self._ending = True
                 for phone in self._phones.values():
                     self._kill(phone)
+
+    def _pass(self, phone: KeptPhone, number: int) -> None:
+        """Send a signal to a phone's command, which runs from then on: a stopped one could not act on it."""
+        if phone.tree is None:
+            if not phone.over:  # not running, but scheduled to restart: end it for good
+                self._finish(phone, -number)
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(phone.tree.root, number)
+        phone.presence = None
+        if phone.leaving:  # its processes are being killed, and are not started again
+            phone.leaving = False
+        elif not phone.present:
+            self._change(phone)
 
     def _kill(self, phone: KeptPhone) -> None:
         """End a phone permanently."""

@@ -6,6 +6,7 @@ or the identity of what was declared.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import psutil
 import pytest
 
 from edgefl.devices import load_device
+from edgefl.devices.presence import churn
 from edgefl.host.groups import ACCOUNTING, find
 from edgefl.programs import Phone, ProgramOptions, RunningPhones, run, start
 from edgefl.programs.messages import Absence
@@ -315,6 +317,25 @@ def test_phones_that_leave_stand_still_and_come_back() -> None:
         ended.touch()
         running.wait()
     assert running.result().exit_code == 0
+
+
+def test_a_signal_reaches_a_phone_that_is_away() -> None:
+    """It is back only after minutes."""
+    absence = Absence(1.0, 400.0)
+
+    def leaves_soon(seed: int) -> bool:
+        presence = churn(seed, 0, absence.mean_online_s, absence.mean_offline_s)
+        left_s = presence.changes_s(0.0)
+        return presence.on(0.0) and 1.0 < left_s < 2.0 and presence.changes_s(left_s) > 300.0
+
+    seed = next(filter(leaves_soon, itertools.count()))
+    with start([phone("sleep", "600")], options(absence=absence, seed=seed)) as running:
+        while (state := running.states.get(0)) is None or state.state != "away":
+            running.turn(0.1)
+        running.forward_signal(signal.SIGTERM)
+        running.wait()
+    (one,) = running.result().phones
+    assert (one.exit_code, one.stops) == (128 + signal.SIGTERM, 1)
 
 
 def test_a_phone_whose_battery_gets_low_is_switched_off() -> None:

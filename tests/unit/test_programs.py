@@ -402,10 +402,31 @@ def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) 
 def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example a command under ``sudo``: edgefl may not send it a signal."""
     kept = keeper.Keeper(Mock())
-    kept._phones[0] = Mock(tree=SimpleNamespace(root=7))
+    kept._phones[0] = Mock(tree=SimpleNamespace(root=7), leaving=False)
     monkeypatch.setattr(keeper.os, "killpg", refused := Mock(side_effect=PermissionError))
     kept._handle(messages.Pass(2))
     assert refused.call_args == call(7, 2)
+
+
+@pytest.mark.parametrize(("leave", "leaving"), [("stop", False), ("kill", True)])
+def test_after_a_signal_a_phone_leaves_no_more(
+    leave: str, leaving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped command could not act on the signal, and a killed one would be started again."""
+    order = Mock()
+    monkeypatch.setattr(keeper.os, "killpg", order.killpg)
+    kept = keeper.Keeper(Mock())
+    kept._begin = Begin(time.monotonic_ns(), 1.0, 0, messages.Absence(1.0, 1.0, leave))  # type: ignore[arg-type]
+    presence = Mock(on=Mock(return_value=False), changes_s=Mock(return_value=1e6))
+    phone = Mock(presence=presence, present=False, leaving=leaving, over=False, throttled=None)
+    phone.resume = order.resume
+    kept._phones[0] = phone
+    kept._handle(messages.Pass(15))
+    assert order.mock_calls == [call.killpg(phone.tree.root, 15), *([] if leaving else [call.resume()])]
+    kept._follow_presence()
+    assert phone.present is not leaving
+    assert not phone.leaving
+    phone.suspend.assert_not_called()
 
 
 def test_what_is_too_little_to_measure_is_not_judged() -> None:
