@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
+from collections.abc import Collection
 
 import psutil
 
 from edgefl.errors import ConfigError
-from edgefl.host.groups import Groups, NoGroup, Place, read_counters, read_words, write
+from edgefl.host.groups import Groups, NoGroup, Place, process_stat, read_counters, read_words, write
+from edgefl.host.process import read_kernel_file
 
 _MIB = 1 << 20
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
+_FORKED = 0x40  # PF_FORKNOEXEC in proc_pid_stat(5): forked and no exec since
 
 
 def peak_resident_mib() -> float:
@@ -40,6 +45,51 @@ def proportional_mib(pid: int | None) -> float | None:
     except psutil.Error:
         return None
     return None if pss is None else float(pss / 2**20)
+
+
+def private_mib(pids: Collection[int]) -> float:
+    """Resident memory of processes that is neither file-backed nor shared, MiB; 0 for those that have ended.
+
+    Pages that a fork shares with its parent count once. This takes about 10 µs a process without forks, and
+    with forks up to 10 µs for each MiB of each process.
+    """
+    forks = {pid for pid in pids if _is_fork(pid)} if len(pids) > 1 else set()
+    counted = [pid for pid in pids if pid not in forks or not _parent_waits(pid)]
+    return sum(map(_proportional_kib if forks else _private_kib, counted)) / 1024
+
+
+def _private_kib(pid: int) -> float:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = read_kernel_file(f"/proc/{pid}/statm").split()
+        return (int(fields[1]) - int(fields[2])) * _PAGE_KIB
+    return 0.0
+
+
+def _proportional_kib(pid: int) -> float:
+    """Return private memory divided by the number of processes that share it, KiB."""
+    with contextlib.suppress(OSError):
+        for line in read_kernel_file(f"/proc/{pid}/smaps_rollup").splitlines():
+            if line.startswith(b"Pss_Anon:"):
+                return float(line.split()[1])
+    return _private_kib(pid)  # another user's process, or an old Linux
+
+
+def _is_fork(pid: int) -> bool:
+    found = process_stat(pid)
+    return bool(found) and bool(int(found[6]) & _FORKED)
+
+
+def _parent_waits(pid: int) -> bool:
+    """Return True if a thread of the parent is in an uninterruptible wait, as after a vfork.
+
+    Until its exec, a process after vfork appears to own its parent's memory.
+    """
+    parent = next(iter(process_stat(pid)[1:2]), "")
+    with contextlib.suppress(OSError):
+        return any(
+            process_stat(f"{parent}/task/{task}")[:1] == ["D"] for task in os.listdir(f"/proc/{parent}/task")
+        )
+    return False
 
 
 class MemoryLimit:

@@ -127,9 +127,7 @@ class KeptPhone:
 
     def state(self) -> messages.PhoneState:
         wall_ns, cpu_ns, wanting_ns, declared_ns, uncounted_ns = self._times()
-        peak_mib = self._peak_mib
-        if self._memory is not None and self._memory.peak_mib > 0:
-            peak_mib = max(peak_mib, self._memory.peak_mib)
+        grouped_mib = 0.0 if self._memory is None else self._memory.peak_mib
         return messages.PhoneState(
             phone=self.launch.phone,
             state="ended" if self.over else "running" if self.present else "away",
@@ -138,7 +136,7 @@ class KeptPhone:
             wanting_s=wanting_ns / 1e9,
             declared_cpu_s=declared_ns / 1e9,
             rss_mib=self.tree.rss_mib() if self.tree is not None else 0.0,
-            peak_mib=peak_mib,
+            peak_mib=grouped_mib if grouped_mib > 0 else self._peak_mib,
             stops=self.stops,
             processes=len(self.tree) if self.tree is not None else 0,
             uncounted_s=uncounted_ns / 1e9,

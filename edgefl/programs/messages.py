@@ -106,6 +106,7 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     """CPU time that the cores in use allowed in ``wanting_s``."""
     rss_mib: float
     peak_mib: float
+    """Peak memory: the control group's if one limits it, else the highest of the samples."""
     stops: int
     """Number of absences."""
     processes: int

@@ -17,14 +17,16 @@ from edgefl.errors import ConfigError
 from edgefl.host import groups
 from edgefl.host.children import children_of, kill_marked
 from edgefl.host.groups import ACCOUNTING, NoGroup, Place, find, process_stat, remove_orphans, throttled_ns
+from edgefl.host.memory import private_mib
 from edgefl.host.process import read_kernel_file
 from edgefl.host.throttle import Target, cpu_ns
 from edgefl.programs.phone import INDEX_VARIABLE
 
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
-_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 REFRESH_NS = 40_000_000
 """Age at which the list of processes is refreshed, ns."""
+MEMORY_PAUSE = 20
+"""Minimum pause after memory was read ÷ the CPU time that it took."""
 RUN_VARIABLE = "EDGEFL_RUN"
 """Environment variable that marks every process of a run, to find them after the keeper was killed."""
 _ASLEEP = (["S"], ["D"], ["Z"])
@@ -61,6 +63,7 @@ class ProcessTree:
         self._threads: dict[str, ThreadSchedule] = {}
         self._waiting = False
         """True if a thread wants a core and has not run since it was last looked at."""
+        self._memory_mib, self._memory_due_ns = 0.0, 0
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
         self._seen = time.monotonic_ns(), 0, 0  # at the last `wanting_ns`: time, CPU time, time stopped
 
@@ -244,14 +247,13 @@ class ProcessTree:
         self._members = {}
 
     def rss_mib(self) -> float:
-        """Return the private resident memory, MiB; pages that a fork shares with its parent count twice."""
-        self._refresh_if_old()
-        pages = 0
-        for pid in self._members:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                fields = read_kernel_file(f"/proc/{pid}/statm").split()
-                pages += int(fields[1]) - int(fields[2])
-        return pages * _PAGE_MIB
+        """Return the private resident memory, MiB; reading it takes at most 5% of a core."""
+        if (now_ns := time.monotonic_ns()) >= self._memory_due_ns:
+            self._refresh_if_old()
+            start_ns = time.thread_time_ns()
+            self._memory_mib = private_mib(self._members)
+            self._memory_due_ns = now_ns + MEMORY_PAUSE * (time.thread_time_ns() - start_ns)
+        return self._memory_mib
 
 
 def last_pid() -> bytes:

@@ -25,6 +25,7 @@ import pytest
 from edgefl.devices import load_device
 from edgefl.devices.presence import churn
 from edgefl.host.groups import ACCOUNTING, find
+from edgefl.host.memory import private_mib
 from edgefl.programs import Phone, ProgramOptions, RunningPhones, run, start
 from edgefl.programs.messages import Absence
 from edgefl.programs.running import no_group
@@ -246,6 +247,59 @@ def test_a_phone_over_its_memory_is_ended(throttle: str) -> None:
     assert one.exit_code == 137
     assert one.why.startswith("out of memory")
     assert one.limit_mib == 512
+
+
+FORKS = """
+import os, sys
+block = b"x" * (150 << 20)
+read, write = os.pipe()
+for _ in range(6):
+    if os.fork() == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+open(sys.argv[1]).read()  # until the test has seen the forks
+"""
+
+
+def test_memory_that_forks_share_counts_once(tmp_path: Path) -> None:
+    """Counted for each process it would be twice the limit."""
+    os.mkfifo(fifo := tmp_path / "fifo")
+    forks = phone(sys.executable, "-I", "-S", "-c", FORKS, str(fifo))
+    with start([forks], options(throttle="off")) as running:
+        while not running.ended and (0 not in running.states or running.states[0].processes < 7):
+            running.turn(0.1)
+        assert running.ended == []
+        seen = running.states[0]
+        fifo.write_bytes(b"")
+        running.wait()
+    (one,) = running.result().phones
+    assert (one.exit_code, one.why) == (0, "")
+    assert 150 <= seen.rss_mib <= one.peak_mib < 250
+
+
+SPAWNS = """
+import os, sys
+block = b"x" * (100 << 20)
+opens = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
+print("ready", flush=True)
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=opens)
+"""
+
+
+def test_a_process_that_waits_for_its_exec_has_no_memory_of_its_own(tmp_path: Path) -> None:
+    """After vfork it has its parent's, who waits. Before its exec it waits for a writer here."""
+    os.mkfifo(fifo := tmp_path / "fifo")
+    command = [sys.executable, "-I", "-S", "-c", SPAWNS, str(fifo)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        parent = psutil.Process(child.pid)
+        while not parent.children() or parent.status() != psutil.STATUS_DISK_SLEEP:
+            assert child.poll() is None
+        used_mib = private_mib([child.pid, parent.children()[0].pid])
+        fifo.write_bytes(b"")
+    assert 100 < used_mib < 150
 
 
 def test_bytes_that_are_no_text_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

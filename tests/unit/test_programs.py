@@ -25,7 +25,7 @@ from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
 from edgefl.devices.schema import Network
 from edgefl.errors import ConfigError
 from edgefl.host.verdict import Conditions, HeldVerdict
-from edgefl.programs import Phone, keeper, messages
+from edgefl.programs import Phone, keeper, messages, tree
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
 from edgefl.programs.relay import (
@@ -397,6 +397,40 @@ def test_an_absence_is_no_time_of_the_commands(monkeypatch: pytest.MonkeyPatch) 
     kept.ended()
     assert kept.state().wall_s == 4.0
     assert tree.skip.call_args_list == [call(away_ns)] * 2
+
+
+@pytest.mark.parametrize(("group_mib", "peak_mib"), [(512.0, 512.0), (math.nan, 1197.0)])
+def test_the_peak_of_a_limited_control_group_is_the_kernels(
+    group_mib: float, peak_mib: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The samples may be higher than the limit that the kernel enforced; an old kernel has no peak."""
+    monkeypatch.setattr(keeper, "GroupMemory", Mock(return_value=Mock(peak_mib=group_mib)))
+    launch = messages.Launch(0, (b"cat",), {}, None, (1.0,), 512.0, "off", "cgroup", (0, 1, 2))
+    kept = keeper.KeptPhone(launch, Mock(), accounted=False)
+    kept.tree = MagicMock(**{"rss_mib.return_value": 1197.0})
+    kept.watch()
+    assert kept.state().peak_mib == peak_mib
+
+
+def test_memory_is_read_a_twentieth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(ns=1, reads=0)
+
+    def read(_: object) -> float:
+        clock.ns += 1000
+        clock.reads += 1
+        return float(clock.reads)
+
+    now = SimpleNamespace(monotonic_ns=lambda: clock.ns, thread_time_ns=lambda: clock.ns)
+    kept = tree.ProcessTree(os.getpid())
+    try:
+        monkeypatch.setattr(tree, "time", now)
+        monkeypatch.setattr(tree, "private_mib", read)
+        assert kept.rss_mib() == kept.rss_mib() == 1.0
+        clock.ns += 20 * 1000
+        assert kept.rss_mib() == 2.0
+    finally:
+        monkeypatch.undo()
+        kept.close()
 
 
 def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
