@@ -136,8 +136,9 @@ class TrafficState(msgspec.Struct, frozen=True, tag=True):
     """Connections refused by the server, or requested while the phone was absent."""
     broken: int
     """Connections broken by packet loss, by the phone's absence, or by a server that stopped reading."""
-    radio_s: float
-    """Time with bytes on the link, both directions added, emulated seconds."""
+    up_s: float
+    down_s: float
+    """Time with bytes on the link in each direction, emulated seconds."""
 
 
 class Transmitted(msgspec.Struct, frozen=True, tag=True):

@@ -130,10 +130,10 @@ class PhoneLink:
         self.here = self.resets = True
 
     def state(self) -> messages.TrafficState:
-        up, down = self.flows["up"].nbytes, self.flows["down"].nbytes
-        counts = self.count, self.refused, self.broken
-        radio_s = sum(flow.way.busy_s for flow in self.flows.values())
-        return messages.TrafficState(self.phone, up, down, len(self.connections), *counts, radio_s)
+        up, down = self.flows["up"], self.flows["down"]
+        counts = len(self.connections), self.count, self.refused, self.broken
+        busy_s = up.way.busy_s, down.way.busy_s
+        return messages.TrafficState(self.phone, up.nbytes, down.nbytes, *counts, *busy_s)
 
     def is_delivering(self) -> bool:
         """Return True while data sent by the phone is in transit and the server accepts it.

@@ -170,7 +170,7 @@ class _Traffic:
     """Traffic statistics of a phone, as reported by the relay."""
 
     def __init__(self, phone: int) -> None:
-        self.state = messages.TrafficState(phone, 0, 0, 0, 0, 0, 0, 0.0)
+        self.state = messages.TrafficState(phone, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
         self.times: dict[str, tuple[list[float], list[float]]] = {"up": ([], []), "down": ([], [])}
 
     def add(self, message: messages.Transmitted) -> None:
@@ -361,12 +361,13 @@ class RunningPhones:
         """Return the energy that a phone has drawn from its battery while its command ran, joules."""
         if (power := self._held[number].power) is None:
             return None
-        radio_s, share = self._traffic[number].state.radio_s, self._declared_share(number, state)
+        sent, share = self._traffic[number].state, self._declared_share(number, state)
         busy_s = state.cpu_s / share / self.scale.value
         return (
             power.idle_w * state.wall_s / self.scale.value
             + power.busy_w * busy_s
-            + (power.down_w + power.up_w) / 2 * radio_s
+            + power.up_w * sent.up_s
+            + power.down_w * sent.down_s
         )
 
     def _declared_share(self, number: int, state: messages.PhoneState) -> float:

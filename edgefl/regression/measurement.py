@@ -135,8 +135,7 @@ class Measurement:
         return [
             draw.energy(
                 compute_s=s - one.radio_s - one.blocked_s,
-                download_s=one.radio_s / 2,
-                upload_s=one.radio_s / 2,
+                upload_s=one.radio_s,
                 idle_s=one.blocked_s,
             ).total_j
             for one, s in zip(self.repetitions, self.seconds, strict=True)

@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from edgefl.cli import main
 from edgefl.cli.programs import phones_of, say_result
 from edgefl.devices import load_network
+from edgefl.devices.condition import Power
 from edgefl.devices.link import CHUNK_BYTES, Disconnected, Link
 from edgefl.devices.schema import Network
 from edgefl.errors import ConfigError
 from edgefl.host.verdict import Conditions, HeldVerdict
-from edgefl.programs import Phone, keeper, messages, tree
+from edgefl.programs import Phone, RunningPhones, keeper, messages, tree
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
 from edgefl.programs.relay import (
@@ -442,6 +443,22 @@ def test_a_command_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch
     assert refused.call_args == call(7, 2)
 
 
+def test_sending_and_receiving_draw_their_own_power() -> None:
+    phone = PhoneLink(0, load_network("lte"), Begin(time.monotonic_ns(), 1.0, 0))
+    for name, times in (("up", 1), ("down", 3)):
+        for _ in range(times):
+            phone.flows[name].enter(10_000, waited=False)
+    sent = phone.state()
+    assert (sent.up_s, sent.down_s) == tuple(phone.flows[name].way.busy_s for name in ("up", "down"))
+    assert sent.down_s > sent.up_s > 0
+    power = Power(idle_w=0.0, busy_w=0.0, down_w=1.0, up_w=100.0, capacity_j=1.0, least_j=0.0, charge_w=0.0)
+    state = Mock(cpu_s=0.0, wall_s=5.0)
+    running = Mock(_held=[Mock(power=power)], _traffic=[Mock(state=sent)], scale=Mock(value=1.0))
+    running._declared_share.return_value = 1.0
+    used_j = RunningPhones._energy_j(running, 0, state)
+    assert used_j == pytest.approx(100.0 * sent.up_s + sent.down_s)
+
+
 @pytest.mark.parametrize(("leave", "leaving"), [("stop", False), ("kill", True)])
 def test_after_a_signal_a_phone_leaves_no_more(
     leave: str, leaving: bool, monkeypatch: pytest.MonkeyPatch
@@ -505,7 +522,8 @@ def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[s
         )
         for number in range(30)
     }  # fmt: skip
-    console.print(view.picture(states, [TrafficState(n, 2_000_000, 0, 1, 1, 0, 0, 0.0) for n in range(30)]))
+    traffic = [TrafficState(number, 2_000_000, 0, 1, 1, 0, 0, 0.0, 0.0) for number in range(30)]
+    console.print(view.picture(states, traffic))
     text = console.export_text()
     assert text.splitlines()[2].split() == ["5", "moto-g4", "running", "0.5", "100.0%", "12", "2", "0"]
     assert "and 10 more" in text

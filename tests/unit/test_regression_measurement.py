@@ -13,6 +13,7 @@ import pytest
 from regression_samples import TRIAL, draws, measured, noisy, repetition
 
 from edgefl.devices import load_device, load_network
+from edgefl.devices.energy import draw_of
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import Invalid, ProfileError
 from edgefl.regression import measure as measuring
@@ -89,6 +90,17 @@ def test_joules_are_those_of_computing_and_of_the_radio() -> None:
     assert sending - computing == pytest.approx(2.0 * (100.0 + idle_ma) / 1e3 * 3.85)
     with pytest.raises(ProfileError, match=r"has no \[battery\], so its power is unknown"):
         _ = measured(device="pi-4").joules
+
+
+def test_what_is_sent_draws_the_power_of_sending() -> None:
+    draw = draw_of(load_device("pixel-4"), load_network("5g"))
+    assert draw is not None
+    computing, sending = (
+        measured([repetition(radio_s=radio_s)] * 9, device="pixel-4", network="5g").joules[0]
+        for radio_s in (0.0, 2.0)
+    )
+    assert draw.upload_w != draw.download_w
+    assert sending - computing == pytest.approx(2.0 * (draw.idle_w + draw.upload_w))
 
 
 def test_a_few_disturbed_shots_do_not_move_the_figure() -> None:
