@@ -10,7 +10,7 @@ import typer
 from edgefl.cli.paths import folder_option
 from edgefl.cli.predict_code import CLASSES
 from edgefl.cli.run import INVALID, AcceptInvalid, Quiet
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
@@ -116,9 +116,21 @@ def execute(
     if not quiet and like is None and share is None and any(phone.like == "interpreter" for phone in phones):
         torch = "if it trains with torch, add --like torch:MODEL or --like torch"
         say(f"edgefl: the program runs at the phone's speed in interpreted code; {torch}", err=True)
-    result = programs.run(phones, options, make_view(len(phones), quiet))
+    view = make_view(len(phones), quiet)
+    running, unwritten = programs.start(phones, options, view), ""
+    try:
+        with running, running.forwarding_signals():
+            running.wait()
+    except RunError as error:
+        if not running.judged:
+            raise
+        unwritten = str(error)
+    result = running.result()
     say_result(result, quiet)
-    return result.exit_code or (0 if result.valid or accept_invalid else INVALID)
+    if unwritten:
+        say(f"edgefl: {unwritten}", err=True)
+    incomplete = 1 if unwritten or view.failed else 0
+    return result.exit_code or incomplete or (0 if result.valid or accept_invalid else INVALID)
 
 
 def phones_of(

@@ -148,7 +148,7 @@ class _Output:
         """
         data = os.read(self.fd, 1 << 16)
         if self._file is not None:
-            self._file.write(data)
+            write(self._file, data)
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         if self._rest and (not data or len(self._rest) > LONGEST_LINE):
@@ -429,7 +429,10 @@ class RunningPhones:
     # ---- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the phones, receive the remaining messages, and write the results."""
+        """End the phones, receive the remaining messages, and write the results.
+
+        Raises `RunError` if they cannot be written.
+        """
         with self._stack:
             wall_s = time.monotonic() - self._began_s
             if not self._broken:
@@ -454,6 +457,11 @@ class RunningPhones:
                 self._handle(message)
         except Closed:
             self._lost(self._relay_channel)
+
+    @property
+    def judged(self) -> bool:
+        """True if there is a result, even if `close` could not write it."""
+        return self._result is not None
 
     def result(self) -> ProgramsResult:
         """Return the result; only after `close`."""

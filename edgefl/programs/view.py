@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import select
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Self
@@ -27,6 +29,8 @@ class PhonesView:
 
     def __init__(self, quiet: bool = True) -> None:
         self._quiet = quiet
+        self.failed = False
+        """True once output could not be written, for example because the disk is full."""
 
     def begin(self, held: Sequence[HeldPhone], scale: TimeScale) -> None:
         """Set phones and time scale; unless quiet, print the scale if it is not 1 or the host cannot sustain
@@ -41,18 +45,43 @@ class PhonesView:
         """Update the table; called often."""
 
     def write(self, stream: IO[bytes], data: bytes) -> bool:
-        """Write whole lines of a phone's output; return False if the stream is closed."""
-        with contextlib.suppress(OSError, ValueError):
-            stream.write(data)
-            stream.flush()
-            return True
-        return False
+        """Write output of a phone, as fast as it is read; return False if there is no reader any more.
+
+        Any other failure is printed once; that output is lost.
+        """
+        try:
+            _write_all(stream, data)
+        except ValueError:  # closed
+            return False
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.EBADF):
+                return False
+            if not self.failed:
+                self.failed = True
+                text = f"output of the phones is lost: {stream.name} cannot be written: {error.strerror}"
+                with contextlib.suppress(OSError):
+                    say(f"edgefl: {text}", err=True)
+        return True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def _write_all(stream: IO[bytes], data: bytes) -> None:
+    """Write all data without buffering it, also if the stream does not block."""
+    stream.flush()
+    raw, rest = getattr(stream, "raw", stream), memoryview(data)
+    while rest:
+        written = raw.write(rest)
+        if written is None:  # it would have blocked
+            poller = select.poll()
+            poller.register(stream, select.POLLOUT)
+            poller.poll()
+        else:
+            rest = rest[written:]
 
 
 def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:

@@ -515,6 +515,30 @@ def test_phones_whose_output_is_cut_off_end_as_in_a_pipeline() -> None:
         assert child.wait() == 128 + signal.SIGPIPE
 
 
+def test_output_that_is_lost_is_reported_once_and_ends_no_phone() -> None:
+    base = [sys.executable, "-m", "edgefl", "exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4=2"]
+    command = [*base, "--accept-invalid", "--", "sh", "-c", "echo a; sleep 0.1; echo b; exec true"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    lost, verdict = done.stderr.splitlines()[-2:]
+    assert done.stderr.count("cannot be written") == 1
+    assert "No space left on device" in lost
+    assert verdict.startswith("edgefl: not judged; 2 phones")
+    assert done.returncode == 1
+
+
+def test_a_record_that_cannot_be_written_hides_neither_verdict_nor_exit_code(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    base = ["exec", "--throttle", "off", "--share", "0.3", "-d", "moto-g4", "--out", str(out)]
+    command = Command(*base, "--", "sh", "-c", 'rmdir "$0"; touch "$0"; exit 7', str(out))
+    code, _, err = command.finish()
+    assert code == 7
+    verdict, trouble = err.splitlines()[-2:]
+    assert verdict.startswith("edgefl: not judged; 1 phone")
+    assert trouble.startswith(f"edgefl: {out}")
+    assert "cannot be written" in trouble
+
+
 @pytest.mark.parametrize(
     "closed", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.slow) for one in ("<&-", ">&-", "2>&-"))]
 )

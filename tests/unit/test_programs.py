@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock, call
@@ -40,6 +41,7 @@ from edgefl.programs.relay import (
     carry,
 )
 from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, way_result
+from edgefl.programs.view import PhonesView
 from edgefl.programs.way import LinkWay, Transmission
 
 CAT = Phone(device="moto-g4", command=("cat",), share=0.1)
@@ -528,3 +530,29 @@ def test_the_live_table_has_a_row_for_each_phone(capsys: pytest.CaptureFixture[s
     assert text.splitlines()[2].split() == ["5", "moto-g4", "running", "0.5", "100.0%", "12", "2", "0"]
     assert "and 10 more" in text
     console.file.close()
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all() -> None:
+    data = bytes(range(256)) * 4096  # 1 MiB, several times what the pipe holds
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with ThreadPoolExecutor(1) as pool, open(read, "rb") as reader:
+        got = pool.submit(reader.read)
+        with open(write, "wb") as writer:
+            assert PhonesView().write(writer, data)
+        assert got.result() == data
+
+
+def test_only_a_missing_reader_ends_a_phones_output(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PhonesView()
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as unread:
+        assert not view.write(unread, b"a\n")
+    assert not view.write(unread, b"a\n")  # closed
+    assert not view.failed
+    with open("/dev/full", "wb") as full:
+        assert all(view.write(full, b"a\n") for _ in range(2))
+    assert view.failed
+    lost = "edgefl: output of the phones is lost: /dev/full cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == lost
