@@ -43,6 +43,11 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
             f"privacy.local_noise_multiplier: clients add noise to their update only, but strategy {name!r} "
             f"also exchanges {', '.join(strategy.vectors)}; choose another strategy"
         )
+    if rules.central and strategy.reads == "updates":
+        raise ConfigError(
+            f"[privacy] protects updates by the noise of their sum, but strategy {name!r} reads single "
+            "updates (reads = 'updates'); choose another strategy, or only privacy.local_noise_multiplier"
+        )
     vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures
     most = None if vectors else strategy.max_weight(clients)
     if most is None and rules.central:

@@ -231,7 +231,7 @@ class Strategy:
 
     reads: ClassVar[Literal["metadata", "updates"]] = "metadata"
     """``updates``: `combine` reads the parameters of a step's updates. ``[privacy]``, which protects them by
-    the noise of a sum, is then refused."""
+    the noise of a sum, is then refused unless only clients add noise."""
     vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that are broadcast with the model; each update includes their changes."""
     server_vectors: ClassVar[tuple[str, ...]] = ()

@@ -482,6 +482,36 @@ def test_what_is_not_private_is_refused(
     assert str(caught.value).startswith(message)
 
 
+READER = """
+from dataclasses import dataclass
+
+from edgefl.strategies import Buffered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader(Buffered):
+    reads = "updates"
+
+    def max_weight(self, clients):
+        return 1.0 / self.size(clients)
+
+    def combine(self, rows, weights):
+        return 100 * rows[0]
+"""
+
+
+def test_a_strategy_that_reads_updates_is_private_by_local_noise_only(tmp_path: Path) -> None:
+    """Its result, such as one client's update, has neither the weights nor the noise of the sum."""
+    (tmp_path / "reader.py").write_text(READER)
+    changes = {"strategy": {"name": "reader:Reader", "buffer_size": 2}}
+    with pytest.raises(ConfigError, match=r"^\[privacy\] .* strategy 'reader:Reader' reads single updates"):
+        checked(wanted({"noise_multiplier": 1.0}, **changes), tmp_path)
+    local = {"local_noise_multiplier": 1.0, "max_participations": 3}
+    assert checked(wanted(local, **changes), tmp_path).privacy is not None
+    with pytest.raises(ConfigError, match="reads single updates"):
+        checked(wanted({**local, "noise_multiplier": 1.0}, **changes), tmp_path)
+
+
 def test_a_key_is_made_for_a_fresh_run_and_nothing_goes_on_without_it(tmp_path: Path) -> None:
     secret = wanted({"noise_multiplier": 1.0})
     made, again = source_of(secret, tmp_path, fresh=True), source_of(secret, tmp_path)
