@@ -15,6 +15,13 @@ from edgefl.strategies.rounds import Round, Rounds
 MIN_POISSON_COHORT = 40
 """Minimum mean size of a Poisson cohort: an empty one then has probability e⁻⁴⁰, negligible against δ."""
 
+DRAWS_AND_SUMS = (
+    *("begin", "assign", "_whole_round", "draw", "size", "members", "round_size", "until"),
+    *("arrive", "lost", "cancel", "step", "stepped", "weights"),
+)
+"""Methods that decide which clients are in a step, and with which weights. If a subclass overrides one, the
+draw may not be uniform, or a client may change the others' weights, so it must declare `sampling` itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Rounds):
@@ -90,7 +97,8 @@ class FedAvg(Rounds):
         return 1.0 / self.size(clients) if self.weighting == "uniform" and not self.replacement else None
 
     def sampling(self, clients: int) -> Sampling | None:
-        if self.over_selection > 1.0 or self.replacement or type(self).draw is not FedAvg.draw:
+        own = any(getattr(type(self), name) is not getattr(FedAvg, name) for name in DRAWS_AND_SUMS)
+        if self.over_selection > 1.0 or self.replacement or own:
             return None
         return Sampling(self.size(clients) / clients, self.cohorts == "poisson")
 

@@ -30,6 +30,8 @@ from edgefl.privacy.accounting import (
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.tree import TreeNoise
 from edgefl.results.spending import spending
+from edgefl.strategies import resolve
+from edgefl.strategies.base import Sampling
 from edgefl.strategies.fedavg import FedAvg
 
 GRID = np.linspace(-37.0, 37.0, 150_001)
@@ -279,6 +281,29 @@ def test_a_cohort_that_is_drawn_spends_less_and_without_noise_nothing_is_hidden(
     bare = PrivacyAccount(Privacy(clip_norm=1.0), 3)
     bare.version([0])
     assert bare.epsilon() == math.inf
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("begin", "assign", "_whole_round", "draw", "size", "members", "round_size", "until"),
+        *("arrive", "lost", "cancel", "step", "stepped", "weights"),
+    ],
+)
+def test_an_own_draw_does_not_count_as_uniform_unless_it_says_so(method: str) -> None:
+    """Mutant: only an own `draw` counts as another draw, so that a cohort of the same clients spends less."""
+    own = type("Own", (FedAvg,), {method: lambda self, *given: getattr(FedAvg, method)(self, *given)})
+    declared = type("Declared", (own,), {"sampling": lambda self, clients: Sampling(0.5, False)})
+    assert own(weighting="uniform").sampling(120) is None
+    assert declared(weighting="uniform").sampling(120) == (0.5, False)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedprox", "fedadam", "fedyogi", "fedadagrad"])
+@pytest.mark.parametrize("cohorts", ["fixed", "poisson"])
+def test_built_in_rounds_draw_uniformly(name: str, cohorts: str) -> None:
+    strategy = resolve({"name": name, "weighting": "uniform", "cohort": 40, "cohorts": cohorts})
+    assert strategy.max_weight(120) == 1 / 40
+    assert strategy.sampling(120) == (1 / 3, cohorts == "poisson")
 
 
 def test_runs_on_the_same_clients_are_composed() -> None:
