@@ -27,8 +27,8 @@ def checked(experiment: Experiment, base: Path) -> Experiment:
     experiment = completed(experiment, resolve(experiment.strategy, [base]))
     strategy = resolve(experiment.strategy, [base])
     strategy.check(len(clients))
-    _check_private(experiment, strategy, len(clients))
     check_secure(experiment, strategy, len(clients))
+    _check_private(experiment, strategy, len(clients))
     kernels.backend(experiment.server.kernel_backend)
     return experiment
 
@@ -53,7 +53,8 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
     if most is None and rules.central:
         raise ConfigError(
             f"[privacy] needs a strategy that bounds an update's weight, got {name!r}, which does not with "
-            "these settings; fedbuff without normalize, fedavg and fedavgm do, with weighting = 'uniform'"
+            "these settings; fedbuff without normalize does, and fedavg and fedavgm with weighting = "
+            "'uniform' and redraw = true"
         )
     if rules.min_separation * strategy.max_held(clients) > clients:
         raise ConfigError(

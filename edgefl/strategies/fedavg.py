@@ -94,7 +94,8 @@ class FedAvg(Rounds):
         return [here[index] for index in view.rng.integers(len(here), size=count).tolist()] if here else []
 
     def max_weight(self, clients: int) -> float | None:
-        return 1.0 / self.size(clients) if self.weighting == "uniform" and not self.replacement else None
+        bounded = self.weighting == "uniform" and not self.replacement and not self.closed
+        return 1.0 / self.size(clients) if bounded else None
 
     def sampling(self, clients: int) -> Sampling | None:
         own = any(getattr(type(self), name) is not getattr(FedAvg, name) for name in DRAWS_AND_SUMS)

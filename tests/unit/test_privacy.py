@@ -455,6 +455,7 @@ UNIFORM = {"weighting": "uniform"}
         ({}, {"strategy": {"name": "scaffold", **UNIFORM}}, UNBOUNDED),
         ({}, {"strategy": {"name": "fednova", **UNIFORM}}, UNBOUNDED),
         ({}, {"strategy": {"name": "fedavg", "replacement": True, **UNIFORM}}, UNBOUNDED),
+        ({}, {"strategy": {"name": "fedavg", "redraw": False, **UNIFORM}}, UNBOUNDED),  # of a smaller round
         (
             {"min_separation": 3},
             {"strategy": {"name": "fedbuff", "buffer_size": 3}},
