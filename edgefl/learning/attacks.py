@@ -36,12 +36,20 @@ AttackFunction = Callable[[Floats, int, int, np.random.Generator], None]
 def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple[int, ...]:
     """Return the clients that attack, ascending: the share of all, rounded, drawn by the seed.
 
+    Raises `ConfigError` if the rounded number is 0 or that of all clients.
+
     >>> attacking_clients(Attackers(share=0.2), 10, seed=1)
     (3, 6)
     """
     if rules is None:
         return ()
-    drawn = stream(seed, "attackers").choice(clients, round(rules.share * clients), replace=False)
+    count = round(rules.share * clients)
+    if not 0 < count < clients:
+        raise ConfigError(
+            f"fleet.attackers.share: {rules.share:g} of {clients} clients is {count} attackers, rounded; "
+            f"must be at least 1 and fewer than {clients}"
+        )
+    drawn = stream(seed, "attackers").choice(clients, count, replace=False)
     return tuple(sorted(drawn.tolist()))
 
 

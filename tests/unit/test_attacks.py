@@ -32,13 +32,23 @@ def changed(rules: Attackers, client: int, base: Path | None = None) -> np.ndarr
 
 
 def test_a_share_of_the_clients_attacks_drawn_by_the_seed() -> None:
-    for share, count in ((0.04, 0), (0.2, 2), (0.25, 2), (0.99, 10)):
+    for share, count in ((0.06, 1), (0.2, 2), (0.25, 2), (0.94, 9)):
         drawn = attacking_clients(Attackers(share=share), 10, seed=3)
         assert len(drawn) == count
         assert list(drawn) == sorted(set(drawn))
     draws = {attacking_clients(Attackers(share=0.3), 10, seed) for seed in range(20)}
     assert len(draws) > 10
     assert attacking_clients(None, 10, 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("share", "clients", "count"), [(0.05, 6, 0), (0.95, 6, 6), (0.9, 1, 1), (0.5, 1, 0)]
+)
+def test_a_share_that_is_no_client_or_all_of_them_is_refused(share: float, clients: int, count: int) -> None:
+    why = f"{share} of {clients} clients is {count} attackers, rounded; must be "
+    with pytest.raises(ConfigError) as caught:
+        attacking_clients(Attackers(share=share), clients, 0)
+    assert str(caught.value) == f"fleet.attackers.share: {why}at least 1 and fewer than {clients}"
 
 
 def test_only_attackers_change_their_update() -> None:
@@ -75,12 +85,12 @@ def test_an_attack_of_one_s_own(tmp_path: Path) -> None:
         "def fails(delta, client, trip, rng):\n    raise ValueError('no')\n"
         "number = 7\n"
     )
-    rules = Attackers(share=0.99, kind="own_attack:attack")
+    rules = Attackers(share=0.9, kind="own_attack:attack")
     np.testing.assert_allclose(changed(rules, 4, tmp_path), np.full(400, 6.0))
     with pytest.raises(TrainingError, match="'own_attack:fails' raised ValueError: no"):
-        changed(Attackers(share=0.99, kind="own_attack:fails"), 4, tmp_path)
+        changed(Attackers(share=0.9, kind="own_attack:fails"), 4, tmp_path)
     with pytest.raises(ConfigError, match=r"'own_attack:number' must be a function \(got int\)"):
-        changed(Attackers(share=0.99, kind="own_attack:number"), 4, tmp_path)
+        changed(Attackers(share=0.9, kind="own_attack:number"), 4, tmp_path)
 
 
 @pytest.mark.parametrize(
