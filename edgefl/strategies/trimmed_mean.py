@@ -28,4 +28,5 @@ class TrimmedMean(Buffered):
     """β: share of values left out at each end; β·K is rounded down."""
 
     def combine(self, rows: Rows, weights: Sequence[float]) -> Vector:
-        return rows.trimmed_mean(int(self.beta * len(rows) + 1e-9))
+        trim = int(self.beta * len(rows) + 1e-9)
+        return rows.trimmed_mean(min(trim, (len(rows) - 1) // 2))

@@ -63,6 +63,10 @@ def test_median_and_trimmed_mean_are_numpy_s() -> None:
         strategy = resolve({"name": "trimmed-mean", "beta": beta})
         found = combined(strategy, rows_of(normal(10)), equal(10))
         np.testing.assert_allclose(found, ranked[left_out : 10 - left_out].mean(axis=0), rtol=1e-6, atol=1e-8)
+    for count in (1, 2, 6):  # β just below a half leaves the middle, whatever the rounding
+        strategy = resolve({"name": "trimmed-mean", "beta": 0.4999999999, "buffer_size": count})
+        median = combined(resolve({"name": "median"}), rows_of(normal(count)), equal(count))
+        np.testing.assert_array_equal(combined(strategy, rows_of(normal(count)), equal(count)), median)
 
 
 @pytest.mark.parametrize(("attackers", "selected"), [(0, 1), (2, 1), (3, 4), (None, 10)])
