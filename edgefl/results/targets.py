@@ -81,11 +81,24 @@ def check_target(given: float | None) -> None:
         raise ConfigError(f"target: expected an accuracy above 0 and at most 1, such as 0.9; got {given:g}")
 
 
+def check_scored(records: Sequence[Record]) -> None:
+    """Raise `ConfigError` if the runs evaluate something, but none of them an accuracy."""
+    rows = [row for record in records for row in record.evaluations]
+    if not rows or any(math.isfinite(row.accuracy) for row in rows):
+        return
+    have = ", ".join(sorted({"loss", *(name for row in rows for name in row.metrics)}))
+    raise ConfigError(
+        f"target: accuracy is not evaluated here, only {have}; leave the target out and set "
+        'stop.metric = { name = "loss", at_most = … }'
+    )
+
+
 def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarget | None:
     """Return the target of a comparison: ``given``, else that of the runs' ``[stop]``, else a derived one.
 
     The derived target is the highest smoothed accuracy that every run reached; None if a run has none. If the
     runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, the target's window is that number.
+    Raises `ConfigError` if ``given`` is no share, or the runs have no accuracy.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]
@@ -93,6 +106,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     stop = stops[0] if same else Stop()
     window = min(WINDOW, stop.accuracy_over) if stop.accuracy is not None else WINDOW
     if given is not None:
+        check_scored(records)
         return RaceTarget(given, "given", window=window if given == stop.accuracy else WINDOW)
     if stop.accuracy is not None:
         return RaceTarget(stop.accuracy, "stop.accuracy of the runs", window=window)

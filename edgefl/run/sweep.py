@@ -27,10 +27,11 @@ from edgefl.host.process import allow_open_files
 from edgefl.results import compare
 from edgefl.results.figure import plot
 from edgefl.results.headline import learned
+from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.results.run_folder import EXPERIMENT_FILE, RUNS, require_free
 from edgefl.results.sweep import Sweep
-from edgefl.results.targets import check_target
+from edgefl.results.targets import check_scored, check_target
 from edgefl.run import control, demands, lanes, supervisor
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Strategy
@@ -122,6 +123,9 @@ def sweep(
         one = planned[number]
         outcome = _outcome(Result(one.folder).summary())
         say(f"{number + 1:>3} of {len(planned)}  {one.label}, seed {one.seed}: {outcome}")
+        if target is not None and number == 0:  # before the others are made in vain
+            with Record(one.folder) as record:
+                check_scored([record])
 
     with warm() as fork_server:
         _try_training(planned, base, fork_server)

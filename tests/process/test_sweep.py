@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -302,6 +303,14 @@ def test_a_points_own_training_is_tried_before_the_first_run(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"^function=mine:bad: .*'mine:bad' \(mine.py:4\) raised Attr"):
         sweep(SHORT, tmp_path / "sweep", seeds=[1], grid=points, base=tmp_path)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_target_of_accuracy_ends_a_sweep_of_regressions_after_its_first_run(tmp_path: Path) -> None:
+    data, training = edgefl.Data(name="diabetes"), edgefl.Training(loss="mse")
+    regression = msgspec.structs.replace(SHORT, data=data, training=training)
+    with pytest.raises(ConfigError, match="target: accuracy is not evaluated here, only loss; leave"):
+        sweep(regression, tmp_path / "sweep", seeds=[1, 2], target=0.9)
+    assert [one.name for one in (tmp_path / "sweep" / "runs").iterdir()] == ["fedbuff-seed-1"]
 
 
 def test_an_error_from_python_has_two_frames(tmp_path: Path) -> None:

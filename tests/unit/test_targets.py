@@ -187,6 +187,26 @@ def test_a_target_that_is_no_share_is_one_line(
         compare([run], target=float(value))
 
 
+def test_a_target_of_runs_without_accuracy_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mean absolute error of a regression is no share of right answers."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for seed, folder in enumerate(folders):
+        run_of(folder, "fedbuff", seed, lambda s: math.nan)
+        with Store(folder) as store:
+            store.evaluation(evaluation(41, 41.0, accuracy=math.nan, loss=0.5, metrics={"mae": 0.3}))
+    assert main(["compare", *map(str, folders), "--target", "0.9"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "edgefl: target: accuracy is not evaluated here, only loss, mae; leave the target out and set "
+        'stop.metric = { name = "loss", at_most = … }'
+    )
+    assert goal_of(load(folders)) is None
+    scored = run_of(tmp_path / "c", "fedbuff", 3, lambda s: 0.5)
+    assert goal_of(load([*folders, scored]), 0.9) == RaceTarget(0.9, "given")
+
+
 def test_a_curve_ends_with_its_last_seed_and_its_band_is_a_share(tmp_path: Path) -> None:
     seeds = [np.array([[0.0, 4.0, end], [0.0, 0.9, 1.0]]) for end in (5.0, 6.0, 9.0)]
     seeds[0][1] = (0.0, 0.1, 0.3)
