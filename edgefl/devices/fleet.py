@@ -233,6 +233,10 @@ def in_phase(experiment: Experiment, strategy: Strategy) -> str:
     """Return the reason why clients act together by design; empty for phones that should be independent."""
     if strategy.lockstep:
         return "the strategy starts its clients together"
+    if getattr(strategy, "max_staleness", None) is not None:
+        return "a new version cancels all tasks above strategy.max_staleness: their clients start together"
+    if experiment.server.secure is not None and experiment.server.secure.kind == "masks":
+        return "no client starts while a sum is unmasked (server.secure.kind = 'masks')"
     profiles, fleet = {profile for profile, _ in kinds_of(fleet_of(experiment))}, experiment.fleet
     if all(_profile(profile).exact for profile in profiles):
         return "all devices are from papers, which state no differences between units"

@@ -8,7 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgefl.devices.fleet import in_phase
+from edgefl.experiment import Experiment, Fleet, Secure, Server, Stop
 from edgefl.results.phase import LEAST_UPDATES, Phase, phase_of
+from edgefl.strategies import resolve
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -54,6 +57,30 @@ def test_a_fleet_in_phase_by_design_is_no_fault() -> None:
     assert found.coincident.in_phase
     assert found.figures()["by_design"] == "the strategy starts its clients together"
     assert found.warning == ""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "secure", "why"),
+    [
+        ({}, None, ""),
+        ({"max_staleness": 1}, None, "a new version cancels all tasks above strategy.max_staleness"),
+        ({}, Secure(kind="masks"), "no client starts while a sum is unmasked"),
+        ({}, Secure(kind="trusted"), ""),
+        ({"restart": "new-version"}, None, "the strategy starts its clients together"),
+    ],
+)
+def test_an_algorithm_that_holds_back_starts_is_the_reason(
+    strategy: dict[str, Any], secure: Secure | None, why: str
+) -> None:
+    wanted = Experiment(
+        fleet=Fleet(devices={"pixel-3a": 3, "moto-g4": 3}),
+        server=Server(secure=secure),
+        stop=Stop(versions=1),
+        strategy={"name": "fedbuff", "buffer_size": 2, **strategy},
+    )
+    found = in_phase(wanted, resolve(wanted.strategy))
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
 
 
 def test_individuals_are_inside_the_interval() -> None:
