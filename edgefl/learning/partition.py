@@ -270,6 +270,12 @@ def _shards(per_client: int, labels: Rows, clients: int, rng: np.random.Generato
         places[order] -= 1
         for index in order:
             holders[int(present[index])].append(int(client))
+    for label, clients_of in holders.items():
+        if (count := int(np.sum(labels == label))) < len(clients_of):
+            raise ConfigError(
+                f"data.classes_per_client: {clients} clients cannot hold {per_client} classes each: class "
+                f"{label} has {count} examples for {len(clients_of)} clients; use fewer classes or clients"
+            )
     return _split_labels(labels, holders, clients, rng)
 
 

@@ -69,6 +69,12 @@ def test_shards_give_each_client_just_so_many_classes(clients, classes, per_clie
     assert holders.max() - holders.min() <= 1
 
 
+def test_shards_give_each_client_all_its_classes_up_to_the_last_example():
+    labels = balanced(30, 3)
+    parts = partition(Data(partition="shards", classes_per_client=2), labels, [FAST] * 15, 3, 0)
+    assert all(len(np.unique(labels[part])) == 2 for part in parts)
+
+
 @given(
     st.lists(st.sampled_from([FAST, SLOW, "pi-4"]), min_size=3, max_size=20),
     st.sets(st.integers(0, 4), min_size=1, max_size=4),
@@ -156,6 +162,11 @@ def test_the_seed_decides(kind):
     [
         (Data(), [FAST] * 31, "31 clients cannot share 30 training examples"),
         (Data(partition="shards", classes_per_client=4), [FAST], r"from 1 to 3 \(got 4\)"),
+        (
+            Data(partition="shards", classes_per_client=2),
+            [FAST] * 16,  # 32 places for 30 examples
+            r"16 clients cannot hold 2 classes each: class \d has 10 examples for 11 clients",
+        ),
         (Data(partition="by-device", labels={FAST: [3]}), [FAST], r"labels must be in \[0, 3\) \(got 3\)"),
         (
             Data(partition="by-device", labels={FAST: [0]}),
