@@ -35,9 +35,10 @@ def flower_rows(
 ) -> list[Rows]:
     """Return the row numbers of each client: client i has partition i of the partitioner ``name``.
 
-    The partitioner divides the rows in an order drawn from ``rng``. Its number of partitions, its column of
-    classes and its seed are set here, unless ``arguments`` sets them. Raises `ConfigError` if the package is
-    missing, if the partitioner refuses its arguments, or if it makes another number of partitions.
+    So sizes that grow with i follow the order of the fleet's profiles (docs/models.md). The partitioner
+    divides the rows in an order drawn from ``rng``. Its number of partitions, its column of classes and its
+    seed are set here, unless ``arguments`` sets them. Raises `ConfigError` if the package is missing, if
+    the partitioner refuses its arguments, or if it makes another number of partitions.
     """
     order = rng.permutation(len(targets))
     request = {

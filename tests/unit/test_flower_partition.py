@@ -52,7 +52,7 @@ def test_the_rows_are_divided_as_the_partitioner_says_and_kept(cache: Path) -> N
     assert even.sizes.tolist() == [100] * 6
     assert len(set(LABELS[even[0]].tolist())) == 10, "the package's own takes rows as they come"
     growing = split("LinearPartitioner", clients=3)
-    assert growing.sizes.tolist() == [100, 200, 300]
+    assert growing.sizes.tolist() == [100, 200, 300], "in the order of the fleet, as docs/models.md warns"
 
 
 def test_what_it_refuses_is_one_line(cache: Path) -> None:
