@@ -10,7 +10,7 @@ import typer
 from edgefl.cli.paths import folder_option
 from edgefl.cli.predict_code import CLASSES
 from edgefl.cli.run import INVALID, AcceptInvalid, Quiet
-from edgefl.errors import ConfigError, RunError
+from edgefl.errors import ConfigError
 from edgefl.terminal import say
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def execute(
     The exit code is the first copy's that is not 0, or 3 if all are 0 and the emulation was INVALID.
     """
     from edgefl import programs
+    from edgefl.programs.result import UnwrittenRecord
     from edgefl.programs.view import make_view
 
     phones = phones_of(command, device or [], fleet, count, network, connect or [], share, like, threads)
@@ -116,16 +117,11 @@ def execute(
     if not quiet and like is None and share is None and any(phone.like == "interpreter" for phone in phones):
         torch = "if it trains with torch, add --like torch:MODEL or --like torch"
         say(f"edgefl: the program runs at the phone's speed in interpreted code; {torch}", err=True)
-    view = make_view(len(phones), quiet)
-    running, unwritten = programs.start(phones, options, view), ""
+    view, unwritten = make_view(len(phones), quiet), ""
     try:
-        with running, running.forwarding_signals():
-            running.wait()
-    except RunError as error:
-        if not running.judged:
-            raise
-        unwritten = str(error)
-    result = running.result()
+        result = programs.run(phones, options, view)
+    except UnwrittenRecord as error:
+        result, unwritten = error.result, str(error)
     say_result(result, quiet)
     if unwritten:
         say(f"edgefl: {unwritten}", err=True)

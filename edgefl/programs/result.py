@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from edgefl.errors import RunError
 from edgefl.host import verdict
 from edgefl.host.fidelity import MINOR_PART, RESOLUTION_WALL_S
 from edgefl.host.verdict import MEAN_MAX, Conditions, HeldVerdict
@@ -140,6 +141,14 @@ class ProgramsResult(NamedTuple):
             **({"model_errors": [one._asdict() for one in self.model_errors]} if self.model_errors else {}),
             "phones": [{**msgspec.to_builtins(one), "cpu_error": one.cpu_error} for one in self.phones],
         }
+
+
+class UnwrittenRecord(RunError):
+    """The record cannot be written, for example because the disk is full; ``result`` is complete."""
+
+    def __init__(self, why: str, result: ProgramsResult) -> None:
+        super().__init__(why)
+        self.result = result
 
 
 def way_result(nbytes: int, declared_s: Sequence[float], achieved_s: Sequence[float]) -> WayResult:

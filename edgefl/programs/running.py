@@ -32,7 +32,14 @@ from edgefl.programs.phone import (
     look_up,
     open_listeners,
 )
-from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, way_result
+from edgefl.programs.result import (
+    ModelError,
+    PhoneResult,
+    ProgramsResult,
+    UnwrittenRecord,
+    judge,
+    way_result,
+)
 from edgefl.programs.tree import RUN_VARIABLE, end_marked
 from edgefl.programs.view import PhonesView
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
@@ -72,7 +79,8 @@ def run(
 ) -> ProgramsResult:
     """Run the phones' commands to their end. SIGINT and SIGTERM are forwarded; a second one kills the phones.
 
-    Raises `ConfigError` for invalid phones or options and `RunError` if one of edgefl's own processes dies.
+    Raises `ConfigError` for invalid phones or options, `RunError` if one of edgefl's own processes dies, and
+    `UnwrittenRecord`, which has the result, if the record cannot be written.
     """
     with start(phones, options, view) as running, running.forwarding_signals():
         running.wait()
@@ -431,7 +439,7 @@ class RunningPhones:
     def close(self) -> None:
         """End the phones, receive the remaining messages, and write the results.
 
-        Raises `RunError` if they cannot be written.
+        Raises `UnwrittenRecord` if they cannot be written.
         """
         with self._stack:
             wall_s = time.monotonic() - self._began_s
@@ -441,7 +449,10 @@ class RunningPhones:
             return
         self._result = self._judged(wall_s)
         if self.options.out is not None:
-            self._write(self.options.out)
+            try:
+                self._write(self.options.out)
+            except RunError as error:
+                raise UnwrittenRecord(str(error), self._result) from None
 
     def _finish(self) -> None:
         """Kill commands that still run, then end the relay."""
@@ -457,11 +468,6 @@ class RunningPhones:
                 self._handle(message)
         except Closed:
             self._lost(self._relay_channel)
-
-    @property
-    def judged(self) -> bool:
-        """True if there is a result, even if `close` could not write it."""
-        return self._result is not None
 
     def result(self) -> ProgramsResult:
         """Return the result; only after `close`."""
