@@ -238,6 +238,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """The experiment's ``[privacy]``."""
     sampling: tuple[float, bool] | None = None
     """`Strategy.sampling`: probability with which a client is drawn, and whether draws are independent."""
+    max_weight: float | None = None
+    """`Strategy.max_weight`, to which the server's noise is scaled."""
     clock: str = ""
     seed: int = 0
     clients: int = 0

@@ -96,6 +96,8 @@ def spending(record: Record) -> Spending | None:
     drawn = None if record.meta.sampling is None else Sampling(*record.meta.sampling)
     counts = rules.mechanism == "gaussian" and drawn is not None and _whole(record)
     expected = None if drawn is None else drawn.rate * clients
+    if (most := record.meta.max_weight) is not None:  # to which the noise of a count is scaled
+        expected = 1.0 / most
     account = PrivacyAccount(rules, clients, drawn if counts else None, expected)
     owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
     found = [0.0]

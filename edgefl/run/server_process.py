@@ -238,6 +238,7 @@ def _forbids_repetition(experiment: Experiment) -> bool:
 def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips) -> None:
     """Record the facts of a run that are known before it starts."""
     experiment, prepared = plan.experiment, plan.prepared
+    most = strategy.max_weight(len(trips.data.final))
     store.set_meta(
         name=experiment.name,
         edgefl=_version("edgefl"),
@@ -248,6 +249,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         in_phase=in_phase(experiment, strategy),
         privacy=experiment.privacy,
         sampling=strategy.sampling(len(trips.data.final)),
+        max_weight=None if most is None else float(most),
         clock=experiment.clock.kind,
         seed=experiment.seed,
         clients=len(trips.data.final),

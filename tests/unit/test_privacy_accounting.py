@@ -253,21 +253,23 @@ def test_a_count_for_a_quantile_is_accounted_with_the_noise_that_was_drawn(mecha
     step = 1 / rules.noise_multiplier**2
     assert account.squares[126] == pytest.approx(step + (1 / (2 * drawn)) ** 2)
     left = SimpleNamespace(client=3, at_s=9.0)  # which ends what is known of the draw
-    record: Any = SimpleNamespace(
-        meta=SimpleNamespace(privacy=rules, sampling=strategy.sampling(clients)),
-        fleet={"client": np.arange(clients)},
-        trips={
-            "task": np.arange(127), "client": np.arange(127), "sent_s": np.zeros(127), "fate": ["used"] * 127
-        },
-        sums=lambda: [(1, np.arange(127), None)],
-        moves=lambda: [left],
-        events=list,
-    )  # fmt: skip
-    found = spending(record)
-    assert found is not None
-    assert not found.sampled
-    assert found.account.squares.tolist() == account.squares.tolist()
-    assert found.epsilon[-1] == account.epsilon()
+    for sampling in (strategy.sampling(clients), None):  # an own draw's is not known at all
+        record: Any = SimpleNamespace(
+            meta=SimpleNamespace(privacy=rules, sampling=sampling, max_weight=most),
+            fleet={"client": np.arange(clients)},
+            trips={
+                "task": np.arange(127), "client": np.arange(127),
+                "sent_s": np.zeros(127), "fate": ["used"] * 127,
+            },
+            sums=lambda: [(1, np.arange(127), None)],
+            moves=lambda: [left],
+            events=list,
+        )  # fmt: skip
+        found = spending(record)
+        assert found is not None
+        assert not found.sampled
+        assert found.account.squares.tolist() == account.squares.tolist()
+        assert found.epsilon[-1] == account.epsilon()
 
 
 def test_a_cohort_that_is_drawn_spends_less_and_without_noise_nothing_is_hidden() -> None:
