@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import msgspec
 import numpy as np
 from rich.console import Group as RenderGroup
 from rich.console import RenderableType
@@ -20,7 +18,7 @@ from rich.text import Text
 from edgefl.errors import ConfigError
 from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_json, write_text
-from edgefl.results import fleets, page, trace
+from edgefl.results import fleets, grouping, page, trace
 from edgefl.results.groups import (
     Group,
     applied_weight,
@@ -281,22 +279,16 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs of each row of `group`, by label."""
     kinds: dict[str, list[Run]] = {}
     for run in runs:
-        meta = run.record.meta
-        fleet = run.record.kinds()
-        kind = [meta.strategy, meta.strategy_fields, meta.clock, meta.partition, meta.model, meta.parameters]
-        kind += [msgspec.structs.asdict(meta.privacy)] if meta.privacy is not None else []
-        kinds.setdefault(json.dumps([*kind, fleet], sort_keys=True, default=str), []).append(run)
+        kinds.setdefault(grouping.kind(run.record), []).append(run)
     parts: list[list[Run]] = []
     for members in kinds.values():
         seeds = {run.record.meta.seed for run in members}
         parts.extend([members] if len(seeds) == len(members) else [[run] for run in members])
-    names = [part[0].record.meta.strategy or part[0].folder.name for part in parts]
-    labels: dict[str, list[Run]] = {}
-    for part, name in zip(parts, names, strict=True):
-        label = name if names.count(name) == 1 else f"{name} {part[0].folder.name}"
-        label = label if len(part) == 1 else f"{label} ×{len(part)}"
-        labels[label if label not in labels else str(part[0].folder)] = part
-    return labels
+    labels = grouping.labels([part[0].record for part in parts])
+    return {
+        label if len(part) == 1 else f"{label} ×{len(part)}": part
+        for label, part in zip(labels, parts, strict=True)
+    }
 
 
 def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:

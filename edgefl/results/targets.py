@@ -133,6 +133,8 @@ class Settings(NamedTuple):
     stop: Stop = Stop()
     plausible: bool = False
     """The run's fleet was drawn from its profiles' intervals (``fleet.model_errors``)."""
+    tables: Mapping[str, Any] = {}
+    """The experiment's file as plain data."""
 
 
 def settings_of(record: Record) -> Settings:
@@ -143,7 +145,7 @@ def settings_of(record: Record) -> Settings:
         tables = toml.read(record.folder / EXPERIMENT_FILE)
         evaluation = msgspec.convert(tables.get("evaluation", {}), Evaluation)
         plausible = tables.get("fleet", {}).get("model_errors") == "drawn"
-        found = Settings(evaluation, msgspec.convert(tables.get("stop", {}), Stop), plausible)
+        found = Settings(evaluation, msgspec.convert(tables.get("stop", {}), Stop), plausible, tables)
     except (ConfigError, OSError, msgspec.ValidationError):
         found = Settings()
     _known[record] = found

@@ -19,6 +19,7 @@ from edgefl import toml
 from edgefl.cli import main
 from edgefl.errors import ConfigError
 from edgefl.results.compare import compare, goal_of, group, load
+from edgefl.results.figure import _by_label
 from edgefl.results.groups import slow_group
 from edgefl.results.record import Record
 from edgefl.results.statistics import summary_curve
@@ -66,6 +67,48 @@ def two(tmp_path: Path, factors: Sequence[float] = (0.95, 1.0, 1.05), **options:
         for name, pace in (("fedbuff", 1.0), ("fedavg", 2.0))
         for seed, f in enumerate(factors, 1)
     ]  # fmt: skip
+
+
+def labels(folders: Sequence[Path]) -> list[str]:
+    return [row.label for row in group(load(folders))]
+
+
+def test_runs_are_seeds_of_one_row_only_if_all_settings_but_the_seed_are_equal(tmp_path: Path) -> None:
+    """Keys that change no result may differ: the run's name, checkpoints, workers, transport."""
+
+    def run(number: int, more: str) -> Path:
+        folder = run_of(tmp_path / str(number), "fedbuff", number, lambda s: s / 50)
+        (folder / "experiment.toml").write_text(f"seed = {number}\n{more}")
+        return folder
+
+    plain = "[training]\nlr = 0.05\nbatch_size = 32\n"
+    one = run(1, plain)
+    same = run(2, f"name = 'b'\n{plain}[checkpoint]\nevery_s = 9.0\n[clock]\nworkers = 2\n"
+                  "[server]\ntransport = 'wire'\n")  # fmt: skip
+    other = run(3, "[training]\nlr = 0.5\nbatch_size = 4\n")
+    secure = run(4, f"{plain}[server.secure]\nkind = 'masks'\n")
+    churn = run(5, f"{plain}[fleet.churn]\ndie_per_trip = 0.1\n")
+    assert labels([one, same]) == ["fedbuff ×2"]
+    assert labels([one, same, other]) == [
+        "fedbuff (lr=0.05, batch_size=32) ×2",
+        "fedbuff (lr=0.5, batch_size=4)",
+    ]
+    assert labels([one, same, secure]) == ["fedbuff ×2", "fedbuff (kind=masks)"]
+    assert labels([one, secure, churn]) == ["fedbuff", "fedbuff (kind=masks)", "fedbuff (die_per_trip=0.1)"]
+    assert list(_by_label([one, same, other])) == labels([one, same, other])
+    long = run(6, f"{plain}[model]\nname = '{'m' * 60}'\n")
+    assert labels([one, same, long]) == ["fedbuff 1 ×2", "fedbuff 6"]
+
+
+def test_a_strategys_field_at_its_default_is_the_same_setting_as_one_that_is_not_given(
+    tmp_path: Path,
+) -> None:
+    folders = []
+    for seed, table in enumerate(("name = 'fedbuff'\nbuffer_size = 10", "name = 'fedbuff'")):
+        folders.append(run_of(tmp_path / str(seed), "fedbuff", seed, lambda s: s / 50,
+                              strategy_fields={"buffer_size": 10, "concurrency": None}))  # fmt: skip
+        (folders[-1] / "experiment.toml").write_text(f"[strategy]\n{table}\n")
+    assert labels(folders) == ["fedbuff ×2"]
 
 
 def test_a_given_target_is_compared_seed_by_seed_everywhere(
