@@ -98,7 +98,7 @@ def write_run(
                 store.version(version(number, at_s))
                 evaluate(at_s, task + 1)
         known = {"strategy": "fedbuff", "clock": "wall", "data": "digits", "emulated_s": float(trips)}
-        store.set_meta(**{**known, **meta})
+        store.set_meta(**{"status": "done", **known, **meta})
     return folder
 
 

@@ -40,7 +40,9 @@ from edgefl.results.targets import COSTS, RaceTarget, ToTarget, race_in_words, t
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
 """The figures that are compared, and averaged over seeds."""
-VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red", NO_PROGRESS: "bold red"}
+UNFINISHED = "unfinished"
+"""Verdict on a run that was interrupted or killed, or is still running."""
+VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red", NO_PROGRESS: "bold red", UNFINISHED: "bold red"}
 
 
 class Run(NamedTuple):
@@ -51,6 +53,15 @@ class Run(NamedTuple):
     summary: dict[str, Any]
     slow: Group
     """The slow profiles and the classes that only they have, the same for all runs (`slow_group`)."""
+
+    @property
+    def finished(self) -> bool:
+        return self.record.meta.status == "done"
+
+    @property
+    def ranked(self) -> bool:
+        """True if the run ended, and learned something."""
+        return self.finished and not self.summary["no_progress"]
 
 
 class RunGroup(NamedTuple):
@@ -71,17 +82,25 @@ class RunGroup(NamedTuple):
 
     @property
     def ranked(self) -> bool:
-        """True if every run learned something."""
-        return not any(run.summary["no_progress"] for run in self.runs)
+        """True if every run ended, and learned something."""
+        return all(run.ranked for run in self.runs)
+
+    @property
+    def stuck(self) -> bool:
+        """True if a run learned nothing."""
+        return any(run.summary["no_progress"] for run in self.runs)
 
     @property
     def verdict(self) -> str:
         """VALID or INVALID; ``computed`` under the virtual clock, which measures no times.
 
-        A row with a run that learned nothing is called `NO_PROGRESS` and not ranked.
+        A row with a run that learned nothing is called `NO_PROGRESS`, one with a run that did not end
+        `UNFINISHED`; they are not ranked.
         """
-        if not self.ranked:
+        if self.stuck:
             return NO_PROGRESS
+        if not self.ranked:
+            return UNFINISHED
         if not self.valid:
             return "INVALID"
         return "computed" if all(run.record.meta.clock == "virtual" for run in self.runs) else "VALID"
@@ -130,9 +149,18 @@ def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceT
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
-    notes = (in_a_sentence(rows, target), together(run.record for run in runs))
+    notes = (in_a_sentence(rows, target), together(run.record for run in runs), *unfinished(runs))
     parts = [*tables, *(Text(note) for note in notes if note)]
     return RenderGroup(*[each for part in parts for each in (Text(), part)][1:])
+
+
+def unfinished(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence for each run that did not end."""
+    return [
+        f"{run.folder} has not ended, so its row is not ranked; edgefl resume {run.folder} continues it."
+        for run in runs
+        if not run.finished
+    ]
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
@@ -266,8 +294,8 @@ def _data(record: Record) -> dict[str, str | int]:
 
 
 def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | None:
-    """Return the comparison's target (`targets.target_of`), from the runs that learned something."""
-    return target_of([run.record for run in runs if not run.summary["no_progress"]], given)
+    """Return the comparison's target (`targets.target_of`), from the runs that are ranked."""
+    return target_of([run.record for run in runs if run.ranked], given)
 
 
 def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
@@ -353,7 +381,7 @@ def document(
                     "label": row.label,
                     "seeds": [run.record.meta.seed for run in row.runs],
                     "valid": row.valid,
-                    "no_progress": not row.ranked,
+                    "no_progress": row.stuck,
                     "figures": row.estimates(),
                     "each": [{name: rounded(value) for name, value in found.items()} for found in row.each],
                     "to_target": None if row.to_target is None else row.to_target.builtins(),
@@ -388,8 +416,9 @@ def comparison_page(
         f"<b>INVALID:</b> {escape(invalid)}. Do not use their figures as results; each run's own "
         "report says why."
     )
-    stuck = ", ".join(row.label for row in rows if not row.ranked)
+    stuck = ", ".join(row.label for row in rows if row.stuck)
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
+    stuck += "".join(f"<p><b>{UNFINISHED.capitalize()}:</b> {escape(line)}</p>" for line in unfinished(runs))
     race: list[str] = []
     if target is not None:
         times = html_table(RACE_HEADS, _race_cells(rows))
@@ -435,7 +464,8 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
     """Return the result in words: the time to the target and the final accuracy, with intervals."""
     ranked = [row for row in rows if row.ranked]
     race = race_in_words({row.label: [run.record for run in row.runs] for row in ranked}, target)
-    over = (fleets.in_words(label, rows[0].label, one) for label, one in _over_fleets(rows).items())
+    fair = _over_fleets(ranked) if rows[0].ranked else {}
+    over = (fleets.in_words(label, rows[0].label, one) for label, one in fair.items())
     race = " ".join((race, *over)).strip()
     known = [row for row in ranked if np.isfinite(row.figures["accuracy"].mean)]
     ends = {run.record.meta.stop_reason for row in rows for run in row.runs}

@@ -49,6 +49,7 @@ def run_of(
                 evaluation(k, float(k), accuracy=accuracy(k), trips=10 * k, loss=1 - accuracy(k))
             )
         known = {
+            "status": "done",
             "strategy": strategy,
             "clock": "virtual",
             "data": "digits",
@@ -98,6 +99,29 @@ def test_runs_are_seeds_of_one_row_only_if_all_settings_but_the_seed_are_equal(t
     assert list(_by_label([one, same, other])) == labels([one, same, other])
     long = run(6, f"{plain}[model]\nname = '{'m' * 60}'\n")
     assert labels([one, same, long]) == ["fedbuff 1 ×2", "fedbuff 6"]
+
+
+def test_a_run_that_did_not_end_is_not_ranked_and_the_comparison_says_how_to_continue_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures are those of the moment at which it was interrupted or killed."""
+    one, two = (run_of(tmp_path / name, name, 1, lambda s: s / 50, stop="accuracy = 0.5")
+                for name in ("fedbuff", "fedavg"))  # fmt: skip
+    for status in ("interrupted", "running"):
+        ended = run_of(tmp_path / status, "fedasync", 1, lambda s: min(0.9, s / 10), status=status)
+        given = [ended, one, two]
+        assert goal_of(load([ended])) is None
+        assert main(["compare", *map(str, given), "--out", str(tmp_path / "out")]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert f"{ended} has not ended, so its row is not ranked; edgefl resume {ended} continues it." in text
+        assert "fedasync has the highest" not in text
+        assert "fedasync reached" not in text
+        found = read_json(tmp_path / "out" / "summary.json")
+        assert [run["status"] for run in found["runs"]] == [status, "done", "done"]
+        assert not any(row["no_progress"] for row in found["comparison"]["rows"])
+        assert [row.verdict == "unfinished" for row in group(load(given))] == [True, False, False]
+        page = Page(tmp_path / "out" / "report.html").text
+        assert f"Unfinished: {ended} has not ended" in " ".join(page.split())
 
 
 def test_a_strategys_field_at_its_default_is_the_same_setting_as_one_that_is_not_given(
