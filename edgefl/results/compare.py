@@ -471,24 +471,50 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
     ends = {run.record.meta.stop_reason for row in rows for run in row.runs}
     if len(known) < 2 or ends == {"accuracy"}:  # all runs stopped at the target accuracy
         return race
-    first, second, *_ = sorted(known, key=lambda row: -row.figures["accuracy"].mean)
-    text = f"At the end {first.label} has the highest accuracy: {percent(first.figures['accuracy'].mean)}"
-    if (gap := _gap(first, second, "accuracy")) is not None:
-        text += f", {(gap.mean * 100):.1f}"
-        text += "" if gap.half is None else f" ±{gap.half * 100:.1f}"
-        text += f" points above {second.label}"
-        if gap.half is None:
-            text += " (one seed: another may turn the order around)"
-        elif not higher(gap):
-            text += UNDECIDED
     slow = [row for row in known if np.isfinite(row.figures["slow_accuracy"].mean)]
-    if len(slow) > 1:
-        best, second, *_ = sorted(slow, key=lambda row: -row.figures["slow_accuracy"].mean)
-        gap = _gap(best, second, "slow_accuracy")
-        text += f". On the classes that only slow phones hold {best.label} has the highest:"
-        text += f" {share(best.figures['slow_accuracy'])}"
-        text += UNDECIDED if gap is not None and gap.half is not None and not higher(gap) else ""
+    text = _highest(known) + (f". {_highest_of_slow(slow)}" if len(slow) > 1 else "")
     return f"{race} {text}.".strip()
+
+
+def _highest(rows: Sequence[RunGroup]) -> str:
+    """Return which of two or more rows has the highest final accuracy, and by how much."""
+    first, second, *_ = _by(rows, "accuracy")
+    text = f"At the end {_leaders(rows, 'accuracy')} the highest accuracy"
+    text += f": {percent(first.figures['accuracy'].mean)}"
+    gap = _gap(first, second, "accuracy")
+    if gap is None or _level(first, second, "accuracy"):
+        return text
+    text += f", {(gap.mean * 100):.1f}"
+    text += "" if gap.half is None else f" ±{gap.half * 100:.1f}"
+    text += f" points above {second.label}"
+    if gap.half is None:
+        return f"{text} (one seed: another may turn the order around)"
+    return text if higher(gap) else text + UNDECIDED
+
+
+def _highest_of_slow(rows: Sequence[RunGroup]) -> str:
+    first, second, *_ = _by(rows, "slow_accuracy")
+    text = f"On the classes that only slow phones hold {_leaders(rows, 'slow_accuracy')} the highest:"
+    text += f" {share(first.figures['slow_accuracy'])}"
+    gap = _gap(first, second, "slow_accuracy")
+    settled = gap is None or gap.half is None or higher(gap) or _level(first, second, "slow_accuracy")
+    return text if settled else text + UNDECIDED
+
+
+def _by(rows: Sequence[RunGroup], figure: str) -> list[RunGroup]:
+    """Sort rows by the mean of a figure, highest first."""
+    return sorted(rows, key=lambda row: -row.figures[figure].mean)
+
+
+def _level(one: RunGroup, other: RunGroup, figure: str) -> bool:
+    return one.figures[figure].mean == other.figures[figure].mean
+
+
+def _leaders(rows: Sequence[RunGroup], figure: str) -> str:
+    """Name the rows with the highest mean of a figure, followed by "has" or "have"."""
+    first = _by(rows, figure)[0]
+    names = [row.label for row in rows if _level(row, first, figure)]
+    return f"{' and '.join(names)} {'have' if len(names) > 1 else 'has'}"
 
 
 UNDECIDED = " (these seeds do not tell them apart)"

@@ -248,16 +248,17 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
     if target is None or len(rows) < 2:
         return ""
     found = {label: to_target(target, runs, runs) for label, runs in rows.items()}
-    first, second, *_ = sorted(
-        found, key=lambda label: (-found[label].reached / found[label].runs, _mean_s(found[label]))
-    )
+    first, second, *_ = sorted(found, key=lambda label: _rank(found[label]))
     if not found[first].reached:
         return (
             f"No run reached {target}; a lower target, a longer run ([stop]) or another training.lr may help."
         )
-    text = f"{first} reached {target} first: in {found[first].text('at_s')} emulated seconds"
+    in_s = f"in {found[first].text('at_s')} emulated seconds"
     if found[first].reached < found[first].runs:
-        text += f" ({found[first].passed} runs reached it)"
+        in_s += f" ({found[first].passed} runs reached it)"
+    if level := [label for label in found if _rank(found[label]) == _rank(found[first])][1:]:
+        return f"{' and '.join((first, *level))} reached {target} at the same time: {in_s}."
+    text = f"{first} reached {target} first: {in_s}"
     base = next(label for label in rows if label in (first, second))
     other = second if base == first else first
     known = to_target(target, rows[other], rows[base]).ratios["at_s"]
@@ -274,6 +275,7 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
     return f"{text}." if certain else f"{text}, so these seeds do not tell them apart."
 
 
-def _mean_s(found: ToTarget) -> float:
+def _rank(found: ToTarget) -> tuple[float, float]:
+    """Return a key that is smallest for the first to reach the target: share of runs, then mean time."""
     there = [cost for cost in found.costs["at_s"] if not math.isnan(cost)]
-    return float(np.mean(there)) if there else math.inf
+    return -found.reached / found.runs, float(np.mean(there)) if there else math.inf

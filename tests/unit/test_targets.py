@@ -163,6 +163,24 @@ def test_a_given_target_is_compared_seed_by_seed_everywhere(
     assert "fedavg ×3 took 2.00× (2.00 to 2.00, 95% interval) as long" in page
 
 
+def test_a_tie_is_not_reported_as_a_win(tmp_path: Path) -> None:
+    """Neither of the time to the target, nor of the final accuracies."""
+    folders = [
+        run_of(tmp_path / f"{name}-{seed}", name, seed, lambda s, pace=pace: min(0.9, s / 20 / pace))
+        for name, pace in (("fedavg", 2.0), ("fedbuff", 1.0), ("fedasync", 1.0))
+        for seed in (1, 2)
+    ]
+    text = StringIO()
+    Console(file=text, width=400).print(compare(folders, target=0.5))
+    says = (
+        "fedbuff ×2 and fedasync ×2 reached 50.0% accuracy at the same time: in 10.0 ±0.0 emulated seconds."
+    )
+    assert says in text.getvalue()
+    assert "first:" not in text.getvalue()
+    highest = "fedavg ×2 and fedbuff ×2 and fedasync ×2 have the highest accuracy: 90.0%."
+    assert f"{says} At the end {highest}" in text.getvalue()
+
+
 def test_runs_that_stop_at_an_accuracy_are_ranked_by_time_and_not_by_accuracy(tmp_path: Path) -> None:
     """All of them have the accuracy at which they stop; the old headline ranked it."""
     stop = "accuracy = 0.5\naccuracy_over = 5"
