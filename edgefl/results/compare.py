@@ -35,7 +35,15 @@ from edgefl.results.spending import together
 from edgefl.results.statistics import NONE, Estimate, difference, estimate, higher, share, summary_curve
 from edgefl.results.summary import is_scored, measured, measures, metric_names, rounded, summarize
 from edgefl.results.tables import FittedTable, many, number, percent, table
-from edgefl.results.targets import COSTS, RaceTarget, ToTarget, race_in_words, target_of, to_target
+from edgefl.results.targets import (
+    COSTS,
+    RaceTarget,
+    ToTarget,
+    race_in_words,
+    settings_of,
+    target_of,
+    to_target,
+)
 
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
@@ -279,7 +287,7 @@ def load(folders: Sequence[str | Path]) -> list[Run]:
     first = _data(records[0])
     for path, record in zip(paths, records, strict=True):
         for what, mine in _data(record).items():
-            if mine and first[what] and mine != first[what]:
+            if None not in (mine, first[what]) and mine != first[what]:
                 raise ConfigError(
                     f"runs on different data cannot be compared: {path} has {what} {mine}, "
                     f"{paths[0]} has {first[what]}"
@@ -288,9 +296,17 @@ def load(folders: Sequence[str | Path]) -> list[Run]:
     return [Run(path, record, summarize(record), slow) for path, record in zip(paths, records, strict=True)]
 
 
-def _data(record: Record) -> dict[str, str | int]:
+SPLIT = ("evaluate_on", "test_split", "test_fraction", "validation_fraction", "image_size")
+"""Keys of ``[data]`` that select and prepare the examples on which the global model is measured."""
+
+
+def _data(record: Record) -> dict[str, Any]:
+    """Return what the runs of a comparison have in common; None if it is not known."""
     classes = len(record.evaluations[0].total) if record.evaluations else 0
-    return {"data": record.meta.data, "test examples": record.meta.test_examples, "classes": classes}
+    known = {"data": record.meta.data, "test examples": record.meta.test_examples, "classes": classes}
+    data = settings_of(record).tables.get("data", {})
+    split = {f"data.{key}": data.get(key) for key in SPLIT}
+    return {**{name: value or None for name, value in known.items()}, **split}
 
 
 def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ APART = (
     "data.test_split",
     "data.validation_fraction",
     "data.evaluate_on",
+    "data.image_size",
     "evaluation.max_examples",
 )
 """Keys that change the examples; runs on different examples cannot be compared."""
@@ -220,6 +222,8 @@ def plan(
         except ConfigError as error:
             raise ConfigError(f"{_label(changed, changes)}: {error}" if changes else str(error)) from None
         label = _label(changed, changes)
+        if planned:
+            _check_same_examples(label, changed, planned[0].experiment)
         if label in labels:
             raise ConfigError(f"--grid: {label} occurs twice; give the strategies' classes different names")
         labels.add(label)
@@ -243,6 +247,17 @@ def _check(seeds: Sequence[int], grid: Grid) -> None:
         raise ConfigError(f"--seeds: expected different seeds, got {', '.join(map(str, seeds)) or 'none'}")
     if (count := len(seeds) * math.prod(map(len, grid.values()))) > MOST_RUNS:
         raise ConfigError(f"a sweep of {count:,} runs: at most {MOST_RUNS:,}")
+
+
+def _check_same_examples(label: str, experiment: Experiment, first: Experiment) -> None:
+    """Raise `ConfigError` if the two are measured on different examples, as by a grid of whole tables."""
+    for key in APART:
+        mine, others = (operator.attrgetter(key)(each) for each in (experiment, first))
+        if mine != others:
+            raise ConfigError(
+                f"--grid: {label}: {key} is {mine}, and {others} in the first run; "
+                "runs on different examples cannot be compared"
+            )
 
 
 def _label(experiment: Experiment, changes: Mapping[str, str]) -> str:

@@ -489,6 +489,24 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path: Path) -> None:
         compare([good, other])
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("evaluate_on = 'test'", "evaluate_on = 'validation'"),
+     ("test_split = 'drawn'", "test_split = 'published'"),
+     ("test_fraction = 0.2", "test_fraction = 0.3"),
+     ("validation_fraction = 0.0", "validation_fraction = 0.2"), ("image_size = 84", "image_size = 32")],
+)  # fmt: skip
+def test_runs_on_as_many_but_other_test_examples_cannot_be_compared(
+    tmp_path: Path, one: str, other: str
+) -> None:
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    for run, key in zip(runs, (one, other), strict=True):
+        (run / "experiment.toml").write_text(f"[data]\n{key}\n")
+    name, _, value = (part.strip("' ") for part in other.partition("="))
+    with pytest.raises(ConfigError, match=rf"runs on different data .* has data\.{name} {value}, .* has "):
+        compare(runs)
+
+
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):

@@ -55,6 +55,11 @@ def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[st
     [
         ({"seed": ["1"]}, (1,), "--grid seed: give seeds by --seeds"),
         ({"data.name": ["digits"]}, (1,), "--grid data.name: runs on different examples cannot be compared"),
+        ({"data": ["{name='digits'}", "{name='digits', test_fraction=0.5}"]}, (1,),
+         "5}: data.test_fraction is 0.5, and 0.2 in the first run; runs on different examples cannot be"),
+        ({"evaluation": ["{max_examples=50}", "{max_examples=60}"]}, (1,),
+         "evaluation.max_examples is 60, and 50 in the first run; runs on different examples cannot"),
+        ({"data.image_size": ["32", "84"]}, (1,), "--grid data.image_size: runs on different examples"),
         ({"training.lr": ["1", "1"]}, (1,), "--grid training.lr: expected different values, got 1, 1"),
         ({}, (1, 1), "--seeds: expected different seeds, got 1, 1"),
         ({}, (), "--seeds: expected different seeds, got none"),
