@@ -24,8 +24,11 @@ class Ahead(NamedTuple):
     """Fleets in which both reached it at the same time."""
     undecided: int
     """Fleets in which no run reached it, or one ended too soon to tell."""
-    ratios: tuple[float, ...]
-    """This setting's emulated seconds over the first's, for each fleet in which both reached the target."""
+    ratios: tuple[tuple[float, float], ...]
+    """This setting's emulated seconds over the first's, for each decided fleet: a lower and an upper bound.
+
+    They are equal if both settings reached the target; else one of them is 0 or infinity.
+    """
 
     @property
     def decided(self) -> int:
@@ -52,11 +55,16 @@ class Ahead(NamedTuple):
 
     @property
     def range_90(self) -> tuple[float, float] | None:
-        """The ratios' 5th and 95th percentile over the fleets; None with fewer than two."""
+        """Bounds of the ratios' 5th and 95th percentile over the decided fleets, perhaps 0 or infinity.
+
+        None with fewer than two fleets.
+        """
         if len(self.ratios) < 2:
             return None
-        low, high = np.percentile(self.ratios, (5, 95))
-        return float(low), float(high)
+        lows, highs = zip(*self.ratios, strict=True)
+        last = sorted(highs)[math.ceil(0.95 * (len(highs) - 1))]  # the highest that the percentile depends on
+        high = math.inf if math.isinf(last) else float(np.percentile(np.minimum(highs, last), 95))
+        return float(np.percentile(lows, 5)), high
 
     def __str__(self) -> str:
         """Return the share and its interval.
@@ -81,8 +89,13 @@ class Ahead(NamedTuple):
             "share": self.share if self.decided else None,
             "low_95": low if self.decided else None,
             "high_95": high if self.decided else None,
-            "ratio_90": self.range_90,
+            "ratio_90": None if (ends := self.range_90) is None else [finite(end) for end in ends],
         }
+
+
+def finite(end: float) -> float | None:
+    """Return the end of a range; None if the range is open there, at 0 or infinity."""
+    return end if 0.0 < end < math.inf else None
 
 
 TITLE = "Over plausible fleets"
@@ -90,9 +103,19 @@ HEADS = ("Run", ">Ahead in (95% interval)", ">Time ÷ first row's, in 90% of fle
 
 
 def row(label: str, found: Ahead) -> tuple[str, ...]:
-    """Return the cells of a setting's row under `HEADS`."""
-    ends = found.range_90
-    return label, str(found), "–" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}×", f"{found.fleets}"
+    """Return the cells of a setting's row under `HEADS`.
+
+    >>> both, one = (0.9, 0.9), (1.5, math.inf)
+    >>> [row("a", Ahead(2, 1, 0, 0, ratios))[2] for ratios in ((both, both), (both, one))]
+    ['0.90 to 0.90×', '0.93× or more']
+    """
+    return label, str(found), _range_text(*found.range_90 or (0.0, math.inf)), f"{found.fleets}"
+
+
+def _range_text(low: float, high: float) -> str:
+    if finite(low) is None:
+        return "–" if finite(high) is None else f"{high:.2f}× or less"
+    return f"{low:.2f}× or more" if finite(high) is None else f"{low:.2f} to {high:.2f}×"
 
 
 def explained(first: str) -> str:
@@ -131,17 +154,19 @@ def ahead(
     >>> other, mine = [1.0, 2.0, math.nan, math.nan, 3.0], [2.0, 2.0, 3.0, 9.0, math.nan]
     >>> found = ahead(other, mine, [9.0] * 5, [9.0, 9.0, 9.0, 9.0, 2.0])
     >>> found.ahead, found.ties, found.undecided, found.ratios
-    (1, 1, 1, (0.5, 1.0))
+    (1, 1, 1, ((0.5, 0.5), (1.0, 1.0), (3.0, inf), (1.0, inf)))
     """
     signs: list[float] = []
-    ratios: list[float] = []
+    ratios: list[tuple[float, float]] = []
     for there, here, there_end, here_end in zip(other, mine, other_end, mine_end, strict=True):
         if not (math.isnan(there) or math.isnan(here)):
             signs.append(np.sign(here - there))
-            ratios.append(there / here if here > 0 else math.nan)
+            ratios.append((there / here, there / here) if here > 0 else (0.0, math.inf))
         elif math.isnan(here) and not math.isnan(there) and here_end >= there:
             signs.append(1.0)
+            ratios.append((0.0, there / here_end if here_end > 0 else math.inf))
         elif math.isnan(there) and not math.isnan(here) and there_end >= here:
             signs.append(-1.0)
+            ratios.append((there_end / here if here > 0 else 0.0, math.inf))
     count = len(other)
     return Ahead(count, signs.count(1.0), signs.count(0.0), count - len(signs), tuple(ratios))

@@ -129,7 +129,8 @@ class Sweep:
 
         ``share`` counts a tie half and leaves out undecided fleets; ``low_95`` and ``high_95`` are its
         interval, ``ratio_low_90`` and ``ratio_high_90`` the 5th and 95th percentile over the fleets of its
-        time to the target ÷ the first's. The table is empty for a sweep without ``fleets``.
+        time to the target ÷ the first's (NaN if the range is open there, since a run did not reach the
+        target). The table is empty for a sweep without ``fleets``.
         """
         found = {
             row["label"]: ahead

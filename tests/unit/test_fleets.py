@@ -19,7 +19,7 @@ from edgefl.devices.fleet import Trips, fleet_of
 from edgefl.experiment import Experiment, Fleet, Training
 from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.results.compare import compare
-from edgefl.results.fleets import Ahead, ahead
+from edgefl.results.fleets import Ahead, ahead, row
 from tests.reports import Page, read_json
 
 WORK = BatchWork(fixed=StepWork(), per_example=StepWork(conv_flop=1e8))
@@ -115,6 +115,20 @@ def test_a_tie_counts_half_and_what_ended_too_soon_not_at_all() -> None:
     assert (found.ahead, found.ties, found.undecided, found.share) == (1, 1, 2, 0.5)
     assert str(ahead([nan], [nan], [1.0], [1.0])) == "undecided"
     assert Ahead(1, 0, 0, 1, ()).builtins()["share"] is None
+
+
+def test_the_range_of_the_ratio_counts_fleets_in_which_one_setting_did_not_reach_the_target() -> None:
+    nan = math.nan
+    late, first, ends = [9.0, 9.5] + [nan] * 18, [10.0] * 20, [100.0] * 20
+    assert row("late", ahead(late, first, ends, ends))[1:3] == ("10% (2 to 28)", "0.95× or more")
+    assert row("first", ahead(first, late, ends, ends))[2] == "1.06× or less"
+    mixed = [9.0] * 9 + [nan] + [10.0] * 10, [10.0] * 9 + [10.0] + [nan] * 10
+    assert row("mixed", ahead(*mixed, ends, ends))[2] == "–"
+    rare = [9.0] * 20 + [nan], [10.0] * 21, [100.0] * 21, [100.0] * 21
+    assert row("rare", ahead(*rare))[2] == "0.90 to 0.90×"
+    assert ahead(late, first, ends, ends).builtins()["ratio_90"] == [pytest.approx(0.9475), None]
+    none = [nan, nan], [5.0, 5.0], [10.0, 10.0], [10.0, 10.0]
+    assert row("never", ahead(*none))[2] == "2.00× or more"
 
 
 def fleets_of(tmp_path: Path, **options: Any) -> list[Path]:
