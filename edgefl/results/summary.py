@@ -159,12 +159,12 @@ def _plain(value: Any) -> Any:
 def summarize(run: Record | str | Path) -> dict[str, Any]:
     """Return the run in numbers; None for a figure that was not measured (no evaluation, no trip).
 
-    ``client_trips`` counts completed trips (download, training, upload) whether or not their update was used;
-    staleness is that of applied updates.
+    ``client_trips`` counts trips as ``stop.trips`` does: completed ones (download, training, upload), whether
+    or not their update was used, and cancelled ones, but not lost ones. Staleness is that of applied updates.
     """
     record = run if isinstance(run, Record) else Record(run)
     meta, trips = record.meta, record.trips
-    ended = ~np.isnan(trips["arrived_s"])
+    ended = ~np.isnan(trips["arrived_s"]) | np.isin(trips["fate"], ("applied", "discarded", "dropped"))
     fates = Counter(trips["fate"].tolist())
     last = record.evaluations[-1] if record.evaluations else None
     finite = [row.accuracy for row in record.evaluations if np.isfinite(row.accuracy)]

@@ -59,6 +59,7 @@ def test_same_bits_whatever_computes(strategy: dict[str, object], update_format:
         figures = edgefl.run(wanted, folder).summary()
         assert figures["processes"] == workers
         assert figures["versions"] == 12
+        assert figures["client_trips"] == figures["curve"]["trips"][-1]  # cancelled trips count in both
         assert figures["aggregation"]["backend"] == backend
         assert figures["integrity"]["checksum_mismatches"] == 0
         if strategy["name"] == "fedstaleweight":  # every trip is whole

@@ -116,6 +116,18 @@ def test_altered_updates_wrong_versions_and_incidents_are_counted(tmp_path: Path
     assert "Mismatch." in Page(write_report(tmp_path)).text
 
 
+def test_cancelled_trips_count_as_client_trips_and_lost_and_open_ones_do_not(tmp_path: Path) -> None:
+    """As for ``stop.trips``, ``evaluation.every_trips`` and the trips until a target."""
+    folder = write_run(tmp_path / "run", trips=60, lost=10)
+    with Store(folder) as store:
+        for task in (60, 61, 62):
+            store.trip(trip(task, 0, 60.0, fate="discarded", reason="cancelled"))
+        store.trip(trip(63, 0, 60.0))
+    found = summarize(folder)
+    assert found["client_trips"] == 50 + 3
+    assert (found["trips"]["discarded"], found["trips"]["lost"], found["trips"]["open"]) == (3, 10, 1)
+
+
 def test_an_emulation_that_missed_its_bars_is_invalid(tmp_path: Path) -> None:
     found = summarize(write_run(tmp_path, error=0.5))["fidelity"]
     assert found["valid"] is False
