@@ -51,6 +51,12 @@ APART = (
     "evaluation.max_examples",
 )
 """Keys that change the examples; runs on different examples cannot be compared."""
+NOT_IN_A_GRID = {
+    "seed": "give seeds by --seeds",
+    "name": "it changes nothing in a run",
+    **dict.fromkeys(APART, "runs on different examples cannot be compared"),
+}
+"""Keys that are rejected in a grid, with the reason."""
 
 Grid = Mapping[str, Sequence[str]]
 """Maps keys of the experiment to values in the syntax of ``--set``."""
@@ -236,17 +242,24 @@ def plan(
 
 def _check(seeds: Sequence[int], grid: Grid) -> None:
     for key, values in grid.items():
-        if key == "seed" or key in APART or key.startswith("data.name"):
-            why = (
-                "give seeds by --seeds" if key == "seed" else "runs on different examples cannot be compared"
-            )
+        if key in NOT_IN_A_GRID or key.startswith("data.name"):
+            why = NOT_IN_A_GRID.get(key, NOT_IN_A_GRID["data.name"])
             raise ConfigError(f"--grid {key}: {why}")
-        if not values or len(set(values)) < len(values):
+        found = [_value(key, value) for value in values]
+        if not found or any(value in found[:place] for place, value in enumerate(found)):
             raise ConfigError(f"--grid {key}: expected different values, got {', '.join(values) or 'none'}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds: expected different seeds, got {', '.join(map(str, seeds)) or 'none'}")
     if (count := len(seeds) * math.prod(map(len, grid.values()))) > MOST_RUNS:
         raise ConfigError(f"a sweep of {count:,} runs: at most {MOST_RUNS:,}")
+
+
+def _value(key: str, text: str) -> Any:
+    """Return the value that ``text`` stands for; an invalid text itself, which `config.change` rejects."""
+    try:
+        return toml.assignment(f"{key}={text}")[1]
+    except ConfigError:
+        return text
 
 
 def _check_same_examples(label: str, experiment: Experiment, first: Experiment) -> None:

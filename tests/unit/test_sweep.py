@@ -46,8 +46,8 @@ def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[st
     assert [one.label for one in planned({}, (1,))] == ["fedbuff"]
     same = planned({"training.lr": ["0.1"], "strategy.server_lr": ["1"]}, (1,))
     assert same[0].label == "lr=0.1, server_lr=1"
-    names = planned({"model.args.hidden": ["[8]", "[8 ]"]}, (1,))
-    assert [one.folder.name for one in names] == ["hidden=-8-seed-1", "hidden=-8-2-seed-1"]
+    names = planned({"training.lr": ["1e-1", "1e+1"]}, (1,))
+    assert [one.folder.name for one in names] == ["lr=1e-1-seed-1", "lr=1e-1-2-seed-1"]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,10 @@ def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[st
          "evaluation.max_examples is 60, and 50 in the first run; runs on different examples cannot"),
         ({"data.image_size": ["32", "84"]}, (1,), "--grid data.image_size: runs on different examples"),
         ({"training.lr": ["1", "1"]}, (1,), "--grid training.lr: expected different values, got 1, 1"),
+        ({"training.lr": ["0.1", "0.10"]}, (1,), "training.lr: expected different values, got 0.1, 0.10"),
+        ({"strategy.name": ["fedbuff", "'fedbuff'"]}, (1,), "strategy.name: expected different values"),
+        ({"model.args.hidden": ["[8]", "[8 ]"]}, (1,), "--grid model.args.hidden: expected different values"),
+        ({"name": ["a", "b"]}, (1,), "--grid name: it changes nothing in a run"),
         ({}, (1, 1), "--seeds: expected different seeds, got 1, 1"),
         ({}, (), "--seeds: expected different seeds, got none"),
         ({"training.lr": ["0.1", "fast"]}, (1,), "--grid training.lr=fast: training.lr: must be a number"),
