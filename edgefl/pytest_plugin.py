@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from _pytest.nodes import Node
-
     from edgefl.regression.checkout import Base
     from edgefl.regression.device import EdgeDevice, MarkOptions
     from edgefl.regression.session import Session
@@ -139,10 +137,10 @@ def _require_one_mark(definition: pytest.Item) -> None:
         )
 
 
-def _own_marks(node: Node) -> list[pytest.Mark]:
+def _own_marks(node: Any) -> list[pytest.Mark]:
     """Return a node's marks edge_device, without those that a class inherits."""
     own = vars(node.obj).get("pytestmark", []) if isinstance(node, pytest.Class) else node.own_markers
-    marks = (getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own]))
+    marks: list[Any] = [getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own])]
     return [mark for mark in marks if mark.name == "edge_device"]
 
 
