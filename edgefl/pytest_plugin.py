@@ -140,7 +140,9 @@ def _require_one_mark(definition: pytest.Item) -> None:
 def _own_marks(node: Any) -> list[pytest.Mark]:
     """Return a node's marks edge_device, without those that a class inherits."""
     own = vars(node.obj).get("pytestmark", []) if isinstance(node, pytest.Class) else node.own_markers
-    marks: list[Any] = [getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own])]
+    marks: list[Any] = [
+        getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own])
+    ]
     return [mark for mark in marks if mark.name == "edge_device"]
 
 
