@@ -15,7 +15,7 @@ from typing import Any
 
 import edgefl
 from edgefl import config
-from edgefl.results.compare import group, load
+from edgefl.results.grouping import group, load
 from edgefl.results.statistics import share
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "attacks.toml"

@@ -19,7 +19,7 @@ from typing import Any
 
 import edgefl
 from edgefl import config
-from edgefl.results.compare import Run, group, load
+from edgefl.results.grouping import Run, group, load
 from edgefl.results.statistics import estimate, share
 from edgefl.results.targets import RaceTarget
 from edgefl.strategies import names

@@ -146,6 +146,19 @@ def keys(key: str) -> tuple[str, ...] | None:
     return tuple(parts) if table == 0 else None
 
 
+def flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by dotted key; empty tables have none.
+
+    >>> dict(flat({"seed": 3, "fleet": {"devices": {"pi-4": 2}, "network": {}}}))
+    {'seed': 3, 'fleet.devices.pi-4': 2}
+    """
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
 def write(tables: Mapping[str, Any]) -> str:
     """Write ``tables`` as TOML text: single values, then one section per table, with inner tables inline.
 

@@ -16,6 +16,13 @@ from edgefl.host.process import read_kernel_file
 _MIB = 1 << 20
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 _FORKED = 0x40  # PF_FORKNOEXEC in proc_pid_stat(5): forked and no exec since
+_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+"""Part of the text of torch's RuntimeError."""
+
+
+def is_no_memory(error: BaseException) -> bool:
+    """Return True if Python, numpy or torch could not allocate memory."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY in str(error))
 
 
 def peak_resident_mib() -> float:
@@ -53,8 +60,8 @@ def private_mib(pids: Collection[int]) -> float:
     Pages that a fork shares with its parent count once. This takes about 10 µs a process without forks, and
     with forks up to 10 µs for each MiB of each process.
     """
-    forks = {pid for pid in pids if _is_fork(pid)} if len(pids) > 1 else set()
-    counted = [pid for pid in pids if pid not in forks or not _parent_waits(pid)]
+    forks = {pid for pid in pids if is_fork(pid)} if len(pids) > 1 else set()
+    counted = [pid for pid in pids if pid not in forks or not parent_waits(pid)]
     return sum(map(_proportional_kib if forks else _private_kib, counted)) / 1024
 
 
@@ -74,12 +81,13 @@ def _proportional_kib(pid: int) -> float:
     return _private_kib(pid)  # another user's process, or an old Linux
 
 
-def _is_fork(pid: int) -> bool:
+def is_fork(pid: int) -> bool:
+    """Return True if the process was forked and has not called exec since."""
     found = process_stat(pid)
     return bool(found) and bool(int(found[6]) & _FORKED)
 
 
-def _parent_waits(pid: int) -> bool:
+def parent_waits(pid: int) -> bool:
     """Return True if a thread of the parent is in an uninterruptible wait, as after a vfork.
 
     Until its exec, a process after vfork appears to own its parent's memory.

@@ -18,7 +18,7 @@ from edgefl import config, toml
 from edgefl.errors import ConfigError, unknown
 from edgefl.experiment import Experiment
 from edgefl.files import write_json, write_text
-from edgefl.results import compare, page, statistics, tables
+from edgefl.results import compare, grouping, page, statistics, tables
 from edgefl.results.groups import applied_weight, profile_of, slow_group
 from edgefl.results.pictures import AXES, curves_picture
 from edgefl.results.record import Record
@@ -428,12 +428,12 @@ def write_report(
     every = [record for found in records.values() for record in found]
     slow = slow_group(*every) if every else None
     arms = {
-        label: [compare.Run(each.folder, each, summarize(each), slow) for each in found]
+        label: [grouping.Run(each.folder, each, summarize(each), slow) for each in found]
         for label, found in records.items()
         if slow is not None
     }
     target = target_of(every)
-    rows = compare.rows_of(arms, target)
+    rows = grouping.rows_of(arms, target)
     document = {
         "title": title,
         "citation": citation,
@@ -458,7 +458,7 @@ def _page(
     title: str,
     citation: str,
     findings: Sequence[Finding],
-    rows: Sequence[compare.RunGroup],
+    rows: Sequence[grouping.RunGroup],
     notes: Sequence[str],
 ) -> str:
     counts = {each: sum(one.verdict == each for one in findings) for each in COLOURS}

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from edgefl.errors import ConfigError, TrainingError
 from edgefl.learning.custom import ClientExamples, Context
 from edgefl.loading import call, load_attribute
+from edgefl.toml import flat
 
 PREFIX = "flower:"
 EXAMPLES_KEY = "num-examples"
@@ -194,13 +195,5 @@ def run_config(module: str | None) -> dict[str, Any]:
             app = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
         except (OSError, KeyError, ValueError):
             continue
-        return dict(_flat(app.get("config", {})))
+        return dict(flat(app.get("config", {})))
     return {}
-
-
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value

@@ -281,7 +281,7 @@ def waited_for_ns(pid: int) -> int:
 
 
 class ThreadSchedule(NamedTuple):
-    """What Linux has counted for a thread: changed only if it has run."""
+    """Linux's counts for a thread. They change only when it runs."""
 
     ran_ns: int
     waited_ns: int

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgefl.host.children import children_of
-from edgefl.host.groups import process_stat
+from edgefl.host.memory import is_fork, parent_waits
 
 LOOK_S = 0.005
 """Minimum time between two samples of the started processes."""
 PAUSE = 4
 """Pause after a sample ÷ its CPU time: sampling takes at most a fifth of a core."""
-_FORKED = 0x40  # PF_FORKNOEXEC in proc_pid_stat(5): forked and no exec since
 
 
 class TreeWatch:
@@ -117,25 +116,12 @@ def _started_kib(pid: int) -> int:
     Pages that a fork shares with its parent count for the parent. After vfork, a process appears to own its
     parent's memory until its exec, while the parent waits.
     """
-    fork = _is_fork(pid)
+    fork = is_fork(pid)
     now, highest = kib("smaps_rollup", pid), kib("status", pid).get("VmHWM", 0)
     private = now.get("Private_Dirty", 0)
     if not fork:
         return max(private, highest - (now.get("Rss", highest) - private))
-    return 0 if _parent_waits(pid) or not _is_fork(pid) else private
-
-
-def _is_fork(pid: int) -> bool:
-    found = process_stat(pid)
-    return bool(found) and bool(int(found[6]) & _FORKED)
-
-
-def _parent_waits(pid: int) -> bool:
-    """Return True if a thread of the process's parent is in an uninterruptible wait."""
-    parent = next(iter(process_stat(pid)[1:2]), "")
-    with contextlib.suppress(OSError):
-        return any(process_stat(int(task))[:1] == ["D"] for task in os.listdir(f"/proc/{parent}/task"))
-    return True
+    return 0 if parent_waits(pid) or not is_fork(pid) else private
 
 
 def _forget_peak(pid: int) -> None:

@@ -30,6 +30,7 @@ import msgspec
 from edgefl.errors import ConfigError, RunError
 from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import Exit, end_child, kill_tree
+from edgefl.host.memory import is_no_memory
 from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.counts import CountedRun
 
@@ -44,9 +45,6 @@ MOST_AT_A_TIME = 10_000
 """Maximum calls or units in a shot; an empty function reaches a few thousand."""
 AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
 
-
-NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""Part of the text of torch's RuntimeError."""
 
 RestClass = Literal["interpreter", "integer", "memory", "crypto", "division", "float"]
 
@@ -160,7 +158,7 @@ def failure_of(error: BaseException) -> Failure:
     """Return why a function failed: its memory, or its exception with the frames of the user's code."""
     if isinstance(error, ConfigError):
         return Failure("refused", str(error))
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY in str(error)):
+    if is_no_memory(error):
         return Failure("memory", "")
     if _skips(error):
         return Failure("skipped", str(error))

@@ -179,7 +179,7 @@ def _short(name: str, width: int) -> str:
 
 
 class Written(NamedTuple):
-    """What was written at the end of a session."""
+    """The outcome of writing files at the end of a session."""
 
     lines: list[str]
     """Lines for the terminal."""

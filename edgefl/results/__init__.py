@@ -18,7 +18,7 @@ figure       learning curves for a paper
 targets      time to accuracy: the target, the cost until it, ratios over seeds
 fleets       the share of plausible fleets in which one setting is ahead of another
 statistics   estimates over seeds, the cost until a curve reaches a target, ratios of costs, bands
-grouping     which runs differ only in their seed, and labels for those that do not
+grouping     the runs of a comparison: loaded, grouped, labelled and averaged over seeds
 compare      comparison of runs: figures, tables, folder and page
 page         the page kit: the parts of every HTML page, its tables and its glossary
 pictures     the drawing kit: pictures for pages, and cards with learning curves

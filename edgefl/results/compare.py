@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from math import nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -15,103 +14,30 @@ from rich.console import Group as RenderGroup
 from rich.console import RenderableType
 from rich.text import Text
 
-from edgefl.errors import ConfigError
 from edgefl.experiment import NO_PROGRESS
 from edgefl.files import write_json, write_text
-from edgefl.results import fleets, grouping, page, trace
-from edgefl.results.groups import (
-    Group,
-    applied_weight,
-    label_accuracy,
-    profile_of,
-    profiles_by_speed,
-    slow_group,
+from edgefl.results import fleets, page, trace
+from edgefl.results.grouping import (
+    UNFINISHED,
+    Run,
+    RunGroup,
+    goal_of,
+    grouped,
+    load,
+    own_names,
+    rows_of,
 )
+from edgefl.results.groups import profiles_by_speed
 from edgefl.results.page import html_table
 from edgefl.results.pictures import Curve, close_fonts, curves_picture, learning_figures, series
-from edgefl.results.record import Record
 from edgefl.results.run_folder import SUMMARY_FILE, require_free
 from edgefl.results.spending import together
 from edgefl.results.statistics import NONE, Estimate, difference, estimate, higher, share, summary_curve
-from edgefl.results.summary import is_scored, measured, measures, metric_names, rounded, summarize
+from edgefl.results.summary import is_scored, measured, metric_names, rounded
 from edgefl.results.tables import FittedTable, many, number, percent, table
-from edgefl.results.targets import (
-    COSTS,
-    RaceTarget,
-    ToTarget,
-    race_in_words,
-    settings_of,
-    target_of,
-    to_target,
-)
+from edgefl.results.targets import COSTS, RaceTarget, race_in_words
 
-FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
-           "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
-"""The figures that are compared, and averaged over seeds."""
-UNFINISHED = "unfinished"
-"""Verdict on a run that was interrupted or killed, or is still running."""
 VERDICT_COLOURS = {"VALID": "green", "INVALID": "bold red", NO_PROGRESS: "bold red", UNFINISHED: "bold red"}
-
-
-class Run(NamedTuple):
-    """One run of a comparison."""
-
-    folder: Path
-    record: Record
-    summary: dict[str, Any]
-    slow: Group
-    """The slow profiles and the classes that only they have, the same for all runs (`slow_group`)."""
-
-    @property
-    def finished(self) -> bool:
-        return self.record.meta.status == "done"
-
-    @property
-    def ranked(self) -> bool:
-        """True if the run ended, and learned something."""
-        return self.finished and not self.summary["no_progress"]
-
-
-class RunGroup(NamedTuple):
-    """Runs that differ only in their seed: one row of the comparison."""
-
-    label: str
-    runs: tuple[Run, ...]
-    figures: dict[str, Estimate]
-    each: tuple[dict[str, float], ...]
-    """The figures of each run."""
-    valid: bool
-    to_target: ToTarget | None = None
-    """The cost until the runs reached the comparison's target."""
-
-    def estimates(self) -> dict[str, Any]:
-        """Return each figure's mean, and half the width of its 95% interval, for JSON."""
-        return {k: {"mean": rounded(f.mean), "half_95": rounded(f.half)} for k, f in self.figures.items()}
-
-    @property
-    def ranked(self) -> bool:
-        """True if every run ended, and learned something."""
-        return all(run.ranked for run in self.runs)
-
-    @property
-    def stuck(self) -> bool:
-        """True if a run learned nothing."""
-        return any(run.summary["no_progress"] for run in self.runs)
-
-    @property
-    def verdict(self) -> str:
-        """VALID or INVALID; ``computed`` under the virtual clock, which measures no times.
-
-        A row with a run that learned nothing is called `NO_PROGRESS`, one with a run that did not end
-        `UNFINISHED`; they are not ranked.
-        """
-        if self.stuck:
-            return NO_PROGRESS
-        if not self.ranked:
-            return UNFINISHED
-        if not self.valid:
-            return "INVALID"
-        return "computed" if all(run.record.meta.clock == "virtual" for run in self.runs) else "VALID"
 
 
 def compare(
@@ -267,108 +193,6 @@ def _scored(rows: Sequence[RunGroup]) -> bool:
     return is_scored(
         {name: any(np.isfinite(row.figures[name].mean) for row in rows) for name in ("accuracy", "loss")}
     )
-
-
-def own_names(rows: Sequence[RunGroup]) -> list[str]:
-    """Return the names of the runs' own metrics: all figures besides `FIGURES`."""
-    return list(dict.fromkeys(name for row in rows for name in row.figures if name not in FIGURES))
-
-
-def load(folders: Sequence[str | Path]) -> list[Run]:
-    """Load the runs. Raises `ConfigError` if they cannot be compared."""
-    if not folders:
-        raise ConfigError("nothing to compare: name at least one run's folder")
-    paths = [Path(folder) for folder in folders]
-    real = [path.resolve() for path in paths]
-    for place, path in enumerate(paths):
-        if real[place] in real[:place]:
-            raise ConfigError(f"run {path} is named twice")
-    records = [Record(path) for path in paths]
-    first = _data(records[0])
-    for path, record in zip(paths, records, strict=True):
-        for what, mine in _data(record).items():
-            if None not in (mine, first[what]) and mine != first[what]:
-                raise ConfigError(
-                    f"runs on different data cannot be compared: {path} has {what} {mine}, "
-                    f"{paths[0]} has {first[what]}"
-                )
-    slow = slow_group(*records)
-    return [Run(path, record, summarize(record), slow) for path, record in zip(paths, records, strict=True)]
-
-
-SPLIT = ("evaluate_on", "test_split", "test_fraction", "validation_fraction", "image_size")
-"""Keys of ``[data]`` that select and prepare the examples on which the global model is measured."""
-
-
-def _data(record: Record) -> dict[str, Any]:
-    """Return what the runs of a comparison have in common; None if it is not known."""
-    classes = len(record.evaluations[0].total) if record.evaluations else 0
-    known = {"data": record.meta.data, "test examples": record.meta.test_examples, "classes": classes}
-    data = settings_of(record).tables.get("data", {})
-    split = {f"data.{key}": data.get(key) for key in SPLIT}
-    return {**{name: value or None for name, value in known.items()}, **split}
-
-
-def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | None:
-    """Return the comparison's target (`targets.target_of`), from the runs that are ranked."""
-    return target_of([run.record for run in runs if run.ranked], given)
-
-
-def group(runs: Sequence[Run], target: RaceTarget | None = None) -> list[RunGroup]:
-    """Return one row for all runs that differ only in their seed, or a row per run if a seed is repeated."""
-    return rows_of(grouped(runs), target)
-
-
-def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each row of `group`, by label."""
-    kinds: dict[str, list[Run]] = {}
-    for run in runs:
-        kinds.setdefault(grouping.kind(run.record), []).append(run)
-    parts: list[list[Run]] = []
-    for members in kinds.values():
-        seeds = {run.record.meta.seed for run in members}
-        parts.extend([members] if len(seeds) == len(members) else [[run] for run in members])
-    labels = grouping.labels([part[0].record for part in parts])
-    return {
-        label if len(part) == 1 else f"{label} ×{len(part)}": part
-        for label, part in zip(labels, parts, strict=True)
-    }
-
-
-def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> list[RunGroup]:
-    """Return one row per label: the mean of each figure over its runs, and the cost until the target."""
-    rows: list[RunGroup] = []
-    first: list[Record] = []
-    for label, part in runs.items():
-        records = [run.record for run in part]
-        first = first or records
-        passed = None if target is None else to_target(target, records, first)
-        each = tuple(_figures(run, passed, place) for place, run in enumerate(part))
-        names = dict.fromkeys(name for found in each for name in found)
-        figures = {name: estimate([found.get(name, nan) for found in each]) for name in names}
-        valid = all(run.summary["fidelity"]["valid"] for run in part)
-        rows.append(RunGroup(label, tuple(part), figures, each, valid, passed))
-    return rows
-
-
-def _figures(run: Run, passed: ToTarget | None, place: int) -> dict[str, float]:
-    """Return the run's `FIGURES`, NaN for missing ones, and its own metrics."""
-    summary, evaluations = run.summary, run.record.evaluations
-    weight = applied_weight(run.record)
-    theirs = weight.shares[np.isin(profile_of(run.record, weight.clients), run.slow.profiles)]
-    plain = ("accuracy", "loss", "client_trips", "versions", "emulated_s")
-    found = (
-        measures(summary)
-        | {name: summary[name] for name in plain}
-        | {
-            "slow_accuracy": label_accuracy(evaluations[-1], run.slow.labels) if evaluations else nan,
-            "staleness_mean": summary["staleness"]["mean"],
-            "staleness_max": summary["staleness"]["max"],
-            "slow_weight": float(theirs.mean()) if len(theirs) else nan,
-        }
-        | {name: nan if passed is None else passed.costs[over][place] for over, name in COSTS.items()}
-    )
-    return {name: nan if found[name] is None else found[name] for name in (*FIGURES, *measures(summary))}
 
 
 def _plain(value: Estimate) -> str:

@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from edgefl.errors import ConfigError, RunError, unknown
-from edgefl.results import compare
+from edgefl.results import grouping
 from edgefl.results.pictures import close_fonts
 from edgefl.results.record import Record
 from edgefl.results.result import Result
@@ -100,7 +100,7 @@ def plot(
 def _by_label(runs: Mapping[str, Runs] | Runs) -> dict[str, list[Result]]:
     if isinstance(runs, Mapping):
         return {label: [_result(run) for run in found] for label, found in runs.items()}
-    rows = compare.group(compare.load([_result(run).dir for run in runs]))
+    rows = grouping.group(grouping.load([_result(run).dir for run in runs]))
     return {row.label: [Result(run.folder) for run in row.runs] for row in rows}
 
 

@@ -14,7 +14,7 @@ from rich.console import Group
 from edgefl.errors import ConfigError, damaged
 from edgefl.results import compare
 from edgefl.results.columns import Table, column
-from edgefl.results.compare import FIGURES
+from edgefl.results.grouping import FIGURES
 from edgefl.results.result import Result
 from edgefl.results.run_folder import RUNS, SUMMARY_FILE, is_sweep
 from edgefl.results.tables import FittedTable, as_text

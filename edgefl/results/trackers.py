@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,19 +88,10 @@ def _read(folder: Path, group: str | None) -> Copied:
     figures |= {name: summary["fidelity"][name] for name in ("median_abs_error", "p95_abs_error", "valid")}
     return Copied(
         folder, folder.name, group, identity[:16],
-        dict(_flat(toml.read(folder / EXPERIMENT_FILE))), curve,
+        dict(toml.flat(toml.read(folder / EXPERIMENT_FILE))), curve,
         {name: float(value) for name, value in figures.items() if isinstance(value, int | float)},
         {"strategy": meta.strategy, "clock": meta.clock, "model_sha256": meta.model_sha256},
     )  # fmt: skip
-
-
-def _flat(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by dotted key."""
-    for key, value in tables.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _tensorboard(run: Copied) -> str:

@@ -26,6 +26,7 @@ import zmq
 
 from edgefl.devices.link import Disconnected
 from edgefl.errors import SlotError, WireError
+from edgefl.host.memory import is_no_memory
 from edgefl.run import control, messages
 from edgefl.terminal import printable
 from edgefl.zeromq import keys
@@ -175,8 +176,8 @@ def _socket_of(spec: control.Spawn) -> Dealer:
 
 def of_training(error: Exception) -> bool:
     """Return True for an error of the user's model or training; such an error fails only the task."""
-    others = (Cancelled, Leave, MemoryError, SlotError, WireError, Disconnected)
-    return not isinstance(error, others) and "can't allocate memory" not in str(error)
+    others = (Cancelled, Leave, SlotError, WireError, Disconnected)
+    return not (isinstance(error, others) or is_no_memory(error))
 
 
 def reason(error: Exception) -> str:

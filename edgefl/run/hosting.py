@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """What a peer needs to connect: the server's address, pid (0 if remote) and public key."""
+    """The server's address, pid (0 if remote) and public key, with which a peer connects."""
 
     address: str
     server: int = 0

@@ -25,7 +25,7 @@ from edgefl.host.children import end_child
 from edgefl.host.confinement import Enforcement
 from edgefl.host.fork_server import ForkServer
 from edgefl.host.process import allow_open_files
-from edgefl.results import compare
+from edgefl.results import compare, grouping
 from edgefl.results.figure import plot
 from edgefl.results.headline import learned
 from edgefl.results.record import Record
@@ -43,11 +43,7 @@ CURVES = "curves.pdf"
 APART = (
     "data.name",
     "data.path",
-    "data.test_fraction",
-    "data.test_split",
-    "data.validation_fraction",
-    "data.evaluate_on",
-    "data.image_size",
+    *(f"data.{key}" for key in grouping.SPLIT),
     "evaluation.max_examples",
 )
 """Keys that change the examples; runs on different examples cannot be compared."""
@@ -322,12 +318,12 @@ def _outcome(figures: Mapping[str, Any]) -> str:
 def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | None) -> RenderableType:
     """Write the comparison of all runs into ``out``; return the table for the terminal."""
     allow_open_files()  # one per record
-    runs = compare.load([one.folder for one in planned])
-    target = compare.goal_of(runs, given)
-    by_label: dict[str, list[compare.Run]] = {}
+    runs = grouping.load([one.folder for one in planned])
+    target = grouping.goal_of(runs, given)
+    by_label: dict[str, list[grouping.Run]] = {}
     for one, run in zip(planned, runs, strict=True):
         by_label.setdefault(one.label, []).append(run)
-    rows = compare.rows_of(by_label, target)
+    rows = grouping.rows_of(by_label, target)
     described = {
         "grid": {key: list(values) for key, values in grid.items()},
         "seeds": list(dict.fromkeys(one.seed for one in planned)),

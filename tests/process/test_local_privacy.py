@@ -14,7 +14,7 @@ from edgefl import Clock, Result, Server, Stop
 from edgefl.experiment import Privacy
 from edgefl.lab.verify import verify
 from edgefl.privacy.accounting import PrivacyAccount, local_epsilon
-from edgefl.results.compare import load
+from edgefl.results.grouping import load
 from edgefl.results.record import Record
 from edgefl.results.spending import together
 from edgefl.run import supervisor

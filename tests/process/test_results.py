@@ -20,8 +20,9 @@ from edgefl import Clock, Data, Fleet, Stop
 from edgefl.cli import main
 from edgefl.devices import load_device, load_network
 from edgefl.devices.energy import PowerDraw, draw_of
-from edgefl.results.compare import FIGURES, compare, group, load
+from edgefl.results.compare import compare
 from edgefl.results.energy import energy_of
+from edgefl.results.grouping import FIGURES, group, load
 from edgefl.results.groups import applied_weight
 from edgefl.results.record import Record
 from edgefl.results.report import write_report

@@ -18,8 +18,9 @@ from rich.console import Console
 from edgefl import toml
 from edgefl.cli import main
 from edgefl.errors import ConfigError
-from edgefl.results.compare import compare, goal_of, group, load
+from edgefl.results.compare import compare
 from edgefl.results.figure import _by_label
+from edgefl.results.grouping import goal_of, group, load
 from edgefl.results.groups import slow_group
 from edgefl.results.record import Record
 from edgefl.results.statistics import summary_curve
