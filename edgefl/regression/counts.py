@@ -350,7 +350,7 @@ def _judged(
     if first is None or second is None:
         return f"{figure.text}: too many to be counted; {SMALLER}"
     if old is None:
-        return f"{figure.text}: the baseline has no number, because they were too many; save it again"
+        return f"{figure.text}: too many to be counted when the baseline was saved; save it again"
     most = _allowed(name, old, tolerance)
     if max(first, second) <= most:
         return None

@@ -151,7 +151,7 @@ def test_too_many_instructions_are_not_a_count() -> None:
         assert found == CountedVerdict(unjudged=(f"Python bytecode instructions: {TOO_MANY}",))
     found = against(uncounted, counted(100, calls=11))
     assert [one.name for one in found.grew] == ["calls"]  # is judged all the same
-    assert found.unjudged[0].endswith("has no number, because they were too many; save it again")
+    assert found.unjudged[0].endswith(": too many to be counted when the baseline was saved; save it again")
     once = run_of({"steps.train": 100}, None)
     assert [entry(one).uncounted for one in (uncounted, once, counted(100))] == [True, True, False]
     assert summary(run_of(None)) == "counted: bytecode too much to count"
