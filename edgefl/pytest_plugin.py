@@ -132,8 +132,8 @@ def _require_one_mark(definition: pytest.Item) -> None:
     if len(marks) > 1:
         devices = ", ".join(dict.fromkeys(f'"{device}"' for mark in marks for device in mark.args))
         raise pytest.Collector.CollectError(
-            f"{definition.nodeid} has {len(marks)} marks edge_device, but only one can count; name all devices "
-            f"in one mark, edge_device({devices}), or write a test for each mark"
+            f"{definition.nodeid} has {len(marks)} marks edge_device, but only one can count; name all "
+            f"devices in one mark, edge_device({devices}), or write a test for each mark"
         )
 
 

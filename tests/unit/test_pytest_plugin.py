@@ -613,8 +613,8 @@ def test_one_of_two_marks_is_never_ignored(run: Run, test: str) -> None:
     found.assert_outcomes(errors=1)
     found.stdout.fnmatch_lines(
         [
-            "test_device.py::*test_two has 2 marks edge_device, but only one can count; name all devices in one "
-            'mark, edge_device("moto-g4", "pixel-4"), or write a test for each mark'
+            "test_device.py::*test_two has 2 marks edge_device, but only one can count; name all devices in "
+            'one mark, edge_device("moto-g4", "pixel-4"), or write a test for each mark'
         ]
     )
 
