@@ -61,8 +61,8 @@ class ProcessTree:
         self._used_ns = self._unsure_ns = self._waited_for_ns = 0
         self._waited_ns = (0, 0)
         self._threads: dict[str, ThreadSchedule] = {}
-        self._waiting = False
-        """True if a thread wants a core and has not run since it was last looked at."""
+        self._unchanged: list[str] = []
+        """The threads that have not run between the last two looks at `_threads`."""
         self._memory_mib, self._memory_due_ns = 0.0, 0
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
         self._seen = time.monotonic_ns(), 0, 0  # at the last `wanting_ns`: time, CPU time, time stopped
@@ -180,7 +180,7 @@ class ProcessTree:
         unsure_ns = max(0, self._unsure_ns + left_ns - self._waited_since_ns())
         if not self.stopped and self.sleeps():
             self._unsure_ns = 0
-        elif used_ns and not self._waiting:
+        elif used_ns and not self._waits():
             self._unsure_ns = min(left_ns, unsure_ns)
         else:
             self._unsure_ns = unsure_ns
@@ -189,10 +189,7 @@ class ProcessTree:
     def _waited_since_ns(self) -> int:
         """Return the time since the last call in which they could have run but had no core or quota, ns."""
         before, self._threads = self._threads, dict(seen for pid in self._members for seen in threads_of(pid))
-        self._waiting = any(
-            before.get(thread, seen) == seen and process_stat(thread)[:1] == ["R"]
-            for thread, seen in self._threads.items()
-        )
+        self._unchanged = [name for name, seen in self._threads.items() if before.get(name, seen) == seen]
         now = (
             sum(seen.waited_ns for seen in self._threads.values()),
             0 if self._place is None else throttled_ns(self._place),
@@ -200,6 +197,10 @@ class ProcessTree:
         waited_ns = max(0, *(after - before for after, before in zip(now, self._waited_ns, strict=True)))
         self._waited_ns = now
         return waited_ns
+
+    def _waits(self) -> bool:
+        """Return True if a thread wants a core and has not run since the last call of `_waited_since_ns`."""
+        return any(process_stat(thread)[:1] == ["R"] for thread in self._unchanged)
 
     def sleeps(self) -> bool:
         """Return True if every thread waits for something other than a core."""
