@@ -6,10 +6,9 @@ product and every sum as numpy does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
@@ -19,147 +18,20 @@ from edgefl.kernels.arguments import LANES, SCALE_BLOCK, TILE, Doubles, Floats, 
 from edgefl.kernels.backend_reference import decoded, difference, folded, round_all, words_of
 from edgefl.kernels.backend_reference import observe as observe
 from edgefl.kernels.field import PRIME, CodeArguments, FieldSumArguments
-from edgefl.kernels.numba_threads import CHUNK, in_parts, useful_threads
+from edgefl.kernels.numba_sums import F32, F64, I64, helper, input_of, jit, output_of, sum_tiles
+from edgefl.kernels.numba_threads import CHUNK, in_parts, shared_sum, useful_threads
 from edgefl.kernels.numba_threads import close_pool as close_pool
 from edgefl.kernels.numba_vectors import (
-    GROUP,
     INT8,
     ITEM_BYTES,
-    SOURCE_DIGEST,
-    STREAM_ALIGNMENT,
-    WIDTH,
-    add_group,
-    copy_bytes,
     word_at,
 )
 from edgefl.kernels.quantization import QuantizationArguments
 from edgefl.kernels.ranks import GRAIN, RankArguments, network
 from edgefl.kernels.steps import StepArguments
 
-_STREAM_BYTES = 1 << 20
-"""Size from which a result is written past the caches."""
-_SPAN = 8
-"""Tiles of a large sum that are added at once: fewer, longer streams from memory."""
 
-
-# ---- the loops -----------------------------------------------------------------------------------
-
-
-def _jit(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.__qualname__ = f"{function.__name__}_{SOURCE_DIGEST}"
-        options: dict[str, Any] = {"nogil": True, "fastmath": False, "error_model": "numpy"}
-        try:
-            return numba.njit([signature], cache=True, **options)(function)
-        except RuntimeError:  # no writable cache folder
-            return numba.njit([signature], **options)(function)
-
-    return compiled
-
-
-def _helper(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function that only other compiled functions call."""
-    made: Callable[..., Any] = numba.njit(error_model="numpy")(function)
-    return made
-
-
-def _input(dtype: Any) -> Any:
-    return types.Array(dtype, 1, "C", readonly=True, aligned=False)
-
-
-def _output(dtype: Any) -> Any:
-    return types.Array(dtype, 1, "C", aligned=False)
-
-
-_F32, _F64, _I64 = types.float32, types.float64, types.int64
-
-
-@_helper
-def _padded(target: Floats, source: int, size: int) -> int:
-    """Copy ``size`` bytes to the front of ``target``, and zeros after them; return its address."""
-    target[:] = 0.0
-    copy_bytes(source, target.ctypes.data, size)
-    return target.ctypes.data
-
-
-@_helper
-def _sum_span(
-    listed: Any,
-    weights: Floats,
-    start: int,
-    stop: int,
-    stream: int,
-    partial: Doubles,
-    sums: Floats,
-    padded: Any,
-) -> None:
-    """Add all updates to one span. An incomplete vector of `WIDTH` is padded with zeros."""
-    lanes, vectors, scales = np.empty((GROUP, LANES)), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
-    out, base, updates = listed[0, 0], listed[0, 1], listed[:, 2:]
-    count, k = updates.shape[1], 0
-    groups = -(-count // GROUP)
-    while k < count:
-        kind, most = updates[1, k], -(-(count - k) // groups)  # groups of equal size
-        group = 1
-        while group < most and updates[1, k + group] == kind:
-            group += 1
-        groups = max(groups - 1, -(-(count - k - group) // GROUP), 1)
-        last = k + group == count
-        for at in range(start, stop, TILE):
-            size = min(TILE, stop - at)
-            here = sums.ctypes.data + 4 * (at - start)
-            whole = size % WIDTH == 0
-            source = here if k else base + 4 * at if base else padded[GROUP].ctypes.data
-            target = out + 4 * at if last and whole else here
-            for j in range(group):
-                vectors[j] = updates[0, k + j] + ITEM_BYTES[kind] * at
-                scales[j] = updates[2, k + j] + at // SCALE_BLOCK * 4
-                if not whole:
-                    vectors[j] = _padded(padded[j], vectors[j], ITEM_BYTES[kind] * size)
-            if not whole and base and not k:
-                source = _padded(sums[at - start : at - start + TILE], source, 4 * size)
-            lanes[:] = 0.0
-            add_group(
-                kind,
-                group,
-                stream if last and whole else 0,
-                source,
-                target,
-                vectors.ctypes.data,
-                scales.ctypes.data,
-                weights.ctypes.data + 4 * k,
-                -(-size // WIDTH) * WIDTH,
-                lanes.ctypes.data,
-            )
-            if last and not whole:
-                copy_bytes(target, out + 4 * at, 4 * size)
-            for j in range(group):
-                each = lanes[j]
-                low = (each[0] + each[4]) + (each[2] + each[6])
-                partial[k + j, at // TILE] = low + ((each[1] + each[5]) + (each[3] + each[7]))
-        k += group
-
-
-@_jit(types.void(types.Array(_I64, 2, "C"), _input(_F64), _I64, _I64, types.Array(_F64, 2, "C")))
-def _sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Doubles) -> None:
-    """Compute base + Σ_k weights[k] · updates[k] for elements ``start`` to ``stop``, and each tile's norms.
-
-    Each column of ``listed`` describes a whole vector by its address, its type and the address of its scales:
-    first the result, then the base (address 0: none), then the updates. ``start`` is a multiple of `TILE`.
-    A span of tiles stays in the cache while groups of updates are added to it.
-    """
-    out, base = listed[0, 0], listed[0, 1]
-    large = 4 * TILE * partial.shape[1] >= _STREAM_BYTES
-    stream = int(large and out % STREAM_ALIGNMENT == 0 and out != base)
-    span = _SPAN if large else 1
-    rounded = weights.astype(np.float32)
-    sums, padded = np.empty(span * TILE, np.float32), np.zeros((GROUP + 1, TILE), np.float32)
-    for first in range(start, stop, span * TILE):
-        last = min(first + span * TILE, stop)
-        _sum_span(listed, rounded, first, last, stream, partial, sums, padded)
-
-
-@_jit(types.void(types.int64, _input(_F32), *[_input(_F32)] * 4, *[_output(_F32)] * 3))
+@jit(types.void(types.int64, input_of(F32), *[input_of(F32)] * 4, *[output_of(F32)] * 3))
 def _step(
     kind: int,
     c: Floats,
@@ -197,7 +69,7 @@ def _step(
         out[i] = base[i] + a[i] / (np.sqrt(b[i]) + epsilon) * lr
 
 
-@_jit(types.void(types.Array(_F64, 2, "C"), _output(_F64)))
+@jit(types.void(types.Array(F64, 2, "C"), output_of(F64)))
 def _in_order(partial: Doubles, sums: Doubles) -> None:
     """Add the columns of ``partial`` to ``sums``, one after the other."""
     for k in range(partial.shape[0]):
@@ -205,7 +77,7 @@ def _in_order(partial: Doubles, sums: Doubles) -> None:
             sums[k] += partial[k, tile]
 
 
-@_jit(types.void(_input(types.uint32), _output(types.uint64)))
+@jit(types.void(input_of(types.uint32), output_of(types.uint64)))
 def _words(words: Any, sums: Any) -> None:
     s1 = s2 = np.uint64(0)
     for i in range(words.size):
@@ -215,7 +87,7 @@ def _words(words: Any, sums: Any) -> None:
     sums[0], sums[1] = s1, s2
 
 
-@_jit(types.void(types.Array(_F32, 2, "C"), _input(types.int32), types.int64, _output(_F32)))
+@jit(types.void(types.Array(F32, 2, "C"), input_of(types.int32), types.int64, output_of(F32)))
 def _trimmed(rows: Any, comparisons: Any, trim: int, out: Floats) -> None:
     """Sort the middle ranks of each column of ``rows``, in place, and write their means."""
     count, width = rows.shape
@@ -233,7 +105,7 @@ def _trimmed(rows: Any, comparisons: Any, trim: int, out: Floats) -> None:
         out[i] = np.float32(total / kept)
 
 
-@_jit(types.void(types.Array(_F32, 2, "C"), types.Array(_F64, 2, "C"), types.uint64))
+@jit(types.void(types.Array(F32, 2, "C"), types.Array(F64, 2, "C"), types.uint64))
 def _products(rows: Any, found: Any, lanes: Any) -> None:
     """Add one grain's inner products of all pairs of rows; the width is a multiple of `LANES`."""
     count, width = rows.shape
@@ -254,7 +126,7 @@ _LOW, _HALF, _FIVE, _P = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(5), np.
 _SIGNED_P = np.int64(PRIME)
 
 
-@_jit(types.void(_output(_U64), _input(_U32), _U64))
+@jit(types.void(output_of(_U64), input_of(_U32), _U64))
 def _field_add(total: Any, vector: Any, weight: Any) -> None:
     """Add weight · vector to ``total``; each product is folded to less than 6 · 2^32."""
     for i in range(total.size):
@@ -262,7 +134,7 @@ def _field_add(total: Any, vector: Any, weight: Any) -> None:
         total[i] += (product & _LOW) + _FIVE * (product >> _HALF)
 
 
-@_jit(types.void(_output(_U32), _input(_U64)))
+@jit(types.void(output_of(_U32), input_of(_U64)))
 def _field_fold(out: Any, total: Any) -> None:
     for i in range(out.size):
         folded = (total[i] & _LOW) + _FIVE * (total[i] >> _HALF)
@@ -270,7 +142,7 @@ def _field_fold(out: Any, total: Any) -> None:
         out[i] = np.uint32(folded - _P if folded >= _P else folded)
 
 
-@_jit(types.int64(_input(_F32), _output(_U32), _input(_U32), _F32, _F32))
+@jit(types.int64(input_of(F32), output_of(_U32), input_of(_U32), F32, F32))
 def _field_encode(update: Any, out: Any, mask: Any, factor: Any, clip: Any) -> Any:
     limited = 0
     for i in range(out.size):
@@ -283,7 +155,7 @@ def _field_encode(update: Any, out: Any, mask: Any, factor: Any, clip: Any) -> A
     return limited
 
 
-@_jit(types.int64(_output(_F32), _input(_U32), _input(_U32), _F32))
+@jit(types.int64(output_of(F32), input_of(_U32), input_of(_U32), F32))
 def _field_decode(out: Any, words: Any, mask: Any, factor: Any) -> Any:
     largest, half = np.int64(0), np.int64(PRIME // 2)
     for i in range(out.size):
@@ -300,7 +172,7 @@ _LAYOUT = np.array([object.__basicsize__, id(np.ndarray), *map(id, arguments.DTY
 _CONTIGUOUS, _WRITEABLE = 0x0001, 0x0400
 
 
-@_helper
+@helper
 def _kind_of(array: int, size: int, layout: Any) -> int:
     """Return the index of a flat array's type in DTYPES; −1 if it is not a flat array of ``size`` elements.
 
@@ -320,14 +192,14 @@ def _kind_of(array: int, size: int, layout: Any) -> int:
     return -1
 
 
-@_helper
+@helper
 def _overlap(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
     return a < b + b_bytes and b < a + a_bytes
 
 
-@_jit(types.boolean(types.Array(_I64, 2, "C"), _I64, types.Array(_I64, 1, "C")))
+@jit(types.boolean(types.Array(I64, 2, "C"), I64, types.Array(I64, 1, "C")))
 def _resolve(listed: Any, size: int, layout: Any) -> bool:
-    """Replace ids of arrays by the entries that `_sum_tiles` reads; return False if an array is unsuitable.
+    """Replace ids of arrays by the entries that `sum_tiles` reads; return False if an array is unsuitable.
 
     The first row has the ids of the result, the base (0: none) and the updates, the third row those of their
     scales. Result and base must be float32 of ``size`` elements; the result must be writable and overlap no
@@ -383,7 +255,7 @@ _KINDS: dict[Any, int] = {dtype: kind for kind, dtype in enumerate(arguments.DTY
 
 
 def _usual(given: Any) -> NDArray[np.int64] | None:
-    """Return the arrays as `_sum_tiles` reads them, if all are plain; None if anything is unusual.
+    """Return the arrays as `sum_tiles` reads them, if all are plain; None if anything is unusual.
 
     They are checked by compiled code, because checks in Python take longer than a small sum.
     """
@@ -402,7 +274,7 @@ def _usual(given: Any) -> NDArray[np.int64] | None:
 
 
 def _listed(given: SumArguments) -> NDArray[np.int64]:
-    """Return the checked arrays as `_sum_tiles` reads them."""
+    """Return the checked arrays as `sum_tiles` reads them."""
     listed = np.zeros((3, len(given.updates) + 2), dtype=np.int64)
     listed[0, :2] = _address(given.out), 0 if given.base is None else _address(given.base)
     listed[0, 2:] = [_address(update) for update in given.updates]
@@ -425,12 +297,8 @@ def weighted_sum(given: SumArguments, threads: int) -> Doubles:
         given.checked()  # raises an error that names what is wrong
         raise
     partial = np.empty((count, -(-size // TILE)))
-
-    def work(start: int, stop: int) -> None:
-        _sum_tiles(listed, weights, start, stop, partial)
-
     if count:
-        in_parts(work, size, useful_threads(size * count, threads), largest=None)
+        shared_sum(listed, weights, size, partial, threads)
     return _finished(given, partial, threads)
 
 
@@ -452,7 +320,7 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
         here, part, mean = listed.copy(), slice(start, stop), np.zeros(stop - start, dtype=np.float32)
         if count:
             here[0, 0] = _address(mean) - 4 * start
-            _sum_tiles(here, weights, start, stop, partial)
+            sum_tiles(here, weights, start, stop, partial)
         old_a, old_b = [*(x[part] for x in old), unused][:2]
         a, b = [*(x[part] for x in new), unused][:2]
         _step(kind, numbers, mean, base[part], old_a, old_b, total.out[part], a, b)
@@ -463,7 +331,7 @@ def weighted_step(given: StepArguments, threads: int) -> Doubles:
 
 def cached_in() -> str | None:
     """Return the cache folder of the compiled code; None if each process compiles it, which takes 10 s."""
-    folder: str | None = cast(Any, _sum_tiles).stats.cache_path
+    folder: str | None = cast(Any, sum_tiles).stats.cache_path
     return folder
 
 
@@ -567,7 +435,7 @@ def _norm(update: Update, scale: Floats | None) -> float:
     listed = _listed(given)
     for start in range(0, update.size, CHUNK):
         listed[0, 0] = _address(scratch) - 4 * start
-        _sum_tiles(listed, zero, start, min(start + CHUNK, update.size), partial)
+        sum_tiles(listed, zero, start, min(start + CHUNK, update.size), partial)
     return float(_finished(given, partial, 1)[0])
 
 

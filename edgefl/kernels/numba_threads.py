@@ -1,27 +1,33 @@
 """Threads of the numba back end: they wait between calls and share the parts of a vector.
 
-The compiled loops run without the GIL. A thread takes the GIL only between two parts.
+They wait, and compute sums, in the compiled code of `numba_sums`, without the GIL. Only other work is called
+from Python.
 """
 
 from __future__ import annotations
 
 import _thread
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from edgefl.kernels.arguments import TILE
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl.kernels import numba_sums
+from edgefl.kernels.arguments import TILE, Doubles
 
 CHUNK = 64 * TILE
 """Number of elements whose temporary arrays fit the cache."""
-_THREAD_ELEMENTS = 1 << 18
-"""Minimum number of elements per thread. Waking a thread takes as long as summing about half of them."""
+_THREAD_ELEMENTS, _SUM_THREAD_ELEMENTS = 1 << 18, 1 << 17
+"""Minimum number of elements per thread, of other work and of a sum. Waking a thread takes as long as summing
+about half of them."""
 
 
-def useful_threads(elements: int, threads: int) -> int:
+def useful_threads(elements: int, threads: int, least: int = _THREAD_ELEMENTS) -> int:
     """Return the number of threads that pay off for reading ``elements``, at most ``threads``."""
-    return max(1, min(threads, elements // _THREAD_ELEMENTS))
+    return max(1, min(threads, elements // least))
 
 
 class _Pool:
@@ -29,9 +35,23 @@ class _Pool:
 
     def __init__(self) -> None:
         self._free = _thread.allocate_lock()
-        self._threads: list[tuple[Any, Any]] = []
-        """A lock to wake each thread, and one that it releases when it has finished."""
+        self._job = np.zeros(numba_sums.JOB_WORDS, dtype=np.int64)
+        numba_sums.prepare(self._job)
+        self._size = 0
         self._work: Callable[[], None] | None = None
+
+    def sum(
+        self, listed: NDArray[np.int64], weights: Doubles, size: int, partial: Doubles, threads: int
+    ) -> None:
+        """Compute `numba_sums.sum_tiles` of all elements; in this thread alone if the others are busy."""
+        if threads < 2 or not self._free.acquire(blocking=False):
+            numba_sums.sum_tiles(listed, weights, 0, size, partial)
+            return
+        try:
+            self._grow(threads - 1)
+            numba_sums.share_sum(self._job, listed, weights, size, partial, threads - 1)
+        finally:
+            self._free.release()
 
     def run(self, work: Callable[[], None], threads: int) -> None:
         """Call ``work`` in this thread and in ``threads`` − 1 others; only in this one if they are busy."""
@@ -40,58 +60,39 @@ class _Pool:
             return
         try:
             self._work = work
-            while len(self._threads) < threads - 1:
-                locks = _thread.allocate_lock(), _thread.allocate_lock()
-                for lock in locks:
-                    lock.acquire()
-                _thread.start_new_thread(self._wait, locks)
-                self._threads.append(locks)
-            helpers = self._threads[: threads - 1]
-            for wake, _ in helpers:
-                wake.release()
+            self._grow(threads - 1)
+            numba_sums.wake(self._job, threads - 1, numba_sums.PYTHON)
             try:
                 work()
             finally:
-                _acquire_all([finished for _, finished in helpers])
+                numba_sums.join(self._job, threads - 1)
         finally:
             self._work = None
             self._free.release()
 
-    def _wait(self, wake: Any, finished: Any) -> None:
-        while True:
-            wake.acquire()
-            if (work := self._work) is None:
-                finished.release()
-                return
+    def _grow(self, size: int) -> None:
+        while self._size < size:
+            _thread.start_new_thread(self._wait, (self._job,))
+            self._size += 1
+
+    def _wait(self, job: NDArray[np.int64]) -> None:
+        while numba_sums.serve(job) != numba_sums.END:
+            work: Any = self._work
             with suppress(BaseException):  # `in_parts` raises it in the caller
                 work()
             del work
-            finished.release()
+            numba_sums.done(job)
+        numba_sums.done(job)
 
     def size(self) -> int:
-        return len(self._threads)
+        return self._size
 
     def close(self) -> None:
         """End the threads; the next call starts others."""
         with self._free:
-            for wake, _ in self._threads:
-                wake.release()
-            _acquire_all([finished for _, finished in self._threads])
-            self._threads.clear()
-
-
-def _acquire_all(locks: Sequence[Any]) -> None:
-    """Acquire all locks, then raise what a signal handler raised meanwhile."""
-    raised: BaseException | None = None
-    for lock in locks:
-        while True:
-            try:
-                lock.acquire()
-                break
-            except BaseException as error:
-                raised = error
-    if raised is not None:
-        raise raised
+            numba_sums.wake(self._job, self._size, numba_sums.END)
+            numba_sums.join_all(self._job, self._size)
+            self._size = 0
 
 
 _pool = _Pool()
@@ -100,13 +101,21 @@ os.register_at_fork(after_in_child=_pool.__init__)  # type: ignore[misc]
 close_pool, pool_size = _pool.close, _pool.size
 
 
-def in_parts(work: Callable[[int, int], None], size: int, threads: int, largest: int | None = CHUNK) -> None:
+def shared_sum(
+    listed: NDArray[np.int64], weights: Doubles, size: int, partial: Doubles, threads: int
+) -> None:
+    """Compute `numba_sums.sum_tiles` of ``size`` elements; threads share the parts."""
+    useful = useful_threads(size * len(weights), threads, _SUM_THREAD_ELEMENTS)
+    _pool.sum(listed, weights, size, partial, useful)
+
+
+def in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
     """Call work(start, stop) for parts of all elements; threads share the parts.
 
-    Parts are multiples of `TILE` of at most ``largest`` elements, None for no limit.
+    Parts are multiples of `TILE` of at most `CHUNK` elements.
     """
     part = -(-size // (2 * threads if threads > 1 else 1) // TILE) * TILE or TILE
-    part = part if largest is None else min(part, largest)
+    part = min(part, CHUNK)
     starts, errors = iter(range(0, size, part)), list[BaseException]()
 
     def run_parts() -> None:

@@ -112,6 +112,23 @@ def test_callers_on_many_threads_at_once(backend: str) -> None:
 
 
 @each_pool
+def test_signals_while_threads_share_a_sum_change_nothing(backend: str) -> None:
+    kernels.set_threads(2)
+    expected, arrived = _sum(backend), list[int]()
+    before = signal.signal(signal.SIGALRM, lambda *_: arrived.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+    try:
+        patience = Patience(BOUND_S)
+        while len(arrived) < 200 and not patience.over():
+            assert _sum(backend) == expected
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(arrived) >= 200
+    assert _sum(backend) == expected
+
+
+@each_pool
 def test_a_process_that_used_threads_ends_cleanly(backend: str) -> None:
     code = f"""
 import numpy
