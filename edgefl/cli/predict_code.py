@@ -76,7 +76,7 @@ def _relative(clusters: tuple[CodeCluster, ...], code: CodeClass, threads: int) 
     from edgefl.host import calibration
 
     try:
-        return relative(clusters, code, threads, calibration.calibrate())
+        return relative(clusters, code, threads, calibration.calibrate_code(code))
     except EdgeflError as error:
         say(f"edgefl: no comparison with this host: {error}", err=True)
         return None

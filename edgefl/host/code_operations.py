@@ -50,7 +50,7 @@ _MIB = 1 << 20
 
 def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
     """Measure all classes except ``simd``; those of the C extension are missing if it was not built."""
-    found = {"copy": timer(*_copy(copy_mib))}
+    found = {"copy": timer(*copy_program(copy_mib))}
     for name in ("interpreter", *CLASSES.values()):
         with contextlib.suppress(ImportError):
             found[name] = timer(*program(name))
@@ -80,7 +80,7 @@ def simd(pointwise: Rate, depthwise: Rate) -> Rate:
     return Rate(median=median, cv=max(pointwise.cv, depthwise.cv), samples=samples)
 
 
-def _copy(mib: float) -> tuple[Callable[[], Any], float]:
+def copy_program(mib: float) -> tuple[Callable[[], Any], float]:
     """Return a function that copies ``mib`` from one block to another, and the same amount in MB."""
     source, target = np.ones(int(mib * _MIB), dtype=np.uint8), np.zeros(int(mib * _MIB), dtype=np.uint8)
     return lambda: np.copyto(target, source), mib * _MIB / 1e6

@@ -30,6 +30,7 @@ from edgefl.learning.networks import cnn_femnist
 REPETITIONS = 9
 ROUNDS = 5  # at most; a noisy rate is measured again, and the least noisy round counts
 USUAL_S = 5.0  # CPU time of the usual rate's repetitions
+CODE_S = 2.0  # CPU time of the repetitions of a class of code
 GEMM_SIZES = (64, 256, 1024)
 TRIAD_MIN_MIB = 64  # minimum size of each of the triad's three arrays
 _REPETITION_S = 0.05
@@ -54,8 +55,7 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
     net = cnn_femnist((1, 28, 28), 62)
     images = torch.linspace(0, 1, FEMNIST_BATCH * 28 * 28).reshape(FEMNIST_BATCH, 1, 28, 28)
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
-    pointwise = rate(_conv(128, 128, 28, 1), 2.0 * 128 * 128 * 28**2 / 1e9)
-    depthwise = rate(_conv(128, 128, 56, 3, groups=128), 2.0 * 128 * 9 * 56**2 / 1e9)
+    pointwise, depthwise = rate(*_pointwise()), rate(*_depthwise())
     return Measured(
         gemm_gflops={str(n): rate(_gemm(n), 2.0 * n**3 / 1e9) for n in sizes},
         conv_gflops={
@@ -69,10 +69,27 @@ def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None)
         cache_mib=cache_mib,
         blas=blas[1] if blas else "unknown",
         code={
-            **code_operations.measure_code(rate, triad_mib),
-            "simd": code_operations.simd(pointwise, depthwise),
+            **code_operations.measure_code(_usual_code_rate, triad_mib),
+            "simd": measure_class("simd"),
         },
     )
+
+
+def measure_class(code_class: str) -> Rate:
+    """Measure one class of code in this process.
+
+    Raises ImportError if the class needs the C extension and that was not built.
+    """
+    torch.set_num_threads(1)
+    if code_class == "simd":
+        return code_operations.simd(_usual_code_rate(*_pointwise()), _usual_code_rate(*_depthwise()))
+    if code_class == "copy":
+        return _usual_code_rate(*code_operations.copy_program(_triad_mib(last_level_cache_mib())))
+    return _usual_code_rate(*code_operations.program(code_class))
+
+
+def _usual_code_rate(run: Callable[[], Any], work: float) -> Rate:
+    return usual_rate(run, work, CODE_S)
 
 
 def rate(run: Callable[[], Any], work: float) -> Rate:
@@ -83,8 +100,8 @@ def rate(run: Callable[[], Any], work: float) -> Rate:
     return min(rounds, key=lambda found: found.cv)
 
 
-def usual_rate(run: Callable[[], Any], work: float) -> Rate:
-    """Return the work per CPU second of ``run`` after a warm-up, from `USUAL_S` seconds of repetitions.
+def usual_rate(run: Callable[[], Any], work: float, least_s: float = USUAL_S) -> Rate:
+    """Return the work per CPU second of ``run`` after a warm-up, from ``least_s`` CPU seconds of repetitions.
 
     At least `REPETITIONS` are made. The speed of a virtual machine can change by a factor of two for some
     seconds, because it shares its cores with others. So a program's speed is near this median, and not near
@@ -94,7 +111,7 @@ def usual_rate(run: Callable[[], Any], work: float) -> Rate:
     for calls, took_s in _repetitions(run):
         samples.append(calls * work / took_s)
         spent_s += took_s
-        if len(samples) >= REPETITIONS and spent_s >= USUAL_S:
+        if len(samples) >= REPETITIONS and spent_s >= least_s:
             break
     return _rate_of(samples)
 
@@ -148,6 +165,14 @@ def _conv(inputs: int, outputs: int, side: int, kernel: int, groups: int = 1) ->
     return lambda: conv2d(image, weights, padding=kernel // 2, groups=groups)
 
 
+def _pointwise() -> tuple[Callable[[], Any], float]:
+    return _conv(128, 128, 28, 1), 2.0 * 128 * 128 * 28**2 / 1e9
+
+
+def _depthwise() -> tuple[Callable[[], Any], float]:
+    return _conv(128, 128, 56, 3, groups=128), 2.0 * 128 * 9 * 56**2 / 1e9
+
+
 def sgd_step(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, lr: float) -> Callable[[], None]:
     """Return a function that makes one step of plain SGD on a fixed batch; ``lr`` 0 keeps the weights."""
     parameters = list(net.parameters())
@@ -175,7 +200,9 @@ def measure_step(name: str, batch: int, dtype: str, shape: tuple[int, ...]) -> R
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if sys.argv[1:2] == ["code"]:
+        encoded = msgspec.json.encode(measure_class(sys.argv[2]))
+    elif sys.argv[1:]:
         name, batch, dtype, *sizes = sys.argv[1:]
         encoded = msgspec.json.encode(measure_step(name, int(batch), dtype, tuple(map(int, sizes))))
     else:

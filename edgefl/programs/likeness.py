@@ -11,10 +11,10 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edgefl.devices import Device
-from edgefl.devices.code import CLASSES, CodeClass, Rate, clusters_of, relative
+from edgefl.devices.code import CLASSES, CodeClass, CodeCluster, Rate, clusters_of, relative
 from edgefl.devices.prediction import example_dtype, time_model, traced
 from edgefl.devices.time_model import FEMNIST_STEP, TimeModel
 from edgefl.errors import ConfigError, unknown
@@ -169,10 +169,14 @@ class HostSpeeds:
 
     def __init__(self) -> None:
         self._steps: dict[tuple[TorchStep, str], calibration.Rate] = {}
+        self._calibrated: dict[CodeClass | None, calibration.Calibration] = {}
 
-    def calibrated(self) -> calibration.Calibration:
-        """Return this host's calibration."""
-        return calibration.calibrate()
+    def calibrated(self, code: CodeClass | None = None) -> calibration.Calibration:
+        """Return this host's calibration; the rate of class ``code`` is at most an hour old."""
+        if code not in self._calibrated:
+            found = calibration.calibrate() if code is None else calibration.calibrate_code(code)
+            self._calibrated[code] = found
+        return self._calibrated[code]
 
     def steps_per_s(self, step: TorchStep, dtype: str) -> calibration.Rate:
         """Return training steps per CPU second; ``step`` gives the shape of an input, ``dtype`` its type."""
@@ -195,20 +199,21 @@ def core_shares(device: Device, like: str, host: HostSpeeds | None = None) -> tu
     host, parts = host or HostSpeeds(), read_likeness(like)
     if is_shared(like):
         return (mixed([(part.share, _whole(device, part.code, host)) for part in parts]),)
-    return tuple(
-        one
-        for cluster in clusters_of(device)
-        for one in [
-            mixed([(part.share, relative([cluster], part.code, 1, host.calibrated())) for part in parts])  # type: ignore[arg-type]
-        ]
-        * cluster.cores
-    )
+    cores = list[Rate]()
+    for cluster in clusters_of(device):
+        speeds = [(part.share, _in_class([cluster], part.code, host)) for part in parts]
+        cores += [mixed(speeds)] * cluster.cores
+    return tuple(cores)
+
+
+def _in_class(clusters: Sequence[CodeCluster], code: Any, host: HostSpeeds) -> Rate:
+    return relative(clusters, code, 1, host.calibrated(code))
 
 
 def _whole(device: Device, code: CodeClass | TorchStep | None, host: HostSpeeds) -> Rate:
     """Return the device's speed in code of one kind, relative to a thread of this host."""
     if isinstance(code, str):
-        return relative(clusters_of(device), code, 1, host.calibrated())
+        return _in_class(clusters_of(device), code, host)
     model = time_model(device)
     if code is None:
         from edgefl.host.host_operations import FEMNIST_FLOP

@@ -15,11 +15,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.files import cache_folder
 from edgefl.host import calibration, capacity, code_operations, host_operations
-from edgefl.host.calibration import Calibration, Measured, Rate, calibrate, stored_calibration
+from edgefl.host.calibration import (
+    Calibration,
+    Measured,
+    Rate,
+    calibrate,
+    calibrate_code,
+    stored_calibration,
+)
 from edgefl.host.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale
 from edgefl.kernels import cuda_library
 from edgefl.processes import usable_cores
@@ -276,6 +284,25 @@ def test_an_expired_or_broken_one_is_measured_again(tmp_path: Path, monkeypatch:
     assert made(at_unix_s=time.time() + 3600).expired(time.time())
 
 
+def test_an_old_rate_of_code_is_measured_again_and_the_other_rates_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real program is timed. Mutant: `calibrate`, which uses a rate for a week."""
+    wrong = Rate(median=1.0, cv=0.0, samples=(1.0,))
+    code = {"interpreter": wrong, "integer": wrong}
+    old = replace(made(time.time() - calibration.RECENT_S - 1), measured=replace(measured(), code=code))
+    path = tmp_path / f"calibration-{calibration.fingerprint()}.json"
+    path.write_bytes(msgspec.json.encode(old))
+    found = calibrate_code("interpreter", folder=tmp_path)
+    assert found.measured.code["interpreter"].median > 1000
+    assert found == stored_calibration(tmp_path) == calibrate_code("interpreter", folder=tmp_path)
+    assert replace(found.measured, code=code) == old.measured
+    assert found.measured.code["integer"] == wrong
+    young = replace(old, at_unix_s=time.time())
+    path.write_bytes(msgspec.json.encode(young))
+    assert calibrate_code("integer", folder=tmp_path) == young
+
+
 def test_another_version_cpu_or_library_is_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {calibration.fingerprint()}
     monkeypatch.setattr(calibration, "VERSION", calibration.VERSION + 1)
@@ -309,6 +336,7 @@ def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_measuring_gives_nine_samples_of_each_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_operations, "_REPETITION_S", 1e-4)
     monkeypatch.setattr(host_operations, "ROUNDS", 1)
+    monkeypatch.setattr(host_operations, "CODE_S", 0.001)
     monkeypatch.setattr(code_operations, "PYTHON_STEPS", 20)
     few = {name: max(1, amount // 100) for name, amount in code_operations.AMOUNTS.items()}
     monkeypatch.setattr(code_operations, "AMOUNTS", few)

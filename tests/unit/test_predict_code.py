@@ -21,7 +21,7 @@ from tests.unit.test_code_operations import calibrated
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """This host's rates are those of a made-up one."""
     rates = dict.fromkeys(code.CLASSES, 1000.0)
-    monkeypatch.setattr(calibration, "calibrate", lambda: calibrated(**rates))
+    monkeypatch.setattr(calibration, "calibrate_code", lambda _: calibrated(**rates))
 
 
 BIG_LITTLE = "--cores Cortex-A76@2400x4,cortexa55@1800x4"
@@ -65,10 +65,10 @@ def test_the_speed_is_relative_to_a_thread_of_this_host(capsys: pytest.CaptureFi
 def test_a_host_that_cannot_be_measured_leaves_the_device_s_rates(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse() -> None:
+    def refuse(_: str) -> None:
         raise RunError("calibration refused: noisy")
 
-    monkeypatch.setattr(calibration, "calibrate", refuse)
+    monkeypatch.setattr(calibration, "calibrate_code", refuse)
     assert main(shlex.split(f"predict --code integer {BIG_LITTLE} --json")) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["relative"] is None

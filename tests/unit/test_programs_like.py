@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edgefl.cli import main
 from edgefl.cli.programs import phones_of
 from edgefl.devices import load_device
-from edgefl.devices.code import clusters_of, rate
+from edgefl.devices.code import CodeClass, clusters_of, rate
 from edgefl.devices.prediction import predict, time_model
 from edgefl.devices.time_model import FEMNIST_STEP
 from edgefl.errors import ConfigError
@@ -32,7 +32,7 @@ class Host(HostSpeeds):
         super().__init__()
         self.asked: list[tuple[TorchStep, str]] = []
 
-    def calibrated(self) -> Calibration:
+    def calibrated(self, code: CodeClass | None = None) -> Calibration:
         found = calibrated(integer=4000.0, crypto=800.0, interpreter=160_000.0)
         rate = Rate(median=50.0, cv=0.0, samples=(50.0,))
         return replace(found, measured=replace(found.measured, train_gflops=rate))
@@ -49,6 +49,7 @@ PHONE = Phone(device="pixel-4", command=("cat",), like="integer")
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "calibrate", HOST.calibrated)
+    monkeypatch.setattr(calibration, "calibrate_code", HOST.calibrated)
 
 
 def test_each_core_has_its_own_speed_in_the_class() -> None:
