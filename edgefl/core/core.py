@@ -343,57 +343,18 @@ class Core(Ledger):
     def _settle(self, actions: list[Action], stepped: bool) -> None:
         """Order the next version if it is due, else finish the run if it is over, else start clients."""
         due = self._due()
-        if due is None or (due == "trips" and not stepped):  # the last trip may fill a buffer
-            try:
-                step = calls.step(self.strategy.step(self._state, self))
-            except Exception as error:
-                raise calls.raised(self.strategy, "step", error) from error
-            if step is not None:
-                weights = calls.weights(self.strategy, step, self.holds)
-                parts = calls.parts(self.strategy, step) if step.parts else {}
-                tasks, numbers = tuple(weights), tuple(weights.values())
-                if self.privacy is not None:
-                    calls.check_private(self.strategy, step, self._max_weight)
-                order = Sum(self.version + 1, tasks, numbers, step.base_scale, parts, self._clip_norm)
-                self._sum = (order, step)
-                actions.append(order)
-                return
+        may_step = due is None or (due == "trips" and not stepped)  # the last trip may fill a buffer
+        if may_step and self._order_sum(actions):
+            return
         if due is not None:
-            if self._evaluated != self.version:
-                self._evaluate(actions)
-            actions.extend([self._release(update.task, OVER) for update in self.held])
-            self.forget(tuple(self._updates))
-            self.stopped = due
-            actions.append(events.Finish(due))
+            self._finish(due, actions)
             return
         if self._schedule is not None:
             self.openings = self._schedule.due(self.now_s)
             if self.idle or self.training:  # arrivals have no effect while no client is connected
                 self._wake(self._schedule.next_s, actions)
         if self.idle and self.openings:
-            try:
-                assigned = tuple(self.strategy.assign(self._state, self))
-            except Exception as error:
-                raise calls.raised(self.strategy, "assign", error) from error
-            if len(assigned) > self.openings:
-                allowed = f"at most {self.openings} clients now"
-                raise calls.invalid(self.strategy, "assign", allowed, f"{len(assigned)}")
-            cohort = Cohort(self.next_task, assigned) if assigned and self.strategy.closed else None
-            for client in assigned:
-                begun = self.start(client)
-                if begun is None:
-                    allowed = "clients that are idle, each once"
-                    raise calls.invalid(self.strategy, "assign", allowed, f"client {client}")
-                task, trip = begun
-                until: Until | None = None
-                if self._cuts:
-                    until = calls.call(self.strategy, "until", self._state, client, self, read=calls.until)
-                if until is not None and not calls.possible(until, self.now_s):
-                    allowed = "a time from now on, or one or more steps, and a finite gain"
-                    raise calls.invalid(self.strategy, "until", allowed, repr(until))
-                actions.append(Train(client, task, self.version, trip, until, cohort))
-                if self.participation is not None:
-                    self.participation.record(actions[-1:])
+            self._start_clients(actions)
         if self._wakes_itself:
             at_s = calls.call(self.strategy, "wake_s", self._state, self, read=calls.time_s)
             if at_s is not None:
@@ -401,6 +362,58 @@ class Core(Ledger):
         if self._participations_exhausted() and self._halt is None:
             self._halt = "participations"
             self._settle(actions, stepped)
+
+    def _order_sum(self, actions: list[Action]) -> bool:
+        """Order the sum of the next version; return False if the strategy makes none now."""
+        try:
+            step = calls.step(self.strategy.step(self._state, self))
+        except Exception as error:
+            raise calls.raised(self.strategy, "step", error) from error
+        if step is None:
+            return False
+        weights = calls.weights(self.strategy, step, self.holds)
+        parts = calls.parts(self.strategy, step) if step.parts else {}
+        tasks, numbers = tuple(weights), tuple(weights.values())
+        if self.privacy is not None:
+            calls.check_private(self.strategy, step, self._max_weight)
+        order = Sum(self.version + 1, tasks, numbers, step.base_scale, parts, self._clip_norm)
+        self._sum = (order, step)
+        actions.append(order)
+        return True
+
+    def _finish(self, reason: str, actions: list[Action]) -> None:
+        if self._evaluated != self.version:
+            self._evaluate(actions)
+        actions.extend([self._release(update.task, OVER) for update in self.held])
+        self.forget(tuple(self._updates))
+        self.stopped = reason
+        actions.append(events.Finish(reason))
+
+    def _start_clients(self, actions: list[Action]) -> None:
+        """Start the clients that the strategy selects."""
+        try:
+            assigned = tuple(self.strategy.assign(self._state, self))
+        except Exception as error:
+            raise calls.raised(self.strategy, "assign", error) from error
+        if len(assigned) > self.openings:
+            allowed = f"at most {self.openings} clients now"
+            raise calls.invalid(self.strategy, "assign", allowed, f"{len(assigned)}")
+        cohort = Cohort(self.next_task, assigned) if assigned and self.strategy.closed else None
+        for client in assigned:
+            begun = self.start(client)
+            if begun is None:
+                allowed = "clients that are idle, each once"
+                raise calls.invalid(self.strategy, "assign", allowed, f"client {client}")
+            task, trip = begun
+            until: Until | None = None
+            if self._cuts:
+                until = calls.call(self.strategy, "until", self._state, client, self, read=calls.until)
+            if until is not None and not calls.possible(until, self.now_s):
+                allowed = "a time from now on, or one or more steps, and a finite gain"
+                raise calls.invalid(self.strategy, "until", allowed, repr(until))
+            actions.append(Train(client, task, self.version, trip, until, cohort))
+            if self.participation is not None:
+                self.participation.record(actions[-1:])
 
     def _publish(self, order: Sum, step: Step, actions: list[Action]) -> None:
         self.version = order.version
