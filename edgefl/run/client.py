@@ -30,6 +30,8 @@ from edgefl.run.update import UpdateMaker
 from edgefl.zeromq.sockets import Frame
 
 if TYPE_CHECKING:
+    from edgefl.devices.plan import TripPlan
+    from edgefl.learning.train import TrainResult
     from edgefl.run.workload import Workload
 
 
@@ -85,26 +87,52 @@ class ClientProcess:
                 signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def _trip(self, task: messages.Task, frames: Sequence[Frame], received_ns: int) -> None:
-        workload, pacer = self._workload, self._pacer
+        pacer = self._pacer
         base = self._base = self._model(task, frames)
         self._raw = self._room(task)
-        self._buffer.fetched[task.slot] = TripPhase.DOWN
         end = None if task.cut is None else task.cut.end
-        plan = workload.plan(task.client, task.trip, end, task.condition)
-        vector = workload.flat.whole
+        plan = self._workload.plan(task.client, task.trip, end, task.condition)
         begins_ns = received_ns + round(task.wait_s * pacer.ns_per_emulated_s)
         if plan.dies_s < math.inf:
             _die_at(begins_ns + plan.dies_s * pacer.ns_per_emulated_s)
         pacer.begin(begins_ns)
         if task.wait_s:
             pacer.hold(begins_ns)
+        down = self._download(task, plan, base)
+        result, compute, cpu_s = self._train(task, plan, base)
+        if failpoints.armed():
+            self._fail(task)
+        up, checksum = self._upload(task, plan, base, frames)
+        times = messages.TripTimes(
+            work_s=compute.work,
+            down=_spent(down),
+            compute=_spent(compute),
+            up=_spent(up),
+            delay=messages.Spent(pacer.delay_declared_s, pacer.delay_s),
+            lateness_s=up.lateness_s,
+            process_grew_mib=self._growth.peak_mib(),
+        )
+        finished = self._update.result(task, result, checksum, cpu_s, times)
+        self._watch_memory()
+        self._witness.done(task.task, checksum)
+        self._server.report(messages.Trained([finished]))
+
+    def _download(self, task: messages.Task, plan: TripPlan, base: Floats) -> PhaseTime:
+        """Copy the base version into the model, at the pace of the link."""
+        vector = self._workload.flat.whole
 
         def load(start: int, stop: int) -> None:
             vector[start // 4 : stop // 4] = base[start // 4 : stop // 4]
 
-        down = move(pacer, plan.down, load)
+        self._buffer.fetched[task.slot] = TripPhase.DOWN
+        return move(self._pacer, plan.down, load)
+
+    def _train(
+        self, task: messages.Task, plan: TripPlan, base: Floats
+    ) -> tuple[TrainResult, PhaseTime, float]:
+        """Train at the pace of the device. Return the result, the phase's time and the CPU time, seconds."""
         self._buffer.fetched[task.slot] = TripPhase.COMPUTE
-        paced = plan.compute(pacer)
+        paced = plan.compute(self._pacer)
         phase: Phase | HeldPhase = paced  # paced: sleeps after each step; held: throttled by the governor
         if self._governor is not None and self._cost is not None and plan.work_s:
             phase = HeldPhase(paced, plan.work_s, self._cost, self._governor, self._throttle)
@@ -127,11 +155,15 @@ class ClientProcess:
         cpu_s = time.thread_time() - cpu_started
         compute = phase.end()
         if plan.tail_s:
-            compute = compute.then(pacer.phase(math.inf, plan.tail_s).end())
-        if failpoints.armed():
-            self._fail(task)
+            compute = compute.then(self._pacer.phase(math.inf, plan.tail_s).end())
+        return result, compute, cpu_s
+
+    def _upload(
+        self, task: messages.Task, plan: TripPlan, base: Floats, frames: Sequence[Frame]
+    ) -> tuple[PhaseTime, int]:
+        """Send the update, at the pace of the link. Return the phase's time and the update's checksum."""
         self._buffer.fetched[task.slot] = TripPhase.UP
-        up = move(pacer, plan.up, lambda a, b: self._send_update(task, a, b))
+        up = move(self._pacer, plan.up, lambda a, b: self._send_update(task, a, b))
         if base is not self._copy:
             self._transport.base(task.entry, task.version, frames)  # raises if the entry was overwritten
         checksum = self._update.checksum(self._raw)
@@ -139,19 +171,7 @@ class ClientProcess:
             self._transport.put(task, 0, ~self._raw[:1])
         if self._marks_written:
             self._buffer.written(task.slot, task=task.task, checksum=checksum)
-        times = messages.TripTimes(
-            work_s=compute.work,
-            down=_spent(down),
-            compute=_spent(compute),
-            up=_spent(up),
-            delay=messages.Spent(pacer.delay_declared_s, pacer.delay_s),
-            lateness_s=up.lateness_s,
-            process_grew_mib=self._growth.peak_mib(),
-        )
-        finished = self._update.result(task, result, checksum, cpu_s, times)
-        self._watch_memory()
-        self._witness.done(task.task, checksum)
-        self._server.report(messages.Trained([finished]))
+        return up, checksum
 
     def _model(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
         """Return the version that the trip starts from, in place or copied."""

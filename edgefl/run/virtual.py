@@ -247,22 +247,7 @@ class VirtualTimeline(Timeline):
                 continue
             self.clock.advance(at_s)
             if kind == ARRIVAL:
-                self._require_time(at_s)
-                trip, result = self._running_trips.pop(task), dispatch.results.pop(task, None)
-                if trip.cancelled:
-                    yield trip.left or Failed(client, task, at_s, "cancelled")
-                elif trip.broken:
-                    self.store.incident(self.clock.now_s(), client, "failed", trip.broken)
-                    yield Failed(client, task, at_s, trip.broken)
-                elif isinstance(result, messages.TaskResult):
-                    yield self.delivery(client, result, trip.times(), at_s)
-                elif isinstance(result, FatalTask):
-                    self.store.incident(at_s, client, "death", result.reason)
-                    yield Died(client, at_s, f"{TRAINING_DEATH}: {result.reason}", task=task)
-                else:
-                    assert result is not None
-                    self.store.incident(at_s, client, "failed", result.reason)
-                    yield Failed(client, task, at_s, result.reason)
+                yield self._ended(due)
             elif kind == JOIN:
                 yield Joined(client, at_s)
             elif kind == LEAVE:
@@ -272,6 +257,25 @@ class VirtualTimeline(Timeline):
             self._schedule_changes()
             failpoints.pass_by("event")
         self._has_more = True
+
+    def _ended(self, due: Due) -> TimelineEvent:
+        """Remove a trip whose time is over; return its event."""
+        at_s, _, client, task = due
+        self._require_time(at_s)
+        trip, result = self._running_trips.pop(task), self._dispatch.results.pop(task, None)
+        if trip.cancelled:
+            return trip.left or Failed(client, task, at_s, "cancelled")
+        if trip.broken:
+            self.store.incident(self.clock.now_s(), client, "failed", trip.broken)
+            return Failed(client, task, at_s, trip.broken)
+        if isinstance(result, messages.TaskResult):
+            return self.delivery(client, result, trip.times(), at_s)
+        assert result is not None
+        if isinstance(result, FatalTask):
+            self.store.incident(at_s, client, "death", result.reason)
+            return Died(client, at_s, f"{TRAINING_DEATH}: {result.reason}", task=task)
+        self.store.incident(at_s, client, "failed", result.reason)
+        return Failed(client, task, at_s, result.reason)
 
     def rejoin(self, client: int, at_s: float) -> None:
         if self.dynamics is None or client not in self.dynamics:
