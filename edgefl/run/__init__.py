@@ -1,7 +1,7 @@
-"""One run: the processes of ``edgefl run``, and their messages.
+"""The processes of one ``edgefl run``, and the messages between them. Modules:
 
 supervisor      starts and watches the other processes, and writes the results (view: the live view)
-sweep           several runs of an experiment, whose processes a fork server starts (lanes: side by side)
+sweep           makes the runs of a grid of settings and seeds, one after another or in parallel (lanes)
 zygote          loads torch, data and model (workload) once, then forks a process for each peer
 server_process  builds the server's parts, for a new run or from a checkpoint (resume)
 server          the server's loop: messages → events → actions; uses gate, timeline and engine
@@ -13,14 +13,14 @@ engine          carries out the core's actions: leases and sums slots, writes ro
 slots           allocation of update slots and ring entries, and the sum
 hidden          secure aggregation: its rules, the phones' keys, sums of hidden updates (hidden_masks,
                 hidden_pairwise, hidden_trusted: one for each kind; secure_process: the process that unmasks
-                or opens sums, secure_parties: code that its parties share)
+                or opens sums, secure_parties: code that the parties in this process share)
 clock           clocks, alarms and the agenda (progress: numbers for the live view, time per stage)
 client, worker  processes that train, at the device's speed or the host's; worker also runs the evaluator
                 (assessor: evaluation of a model)
 update          trains, amplifies, writes and checksums an update, for clients and workers
 connection      ZeroMQ between server and peers (messages: their format; transport: models and updates)
 hosting         hosts of the peers: this machine, or nodes (`edgefl.hosts`)
-demands         whether an experiment can run, its memory, and the time scale that the hosts can carry
+demands         checks that an experiment can run; computes its memory and the time scale that the hosts need
 control         messages between the supervisor and the processes that it starts
-web             live page, supervisor side; web_process serves the page (web_page.html) by web_http
+web             live page, supervisor side; web_process serves the page (web_page.html) through web_http
 """

@@ -26,7 +26,9 @@ LONGEST_PROBLEM = 500
 
 
 class Assessor:
-    """Evaluates the model in ``flat``. ``held_out`` holds the rows of each client's own test examples.
+    """Evaluates the model in ``flat``.
+
+    ``held_out`` holds, for each client, the rows of the training data that are its own test examples.
 
     The constructor tries the user's evaluation function once. Raises `ConfigError` if it fails, or if the
     experiment requests something that cannot be measured.
@@ -65,7 +67,8 @@ class Assessor:
     ) -> tuple[EvalResult, ClientScores]:
         """Evaluate the model on the server's examples and, if requested, on the clients' own.
 
-        ``personalise`` trains the model in `flat` as that client would; ``beat`` is called for every batch.
+        ``personalise`` trains the model in `flat` as the given client would; ``beat`` is called for every
+        batch.
         If the user's function fails, the result holds the ``problem`` and everything measured before it.
         """
         data, found = self._data, EvalResult(math.nan, math.nan)
@@ -74,7 +77,7 @@ class Assessor:
             beat()
 
         try:
-            with register_module_forward_pre_hook(on_forward):  # also during the user's function
+            with register_module_forward_pre_hook(on_forward):  # heartbeats also during the user's function
                 found = evaluate(self._flat, data.test_x, self._test_y, data.classes, loss=self._loss)
                 if self._own is not None:
                     found = found.with_metrics(self._own.measure(self._flat, data.test_x, self._test_y))
@@ -98,12 +101,12 @@ class Assessor:
         return evaluate(self._flat, data.train_x[rows], data.train_y[rows], data.classes, loss=self._loss)
 
     def _columns(self, scores: Sequence[EvalResult]) -> tuple[list[float], list[float]]:
-        """Return losses, NaN if not finite, and accuracies if targets are classes."""
+        """Return the losses (NaN if not finite) and, if the targets are classes, the accuracies."""
         losses = [found.loss if math.isfinite(found.loss) else math.nan for found in scores]
         return losses, [] if self._data.classes is None else [found.accuracy for found in scores]
 
     def _draw(self) -> list[int]:
-        """Draw the clients to evaluate among those with held-out examples; none if not requested."""
+        """Draw the clients to evaluate from the clients with held-out examples; none if not requested."""
         if self._settings.clients == "none":
             return []
         able = np.flatnonzero(self.held_out.sizes).tolist()

@@ -174,7 +174,7 @@ class ClientProcess:
         return up, checksum
 
     def _model(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
-        """Return the version that the trip starts from, in place or copied."""
+        """Return the parameters of the version that the trip starts from: a view of the ring, or a copy."""
         base = self._transport.base(task.entry, task.version, frames)
         if self._transport.keeps(task):
             return base
@@ -195,7 +195,7 @@ class ClientProcess:
             raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
 
     def _fail(self, task: messages.Task) -> None:
-        """Fail as an armed failpoint demands, after the training and before the upload."""
+        """Fail as an armed failpoint specifies, between training and upload."""
         place = (task.client, task.trip)
         if failpoints.hit("die", *place):
             self._send_update(task, 0, self._raw.size // 8 * 4)
@@ -223,25 +223,25 @@ def _spent(phase: PhaseTime) -> messages.Spent:
 
 
 def _die_at(instant_ns: float) -> None:
-    """Schedule SIGKILL for this process at a time of the monotonic clock, or now if that has passed."""
+    """Schedule SIGKILL for this process at a time of the monotonic clock, ns; at once if it has passed."""
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     signal.setitimer(signal.ITIMER_REAL, max(1e-6, (instant_ns - time.monotonic_ns()) / 1e9))
 
 
 WITNESS = "EDGEFL_WITNESS"
-"""Environment variable that names the file of the `Witness`."""
+"""Environment variable with the path of the `Witness` log file."""
 
 
 class Witness:
-    """A client's log of acknowledged updates, used to test the record; disabled without `WITNESS`.
+    """A client's log of acknowledged updates, with which tests check the record; off unless `WITNESS` is set.
 
     Before it sends `Trained`, and when it receives its next task, the client appends a line to the file:
 
         done CLIENT TASK CHECKSUM
         acknowledged CLIENT TASK
 
-    The checksum is that of the update in its slot, an unsigned number of 64 bits. Each line is one write to a
-    file opened for appending, so a kill cannot tear it.
+    CHECKSUM is the checksum of the update in its slot, an unsigned 64-bit number. Each line is one write to a
+    file opened for appending, so a kill cannot truncate a line.
     """
 
     def __init__(self, client: int) -> None:

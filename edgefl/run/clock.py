@@ -1,4 +1,4 @@
-"""Clocks of emulated time, its `Agenda` of events, and `Alarms` of the host's monotonic clock."""
+"""Clocks of emulated time, an `Agenda` of events in emulated time, and `Alarms` in the host's time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 TICK, JOIN, ARRIVAL, LEAVE = 0, 1, 2, 3
-"""Kinds of entries; entries at the same time are handled in this order. Under the wall clock, an `ARRIVAL` is
-the end of a failed trip."""
+"""Kinds of agenda entries; entries with the same time are handled in this order. Under the wall clock, an
+`ARRIVAL` is the end of a failed trip."""
 
 
 class WallClock:
-    """Emulated seconds since the start; one takes ``time_scale`` wall seconds.
+    """Clock of emulated time: one emulated second takes ``time_scale`` wall seconds.
 
     >>> clock = WallClock(time_scale=2.0, monotonic=iter([10.0, 14.0]).__next__)
     >>> clock.start(); clock.now_s()
@@ -36,7 +36,7 @@ class WallClock:
         self._started: float | None = None
 
     def start(self) -> None:
-        """Start emulated time; until then it has its initial value."""
+        """Start the clock; until then, emulated time keeps its initial value."""
         self._started = self._monotonic()
 
     def now_s(self) -> float:
@@ -52,7 +52,7 @@ class WallClock:
 
 
 class VirtualClock(WallClock):
-    """Emulated time set by the agenda; wall time of the host."""
+    """A clock whose emulated time is set by the agenda; its wall time is the host's."""
 
     def __init__(self, *, emulated_s: float, wall_s: float) -> None:
         super().__init__(1.0, emulated_s=emulated_s, wall_s=wall_s)
@@ -67,7 +67,7 @@ class VirtualClock(WallClock):
 
 
 class Alarms:
-    """Callbacks at times of the monotonic clock; due ones run in the order in which they were set."""
+    """Callbacks at times of the monotonic clock, called in order of time, then in the order set."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -88,7 +88,7 @@ class Alarms:
         self.after(seconds, again)
 
     def wait_ms(self, most: int = 1000) -> int:
-        """Return the time until the next alarm, rounded up, at most ``most``, ms."""
+        """Return the time until the next alarm in ms, rounded up, and at most ``most``."""
         if not self._heap:
             return most
         left_ms = (self._heap[0][0] - self._monotonic()) * 1000
@@ -111,7 +111,7 @@ class Due(NamedTuple):
 
 
 class Agenda:
-    """Entries in order of time. A second arrival entry of a task replaces the first.
+    """Queue of entries in order of time. A task's second arrival entry replaces its first.
 
     >>> agenda = Agenda(); agenda.add(Due(2.0, TICK))
     >>> agenda.add(Due(5.0, ARRIVAL, client=1, task=7)); agenda.add(Due(1.0, ARRIVAL, client=1, task=7))
@@ -126,7 +126,7 @@ class Agenda:
         self._next_followed: Due | None = None
 
     def follow(self, dues: Iterator[Due]) -> None:
-        """Merge a sorted iterator of entries, which is advanced only when its entry is taken."""
+        """Merge a sorted iterator of entries. It is advanced only when its current entry is popped."""
         self._followed, self._next_followed = dues, next(dues, None)
 
     def add(self, due: Due) -> None:

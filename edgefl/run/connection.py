@@ -42,8 +42,8 @@ LINGER_MS = 200
 CONNECTS_PER_S = 5000
 """Maximum rate of connection attempts to peers that are still starting, in total."""
 FINE_WAIT_NS = 2_000_000
-"""A socket waits in whole milliseconds, so such a wait ends this long before a deadline, and a sleep does the
-rest."""
+"""Sockets wait for whole milliseconds, so their wait ends this long before a deadline, and a sleep covers the
+rest, ns."""
 SEND_WAIT_MS = 100
 BEAT = (messages.encode(messages.Beat()),)
 _MS_NS = 1_000_000
@@ -148,7 +148,7 @@ class ServerSocket(Router):
 
 
 class PeerSocket(Dealer):
-    """A DEALER that listens at ``address`` for the process ``server``; queues messages only while
+    """A DEALER that listens at ``address`` for the process with pid ``server``. It queues messages only while
     connected."""
 
     def __init__(self, address: str, name: bytes, password: str, server: int) -> None:
@@ -267,7 +267,7 @@ class Connection:
         return self._queued.popleft() if self._queued else self._receive()
 
     def wait_until(self, deadline_ns: int) -> None:
-        """Wait until the deadline (for the pacer); raises `Cancelled` if the server cancels the task."""
+        """Wait until a time of the monotonic clock, ns. Raises `Cancelled` if the server cancels the task."""
         while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
             if left_ns >= FINE_WAIT_NS + _MS_NS:  # the socket cannot wait for less than 1 ms
                 self._wait(max(1, min(left_ns - FINE_WAIT_NS, self._beat_ns) // _MS_NS))

@@ -110,7 +110,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     base: str
     enforcement: Enforcement = Enforcement()
     fingerprint: bool = False
-    """Fill in `Prepared.fingerprint`, by which hosts are compared."""
+    """True to fill in `Prepared.fingerprint`, with which hosts are compared."""
     phones: bytes = b""
     """Secret from which the phones' keys are derived; empty without secure aggregation."""
 
@@ -119,9 +119,9 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     """The parameter buffer; its file descriptor is attached."""
 
     initialise: bool
-    """Write the first model into entry 0; False for a resumed run."""
+    """True to write the first model into ring entry 0; False for a resumed run."""
     shape: Shape | None = None
-    """On a node, which shares no memory with the server: create a local buffer of this shape."""
+    """Shape of the local buffer to create on a node, which shares no memory with the server; else None."""
 
 
 class Spawn(_OfPeer, frozen=True, tag="spawn"):
@@ -135,7 +135,7 @@ class Spawn(_OfPeer, frozen=True, tag="spawn"):
     key: bytes = b""
     """The server's public key, if the address is its door."""
     as_is: bool = False
-    """Do not limit the process to its profile's speed and memory."""
+    """True if the process is not limited to its profile's speed and memory."""
 
 
 class Clear(msgspec.Struct, frozen=True, tag="clear"):
@@ -159,8 +159,8 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 class FirstTrip(NamedTuple):
-    """A client's first trip on its device, emulated seconds. ``total_s`` is the planned duration; the parts
-    are durations without overlap."""
+    """A client's first trip on its device, emulated seconds. ``total_s`` is the planned duration of the trip;
+    ``down_s`` and ``compute_s`` are the times of download and training on their own, without overlap."""
 
     steps: int
     down_s: float
@@ -169,10 +169,11 @@ class FirstTrip(NamedTuple):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """The workload with ``size`` parameters, and the CPU time of a training step on this host.
+    """The workload is loaded: its model has ``size`` parameters, and a training step takes ``host_step_s``
+    of CPU time on this host.
 
     ``examples`` and ``held_out`` are counts per client, ``classes`` is the number of classes per client, and
-    ``labels`` holds these classes, concatenated over clients. All are int64; see `column`.
+    ``labels`` holds these classes, concatenated over clients. All four are arrays of int64; see `column`.
     """
 
     size: int
@@ -248,11 +249,11 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     killed: str = "server"
     """Name of the process whose death ended the last server: "server" or "zygote"."""
     recover: bool = False
-    """Continue from the buffer and the record, which belong together, instead of from a checkpoint."""
+    """True to continue from the killed server's buffer and record instead of from a checkpoint."""
     door: str = ""
     """Address for peers on other machines, ``tcp://HOST:PORT``; the port may be ``*``."""
     states: bool = False
-    """Report the clients' states for the live page; see `Progress.states`."""
+    """True to report the clients' states for the live page; see `Progress.states`."""
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
@@ -262,7 +263,7 @@ class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
 
 
 class Grow(msgspec.Struct, frozen=True, tag="grow"):
-    """Start more workers (virtual clock): numbers from ``first`` to ``workers`` − 1."""
+    """Start more workers (virtual clock), with the numbers ``first`` to ``workers`` − 1."""
 
     first: int
     workers: int
@@ -276,8 +277,9 @@ ToServer = Serve | Departed | Interrupt | Grow
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
     """The server is ready to connect to its peers.
 
-    ``root`` is the prefix of their addresses, ``secret`` the source of addresses and passwords, and ``pid``
-    the process that they may accept. With a door: its address and the server's public key.
+    ``root`` is the prefix of the peers' addresses, ``secret`` the secret from which addresses and passwords
+    are derived, and ``pid`` the only process that peers accept. If the server has a door for other machines,
+    ``door`` is its address and ``key`` the server's public key.
     """
 
     root: str
@@ -288,7 +290,8 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Numbers for the live view, a few times per second; ``invalid`` is the first violated bound."""
+    """Numbers for the live view, sent a few times per second. ``invalid`` is the first reason why the run is
+    INVALID so far, or ""."""
 
     emulated_s: float
     wall_s: float
@@ -307,22 +310,22 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     dropped: int
     incidents: int
     by_profile: dict[str, list[int]]
-    """Profile → [idle, training, absent, trips]."""
+    """Numbers of idle, training and absent clients, and of trips, keyed by profile."""
     states: bytes = b""
-    """For each client, `ABSENT`, or `IDLE` plus its `TripPhase`; empty in most messages."""
+    """One byte for each client: `ABSENT`, or `IDLE` plus its `TripPhase`; empty in most messages."""
 
 
 class Replace(_OfPeer, frozen=True, tag="replace"):
-    """Start a process of this peer and epoch."""
+    """Start a process for this peer, with this epoch."""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """The record and the last checkpoint are on disk."""
+    """The server has finished: the record and the last checkpoint are on disk."""
 
     reason: str
     interrupted: bool
     no_progress: str = ""
-    """`edgefl.results.rows.Meta.no_progress`."""
+    """See `edgefl.results.rows.Meta.no_progress`."""
 
 
 ToWeb = Shown | Activity | Described | Progress | Ended

@@ -21,7 +21,7 @@ from edgefl.strategies.base import Strategy
 
 
 def checked(experiment: Experiment, base: Path) -> Experiment:
-    """Validate and complete an experiment. Raises `ConfigError` if it cannot run, whatever its data are."""
+    """Validate and complete an experiment. Raises `ConfigError` if it cannot run with any data."""
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
     experiment = completed(experiment, resolve(experiment.strategy, [base]))
@@ -45,7 +45,7 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
         )
     if rules.central and strategy.reads == "updates":
         raise ConfigError(
-            f"[privacy] protects updates by the noise of their sum, but strategy {name!r} reads single "
+            f"[privacy] protects updates by noise in their sum, but strategy {name!r} reads single "
             "updates (reads = 'updates'); choose another strategy, or only privacy.local_noise_multiplier"
         )
     vectors = strategy.upload != "delta" or strategy.vectors or strategy.server_vectors or strategy.measures

@@ -14,7 +14,8 @@ from edgefl.run import messages
 PREFETCH_S = 0.004
 """Work sent to a worker in advance so that it never idles, seconds; estimated from earlier tasks."""
 MIN_TASKS, MAX_TASKS = 2, 64
-"""Bounds for a worker's number of tasks: one being computed and one more; as many as fit in a message."""
+"""Least and greatest maximum of tasks at a worker: one being computed and one more; as many as fit in a
+message."""
 
 Send = Callable[[int, Sequence[messages.Task]], bool]
 """Sends tasks to a worker; returns False if the worker is gone."""
@@ -92,7 +93,7 @@ class Dispatch:
         return [entry[3] for holder, entry in self._at_work.values() if holder == worker]
 
     def worker_died(self, worker: int, computing: int | None, reason: str) -> None:
-        """Requeue the tasks of a dead worker, except the one that is to blame for its death.
+        """Requeue the tasks of a dead worker, except a task that is blamed for its death.
 
         ``computing`` is the task that the worker had begun last, if any. A blamed task (`Blame`) gets a
         `FatalTask` result in `results`.
@@ -108,7 +109,7 @@ class Dispatch:
         self._requeue(orphans)
 
     def fill(self, workers: Collection[int]) -> None:
-        """Send waiting tasks to those of ``workers`` that hold at most half of their maximum."""
+        """Send waiting tasks to the ``workers`` that hold at most half of their maximum."""
         if not self._waiting or not workers:
             return
         counts = dict.fromkeys(workers, 0)

@@ -1,8 +1,8 @@
 """The engine: passes events to the core and carries out the core's actions.
 
 It leases slots, sums updates, frees slots and writes the record; no other module connects core, aggregator
-and record. It uses no socket: tasks, cancellations and wake-ups go to a `Timeline`, versions to be evaluated
-to an `EvaluationQueue`.
+and record. It uses no socket: it passes tasks, cancellations and wake-ups to a `Timeline`, and versions to be
+evaluated to an `EvaluationQueue`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from edgefl.run.slots import Aggregator, Lease
 from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
 
 LONG_SUM_BYTES = 2**20
-"""Size of updates whose sum takes longer than sending a task, bytes."""
+"""Total size of a sum's updates from which queued tasks are sent before the sum, bytes."""
 
 
 class _OpenTrip(msgspec.Struct):
-    """A task without a row in the record yet; ``arrival`` is set when its update is complete."""
+    """A task that has no row in the record yet; ``arrival`` is set when its update is complete."""
 
     order: Train
     sent_s: float
@@ -43,7 +43,7 @@ class _OpenTrip(msgspec.Struct):
     """The trip failed in a private run; its slot holds an update of zero."""
 
     def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
-        """Return the trip's row so far; ``size_bytes`` are the sizes of model and update."""
+        """Return the trip's row as far as it is known; ``size_bytes`` are the sizes of model and update."""
         order, arrival = self.order, self.arrival
         if arrival is None:
             return TripRow(
@@ -101,7 +101,7 @@ def is_kept(task: int, actions: Iterable[Action]) -> bool:
 
 @dataclass(eq=False)
 class Engine:
-    """Handles timeline events: journal, core, actions, record."""
+    """Handles timeline events: journals them, passes them to the core, and carries out the actions."""
 
     core: Core
     aggregator: Aggregator
@@ -111,11 +111,11 @@ class Engine:
     _watch: Stopwatch
     _dynamics: Dynamics | None = None
     restored: Iterable[int] = ()
-    """Updates from before an interruption, whose trips are already in the record."""
+    """Tasks whose updates arrived before an interruption, and whose trips are already in the record."""
     running: Mapping[int, tuple[Train, float]] = field(default_factory=dict)
     """Tasks that were running when the run was interrupted, with the times at which they were assigned."""
     write_ahead: WriteAhead | None = None
-    """Secures the record before messages to clients; None under the virtual clock."""
+    """Secures the record before messages are sent to clients; None under the virtual clock."""
     exchange_bytes: int = 0
     """Bytes that a client downloads in addition to the model."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
@@ -147,8 +147,8 @@ class Engine:
     def handle(self, timeline_event: TimelineEvent) -> None:
         """Write an event to the journal, pass it to the core, and carry out the core's actions.
 
-        A sum that waits for clients is tried again after each event: a client may have joined, or its time
-        may have come.
+        A sum that waits for clients is tried again after each event, because a client may have joined, or the
+        exchange that unmasks the sum may have ended.
         """
         self._handle(timeline_event)
         if (action := self.aggregator.waiting) is not None:
@@ -198,9 +198,9 @@ class Engine:
                 self._handlers[type(action)](action)
 
     def _waits(self, action: Sum, hidden: HiddenSums) -> bool:
-        """Make a hidden sum wait for clients that can unmask it, and then for the end of their exchange.
+        """Return True if a hidden sum must wait for clients that can unmask it, or for their exchange.
 
-        When the run ends, no sum waits any longer. One whose exchange has not ended is then refused.
+        When the run ends, no sum waits any longer; a sum whose exchange has not ended is then refused.
         """
         aggregator, now_s, from_s = self.aggregator, self.core.now_s, action.from_s
         exchanging = from_s is not None and now_s < from_s
@@ -297,10 +297,10 @@ class Engine:
         return actions
 
     def _zero(self, task: int) -> None:
-        """In a private run: write an update of zero if the core counts this task's failed trip as one."""
+        """In a private run, write an update of zero if the core counts this task's failed trip as zero."""
         trip = self._open.get(task)
         if not self.core.is_zero(task) or trip is None or trip.zero:
-            return  # the slot holds it already
+            return
         trip.zero = True
         self.aggregator.write_zero(task)
         if self.write_ahead is not None:
@@ -318,7 +318,7 @@ class Engine:
         self.timeline.assign(self.order(action, lease, self._clock.now_s(), self.core.now_s))
 
     def order(self, action: Train, lease: Lease, sent_s: float, decided_s: float) -> messages.Task:
-        """Build the message for a task that is assigned now, or was before an interruption."""
+        """Build the message for a task that is assigned now, or was assigned before an interruption."""
         wait_s = self.wait_s(action.client, action.task, action.trip)
         self._open[action.task] = _OpenTrip(action, sent_s + wait_s)
         cut = condition = None
@@ -333,7 +333,7 @@ class Engine:
 
     def _sum(self, action: Sum, entry: int) -> list[Action]:
         if len(action.tasks) * self._size_bytes[1] >= LONG_SUM_BYTES:
-            self.timeline.flush()  # tasks need not wait for the sum
+            self.timeline.flush()
         before = self._watch.to("sum")
         result = self.aggregator.sum(action, entry)
         self._watch.to("publish")
@@ -393,7 +393,7 @@ class Engine:
 
 @dataclass(eq=False)
 class WriteAhead:
-    """Secures all events since the last call together."""
+    """Secures the record in batches: each call secures all events since the last call."""
 
     store: Store
     aggregator: Aggregator
@@ -404,8 +404,7 @@ class WriteAhead:
         self.aggregator.settle()
 
     def secure(self) -> None:
-        """Make all events so far survive the death of this process; after that, clients may be sent
-        messages."""
+        """Make all events so far survive the death of this process, before messages are sent to clients."""
         before = self.watch.to("record")
         failpoints.pass_by("commit")
         self.store.secure()

@@ -38,7 +38,7 @@ class EvaluationQueue:
         return dropped
 
     def send(self) -> None:
-        """Send the evaluator its current version, possibly again."""
+        """Send, or resend, the evaluator its current version."""
         peer = self._peers.get(control.EVALUATOR, 0)
         if self._queue and peer is not None and peer.ready:
             self._gate.send(peer, messages.Assess(*self._queue[0]))

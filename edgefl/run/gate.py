@@ -1,9 +1,9 @@
 """The gate: decodes and checks incoming messages; encodes and sends outgoing ones.
 
 An update passes only if its sender is known and holds the task, if its base version is that of the lease, and
-if its checksum is the one in the slot; the sum compares that with the bytes later. A violation becomes a
-`Refusal`. Repeated and late reports of a finished task have no effect, because a transport may lose, delay or
-repeat messages.
+if its checksum equals the checksum in the slot. (The sum later compares this checksum with the update's
+bytes.) A violation becomes a `Refusal`. Repeated and late reports of a finished task have no effect, because
+a transport may lose, delay or repeat messages.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Gate:
     def _beat(self, peer: Peer, *_: object) -> Sequence[Checked]:
         peer.idle += 1
         if peer.idle > MOST_IDLE:
-            raise WireError(f"{peer.idle} messages in a row that say nothing")
+            raise WireError(f"{peer.idle} messages in a row without effect")
         return ()
 
     def _repeated(self, peer: Peer) -> Sequence[Checked]:
@@ -167,7 +167,7 @@ class Gate:
         slot = lease.slot
         peer.deaths_in_a_row = 0
         if result.trained_version != lease.version:
-            detail = f"task {task}: trained {result.trained_version}, was given {lease.version}"
+            detail = f"task {task}: trained version {result.trained_version} instead of {lease.version}"
             self.end_task(peer, task)
             return TaskReturned(lease.client, task, "version", detail)
         if self.transport.carries_updates:
@@ -175,12 +175,12 @@ class Gate:
         elif buffer.state[slot] != SlotState.WRITTEN:
             raise WireError(f"an update of task {task} whose slot is not written")
         elif result.checksum != buffer.checksum[slot]:
-            raise WireError(f"an update of task {task} with two checksums")
+            raise WireError(f"an update of task {task} with two checksums: the message's and the slot's")
         self.end_task(peer, task)
         return result
 
     def end_task(self, peer: Peer, task: int) -> None:
-        """Take a task from its peer, so that its update counts at most once."""
+        """End a task's assignment to its peer, so that its update counts at most once."""
         self._aggregator.unassign(task)
         peer.past.append(task)
 
@@ -194,7 +194,7 @@ class Gate:
 
     def _assessed(self, peer: Peer, answer: messages.Assessed, _: Sequence[Frame]) -> Sequence[Checked]:
         if peer.role != control.EVALUATOR:
-            raise WireError(f"{peer.role} {peer.number} is no evaluator")
+            raise WireError(f"{peer.role} {peer.number} is not an evaluator")
         if answer.version in peer.past:
             return self._repeated(peer)
         peer.past.append(answer.version)

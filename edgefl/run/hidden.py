@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 CLIP_MARGIN = 1.0 - 2.0**-20
-"""Factor on a clipping norm, for the rounding of clipped elements to float32."""
+"""Factor on a clipping norm that leaves room for the rounding of clipped elements to float32."""
 Members = Sequence[tuple[int, int, float]]
 """Client, slot and weight of each update of a sum."""
 
@@ -47,7 +47,7 @@ class Trip(NamedTuple):
     client: int
     task: int
     cohort: Cohort | None
-    """The client's round, if no other client joins it."""
+    """The client's round, if no client can join it later; otherwise None."""
     weight: float
     """`Strategy.own_weight` divided by the fleet's largest; 1 if the strategy has none."""
 
@@ -63,7 +63,7 @@ class SumProcess(Protocol):
     """A process that unmasks or opens sums, such as `edgefl.run.secure_process.SecureProcess`."""
 
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
-        """Return the reply of the clients that are ``online`` to a sum of (client, slot, weight)."""
+        """Return the reply of the clients that are ``online`` to a request for the sum of ``members``."""
 
 
 class Parties(Protocol):
@@ -72,11 +72,11 @@ class Parties(Protocol):
     used: Used
 
     def reply(self, members: Members, online: Collection[int]) -> SumReply:
-        """Answer for the clients that are ``online``."""
+        """Return the reply of the clients that are ``online`` to a request for the sum of ``members``."""
 
 
 Ask = Callable[[Members], Any]
-"""Returns the `SumReply` to a sum's request."""
+"""Requests the unmasking or opening of a sum; returns the `SumReply`."""
 
 
 class Helpers(NamedTuple):
@@ -90,7 +90,7 @@ class Scheme(NamedTuple):
     """One kind of secure aggregation: its three parties in a run, and its rules."""
 
     check: Callable[[Experiment, Secure, Strategy, int], None]
-    """Raises `ConfigError` if experiment, settings and strategy do not fit a fleet of so many clients."""
+    """Raises `ConfigError` if experiment, settings, strategy and number of clients do not fit together."""
     rules: Callable[[Secure, Strategy, int, int], AnyRules]
     """Makes the rules, from settings, strategy, number of elements of an update, and number of clients."""
     writer: Callable[[Phones, Any], Writer]
@@ -110,7 +110,7 @@ def scheme_of(kind: str) -> Scheme:
 
 
 def completed(experiment: Experiment, strategy: Strategy) -> Experiment:
-    """Return the experiment; rounds with pairwise masks are closed unless it sets ``strategy.redraw``."""
+    """Return the experiment, with ``strategy.redraw`` set to False for pairwise masks unless it sets it."""
     secure, table = experiment.server.secure, experiment.strategy
     if secure is None or secure.kind != "pairwise" or not hasattr(strategy, "redraw"):
         return experiment
@@ -143,7 +143,7 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
         raise ConfigError(f"server.update_format: must be 'float32' with [server.secure], got {rounded!r}")
     if secure.least_clients > (held := strategy.max_held(clients)):
         raise ConfigError(
-            f"server.secure.least_clients: at most {held}, the updates that {name!r} sums, "
+            f"server.secure.least_clients: must be at most {held}, the number of updates that {name!r} sums, "
             f"got {secure.least_clients}"
         )
     scheme_of(secure.kind).check(experiment, secure, strategy, clients)
@@ -165,14 +165,14 @@ def rules_of(experiment: Experiment, strategy: Strategy, size: int, clients: int
 
 
 def rounding_norm(rules: SecureRules) -> float:
-    """Return the largest L2 norm by which rounding changes an update."""
+    """Return the largest L2 norm of the change that rounding makes to an update."""
     return rules.step * math.sqrt(rules.size) / 2
 
 
 def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
-    """Return the norm to which clients clip updates so that, rounded, they are within ``privacy.clip_norm``.
+    """Return the norm to which clients clip updates so that rounded updates are within ``privacy.clip_norm``.
 
-    None without ``[privacy]``, and with local noise only, which includes a clipping of its own.
+    Return None without ``[privacy]``, and with local noise only, because adding it clips updates anyway.
     """
     if experiment.privacy is None or not experiment.privacy.central:
         return None
@@ -273,7 +273,7 @@ class HiddenSums:
         return len(online) < helpers.needed
 
     def exchange_s(self, buffer: ParameterBuffer, members: Members, version: int, at_s: float) -> float:
-        """Emulated seconds until as many helpers as needed have received their request and have replied."""
+        """Return the emulated seconds until enough helpers have received their request and replied."""
         try:
             helpers, online = self._helpers(buffer, members)
         except SecureError:

@@ -23,14 +23,16 @@ from edgefl.strategies.base import Strategy
 
 def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: int) -> None:
     if secure.holders > clients:
-        raise ConfigError(f"server.secure.holders: at most {clients}, the clients, got {secure.holders}")
+        raise ConfigError(
+            f"server.secure.holders: must be at most {clients}, the number of clients, got {secure.holders}"
+        )
     if not secure.private < secure.recover <= secure.holders:
         got = f"private = {secure.private}, recover = {secure.recover}, holders = {secure.holders}"
         raise ConfigError(f"server.secure: needs private < recover ≤ holders, got {got}")
     if 2 * secure.recover <= secure.holders + secure.private:
         least = (secure.holders + secure.private) // 2 + 1
         raise ConfigError(
-            f"server.secure.recover: at least {least} with {secure.holders} holders and private = "
+            f"server.secure.recover: must be at least {least} with {secure.holders} holders and private = "
             f"{secure.private}, got {secure.recover}; with fewer, one mask could be used in two sums"
         )
 
@@ -42,7 +44,7 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Rul
 
 
 def holders_of(seed: int, clients: int, rules: Rules) -> list[int]:
-    """Return the clients that hold shares, drawn by the seed; holder j is the j-th of them."""
+    """Return the clients that hold shares, drawn by the seed. Holder j (from 1) is the j-th client."""
     drawn = stream(seed, "holders").choice(clients, rules.code.holders, replace=False)
     return sorted(map(int, drawn))
 
@@ -72,7 +74,7 @@ def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
 
 
 class Holders:
-    """All holders of masks."""
+    """All holders of mask shares."""
 
     def __init__(self, phones: Phones, rules: Rules, buffer: ParameterBuffer, path: Path | None) -> None:
         self._rules, self._buffer = rules, buffer

@@ -1,8 +1,8 @@
-"""``[server.secure] kind = "pairwise"``: pairwise masks of rounds (`edgefl.secure.pairwise`).
+"""``[server.secure] kind = "pairwise"``: each two clients of a round share a mask (`edgefl.secure.pairwise`).
 
-An upload has the masked, weighted numbers, the update's id, the round's number and clients, the weight, the
-client's advert, and its sealed shares. `edgefl.run.secure_process` plays the clients that reveal shares. It
-derives the shares of clients that dropped out, which these clients would have sent before their training.
+An upload holds the masked, weighted numbers, the update's id, the round's number and clients, the weight, the
+client's advert, and its sealed shares. `edgefl.run.secure_process` acts for the clients that reveal shares.
+For clients that dropped out, it derives the shares that these would have sent before their training.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from edgefl.strategies.base import Strategy
 from edgefl.strategies.rounds import Rounds
 
 MOST_MEMBERS = 100
-"""Maximum number of clients in a round; the time for a sum with dropouts grows with its square."""
+"""Maximum number of clients in a round; the time for a sum with dropouts grows with the square of this
+number."""
 _PREFIX = struct.Struct("<QI")
-"""Number of the round, and weight of the update, in an upload."""
+"""Format of the round's number and the update's weight in an upload."""
 _ABSENT = 2**32 - 1
-"""Fills the places of clients that a smaller round does not have."""
+"""Number in the unused places of an upload's list of clients, if the round is smaller than the maximum."""
 
 
 def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: int) -> None:
@@ -88,14 +89,14 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Pai
 def round_rules(rules: PairRules, cohort: Cohort) -> RoundRules:
     """Return the rules of a round. The round's name is a hash of its first task and its clients.
 
-    Clients of the protocol are numbered from 1. Raises `SecureError` if the round has too few clients.
+    The protocol numbers clients from 1. Raises `SecureError` if the round has too few clients.
     """
     name = hashlib.sha256(b"%d " % cohort.first_task + np.array(cohort.clients, "<u4").tobytes()).digest()
     return rules.of_round(name, frozenset(client + 1 for client in cohort.clients))
 
 
 def participant(phones: Phones, rules: RoundRules, number: int, content: bytes = b"") -> Participant:
-    """Return client ``number`` − 1 in a round; ``content`` is the id of its update."""
+    """Return the protocol's participant for client ``number`` − 1; ``content`` is the id of its update."""
     secret = hashlib.blake2b(b"rounds", key=phones.keys(number - 1).private, digest_size=KEY_BYTES).digest()
     return Participant(number, rules, secret, content)
 
@@ -106,14 +107,14 @@ def adverts_of(phones: Phones, rules: RoundRules) -> dict[int, Advert]:
 
 
 class PairWriter:
-    """Writes uploads."""
+    """Writes clients' uploads to their slots."""
 
     def __init__(self, phones: Phones, rules: PairRules) -> None:
         self._phones, self._rules = phones, rules
         self._last: tuple[Cohort, RoundRules, dict[int, Advert]] | None = None
 
     def _round(self, cohort: Cohort) -> tuple[RoundRules, dict[int, Advert]]:
-        """Rules and adverts of a round; those of the last round are kept."""
+        """Return the rules and adverts of a round; the last round's are cached."""
         if self._last is None or self._last[0] != cohort:
             rules = round_rules(self._rules, cohort)
             self._last = cohort, rules, adverts_of(self._phones, rules)
@@ -145,7 +146,7 @@ class PairWriter:
 
 
 class Upload(NamedTuple):
-    """An upload as the server relays it."""
+    """An upload, as the server and the secure process read it from its slot."""
 
     client: int
     name: bytes
@@ -176,10 +177,13 @@ class Upload(NamedTuple):
 def uploads_of(
     rules: PairRules, buffer: ParameterBuffer, members: Members
 ) -> tuple[RoundRules, dict[int, Upload]]:
-    """Return the round of a sum and its uploads by number. Raises `SecureError` if they do not match."""
+    """Return the rules of a sum's round, and its uploads keyed by the client's number in the protocol.
+
+    Raises `SecureError` if the uploads do not belong to one round, or are too few.
+    """
     found = [Upload.read(rules, buffer, client, slot) for client, slot, _ in members]
     if not found:
-        raise SecureError("no client arrived")
+        raise SecureError("no client's update arrived")
     cohort = found[0].cohort
     if any(one.cohort != cohort for one in found):
         raise SecureError("the updates are not of one round")
@@ -200,7 +204,7 @@ def uploads_of(
 
 
 class Participants:
-    """The clients of all rounds, when they reveal shares. They answer only once for each round."""
+    """Acts for the clients of all rounds when they reveal shares, for one sum only in each round."""
 
     def __init__(self, phones: Phones, rules: PairRules, buffer: ParameterBuffer, path: Path | None) -> None:
         self._phones, self._rules, self._buffer = phones, rules, buffer
@@ -241,7 +245,7 @@ class Participants:
 
 
 def _digest(uploads: Iterable[Upload]) -> bytes:
-    """Digest of a sum's clients, weights and updates, in any order."""
+    """Return a digest of a sum's clients, weights and updates, whatever their order."""
     parts = sorted(b"%d %d " % (one.client, one.weight) + one.name for one in uploads)
     return hashlib.sha256(b"".join(parts)).digest()
 

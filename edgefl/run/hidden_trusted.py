@@ -1,4 +1,4 @@
-"""``[server.secure] kind = "trusted"``: a process of its own opens encrypted updates
+"""``[server.secure] kind = "trusted"``: a separate process decrypts and sums the updates
 (`edgefl.secure.trusted`)."""
 
 from __future__ import annotations

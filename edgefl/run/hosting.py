@@ -1,4 +1,4 @@
-"""The hosts on which a run's clients or workers are started: `Hosts`; by default this host.
+"""The `Hosts` on which a run's clients or workers are started; by default only this host.
 
 `edgefl.hosts.nodes.Nodes` is the other implementation. With nodes, this host's zygote still loads the
 workload, makes the first model and hosts the evaluator.
@@ -19,7 +19,7 @@ from edgefl.run import control
 
 
 class Share(NamedTuple):
-    """The peers that one host will have."""
+    """The peers that are assigned to one host."""
 
     host: str
     peers: Sequence[int]
@@ -53,13 +53,13 @@ class Hosts(Protocol):
 
     @property
     def door(self) -> str:
-        """Address of the server's socket for peers on other machines; "" if all are on this one."""
+        """Address of the server's socket for peers on other machines; "" if all peers are on this machine."""
 
     def adapted(self, experiment: Experiment, base: Path) -> Experiment:
         """Return the experiment as it runs on these hosts. Raises `ConfigError` if it cannot."""
 
     def open(self, fd: int, say: Callable[[str], None]) -> None:
-        """Start. `wait` returns when ``fd`` is readable; ``say`` shows the user a line."""
+        """Start accepting hosts. `wait` returns when ``fd`` is readable; ``say`` shows the user a line."""
 
     def wait(self, timeout_s: float | None) -> float | None:
         """Wait for messages of the hosts; return the time for which the caller should still wait, s."""
@@ -68,7 +68,7 @@ class Hosts(Protocol):
         """Yield the messages that have arrived."""
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
-        """Load data and model. ``same_bits``: training must give the same bits on all hosts."""
+        """Load data and model on all hosts. ``same_bits``: training must give the same bits on all hosts."""
 
     def expect(
         self, fingerprint: control.Fingerprint | None, host_step_s: float
@@ -90,7 +90,7 @@ class Hosts(Protocol):
         """Start a peer."""
 
     def expel(self, message: control.Expel) -> control.Departed | None:
-        """Kill a peer; return its end immediately if it has no process."""
+        """Kill a peer; if it has no process, return its `Departed` message at once."""
 
     def clear(self, restarts: int) -> Iterator[control.FromHosts]:
         """Kill all peers, because their server is gone; `control.Cleared` follows."""

@@ -1,8 +1,8 @@
-"""Makes one run of many, resumes it, or reads it if it is finished; makes several side by side, in lanes.
+"""Makes the runs of a sweep: a missing run is made or resumed, a finished run is read from its folder.
 
-A lane is a process that makes one run after another on its share of the cores, with the same bits as
-`supervisor.run`. Each lane has a process group of its own, so that Ctrl-C reaches only this process. This
-process then asks each lane to write a checkpoint, and waits for it.
+Several runs can be made in parallel lanes. A lane is a process that makes one run after another on its share
+of the cores, with the same bits as `supervisor.run`. Each lane has a process group of its own, so that Ctrl-C
+reaches only this process. This process then requests a checkpoint from each lane, and waits for it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OpenHosts = Callable[[Experiment], AbstractContextManager[Hosts | None]]
 
 
 def this_host(experiment: Experiment) -> AbstractContextManager[None]:
-    """Have this host run the experiment."""
+    """Use this host for the experiment."""
     return nullcontext()
 
 
@@ -87,7 +87,7 @@ def existing(wanted: Experiment, folder: Path, base: Path) -> Result | None:
 
 
 class Forks(msgspec.Struct, frozen=True, tag="forks"):
-    """The first message to a lane. It carries the channel of the lane's own fork server."""
+    """The first message to a lane; the channel to the lane's own fork server is attached."""
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
@@ -111,7 +111,7 @@ class Lane(NamedTuple):
 
 
 def shares(cores: Sequence[int], lanes: int) -> list[list[int]]:
-    """Divide cores among lanes; with fewer cores than lanes, each lane gets one that others may share.
+    """Divide cores among lanes; with fewer cores than lanes, each lane gets one core, which lanes may share.
 
     >>> shares([0, 1, 2, 3, 4], 2), shares([0, 1], 3)
     ([[0, 1], [2, 3, 4]], [[0], [1], [0]])
@@ -180,7 +180,8 @@ def _hand_out(lanes: Sequence[Lane], waiting: deque[tuple[int, Job]], made: Call
 
 @contextmanager
 def _started(cores: Sequence[int], fork_server: ForkServer) -> Iterator[Lane]:
-    """Start a lane on these cores. It ends with the context; a run under way first writes a checkpoint."""
+    """Start a lane on these cores. The lane ends with the context; if a run is in progress, the lane first
+    writes a checkpoint."""
     mine = ",".join(map(str, cores))
     lane = Lane(*fork_server.start(__name__, FromLane, dict(os.environ), mine))
     try:
@@ -207,7 +208,7 @@ def _stop(*_: object) -> None:
 def main(channel_fd: int, parent_pid: int, cores: str) -> None:
     os.setpgid(0, 0)
     become_child(parent_pid, "edgefl-lane")
-    signal.signal(signal.SIGTERM, _stop)  # a run replaces it while it is under way
+    signal.signal(signal.SIGTERM, _stop)  # a run in progress has a handler of its own
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, cores.split(",")))
     channel: Channel[Forks | Job] = Channel.inherit(channel_fd, Forks | Job)

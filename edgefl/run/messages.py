@@ -1,4 +1,4 @@
-"""Messages between the server and its clients, and the only place that parses bytes from a socket.
+"""Messages between the server and its clients. No other module parses bytes from a socket.
 
 Both clocks use the same messages. A client under the wall clock gets orders of one task and reports the times
 that it has measured; a worker under the virtual clock computes the tasks of many clients.
@@ -122,7 +122,7 @@ class TaskResult(_Message, frozen=True, tag=23):
     """Peak memory of training, predicted from the trace of a step, MiB."""
     metrics: Metrics
     counted: Count | None = None
-    """Number of examples by which the update is weighted; None: all that its client holds."""
+    """Number of examples by which the update is weighted; None: all examples of its client."""
     failed: str = ""
     """With local noise: the reason why the update is zero plus noise, for the record; else empty."""
     order: int = 0
@@ -200,17 +200,18 @@ class Task(_Message, frozen=True, tag=11):
     wait_s: float = 0.0
     """Emulated seconds from the receipt of the task until the trip starts."""
     cohort: Cohort | None = None
-    """The client's round, if no other client joins it."""
+    """The client's round, if no client can join it later; otherwise None."""
     order: int = 0
     """Number of the order, which increases with each order to a peer. The peer ignores repeated and outdated
     orders, and the server ignores results that do not belong to the task's latest order."""
 
 
 class Tasks(_Message, frozen=True, tag=15):
-    """Server → client or worker: carry out this order; with the model as payload for ``wire``."""
+    """Server → client or worker: carry out this order; with ``transport = "wire"``, the model is the
+    payload."""
 
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
-    """One task for a client. The tasks of a worker may be of different clients."""
+    """A client gets one task at a time. The tasks of a worker may belong to different clients."""
 
     @property
     def number(self) -> int:
@@ -295,7 +296,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], header: bytes | memoryview) -> 
 
 
 def payload(frames: Sequence[bytes | memoryview]) -> bytes | memoryview:
-    """Return the payload of a message; ``frames`` follow its header and must be exactly one."""
+    """Return the payload of a message. ``frames`` are the frames after the header; there must be exactly
+    one."""
     if len(frames) != 1:
         raise WireError(f"a message must have 1 payload frame (got {len(frames)})")
     return frames[0]

@@ -32,7 +32,7 @@ MOST_DETAIL = 500
 
 @dataclass
 class Peer:
-    """An expected process, with its current epoch."""
+    """A process that the server expects to connect; ``epoch`` numbers the processes of one peer, from 0."""
 
     role: control.Role
     number: int
@@ -59,7 +59,7 @@ class Peer:
 class Peers:
     """Table of all expected peers, by routing id and by name.
 
-    The server's socket connects to them, or, ``by_door``, accepts the connections of clients and workers.
+    The server's socket connects to them or, with ``by_door``, accepts connections of clients and workers.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Peers:
 class PeerLifecycle:
     """Ends peers that are silent or send invalid messages, and starts others in place of dead ones.
 
-    Whether a dead client is replaced is decided by the core; workers and the evaluator are not clients.
+    The core decides whether a dead client is replaced; `retry` decides for workers and the evaluator.
     """
 
     _peers: Peers

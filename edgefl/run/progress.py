@@ -65,7 +65,7 @@ class Gauge:
 
     def cost(self, ns: int) -> None:
         """Note the server's cost of one update, from its receipt to the next task, without the sum, ns."""
-        if self._wall and len(self._costs_ns) < MOST_COSTS:  # a worker's message has many updates
+        if self._wall and len(self._costs_ns) < MOST_COSTS:  # one message of a worker has many updates
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:

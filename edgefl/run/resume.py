@@ -1,8 +1,8 @@
 """Interrupting and resuming a run: `save` writes a checkpoint, `restore` and `recover` continue the run.
 
-Replaying the journal through a new core gives the state of all tasks; a checkpoint holds the numbers that
-belong to it and, under the virtual clock, work in flight. So a resumed run gives the same bits. `restore`
-uses a checkpoint, `recover` the parameter buffer of a killed server.
+Replaying the journal through a new core gives the state of all tasks. A checkpoint holds the model, vectors
+and updates of this state and, under the virtual clock, work in flight. So a resumed run gives the same bits.
+`restore` uses a checkpoint, `recover` the parameter buffer of a killed server.
 """
 
 from __future__ import annotations
@@ -128,14 +128,14 @@ def restore(
 ) -> Restored:
     """Rewind the record to the last checkpoint, replay it, and refill the buffer.
 
-    With ``once``, no version may be made twice: raises `ConfigError` unless the run was interrupted in an
-    orderly way, at this checkpoint.
+    With ``once``, no version may be made twice: raises `ConfigError` unless the run was interrupted without a
+    kill, at this checkpoint.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
         raise ConfigError(
-            f"{folder}: killed under the wall clock, with secure noise or local noise: resuming would send "
-            "other values for what was already seen, which spends privacy twice; start a new run"
+            f"{folder}: killed under the wall clock, with secure noise or local noise: resuming would repeat "
+            "steps that were already seen, with other noise, which spends privacy twice; start a new run"
         )
     replay = _JournalReplay(core, dynamics)
     for _, event in store.replay(until=last.journal_seq):

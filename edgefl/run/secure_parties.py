@@ -18,7 +18,7 @@ AnyRules = Rules | TrustedRules | PairRules
 
 class SumReply(msgspec.Struct, frozen=True, tag="reply"):
     """Process → server: the holders' answers; or adverts and revealed shares of a round; or the sum's bytes;
-    or why it was ``refused``."""
+    or the reason why the sum was ``refused``."""
 
     answers: list[Answer] = []
     adverts: list[Advert] = []
@@ -28,9 +28,10 @@ class SumReply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class Used:
-    """Ids of summed masks or updates by party, in memory and in a file; None: in memory only.
+    """Ids of the masks or updates that each party has summed, in memory and, unless ``path`` is None, in a
+    file.
 
-    A last line that a crash cut off is dropped: its reply was never sent.
+    If a crash cut off the file's last line, this line is dropped, because its reply was never sent.
     """
 
     def __init__(self, path: Path | None, parties: Sequence[int]) -> None:

@@ -3,7 +3,7 @@ reveal shares, or an aggregator.
 
 The server starts it at the first sum and starts it again if it dies. It has the phones' keys, which the
 server does not have, and reads the sealed shares or updates of a sum in the parameter buffer. A file lists
-what was summed, so that no update counts in two sums after a restart.
+the summed masks or updates, so that no update counts in two sums after a restart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgefl.run.secure_parties import AnyRules, SumReply
 from edgefl.secure import USED_FILE
 
 MOST_STARTS = 5
-"""Number of starts of the process for one sum after which the run ends."""
+"""Maximum number of starts of the process for one sum; if all of them fail, the run ends."""
 GRACE_S = 5.0
 
 

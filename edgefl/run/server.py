@@ -80,7 +80,7 @@ class ServerLoop:
         try:
             socket = self._gate.socket
             self._channel.send(socket.listening)
-            # Until the run has stopped and the last evaluation is complete (or was interrupted).
+            # Loop until the run has stopped and the last evaluation is complete (or was interrupted).
             while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
                 self._turn()
         except Closed:  # the supervisor was killed: save acknowledged updates in a last checkpoint
@@ -129,7 +129,7 @@ class ServerLoop:
         if not self._plan.resume:
             self._checkpoint()  # from now on the run can be resumed
         self._clock.start()
-        if self._core.stopped is not None:  # resumed run that lacked only its last evaluation
+        if self._core.stopped is not None:  # a resumed run that lacks only its last evaluation
             self._stop(self._core.stopped)
         self._engine.carry_out(self._core.pending())
         self._timeline.start()
@@ -149,7 +149,7 @@ class ServerLoop:
     def _stop(self, reason: str) -> None:
         """Dismiss the clients after the core has stopped, and wait only for the last evaluations.
 
-        An evaluator that hangs is still ended and given up.
+        An evaluator that hangs is still killed, and its evaluations are given up.
         """
         self._stopped = reason
         self._flush()
@@ -185,19 +185,19 @@ class ServerLoop:
         coming = self._lifecycle.returning + self._peers.unready + self._timeline.expected + core.unmasking
         if alone and not (coming or (core.awaits and core.idle)) and self._aggregator.deferred is None:
             raise RunError(
-                f"no client is training and none will: {len(core.idle)} of {len(core.devices)} are "
+                f"no client is training and none will start: {len(core.idle)} of {len(core.devices)} are "
                 f"connected, {len(core.held)} updates wait in the buffer{self._waits()}"
             )
 
     def _waits(self) -> str:
-        """Return a text if a sum waits for clients to unmask it, else ""."""
+        """Return the end of the message if a sum waits for clients that can unmask it, else ""."""
         return "" if self._aggregator.waiting is None else "; a sum waits for clients that can unmask it"
 
     def _departed(self, message: control.Departed) -> None:
         if self._stopped is not None:
             if message.role == control.EVALUATOR:
                 self._evaluation.give_up()
-            else:  # dismissed; otherwise it would be taken for silent during the last evaluation
+            else:  # a dismissed peer: if kept, it would count as silent during the last evaluation
                 self._peers.remove(message.role, message.peer, message.epoch)
             return
         peer = self._lifecycle.departed(message)
@@ -252,7 +252,7 @@ class ServerLoop:
         return moved and {**moved, "versions": self._core.version - self._first_version}
 
     def _conclude(self) -> None:
-        # A run that lacks only its last evaluations is not over: they are made after the resume.
+        # A run that lacks only its last evaluations counts as interrupted: a resume makes them.
         interrupted = self._interrupted and (self._core.stopped is None or self._evaluation.waiting)
         reason = "interrupted" if interrupted else self._core.stopped or self._stopped or ""
         self._checkpoint(final=True)

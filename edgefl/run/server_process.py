@@ -1,6 +1,6 @@
 """The server's process: builds the parts of a new, resumed or recovered run, and runs the loop.
 
-It first records the facts of a new run that are known before it starts.
+For a new run, it first records the facts that are known before the run starts.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def build(
     socket: ServerSocket,
     hidden: HiddenSums | None,
 ) -> ServerLoop:
-    """Build the loop and the parts of a new run, or of one that continues."""
+    """Build the loop and the parts of a run that is new, resumed or recovered."""
     experiment, prepared = plan.experiment, plan.prepared
     clients = fleet_of(experiment)
     strategy = resolve(experiment.strategy, [Path(plan.base)])
@@ -190,7 +190,7 @@ def build(
 
 @contextlib.contextmanager
 def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums | None]:
-    """The run's sums of hidden updates, and their process; None if the server reads updates."""
+    """Provide the run's `HiddenSums`, and end their process afterwards; None without secure aggregation."""
     experiment, clients = plan.experiment, len(fleet_of(plan.experiment))
     strategy, secure = resolve(experiment.strategy, [Path(plan.base)]), experiment.server.secure
     rules = rules_of(experiment, strategy, plan.prepared.size, clients)
@@ -204,7 +204,8 @@ def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums
 
 
 def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client], source: Source) -> Core:
-    """Create the core of a run. If sampling counts for privacy, its seed is as secret as the noise."""
+    """Create the core of a run. If the privacy guarantee counts the random choice of clients, the seed of
+    this choice is as secret as the noise."""
     rules = experiment.privacy
     seed = source.seed if rules is not None and rules.mechanism == "gaussian" else experiment.seed
     deaths = Deaths(experiment.fleet.on_death, experiment.fleet.rejoin_s)
@@ -228,7 +229,7 @@ def _restored(
 
 
 def _forbids_repetition(experiment: Experiment) -> bool:
-    """Return True if a version or trip made again would be different, so that both together reveal more."""
+    """Return True if a repeated version or trip would get other noise, so that both together reveal more."""
     rules = experiment.privacy
     if rules is None or experiment.clock.kind != "wall":
         return False
@@ -277,7 +278,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
 
 
 def _secure_cost(experiment: Experiment, trips: Trips) -> SecureCost | None:
-    """Return what secure aggregation adds to trips and versions; None without it."""
+    """Return the bytes and seconds that secure aggregation adds to trips and versions; None without it."""
     rules, settings = trips.rules, experiment.server.secure
     if rules is None or settings is None:
         return None
@@ -352,7 +353,7 @@ def _version(package: str) -> str:
 
 
 def _require_descriptors(peers: int, *, door: bool = False) -> None:
-    """Raise RunError if this process may not open a connection per peer; some would wait forever."""
+    """Raise RunError if this process may not open a connection per peer: some peers would wait forever."""
     unknown = strangers.MOST_STRANGERS + strangers.SPARE_DESCRIPTORS if door else 0
     needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS + unknown
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -376,7 +377,7 @@ def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
         ):
             with damaged(plan.run_dir) if plan.resume else nullcontext():
                 loop = build(channel, plan, buffer, store, socket, hidden)
-            # Skip collection of objects that live as long as the run, and collect rarely.
+            # Exclude the objects that live as long as the run from garbage collection, and collect rarely.
             gc.freeze()
             gc.set_threshold(YOUNG_OBJECTS)
             loop.run()

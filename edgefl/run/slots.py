@@ -1,7 +1,7 @@
 """Allocation of update slots and ring entries, and the sum that makes the next version.
 
-The sum reads updates in place and writes the next version into a ring entry that nobody reads. If an update
-turns out to be bad, the sum is discarded and nothing has changed.
+The sum reads updates in place and writes the next version into a ring entry that no process reads. If an
+update turns out to be bad, the sum is discarded and the latest version remains.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from edgefl.strategies.base import Update as HeldUpdate
 from edgefl.strategies.rows import Rows
 
 ENTRIES_NOT_LENT = 5
-"""Ring entries that are never lent: the latest, two at the evaluator, one being fetched, one to write."""
+"""Number of ring entries that are never lent to clients: the latest version, two versions at the evaluator,
+one that a client is copying, and one for the next version."""
 SAFE_STEP = 1e18
-"""Bound for the change of an element; it and its square are far below float32's maximum."""
+"""Bound on the change of an element by a step, up to which elements are not checked; the bound and its square
+are far below float32's maximum."""
 
 
 class Lease(msgspec.Struct):
@@ -49,11 +51,11 @@ class Lease(msgspec.Struct):
     holder: int = -1
     """Number of the peer that computes the task: the client itself or a worker; −1: none."""
     order: int = 0
-    """Number of the last order for the task that was sent to a peer; the first has the task's number."""
+    """Number of the task's last order that was sent to a peer. The first order has the task's number."""
 
 
 class SumResult(msgspec.Struct):
-    """Result of a sum: the ``bad`` tasks (then nothing was published), or the norms of the updates."""
+    """Result of a sum: the ``bad`` tasks (then nothing was published), or the updates' squared norms."""
 
     bad: tuple[int, ...] = ()
     altered: tuple[int, ...] = ()
@@ -66,7 +68,7 @@ class SumResult(msgspec.Struct):
     zero: tuple[int, ...] = ()
     """Tasks summed as zero in a private step; see `edgefl.core.events.Summed`."""
     weights: tuple[float, ...] = ()
-    """The weights that `Strategy.combine` chose; empty: those of the step."""
+    """The weights that `Strategy.combine` chose; empty: the step's own weights."""
     refused: str = ""
     """Reason why a sum of hidden updates was refused; all its tasks are bad."""
 
@@ -80,16 +82,17 @@ class Aggregator:
     backend: str | None = None
     privacy: Mechanism | None = None
     lends: bool = False
-    """Clients may train directly from ring entries, which are then kept until the update is complete."""
+    """True if clients may train directly from ring entries, which are then kept until the update is
+    complete."""
     measures: bool = False
-    """Ring entries are also kept until the updates that are based on them are measured."""
+    """True if ring entries are also kept until the updates that are based on them are measured."""
     recoverable: bool = False
-    """Slots of released tasks and the last committed version are kept until `settle`."""
+    """True if slots of released tasks and the last committed version are kept until `settle`."""
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
     """Sum that waits for a free ring entry."""
     waiting: Sum | None = None
-    """Sum that waits for clients that help to unmask it."""
+    """Sum that waits for clients that can unmask it, or for the end of their exchange."""
     blocks: Sequence[slice] = (slice(None),)
     """Ranges of the model and of the exchanged vectors in a ring entry and in an update."""
     exchanged: Sequence[str] = ()
@@ -107,7 +110,7 @@ class Aggregator:
         self._backend = kernels.backend(self.backend)
         self._free = list(range(self.buffer.shape.slots))[::-1]
         self._unread: dict[int, int] = {}  # slot → ring entry, until the client has fetched the model
-        self._pinned: dict[int, int] = {}  # ring entry → readers other than tasks
+        self._pinned: dict[int, int] = {}  # ring entry → number of readers other than tasks
         self._lent: dict[int, int] = {}  # slot → ring entry, until the update is complete
         self._borrowers: dict[int, int] = {}  # ring entry → number of slots that it is lent to
         self._bases: dict[int, int] = {}  # slot → ring entry, until its update is measured
@@ -131,8 +134,8 @@ class Aggregator:
     ) -> Aggregator:
         """Create the aggregator of a run whose model has ``size`` elements.
 
-        ``source`` is the source of its noise. The last ``statistics`` elements are the module's buffers, such
-        as the running statistics of batch normalisation.
+        ``source`` is the source of privacy noise. The last ``statistics`` elements are the module's buffers,
+        such as the running statistics of batch normalisation.
         """
         assert isinstance(experiment.fleet.devices, dict)
         most = strategy.max_weight(sum(experiment.fleet.devices.values()))
@@ -153,7 +156,7 @@ class Aggregator:
         )
 
     def restore_noise(self, salts: dict[int, str]) -> None:
-        """Restore the noise of versions that an earlier process made; see
+        """Restore the noise of the versions that an earlier process made; see
         `edgefl.core.events.Summed.salt`."""
         if self.privacy is not None:
             self.privacy.tree.restore(salts)
@@ -170,7 +173,8 @@ class Aggregator:
         return self.resume(task=task, client=client, version=version, entry=entry)
 
     def resume(self, *, task: int, client: int, version: int, entry: int) -> Lease:
-        """Allocate a slot for a new or resumed task; ``entry`` holds its base version, −1: no entry does."""
+        """Allocate a slot for a new or resumed task; ring entry ``entry`` holds its base version (−1: none
+        does)."""
         if not self._free:
             taken = f"all {self.buffer.shape.slots} are taken"
             raise SlotError(f"no update slot is free for task {task}; {taken}")
@@ -195,7 +199,7 @@ class Aggregator:
         self.leases[task].holder = holder
 
     def renumber(self, task: int, order: int) -> None:
-        """Give the task's next order its number; results of earlier orders then have no effect."""
+        """Set the number of the task's next order; results of earlier orders then have no effect."""
         self.leases[task].order = order
 
     def unassign(self, task: int) -> None:
@@ -238,7 +242,7 @@ class Aggregator:
         return lease
 
     def write_zero(self, task: int) -> None:
-        """Write an update of zero for a task whose trip failed; nobody else may write to its slot."""
+        """Write an update of zero for a task whose trip failed; no peer may write to its slot any more."""
         slot = self.leases[task].slot
         self.fetched(slot)
         self.delivered(slot)
@@ -263,7 +267,7 @@ class Aggregator:
                 self._free.append(lease.slot)
 
     def settle(self) -> None:
-        """After a commit of the record, free the slots and the ring entry that it no longer needs."""
+        """After a commit of the record, free the slots and the ring entry that recovery no longer needs."""
         self._settled = self.buffer.latest[1]
         while self._released:
             slot = self._released.pop()
@@ -311,7 +315,7 @@ class Aggregator:
             del self._pinned[entry]
 
     def free_entry(self) -> int | None:
-        """Return a ring entry that nobody reads, or None if there is none."""
+        """Return a ring entry that may be overwritten, or None if there is none."""
         fetched = self.buffer.fetched
         taken = {entry for slot, entry in self._unread.items() if not fetched[slot]}
         taken.update(self._pinned, self._borrowers, self._bases.values())
@@ -436,7 +440,7 @@ class Aggregator:
         sums = None if self.exchanged else np.empty(len(updates), dtype=np.uint64)
         if self.combine is None:
             norms = self._step(action, entry, updates, weights, scales, sums)
-        else:  # read the updates once for norms and checksums, before the strategy reads finite ones
+        else:  # compute norms and checksums first, because the strategy must read finite updates only
             zeros, given = [0.0] * len(updates), scales if scaled else None
             norms = kernels.weighted_sum(
                 model, None, updates, zeros, self._backend, scales=given, checksums=sums
@@ -465,7 +469,7 @@ class Aggregator:
         sent = (buffer.checksum[slot] for slot in slots)
         altered = {task for task, was, now in zip(action.tasks, sent, seen, strict=True) if was != now}
         if not altered <= self._zero:
-            return bounds, seen  # the caller drops altered updates, and the process is not asked
+            return bounds, seen  # the caller drops altered updates; do not request their sum
         members = self.members(action, zero=False)
         total, unit = np.zeros(size, np.float32), 1.0
         if members:
@@ -513,7 +517,10 @@ class Aggregator:
     def _combined(
         self, action: Sum, updates: list[Update], scales: list[Floats | None]
     ) -> tuple[list[Update], list[float], list[Floats | None]]:
-        """Let the strategy combine the updates; return what is summed: the updates, or one vector."""
+        """Let the strategy combine the updates; return the vectors to sum, their weights and their scales.
+
+        The vectors are the updates, if the strategy chose weights, or one combined vector.
+        """
         assert self.combine is not None
         clients = [self.leases[task].client for task in action.tasks]
         given = scales if self.buffer.shape.update_format.scaled else None
@@ -551,7 +558,7 @@ class Aggregator:
         model[-self.statistics :] = made[-self.statistics :]
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
-        """Write the strategy's next vectors, and add to the model those that change it.
+        """Write the strategy's next vectors, and add the vectors with ``into_model`` to the model.
 
         For each update, return the squared norm of its changes to the exchanged vectors.
         """

@@ -85,8 +85,8 @@ def run(
     ``workload`` names a replacement of `zygote.WORKLOAD`, for measurements.
     ``fork_server`` forks the run's processes instead of starting interpreters.
     ``web`` is a socket of `edgefl.run.web.listening` on which the run is shown as a page.
-    ``hosts`` are the hosts of its clients or workers; default: this one.
-    ``passing`` is for one run of many: when it ends, its panel disappears from the terminal.
+    ``hosts`` are the hosts of its clients or workers; default: this host only.
+    ``passing`` removes the run's panel from the terminal when the run ends, for one run of many.
 
     Raises `ConfigError` before anything starts if the experiment cannot be run, `RunError` if the run fails,
     and KeyboardInterrupt after Ctrl-C, when the run is on disk and can be resumed.
@@ -154,9 +154,9 @@ def _require_text(*folders: Path) -> None:
         except UnicodeEncodeError:
             try:
                 os.fsencode(folder).decode()
-                what = "a name that this locale cannot read; set LC_ALL=C.UTF-8"
+                what = "the name cannot be read in this locale; set LC_ALL=C.UTF-8"
             except UnicodeDecodeError:
-                what = "a name that is not UTF-8, expected one that is"
+                what = "the name is not UTF-8; use a folder whose name is"
             raise ConfigError(f"{printable(str(folder))}: {what}") from None
 
 
@@ -283,7 +283,7 @@ class _Supervisor:
         """Wait for messages and handle those that have arrived."""
         leaving = self._state is State.LEAVING
         channels = {name: self._channels[name] for name in CHANNELS if not (leaving and name == "zygote")}
-        # A socket does not signal messages that were read while another message was being sent.
+        # The selector does not report messages that were already read while another was being sent.
         unread = any(channel.waiting for channel in channels.values())
         timeout_s = self._hosts.wait(0.0 if unread else None)
         self._handle_all(self._hosts.receive(), self._hosts.name)
@@ -399,7 +399,7 @@ class _Supervisor:
         os.write(self._wakeup[1], b"!")
 
     def _interrupt(self) -> None:
-        """Ask the server to stop the run; the second time, or before it listens, kill it."""
+        """Request a stop from the server; at the second interrupt, or before it has listened, kill it."""
         if self._interrupts > 1 or self._state not in HAS_LISTENED:
             self._children["server"].kill()
             raise KeyboardInterrupt
@@ -407,7 +407,7 @@ class _Supervisor:
         self._stop_serving()
 
     def _stop_serving(self) -> None:
-        """Ask the server to write a checkpoint and end; if it has no plan yet, `_serve` asks it later."""
+        """Request a last checkpoint from the server; if it has no plan yet, `_serve` requests this later."""
         if self._state in HAS_PLAN:
             self._channels["server"].tell(control.Interrupt("interrupted"))
 
@@ -451,8 +451,8 @@ class _Supervisor:
             self._drop_channel(name)
             self._start_zygote()
         self._start("server", "server_process", control.FromServer)
-        # The old server got as far as listening: the buffer is valid. Under the virtual clock the record may
-        # lag behind it.
+        # The old server had begun to listen, so the buffer is valid. Under the virtual clock, the record may
+        # lag behind the buffer.
         recover = under_way and not self._virtual
         self._plan = msgspec.structs.replace(
             self._plan,
@@ -522,7 +522,7 @@ class _Supervisor:
         self._state = State.ADOPTING
 
     def _carried(self) -> int:
-        """Return the number of workers; under the wall clock each client is one."""
+        """Return the number of workers; under the wall clock, the number of clients."""
         if not self._virtual:
             return len(self._clients)
         return self._experiment.clock.workers or self._hosts.carries()

@@ -48,7 +48,7 @@ APART = (
 )
 """Keys that change the examples; runs on different examples cannot be compared."""
 NOT_IN_A_GRID = {
-    "seed": "give seeds by --seeds",
+    "seed": "set seeds with --seeds",
     "name": "it changes nothing in a run",
     **dict.fromkeys(APART, "runs on different examples cannot be compared"),
 }
@@ -105,8 +105,8 @@ def sweep(
     """Execute the runs that are missing in ``out``, compare all runs, and return the sweep.
 
     ``jobs`` runs execute at the same time, each on its share of the cores and without a live view. ``hosts``
-    provides the hosts of a run's clients or workers; ``adapted`` changes an experiment so that they can run
-    it.
+    provides the hosts of a run's clients or workers; ``adapted`` changes an experiment so that these hosts
+    can run it.
     The comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each
     seed draws its fleet from the profiles' intervals, the same for all settings (`drawn_fleets`). ``say`` is
     called with a line per run, ``show`` with the tables at the end; on a terminal each run is shown live
@@ -121,13 +121,13 @@ def sweep(
     check_target(target)
     planned = plan(drawn_fleets(experiment) if fleets else experiment, out, seeds, grid or {}, base, adapted)
     if jobs > 1 and any(one.experiment.clock.kind != "virtual" for one in planned):
-        raise ConfigError(f"--jobs {jobs}: runs side by side need the virtual clock; add --clock virtual")
+        raise ConfigError(f"--jobs {jobs}: parallel runs need the virtual clock; add --clock virtual")
 
     def made(number: int) -> None:
         one = planned[number]
         outcome = _outcome(Result(one.folder).summary())
         say(f"{number + 1:>3} of {len(planned)}  {one.label}, seed {one.seed}: {outcome}")
-        if target is not None and number == 0:  # before the others are made in vain
+        if target is not None and number == 0:  # fail before the other runs are made
             with Record(one.folder) as record:
                 check_scored([record])
 
@@ -251,7 +251,7 @@ def _check(seeds: Sequence[int], grid: Grid) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    """Return the value that ``text`` stands for; an invalid text itself, which `config.change` rejects."""
+    """Parse a value of a grid; return an invalid text unchanged, because `config.change` will reject it."""
     try:
         return toml.assignment(f"{key}={text}")[1]
     except ConfigError:
@@ -259,12 +259,12 @@ def _value(key: str, text: str) -> Any:
 
 
 def _check_same_examples(label: str, experiment: Experiment, first: Experiment) -> None:
-    """Raise `ConfigError` if the two are measured on different examples, as by a grid of whole tables."""
+    """Raise `ConfigError` if two runs use different examples, as a grid of whole tables can cause."""
     for key in APART:
         mine, others = (operator.attrgetter(key)(each) for each in (experiment, first))
         if mine != others:
             raise ConfigError(
-                f"--grid: {label}: {key} is {mine}, and {others} in the first run; "
+                f"--grid: {label}: {key} is {mine}, but {others} in the first run; "
                 "runs on different examples cannot be compared"
             )
 

@@ -27,13 +27,13 @@ from edgefl.run.peers import Peer, PeerLifecycle, Peers
 from edgefl.run.slots import Aggregator, Lease
 
 Answer = messages.TaskResult | messages.Gone | FatalTask
-"""A worker's result for a task, or the finding that the task kills workers."""
+"""A worker's result for a task, or the result of a task that killed its workers."""
 Order = Callable[[Train, Lease, float, float], messages.Task]
 """`Engine.order`: builds the message for a task."""
 
 
 class Delivery(NamedTuple):
-    """The arrival of a client's complete update, emulated time ``at_s``."""
+    """The arrival of a client's complete update at the emulated time ``at_s``."""
 
     client: int
     result: messages.TaskResult

@@ -22,8 +22,8 @@ PART_BYTES = 256 * 1024
 the slot, and ZeroMQ reuses their memory."""
 
 REPEATED, SOME_PARTS = 4, 1000
-"""Limits on the number of parts of an update: how often each part of minimum size may be sent, plus a
-constant; more parts are a flood."""
+"""An update may be sent in at most `REPEATED` parts for each `ALIGN_BYTES` of its size, plus `SOME_PARTS`; a
+peer that sends more is flooding the server."""
 
 
 class ShmServer:
@@ -87,7 +87,7 @@ class WireServer(ShmServer):
             parts, received = 0, {}
         parts += 1
         if parts > REPEATED * (raw.size // ALIGN_BYTES) + SOME_PARTS:
-            raise WireError(f"{part}, the {parts}th")
+            raise WireError(f"{part}: {parts} parts are too many")
         received[chunk.offset] = len(body)
         self._parts[slot] = chunk.task, parts, received
         raw[chunk.offset : end] = np.frombuffer(body, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Makes a client's update in any process: trains, multiplies the change by a gain, writes, checksums."""
+"""Makes a client's update, in a client or worker: trains, amplifies the change, writes and checksums it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def loss_of(result: TrainResult) -> float:
 
 
 class UpdateMaker:
-    """Makes updates in the format of a buffer: Δ = y − w, or y if the strategy uploads models.
+    """Makes updates in the format of the parameter buffer: Δ = y − w, or y if the strategy uploads models.
 
-    The changes of the strategy's exchanged vectors follow. The model is trained in ``workload.flat``, which
-    must hold its base version.
+    The update also holds the changes of the strategy's exchanged vectors, after the model. The model is
+    trained in ``workload.flat``, which must hold the base version w.
     """
 
     def __init__(self, workload: Workload, buffer: ParameterBuffer) -> None:
@@ -58,12 +58,12 @@ class UpdateMaker:
         self._size, shape = workload.flat.size, buffer.shape
         self._blocks = blocks(self._size, len(workload.vectors))
         self._own = self._size * len(workload.client_vectors)
-        """Number of elements in the client's own vectors; the rounding residual follows them in its kept
-        state."""
+        """Number of elements in the client's own vectors. In the client's kept state, the rounding residual
+        follows these vectors."""
         self._residual = slice(self._own, None) if shape.kept > self._own else None
         self._start = np.zeros(shape.size, np.float32) if len(self._blocks) > 1 else None
-        """The trip's base model followed by zeros, because the update sends the changes of vectors; None
-        without vectors."""
+        """Vector to subtract from the trained model and vectors: the base model, then zeros, because the
+        training writes changes of vectors; None without vectors."""
 
     def train(
         self,
@@ -75,7 +75,7 @@ class UpdateMaker:
         cut: Cut | Until | None = None,
         steps: int | None = None,
     ) -> TrainResult:
-        """Train as this client does on this trip, for ``steps`` steps if given, and amplify the result by
+        """Train as this client does on this trip, for ``steps`` steps if given, and apply the gain of
         ``cut``."""
         given = self._inputs(client, version, base) if self._workload.needs_inputs else None
         start = base[: self._size]
@@ -123,9 +123,9 @@ class UpdateMaker:
         stop: int | None = None,
         cohort: Cohort | None = None,
     ) -> None:
-        """Write bytes ``start`` to ``stop`` of a task's update, in order.
+        """Write bytes ``start`` to ``stop`` of a task's update. The parts must be written in order.
 
-        A rounded or masked update is written completely at ``start`` = 0, which overwrites the trained model.
+        A rounded or masked update is written completely at ``start`` = 0, and overwrites the trained model.
         """
         stop, trained = raw.size if stop is None else stop, self._workload.flat.whole
         base = base if self._start is None else self._start

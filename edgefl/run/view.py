@@ -29,7 +29,7 @@ MOST_COLUMNS = 120
 REDRAW_S = 0.5
 """Minimum interval between redraws, wall seconds: the host's time should go to the clients."""
 PACE_S = 600.0
-"""Period from which the remaining time is estimated, wall seconds."""
+"""Length of the last period of a run, from which the remaining time is estimated, wall seconds."""
 MOST_PROFILES, LINES_BESIDES_PROFILES, MOST_NAME = 12, 15, 20
 
 
@@ -43,8 +43,8 @@ class Goal(NamedTuple):
 
 
 def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
-    """Return the stop condition that will be met first; a measured one, such as accuracy, only if there is no
-    other."""
+    """Return the stop condition that will be met first; a measured condition, such as accuracy, only if there
+    is no other."""
     counted: list[tuple[str, float, float | None, Callable[[float], str]]] = [
         ("versions", progress.version, stop.versions, "{:,.0f}".format),
         ("trips", progress.trips, stop.trips, "{:,.0f}".format),
@@ -73,7 +73,8 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
 
 
 class RunView:
-    """Keeps a run's numbers and shows nothing. A context manager, left when the run ends."""
+    """Base class of the views: keeps a run's numbers and shows nothing. Its context lasts as long as the
+    run."""
 
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.experiment = experiment
@@ -96,7 +97,7 @@ class RunView:
     def say(self, text: str, *, at_once: bool = False) -> None:
         """Set the current activity, such as ``"loading data and model"``.
 
-        Views that print lines print it if the fleet is known, or ``at_once``.
+        A `LineView` prints the text only if the fleet is known, or ``at_once``.
         """
         self.note = text
 
@@ -114,7 +115,7 @@ class RunView:
         self.workload = f"{data}, {model} with {prepared.size:,} parameters"
 
     def update(self, progress: control.Progress) -> None:
-        """Show new figures, a few times a second."""
+        """Show new figures; called a few times per second."""
         self.progress = progress
         if progress.connected is None and not self.running:
             self.running, self.note = True, ""
@@ -214,7 +215,7 @@ class LineView(RunView):
             self._print(f"{self.outcome(error)}: {self._line(known) if known else 'no client was trained'}")
 
     def _line(self, progress: control.Progress) -> str:
-        """Return the figures in one line; the last ones are dropped if there is no room."""
+        """Return the figures in one line, without the last figures if the line would be too long."""
         parts = [f"{int(100 * self.goal(progress).share)}%"]
         parts += [f"{name} {text}" for name, text in self.figures(progress).items()]
         while len(line := ", ".join(parts)) > MOST_COLUMNS - len("edgefl: interrupted: "):
@@ -239,7 +240,7 @@ class TerminalView(RunView):
     ) -> None:
         super().__init__(experiment, monotonic)
         self._passing = passing
-        # Output of Python code goes above the panel, unless stdout is a file.
+        # Show the output of Python code above the panel, unless stdout is a file.
         own_place = sys.stdout.isatty()
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=own_place, transient=passing)
         self._bar = Progress(
@@ -317,7 +318,7 @@ class TerminalView(RunView):
         parts: list[RenderableType] = [_one_line(self.title, "bold"), _one_line(clock, "dim")]
         if self.progress is not None:
             parts += [self._bar, *self._figures(self.progress), Text(), self._fleet(self.progress)]
-        note = self.note or "Ctrl-C stops it so that it can be resumed"
+        note = self.note or "Ctrl-C stops the run; it can be resumed"
         return Group(*parts, self._end or _one_line(note, "cyan"))
 
     def _figures(self, progress: control.Progress) -> tuple[Table, Text]:

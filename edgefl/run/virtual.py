@@ -38,8 +38,8 @@ TRAINING_DEATH = "its training ended its process"
 EVENTS_AT_ONCE = 128
 """Maximum number of events between two polls of the socket."""
 STALL_LIMIT = 1000
-"""A run fails if its clients, on average, join or leave this many times without a new task, or finish this
-many trips at one instant while only emulated time or an accuracy would end the run."""
+"""Mean number of events per client without progress after which a run fails. Such events are joins and leaves
+without a new task, and trips that end at one instant if only emulated time or an accuracy ends the run."""
 
 
 class Trip(msgspec.Struct):
@@ -52,7 +52,7 @@ class Trip(msgspec.Struct):
     left: Left | Died | None = None
     """The event that cancelled the trip, if its client left or died as declared."""
     doomed: bool = False
-    """True if the client is known to leave before it could deliver, so that the task is not computed."""
+    """True if the client will leave before it could deliver the update, so that the task is not computed."""
     broken: str = ""
     """Description of the link's loss during the trip, or ""; the task of a broken trip is not computed."""
 
@@ -97,7 +97,7 @@ class VirtualTimeline(Timeline):
         self._schedule_changes()
 
     def _first_joins(self) -> Iterator[Due]:
-        """Yield the first joins, in order, of absent clients without dynamics of their own."""
+        """Yield the first join of each absent client without dynamics, in order of time."""
         absent = np.flatnonzero(np.frombuffer(self.core.present, np.uint8) == 0)
         if self.dynamics is not None:
             absent = np.array([client for client in absent.tolist() if client not in self.dynamics], np.int64)
@@ -113,10 +113,10 @@ class VirtualTimeline(Timeline):
         return int(self.agenda.head is not None)
 
     def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
-        """Requeue the tasks of a dead worker. No event follows, as clients do not depend on a worker.
+        """Requeue the tasks of a dead worker. This causes no event, as clients do not depend on a worker.
 
         If a task has killed too many workers, its client dies when its update would have arrived. A death in
-        the middle of a task counts against the task, any other against the worker.
+        the middle of a task counts against the task, any other death against the worker.
         """
         computing = self._computing(end)
         if not self.lifecycle.retry(peer, blamed=computing is None):
@@ -188,7 +188,7 @@ class VirtualTimeline(Timeline):
         return iter(())
 
     def flush(self) -> None:
-        """Send the workers their next tasks, and tell them which tasks to give up."""
+        """Send the workers their next tasks, and the cancellations of tasks that they hold."""
         if not self._started or self.core.stopped is not None:
             return
         for worker, tasks in self._withdrawn.items():
@@ -241,7 +241,7 @@ class VirtualTimeline(Timeline):
                 trip = self._running_trips[task]
                 computed = task in dispatch.results or trip.broken != ""
                 if not (dispatch.worker_of(task) is None if trip.cancelled else computed):
-                    return  # otherwise a worker may still write into its slot
+                    return  # not computed yet, or cancelled while a worker may still write into its slot
             agenda.pop()
             if kind in (JOIN, LEAVE) and not self._still_due(due):
                 continue
@@ -297,7 +297,7 @@ class VirtualTimeline(Timeline):
         ends = (stop.trips, stop.versions, stop.wall_s)
         if count > STALL_LIMIT * len(self.trips.data.final) and ends == (None, None, None):
             raise RunError(
-                f"emulated time stands still at {at_s:g} s: {count} trips took no time; give stop.trips or "
+                f"emulated time stands still at {at_s:g} s: {count} trips took no time; set stop.trips or "
                 "stop.versions, or a fleet whose trips take time"
             )
 
@@ -364,8 +364,8 @@ class VirtualTimeline(Timeline):
         self._idle_changes += 1
         if self._idle_changes > STALL_LIMIT * len(self.trips.data.final) and not self.core.training:
             raise RunError(
-                f"no client is training and none will: phones joined and left {self._idle_changes} times "
-                f"meanwhile, {len(self.core.held)} updates wait in the buffer"
+                f"no client is training and none will start: phones joined or left {self._idle_changes} "
+                f"times since the last new task, {len(self.core.held)} updates wait in the buffer"
             )
         return True
 

@@ -32,7 +32,8 @@ AT_ONCE = 16
 class WallTimeline(Timeline):
     """Sends tasks to the clients' processes in small batches, and schedules joins and leaves.
 
-    A task wakes its client, which may take the server's CPU core, and acknowledges the client's last update.
+    A task wakes up its client's process, which may then occupy the server's CPU core. The task also
+    acknowledges the client's last update.
     """
 
     write_ahead: WriteAhead
@@ -40,7 +41,7 @@ class WallTimeline(Timeline):
     def __post_init__(self) -> None:
         self._private = self.core.privacy is not None
         self._assigned: dict[int, tuple[messages.Task, float]] = {}
-        """Each client's last task, and when it was assigned, emulated s."""
+        """Each client's last task, and the time at which the task was assigned, emulated s."""
         self._failed: dict[int, tuple[int, str]] = {}
         """Private runs: each client's failed task whose end is not due yet, and the reason."""
         self._tasks: list[messages.Task] = []

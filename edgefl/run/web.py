@@ -24,7 +24,7 @@ from edgefl.run.view import RunView
 from edgefl.terminal import say
 
 GRACE_S = 5.0
-"""Time that the process gets to send its readers the last update, seconds."""
+"""Time that the process has to send the last update to the page's readers, seconds."""
 
 
 def listening(port: int = 0) -> socket.socket:
@@ -36,7 +36,7 @@ def listening(port: int = 0) -> socket.socket:
     ...     page.getsockname()[0]
     '127.0.0.1'
     """
-    allowed = "another port is allowed, or 0 for any"
+    allowed = "choose another port, or 0 for any free port"
     if not 0 <= port <= 65535:  # `create_server` would leave its socket open
         raise ConfigError(f"--web-port {port}: a port is at most 65535; {allowed}")
     try:
@@ -116,6 +116,6 @@ class _PageView(RunView):
             end_child(self._process, GRACE_S)
 
     def _send(self, message: control.ToWeb) -> None:
-        """Send a message, unless the process does not run or has fallen behind."""
+        """Send a message, unless the process is not running or has fallen behind."""
         if self._process is not None and self._channel.has_room:
             self._channel.tell(message)

@@ -1,8 +1,8 @@
-"""HTTP server for one page on this machine: GET requests for a few paths, with limits for strangers.
+"""HTTP server for one page on this machine; it answers GET requests for a few paths.
 
-The number of connections, the size of a request, and the times to send it and to read the answer are limited;
-a connection serves one request. The Host header must be a loopback name, so that scripts of other sites
-cannot use DNS rebinding to reach the server.
+Every user of the machine can connect. The server therefore limits the number of connections, the size of a
+request, and the times to send the request and to read the reply; a connection serves one request. The Host
+header must be a loopback name, so that scripts of other sites cannot use DNS rebinding to reach the server.
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ class LivePage:
         self._fleet: list[tuple[str, str, int]] = []
         self._states = b""
         self._curve: list[tuple[float, ...]] = []
-        """Emulated s, wall s, trips, share of the goal, mean recent staleness, median and p95 error."""
+        """Points of the curves: emulated s, wall s, trips, share of the goal, mean staleness of recent trips,
+        and median and p95 of the enforcement error."""
         self._drawn_s = -math.inf
         self._ended = ""
         self._picture = b""
@@ -167,7 +168,8 @@ class LivePage:
         return self._picture
 
     def answer(self, path: str) -> WebReply | None:
-        """Reply to a request below the page's secret path: the page, its event stream, or a phone."""
+        """Reply to a request with the page, its event stream or a phone's details; None if the path does not
+        exist or does not start with the page's secret path."""
         prefix, rest = path.encode()[: len(self._path)], path[len(self._path) :]
         return self._below(rest) if hmac.compare_digest(prefix, self._path) else None
 
@@ -214,7 +216,7 @@ class LivePage:
         except EdgeflError:  # there is no record yet
             return []
 
-    # ---- the picture of now --------------------------------------------------------------------
+    # ---- the page's data -----------------------------------------------------------------------
 
     def picture(self) -> dict[str, Any]:
         """Return the page's data for its script."""
@@ -288,7 +290,7 @@ class LivePage:
             _chart("Accuracy", "of the global model on the server's test examples", "share",
                    ("accuracy", at_s, accuracy)),
             _chart("Loss", "of the global model on the server's test examples", "", ("loss", at_s, loss)),
-            _chart("Throughput", "client trips a wall second", "", ("trips/s", now_s[1:], rate)),
+            _chart("Throughput", "client trips per wall second", "", ("trips/s", now_s[1:], rate)),
             _chart("Staleness", f"versions, mean of the last {RECENT} trips", "",
                    ("staleness", now_s, staleness)),
             _chart("Enforcement error", "recent, achieved against declared time", "share",
@@ -307,7 +309,7 @@ class LivePage:
             facts |= {} if row is None else _recorded_facts(row)
         state = STATES[self._states[client]] if client < len(self._states) else "not connected"
         none = '<p class="about">No {} yet.</p>'
-        about = '<p class="about">The last trips, newest first. Times are achieved of declared.</p>'
+        about = '<p class="about">The last trips, newest first. Times: achieved of declared.</p>'
         shown = [(f"{one.at_s:.1f}", one.kind, one.detail) for one in incidents]
         return (
             f"<h3>Phone {client}: {escape(state)}</h3>{page.facts(facts)}"
@@ -351,7 +353,7 @@ TRIP_COLUMNS = (">Trip", ">From version", ">Staleness", ">Download, s", ">Traini
 
 
 def _trip(row: TripRow) -> Sequence[object]:
-    """Return a trip's table cells; times as achieved and declared."""
+    """Return a trip's table cells; the cell of a time is "achieved of declared"."""
     parts = ((row.down_s, row.down_declared_s), (row.compute_s, row.compute_declared_s),
              (row.up_s, row.up_declared_s))  # fmt: skip
     times = [

@@ -39,7 +39,8 @@ class VirtualWorker:
         lifeline: int,
         begun: memoryview[int],
     ) -> None:
-        """``begun`` is shared memory with the task begun last; the zygote reads it if this process dies."""
+        """``begun`` is shared memory with the number of the task that this process began last; the zygote
+        reads it if this process dies."""
         self._workload, self._buffer, self._begun = workload, buffer, begun
         server = workload.experiment.server
         self._server = Connection(spec, server.heartbeat_s, lifeline)

@@ -66,7 +66,7 @@ def own_training(
         )
     if training.precision != "float32":
         raise ConfigError(
-            "training.precision: 'float32' where training is a function (which may use torch.autocast), "
+            "training.precision: must be 'float32' if training is a function (it may use torch.autocast), "
             f"got {training.precision!r}"
         )
     if name is None:
@@ -113,7 +113,7 @@ MEASURED_TRIPS = 5
 SAMPLED_EXAMPLES = 1000
 """Approximate number of examples whose inputs are part of a fingerprint."""
 CACHE_BYTES = 64 * 2**20
-"""More than the size of a core's caches."""
+"""Size of an array that is larger than a core's caches, bytes."""
 
 
 class Workload:
@@ -138,7 +138,8 @@ class Workload:
         self.attack = Attack(experiment.fleet.attackers, len(clients), seed, data, [base])
         self._local_noise = LocalNoise.of(experiment)
         self.protects = self._local_noise is not None
-        """True if clients add noise to their updates; then a failed training must not show."""
+        """True if clients add noise to their updates; then a failed training gives an update of zero plus
+        noise."""
         self._loss = make_loss(experiment.training.loss, data, [base])
         module = make_model(experiment.model, data.input_shape, data.outputs, seed, [base])
         self.rule = LocalRule.of(experiment.training, strategy.local_rule())
@@ -156,7 +157,7 @@ class Workload:
         self.needs_inputs = own is not None or keeps
         """True if a trip's training needs the trip's `TripInputs`."""
         self._state = self.flat.trainable * (1 + self.rule.state_vectors) if own is None else 0
-        """Number of gradient and optimizer-state elements; those of a user's function are in its trace."""
+        """Number of elements of gradients and optimizer state that the trace of a step does not include."""
         self.work = self._work()
         self._check_memory()
         examples = self._rows.sizes.data
@@ -224,7 +225,7 @@ class Workload:
             x, y, given = self.data.train_x, self.data.train_y, self._blank()
             result = trainer.run(x, y, rows, client, 0, given, rng, rule=rule)
             if not result.steps:
-                raise TrainingError("made no step: call context.step(len(y), loss) after each")
+                raise TrainingError("made no step: call context.step(len(y), loss) after each step")
             return result.steps, result.examples
 
         try:
@@ -241,10 +242,11 @@ class Workload:
         return self._needed_mib(self.examples(client))
 
     def _needed_mib(self, examples: int) -> float:
-        """Peak memory of a step, MiB: weights, gradients, optimizer state, batch, activations, temporaries.
+        """Return the peak memory of a step, MiB.
 
-        It is computed from the step's trace, so it is equal on all hosts and under both clocks. It excludes
-        the copy of the downloaded model, the update and the strategy's vectors.
+        It includes weights, gradients, optimizer state, batch, activations and temporaries, and excludes the
+        copy of the downloaded model, the update and the strategy's vectors. It is computed from the step's
+        trace, so it is equal on all hosts and under both clocks.
         """
         live = self.work.live_bytes(min(self.rule.batch_size, examples))
         return (4 * (self.flat.size + self._state) + live) / 2**20
@@ -300,7 +302,7 @@ class Workload:
         steps: int | None = None,
         given: TripInputs | None = None,
     ) -> TrainResult:
-        """Train the model in `flat` as on this trip, for ``steps`` steps if given.
+        """Train the model in `flat` as the client does on this trip, for ``steps`` steps if given.
 
         ``done`` is called after each step with the step's time at the device's full speed, seconds. ``given``
         holds the trip's inputs; only custom training and strategies with vectors use them (`needs_inputs`).
@@ -337,11 +339,11 @@ class Workload:
     def finish_update(
         self, client: int, trip: int, base: Floats, done: Callable[[float], None] | None
     ) -> str:
-        """Change the trained model in `flat` into what the client sends; ``base`` is what it downloaded.
+        """Change the trained model in `flat` into the model that the client sends.
 
-        If the experiment says so, an attacker attacks, and any other client clips its update and adds noise.
-        ``done`` is called with 0 after each step that the attack trains. Returns why only noise is sent, or
-        "".
+        ``base`` is the model that the client downloaded. An attack on updates changes the attackers' updates;
+        all other clients clip their update and add noise if the experiment has local noise. ``done`` is
+        called with 0 after each step that the attack trains. Return the reason why only noise is sent, or "".
         """
         if not self.attack.replaces_update(client):
             noise = self._local_noise
@@ -449,7 +451,7 @@ class Workload:
         )
 
     def _try_smallest_batch(self) -> None:
-        """Train on the fleet's smallest batch: batch normalisation fails on a single example."""
+        """Train on the fleet's smallest batch, because batch normalisation fails on a single example."""
         sizes = set(self._rows.sizes.tolist())
         if self.experiment.data.growth is not None:
             least = min(self._trips.data.held(client, 0) for client in range(len(self._clients)))

@@ -66,7 +66,7 @@ class Zygote:
         self._governor = 0
         """Process id of the governor, 0 without one."""
         self._requests: int | None = None
-        """Write end of the pipe to the governor, for clients."""
+        """Write end of the pipe through which clients send requests to the governor."""
         self._lifeline = os.pipe()
         self._ends: ChildWatch
 
@@ -92,7 +92,7 @@ class Zygote:
             case control.Prepare():
                 self._enforcement, self._request = message.enforcement, message
                 if not self._on_gpu:
-                    os.environ.update(without_gpus({}))  # CUDA reads it when it starts
+                    os.environ.update(without_gpus({}))  # CUDA reads these variables when it starts
                 self._run_without_cuda("edgefl-prepare", self._prepare)
             case control.Adopt(initialise=initialise, shape=shape):
                 if shape is None:
@@ -148,8 +148,8 @@ class Zygote:
             self._channel.send(Refused(printable(str(error)), config=isinstance(error, ConfigError)))
 
     def _load(self) -> Workload:
-        """Return the workload loaded before the forks, which makes their start five times faster, or load
-        it."""
+        """Return the workload, and load it if necessary. Loading it before the forks makes their start five
+        times faster."""
         if self._workload is not None:
             return self._workload
         assert self._request is not None

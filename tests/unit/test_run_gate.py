@@ -118,7 +118,7 @@ def test_an_update_from_another_version_is_given_back_with_a_word(parts: Parts) 
     task, lease = parts.lease(client=1, holder=1)
     parts.say(peer, done(task, lease, parts.written(task, lease), trained_version=7))
     ((_, message),) = parts.received()
-    assert message == TaskReturned(1, task, "version", f"task {task}: trained 7, was given 0")
+    assert message == TaskReturned(1, task, "version", f"task {task}: trained version 7 instead of 0")
 
 
 def test_only_the_holder_of_a_task_speaks_of_it(parts: Parts) -> None:
@@ -165,7 +165,7 @@ def test_a_task_that_is_given_back_says_why_in_bounds(parts: Parts, reason: str,
 def test_only_the_evaluator_measures(parts: Parts) -> None:
     answer = messages.Assessed(0, 0.5, 0.5, [1], [2], {}, messages.NO_SCORES, "")
     parts.say(parts.peer(CLIENT, 0), answer)
-    assert refused(parts) == "client 0 is no evaluator"
+    assert refused(parts) == "client 0 is not an evaluator"
     evaluator = parts.peer(EVALUATOR, 0)
     evaluator.deaths_in_a_row = 3
     parts.say(evaluator, answer)
@@ -295,4 +295,4 @@ def test_a_flood_is_one_also_of_a_client_that_is_given_its_task_again_and_again(
             heard.append(message)
     assert len(heard) == MOST_IDLE // (MOST_REPEATS + 1) + 1
     assert isinstance(heard[-1], Refusal)
-    assert heard[-1].detail.endswith("messages in a row that say nothing")
+    assert heard[-1].detail.endswith("messages in a row without effect")

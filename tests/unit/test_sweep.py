@@ -53,12 +53,12 @@ def test_names_are_short_unique_and_of_a_folder(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("grid", "seeds", "words"),
     [
-        ({"seed": ["1"]}, (1,), "--grid seed: give seeds by --seeds"),
+        ({"seed": ["1"]}, (1,), "--grid seed: set seeds with --seeds"),
         ({"data.name": ["digits"]}, (1,), "--grid data.name: runs on different examples cannot be compared"),
         ({"data": ["{name='digits'}", "{name='digits', test_fraction=0.5}"]}, (1,),
-         "5}: data.test_fraction is 0.5, and 0.2 in the first run; runs on different examples cannot be"),
+         "5}: data.test_fraction is 0.5, but 0.2 in the first run; runs on different examples cannot be"),
         ({"evaluation": ["{max_examples=50}", "{max_examples=60}"]}, (1,),
-         "evaluation.max_examples is 60, and 50 in the first run; runs on different examples cannot"),
+         "evaluation.max_examples is 60, but 50 in the first run; runs on different examples cannot"),
         ({"data.image_size": ["32", "84"]}, (1,), "--grid data.image_size: runs on different examples"),
         ({"training.lr": ["1", "1"]}, (1,), "--grid training.lr: expected different values, got 1, 1"),
         ({"training.lr": ["0.1", "0.10"]}, (1,), "training.lr: expected different values, got 0.1, 0.10"),

@@ -148,7 +148,7 @@ def test_fits_the_terminal() -> None:
         assert len(lines) < 24
         assert max(cell_len(line) for line in lines) <= width
         assert lines[2].startswith("versions ")
-        assert lines[-1] == "Ctrl-C stops it so that it can be resumed"
+        assert lines[-1] == "Ctrl-C stops the run; it can be resumed"
 
 
 def test_what_is_too_much_is_summed_up() -> None:
