@@ -1,4 +1,4 @@
-"""Evaluation of a model on the server's test examples, on the clients' own, and by a user's function."""
+"""Evaluation of a model on the server's and the clients' test examples, and by a user's function."""
 
 from __future__ import annotations
 
@@ -65,11 +65,10 @@ class Assessor:
     def assess(
         self, personalise: Callable[[int], None], beat: Callable[[], None]
     ) -> tuple[EvalResult, ClientScores]:
-        """Evaluate the model on the server's examples and, if requested, on the clients' own.
+        """Evaluate the model on the server's test examples and, if requested, on the clients' own.
 
         ``personalise`` trains the model in `flat` as the given client would; ``beat`` is called for every
-        batch.
-        If the user's function fails, the result holds the ``problem`` and everything measured before it.
+        batch. If the user's function fails, the result holds the ``problem`` and everything measured before.
         """
         data, found = self._data, EvalResult(math.nan, math.nan)
 

@@ -55,7 +55,7 @@ class ClientProcess:
         self._marks_written = experiment.server.transport == "shm"
         wait = (lambda _: self._server.check()) if spec.as_is else self._server.wait_until
         self._pacer = Pacer(time_scale=spec.time_scale, wait=wait)
-        # Base of the delta: the version in the ring if it stays there for the whole trip, otherwise a copy.
+        # Base of the update: the version in the ring if it stays there for the whole trip, otherwise a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
         self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
         # The update is written in one pass into the slot, or into private memory that is then sent.
@@ -210,7 +210,7 @@ class ClientProcess:
             limit_mib = self._workload.device(task.client).app_limit_mib or 0.0
             self._hoard = [np.ones(1 << 20) for _ in range(int(2 * limit_mib / 8))]
         if failpoints.hit("leave", *place):
-            raise SlotError("left by a failpoint")
+            raise SlotError("trip ended by a failpoint")
 
     def _send_update(self, task: messages.Task, start: int, stop: int) -> None:
         self._update.write(self._raw, task.client, task.task, self._base, start, stop, task.cohort)

@@ -87,7 +87,7 @@ class ServerSocket(Router):
         router.connect(where)
 
     def admit(self, name: bytes) -> None:
-        """Accept the peer of this name at the door from now on."""
+        """Accept connections of the peer with this name at the door from now on."""
         assert self._door is not None, "this run has no door"
         self._door.admit(name, keys.public(control.secret_key(control.password(self.secret, name))))
 

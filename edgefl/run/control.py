@@ -40,7 +40,7 @@ def password(secret: str, name: bytes) -> str:
 
 
 def secret_key(password: str) -> bytes:
-    """Return the CURVE secret key of the process with this password, for the run's door."""
+    """Return the CURVE secret key with which the process with this password connects to the run's door."""
     return hmac.digest(password.encode(), b"curve key", "sha256")
 
 
@@ -116,7 +116,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
-    """The parameter buffer; its file descriptor is attached."""
+    """Map the parameter buffer, whose file descriptor is attached."""
 
     initialise: bool
     """True to write the first model into ring entry 0; False for a resumed run."""

@@ -14,8 +14,8 @@ from edgefl.run import messages
 PREFETCH_S = 0.004
 """Work sent to a worker in advance so that it never idles, seconds; estimated from earlier tasks."""
 MIN_TASKS, MAX_TASKS = 2, 64
-"""Least and greatest maximum of tasks at a worker: one being computed and one more; as many as fit in a
-message."""
+"""Bounds for the number of tasks that a worker may hold: at least one being computed and one waiting, at most
+as many as fit in a message."""
 
 Send = Callable[[int, Sequence[messages.Task]], bool]
 """Sends tasks to a worker; returns False if the worker is gone."""
@@ -49,7 +49,7 @@ class Dispatch:
         self._waiting: dict[int, _Entry] = {}
         """Waiting tasks, keyed by task number, in the order in which they were added."""
         self._by_due: list[_Entry] = []
-        """Heap by due time; entries of tasks that no longer wait are skipped."""
+        """Heap of entries by due time; entries of tasks that no longer wait are skipped."""
         self._at_work: dict[int, tuple[int, _Entry]] = {}
         self._blame = Blame()
         self._task_s = PREFETCH_S / MIN_TASKS
@@ -70,7 +70,7 @@ class Dispatch:
 
     @property
     def unfinished(self) -> Iterator[messages.Task]:
-        """Tasks that wait for a worker or are at one."""
+        """Tasks that wait for a worker, or that a worker has and has not finished."""
         for entry in (*self._waiting.values(), *(entry for _, entry in self._at_work.values())):
             yield entry[3]
 
@@ -89,7 +89,7 @@ class Dispatch:
         return entry[3]
 
     def tasks_of(self, worker: int) -> list[messages.Task]:
-        """Return the worker's unanswered tasks."""
+        """Return the tasks that this worker has and has not finished."""
         return [entry[3] for holder, entry in self._at_work.values() if holder == worker]
 
     def worker_died(self, worker: int, computing: int | None, reason: str) -> None:

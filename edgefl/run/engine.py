@@ -29,7 +29,7 @@ from edgefl.run.slots import Aggregator, Lease
 from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
 
 LONG_SUM_BYTES = 2**20
-"""Total size of a sum's updates from which queued tasks are sent before the sum, bytes."""
+"""Minimum total size of a sum's updates for which queued tasks are sent before the sum, bytes."""
 
 
 class _OpenTrip(msgspec.Struct):
@@ -40,7 +40,7 @@ class _OpenTrip(msgspec.Struct):
     arrival: Delivery | None = None
     staleness: int = 0
     zero: bool = False
-    """The trip failed in a private run; its slot holds an update of zero."""
+    """True if the trip failed in a private run, so that its slot holds an update of zero."""
 
     def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
         """Return the trip's row as far as it is known; ``size_bytes`` are the sizes of model and update."""
@@ -94,7 +94,8 @@ class _OpenTrip(msgspec.Struct):
 def is_kept(task: int, actions: Iterable[Action]) -> bool:
     """Return True if the server keeps an update that has just arrived.
 
-    Only then do the client's own vectors continue from this trip; see `ParameterBuffer.accepted`.
+    Only then do the client's own vectors from this trip replace the previous ones; see
+    `ParameterBuffer.accepted`.
     """
     return not any(type(action) is Release and action.task == task for action in actions)
 
@@ -115,7 +116,8 @@ class Engine:
     running: Mapping[int, tuple[Train, float]] = field(default_factory=dict)
     """Tasks that were running when the run was interrupted, with the times at which they were assigned."""
     write_ahead: WriteAhead | None = None
-    """Secures the record before messages are sent to clients; None under the virtual clock."""
+    """Makes events survive a kill of this process before messages are sent to clients; None under the virtual
+    clock."""
     exchange_bytes: int = 0
     """Bytes that a client downloads in addition to the model."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
@@ -185,7 +187,7 @@ class Engine:
                     if self._waits(action, hidden):
                         continue
                     if self.write_ahead is not None:
-                        self.write_ahead.secure()  # a server that is started again must repeat this very sum
+                        self.write_ahead.secure()  # a server that is started again must repeat the same sum
                 entry = self.aggregator.free_entry()
                 if entry is None and self.write_ahead is not None:
                     self.write_ahead.secure()
@@ -393,7 +395,7 @@ class Engine:
 
 @dataclass(eq=False)
 class WriteAhead:
-    """Secures the record in batches: each call secures all events since the last call."""
+    """Makes events survive a kill of this process, in batches: each call covers all events since the last."""
 
     store: Store
     aggregator: Aggregator

@@ -48,7 +48,7 @@ class Refusal(NamedTuple):
 MOST_IDLE = 1000
 """Maximum number of messages without effect since the last check of the peer; more are a flood."""
 MOST_REPEATS = 2
-"""Repeats after which the peer must have missed its task; a single repeat may have crossed the task."""
+"""Repeats after which the peer must have missed its task; it may send one repeat before the task arrives."""
 Checked = messages.Ready | messages.TaskResult | messages.Assessed | TaskReturned | ResendRequest | Refusal
 
 
@@ -129,7 +129,7 @@ class Gate:
         if self.lease_of(peer, message.task) is None:
             if message.task in peer.past:
                 return self._beat(peer)
-            raise WireError(f"a part of an update for task {message.task}, which is not the sender's")
+            raise WireError(f"a part of an update for task {message.task}, which the sender does not hold")
         self.transport.accept(message, messages.payload(body))
         return ()
 
@@ -161,7 +161,7 @@ class Gate:
         """Accept a complete update. Raises `WireError` if the lease or the slot contradicts the message."""
         buffer, task = self._buffer, result.task
         if lease is None:
-            raise WireError(f"an update of task {task}, which is not the sender's")
+            raise WireError(f"an update of task {task}, which the sender does not hold")
         if peer.role == control.CLIENT:
             result.measured()
         slot = lease.slot

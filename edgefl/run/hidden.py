@@ -110,7 +110,7 @@ def scheme_of(kind: str) -> Scheme:
 
 
 def completed(experiment: Experiment, strategy: Strategy) -> Experiment:
-    """Return the experiment, with ``strategy.redraw`` set to False for pairwise masks unless it sets it."""
+    """Return the experiment; with pairwise masks, ``strategy.redraw`` is False by default."""
     secure, table = experiment.server.secure, experiment.strategy
     if secure is None or secure.kind != "pairwise" or not hasattr(strategy, "redraw"):
         return experiment
@@ -183,7 +183,7 @@ def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
 
 
 def phones_secret(experiment: Experiment, folder: Path, *, begun: bool = True) -> bytes:
-    """Return the secret of the phones' keys from the run's folder; for a new run, make and store it there.
+    """Return the secret of the phones' keys from the run's folder; for a new run, create and store it there.
 
     It is empty without ``[server.secure]``. Raises `ConfigError` if a run that has begun has lost it: nobody
     could open the updates that its server holds.

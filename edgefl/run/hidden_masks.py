@@ -68,7 +68,7 @@ class MaskWriter:
 
 
 def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
-    """Return a holder's sealed share in an update's bytes."""
+    """Return a holder's sealed share from the bytes of an update."""
     start = 4 * rules.code.size + ID_BYTES + (holder - 1) * rules.sealed_bytes
     return raw[start : start + rules.sealed_bytes].tobytes()
 

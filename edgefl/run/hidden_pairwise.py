@@ -1,4 +1,4 @@
-"""``[server.secure] kind = "pairwise"``: each two clients of a round share a mask (`edgefl.secure.pairwise`).
+"""``[server.secure] kind = "pairwise"``: one mask per pair of a round's clients (`edgefl.secure.pairwise`).
 
 An upload holds the masked, weighted numbers, the update's id, the round's number and clients, the weight, the
 client's advert, and its sealed shares. `edgefl.run.secure_process` acts for the clients that reveal shares.
@@ -204,7 +204,7 @@ def uploads_of(
 
 
 class Participants:
-    """Acts for the clients of all rounds when they reveal shares, for one sum only in each round."""
+    """Reveals shares on behalf of the clients of all rounds, for one sum per round only."""
 
     def __init__(self, phones: Phones, rules: PairRules, buffer: ParameterBuffer, path: Path | None) -> None:
         self._phones, self._rules, self._buffer = phones, rules, buffer

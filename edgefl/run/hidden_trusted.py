@@ -43,12 +43,12 @@ class EncryptedWriter:
 
 
 def sealed_update(raw: Raw, size: int) -> bytes:
-    """Return the encrypted update in an update's bytes, with its tag."""
+    """Return the encrypted numbers and their tag from the bytes of an update."""
     return raw[: 4 * size].tobytes() + raw[4 * size + ID_BYTES :].tobytes()
 
 
 class Aggregator:
-    """The trusted aggregator."""
+    """The trusted aggregator, which decrypts and sums updates."""
 
     def __init__(
         self, phones: Phones, rules: TrustedRules, buffer: ParameterBuffer, path: Path | None

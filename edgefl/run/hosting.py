@@ -73,7 +73,8 @@ class Hosts(Protocol):
     def expect(
         self, fingerprint: control.Fingerprint | None, host_step_s: float
     ) -> Iterator[control.FromHosts]:
-        """Accept the hosts that match this host's fingerprint; a training step takes ``host_step_s`` here."""
+        """Accept the hosts that match this host's fingerprint. ``host_step_s`` is the time of a training step
+        on this host."""
 
     def carries(self) -> int:
         """Return the number of workers that the hosts have room for."""
@@ -103,7 +104,7 @@ class Hosts(Protocol):
 
 
 class ThisHost:
-    """This host's zygote. Its messages arrive at the supervisor through its channel."""
+    """This host, whose zygote starts the peers. The zygote sends messages to the supervisor directly."""
 
     name, compare, wanted, door = "zygote", False, 1, ""
     zygote: Channel[control.FromZygote]

@@ -7,7 +7,7 @@ that it has measured; a worker under the virtual clock computes the tasks of man
 server sends   client or worker answers                evaluator answers
 =============  ======================================  ==================================================
 `Tasks`        `Chunk`… (wire), `Trained` or `Gone`
-`Withdraw`     `Gone` (or the `Trained` under way)
+`Withdraw`     `Gone` (or a `Trained` sent before)
 `Assess`                                               `Assessed`
 `Bye`          exits                                   exits
 =============  ======================================  ==================================================
@@ -72,7 +72,7 @@ class Chunk(_Message, frozen=True, tag=3):
 
 
 class Spent(_Message, frozen=True, tag=21):
-    """One phase of a trip in emulated seconds: as planned from the profile, and as measured."""
+    """Duration of one phase of a trip, emulated seconds: planned from the profile, and measured."""
 
     declared_s: Amount
     achieved_s: Amount
@@ -146,8 +146,8 @@ class Trained(_Message, frozen=True, tag=7):
 class ClientScores(_Message, frozen=True, tag=31):
     """Loss and accuracy of a version on the held-out examples of ``clients``, one number per client.
 
-    ``personal``: after fine-tuning on the client's training examples. Lists are empty if not requested, and
-    accuracies are also empty if targets are not classes.
+    The ``personal`` values are measured after fine-tuning on the client's training examples. Lists are empty
+    if not requested, and accuracies are also empty if targets are not classes.
     """
 
     clients: list[Count]
@@ -166,7 +166,7 @@ class Assessed(_Message, frozen=True, tag=6):
     version: int
     loss: float
     accuracy: float
-    """NaN if the task has no accuracy."""
+    """NaN if no accuracy is measured."""
     correct: list[Count]
     total: list[Count]
     metrics: Metrics
@@ -177,7 +177,7 @@ class Assessed(_Message, frozen=True, tag=6):
 
 
 class Cut(_Message, frozen=True, tag=22):
-    """End of a task whose training stops at a given instant: see `edgefl.strategies.base.Until`."""
+    """End of a task that stops at a given time or after some steps; see `edgefl.strategies.base.Until`."""
 
     end: End
     gain: float

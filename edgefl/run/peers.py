@@ -42,7 +42,7 @@ class Peer:
     ready: bool = False
     expelled: bool = False
     dismissed: bool = False
-    """A `Bye` message was sent."""
+    """True if a `Bye` message was sent."""
     deaths_in_a_row: int = 0
     past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
     """The last finished tasks, or evaluated versions: the peer may report them again, or late."""
@@ -124,8 +124,10 @@ class Peers:
         return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
-        """Yield peers silent for more than ``seconds`` (before `Ready`: `STARTUP_S`), with their silence in
-        s."""
+        """Yield each peer that has been silent for more than ``seconds``, and how long it has been silent, s.
+
+        Before its `Ready` message, a peer may be silent for `STARTUP_S` if that is longer.
+        """
         now = self._monotonic()
         for peer in list(self._by_name.values()):
             peer.idle = 0
@@ -134,8 +136,10 @@ class Peers:
                 yield peer, now - peer.last_message_s
 
     def refused(self, seconds: float) -> str:
-        """Return why this process cannot open sockets if a peer has waited ``seconds`` for it, otherwise
-        ""."""
+        """Return why this process cannot open sockets, or "" if it can.
+
+        Also return "" if no peer has been unready for ``seconds``.
+        """
         now = self._monotonic()
         waits = any(not peer.ready and now - peer.last_message_s > seconds for peer in self._by_name.values())
         return self._socket.refused() if waits else ""
@@ -173,7 +177,7 @@ class PeerLifecycle:
     def find_silent(self, slowest_step_s: float) -> None:
         """Expel peers that have been silent for too long. Clients may be silent for a whole training step.
 
-        Raises `RunError` if the cause is the system, which does not let this process open connections.
+        Raises `RunError` if peers are silent because the system does not let this process open connections.
         """
         seconds = max(self._experiment.server.heartbeat_s, 3 * slowest_step_s)
         if why := self._peers.refused(seconds):
@@ -184,7 +188,7 @@ class PeerLifecycle:
             self.expel(peer, "hang", f"silent for {silent_s:.1f} s")
 
     def expel(self, peer: Peer, kind: str, detail: str) -> None:
-        """Request that a peer's process be ended, once."""
+        """Request the end of a peer's process; repeated calls have no effect."""
         if not peer.expelled:
             peer.expelled = True
             self._peers.disconnect(peer)
@@ -233,7 +237,7 @@ class PeerLifecycle:
 
 
 def slowest_step_s(plan: control.Serve, active: int) -> float:
-    """Return the longest silence of a client in a training step while ``active`` clients train, wall s."""
+    """Return how long a training step can silence a client while ``active`` clients train, wall s."""
     prepared = plan.prepared
     seconds = prepared.host_step_s * max(1.0, active / usable_cores())
     if plan.experiment.fleet.throttle == "paced":

@@ -126,7 +126,7 @@ def restore(
     *,
     once: bool = False,
 ) -> Restored:
-    """Rewind the record to the last checkpoint, replay it, and refill the buffer.
+    """Rewind the record to the last checkpoint, replay its journal, and refill the buffer.
 
     With ``once``, no version may be made twice: raises `ConfigError` unless the run was interrupted without a
     kill, at this checkpoint.

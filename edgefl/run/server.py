@@ -190,7 +190,7 @@ class ServerLoop:
             )
 
     def _waits(self) -> str:
-        """Return the end of the message if a sum waits for clients that can unmask it, else ""."""
+        """Return a clause for the error message if a sum waits for clients that can unmask it, else ""."""
         return "" if self._aggregator.waiting is None else "; a sum waits for clients that can unmask it"
 
     def _departed(self, message: control.Departed) -> None:

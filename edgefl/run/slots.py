@@ -195,7 +195,7 @@ class Aggregator:
         return lease
 
     def assign(self, task: int, holder: int) -> None:
-        """Assign a task to a peer; from now on no other peer may end it."""
+        """Assign a task to a peer; from now on no other peer may report its end."""
         self.leases[task].holder = holder
 
     def renumber(self, task: int, order: int) -> None:
@@ -207,7 +207,8 @@ class Aggregator:
         self.leases[task].holder = -1
 
     def measure(self, lease: Lease) -> tuple[float, float]:
-        """Return ‖u‖ of a task's update, and ‖w_n − w_k‖ between the latest and the task's base version."""
+        """Return the L2 norms ‖u‖ of a task's update u, and ‖w_n − w_k‖ of the change from the task's base
+        version w_k to the latest version w_n."""
         buffer, slot, backend, block = self.buffer, lease.slot, self._backend, self.blocks[0]
         (update,), (scale,) = self._updates([slot], block)
         norm = math.sqrt(kernels.sq_norm(update, backend, scale=scale))
@@ -460,7 +461,7 @@ class Aggregator:
     def _make_hidden(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model from the sum of hidden updates.
 
-        Return bounds of the updates' squared norms, and the hidden updates' checksums.
+        Return bounds on the updates' squared norms, and the hidden updates' checksums.
         """
         assert self.hidden is not None
         buffer, size = self.buffer, self.hidden.rules.size

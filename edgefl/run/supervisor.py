@@ -1,4 +1,4 @@
-"""The supervisor: starts every process of a run, owns the shared memory, watches, and cleans up.
+"""The supervisor: starts and watches every process of a run, owns the shared memory, and cleans up.
 
 It is one loop over the channels of server and zygote and over the messages of the run's hosts:
 
@@ -147,7 +147,7 @@ def resume(
 
 
 def _require_text(*folders: Path) -> None:
-    """Raise `ConfigError` for a folder name that is not valid text, as record and messages require."""
+    """Raise `ConfigError` for a folder name that is not valid UTF-8, as record and messages require."""
     for folder in folders:
         try:
             str(folder).encode()
@@ -206,7 +206,7 @@ class _Supervisor:
     """File descriptor of the folder's lock; passed to the server, which may outlive this process briefly."""
     fork_server: ForkServer | None
     _here: ThisHost
-    """Hosts the evaluator, and the other peers too if it is the only host."""
+    """This host. It runs the evaluator and, if it is the only host, all other peers."""
     _hosts: Hosts
     """The hosts of the clients or workers."""
     resuming: bool = False
@@ -222,7 +222,7 @@ class _Supervisor:
         self._children: dict[str, Child] = {}
         self._channels: dict[str, Channel[Any]] = {}
         self._prepared: control.Prepared | None = None
-        """The answer of this host's zygote."""
+        """The `Prepared` message of this host's zygote, when it has arrived."""
         self._buffer: ParameterBuffer | None = None
         self._plan: control.Serve
         self._listening: control.Listening
@@ -245,7 +245,7 @@ class _Supervisor:
 
     def run(self) -> Result:
         with contextlib.ExitStack() as stack:
-            stack.callback(self._end_children)  # last: the channels are closed by then
+            stack.callback(self._end_children)  # called last, after the channels are closed
             self._hosts.open(self._selector.fileno(), partial(self._view.say, at_once=True))
             stack.callback(lambda: self._hosts.close("" if self._state is State.ENDED else "interrupted"))
             stack.enter_context(handled(stops(), self._note_interrupt))
@@ -403,7 +403,7 @@ class _Supervisor:
         if self._interrupts > 1 or self._state not in HAS_LISTENED:
             self._children["server"].kill()
             raise KeyboardInterrupt
-        self._view.say("interrupted: writing a checkpoint (again to stop at once)")
+        self._view.say("interrupted: writing a checkpoint (Ctrl-C again stops at once)")
         self._stop_serving()
 
     def _stop_serving(self) -> None:

@@ -317,7 +317,7 @@ def _outcome(figures: Mapping[str, Any]) -> str:
 
 def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | None) -> RenderableType:
     """Write the comparison of all runs into ``out``; return the table for the terminal."""
-    allow_open_files()  # one per record
+    allow_open_files()  # all records are open at the same time
     runs = grouping.load([one.folder for one in planned])
     target = grouping.goal_of(runs, given)
     by_label: dict[str, list[grouping.Run]] = {}

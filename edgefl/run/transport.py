@@ -116,7 +116,7 @@ class ShmClient:
         return self._buffer.raw(task.slot)
 
     def begin(self, task: Task) -> None:
-        """Begin the task in a worker, possibly for the second time."""
+        """Mark the slot as incomplete when a worker begins the task, possibly for the second time."""
         self._buffer.state[task.slot] = SlotState.LEASED
 
     def put(self, task: Task, start: int, part: Raw) -> None:
@@ -131,7 +131,7 @@ class WireClient(ShmClient):
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
         due = 4 * self._buffer.shape.size
         if len(frames) != 1 or len(frames[0]) != due:
-            raise WireError(f"a model of {sum(map(len, frames))} bytes where {due} are due")
+            raise WireError(f"a model of {sum(map(len, frames))} bytes where {due} are expected")
         return np.frombuffer(frames[0], dtype=np.float32)
 
     def keeps(self, task: Task) -> bool:

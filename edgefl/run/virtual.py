@@ -135,12 +135,12 @@ class VirtualTimeline(Timeline):
         return iter(())
 
     def _computing(self, end: control.Departed) -> int | None:
-        """Return the task that the worker began last, if it has not answered it."""
+        """Return the task that the dead worker began last, or None if it had finished this task."""
         task = end.task
         return task if task is not None and self._dispatch.worker_of(task) == end.peer else None
 
     def assign(self, task: messages.Task, sent_s: float | None = None) -> None:
-        """Begin a trip, now or at ``sent_s``; its plan is drawn as the client itself would draw it."""
+        """Begin a trip, now or at ``sent_s``; its plan equals the plan that the client itself would draw."""
         self._idle_changes = 0
         client, dynamics = task.client, self.dynamics
         sent_s = (self.clock.now_s() if sent_s is None else sent_s) + task.wait_s

@@ -60,7 +60,7 @@ STATES = ("absent", "idle", "downloading", "training", "uploading")
 
 def main(channel_fd: int, parent_pid: int, listener_fd: int) -> int:
     become_child(parent_pid, "edgefl-web")
-    os.nice(10)  # leave the host to the clients
+    os.nice(10)  # clients have priority
     channel: Channel[control.ToWeb] = Channel.inherit(channel_fd, control.ToWeb)
     try:
         shown = channel.receive()

@@ -125,7 +125,7 @@ class VirtualWorker:
         if failpoints.hit("die", *place):
             failpoints.die("die")
         if failpoints.hit("leave", *place):
-            raise SlotError("left by a failpoint")
+            raise SlotError("trip ended by a failpoint")
         if failpoints.hit("nan", *place):
             vector[0] = np.nan
         raw = self._buffer.raw(task.slot) if self._shared else self._own

@@ -1,4 +1,4 @@
-"""The computation of all clients: data, model, each client's examples, device and link."""
+"""The workload of a run: data, model, and each client's examples, device and link."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Workload:
         self.rules = rules_of(experiment, strategy, self.flat.size, len(clients))
         """Rules of secure aggregation; None if the run has none."""
         self.phones_secret = b""
-        """Secret of the phones' keys, if updates are masked."""
+        """Secret from which the phones' keys are derived; empty without secure aggregation."""
         up_bytes += 0 if self.rules is None else self.rules.overhead_bytes
         apart = strategy.transfers_apart
         self._trips = Trips(
@@ -374,7 +374,7 @@ class Workload:
         return TripInputs(0, self.flat.array.copy(), *zeros)
 
     def assess(self, version: int, beat: Callable[[], None]) -> tuple[EvalResult, ClientScores]:
-        """Evaluate this version, which is in `flat` and is overwritten; see `Assessor.assess`."""
+        """Evaluate this version, whose model is in `flat` and may be overwritten; see `Assessor.assess`."""
         return self._assessor.assess(partial(self._personalise, version), beat)
 
     def _personalise(self, version: int, client: int) -> None:
@@ -402,7 +402,7 @@ class Workload:
             self._custom.run(data.train_x, data.train_y, rows, client, 0, given, rng, done, rule=rule)
 
     def settle(self) -> None:
-        """Move the model to the device on which this process computes from now on."""
+        """Move the model to the CPU or GPU on which this process computes from now on."""
         self._arithmetic.move(self.flat)
 
     def fingerprint(self) -> Fingerprint:

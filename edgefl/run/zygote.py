@@ -198,7 +198,7 @@ class Zygote:
         if spec.role == control.CLIENT:
             ClientProcess(spec, workload, buffer, lifeline, limits).run()
             return
-        keep_freed_memory()  # clients return it to the system, as there may be a thousand of them
+        keep_freed_memory()  # clients return it to the system, because there may be a thousand clients
         workload.settle()
         if spec.role == control.WORKER:
             VirtualWorker(spec, workload, buffer, lifeline, begun).run()
@@ -240,7 +240,7 @@ class Zygote:
 def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
     become_child(parent_pid, "edgefl-zygote")
     kill_forks_with_parent()
-    adopt_orphans()  # programs that training code started, and that do not die with their client
+    adopt_orphans()  # programs that training code started and that outlive their client
     channel: Channel[control.ToZygote] = Channel.inherit(channel_fd, control.ToZygote)
     module, _, name = workload.partition(":")
     Zygote(channel, getattr(import_module(module), name)).run()

@@ -100,7 +100,7 @@ def test_a_whole_update_comes_through_once(parts: Parts) -> None:
 @pytest.mark.parametrize(
     ("changed", "detail"),
     [
-        ({"task": 99}, "not the sender's"),
+        ({"task": 99}, "the sender does not hold"),
         ({"times": None}, "without the times of its trip"),
         ({"checksum": 1}, "two checksums"),
     ],
@@ -126,7 +126,7 @@ def test_only_the_holder_of_a_task_speaks_of_it(parts: Parts) -> None:
     client, evaluator = parts.peer(CLIENT, 1), parts.peer(EVALUATOR, 0)
     task, lease = parts.lease(client=2, holder=1)
     result = messages.TaskResult(task, 0, 2, 0.5, parts.written(task, lease), 0.1, 20.0, {})
-    for peer, why in ((other, "not the sender's"), (client, "times"), (evaluator, "not the sender's")):
+    for peer, why in ((other, "does not hold"), (client, "times"), (evaluator, "does not hold")):
         parts.say(peer, messages.Trained([result]))
         assert why in refused(parts)
     parts.say(other, messages.Gone(2, task, "cannot"))
@@ -181,7 +181,7 @@ def test_parts_of_an_update_go_into_the_slot_of_their_sender(parts: Parts, wired
     task, lease = wired.lease(client=1, holder=1)
     body = np.arange(SIZE, dtype=np.float32).tobytes()
     wired.say(other, messages.Chunk(task, lease.slot, 0), body)
-    assert "not the sender's" in refused(wired)
+    assert "the sender does not hold" in refused(wired)
     wired.say(peer, messages.Chunk(task, lease.slot, 0))
     assert "1 payload frame (got 0)" in refused(wired)
     assert not wired.buffer.slot(lease.slot).any()

@@ -291,7 +291,7 @@ def test_an_interrupted_run_that_ends_in_order_is_not_done(capsys: pytest.Captur
     with LineView(trial, Hand()) as view:
         describe(view)
         view.update(progress(trial))
-        view.say("interrupted: writing a checkpoint (again to stop at once)")
+        view.say("interrupted: writing a checkpoint (Ctrl-C again stops at once)")
         view.update(progress(trial))
     assert capsys.readouterr().err.splitlines()[-1].startswith("edgefl: interrupted: 25%, version 50, ")
 
