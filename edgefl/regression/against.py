@@ -1,7 +1,7 @@
 """Compares a function of the working tree (head) with the same function of an earlier commit (base).
 
-Both run at the same time, each in its own process, and take turns every few milliseconds: base, head, head,
-base. So a disturbance affects both. Nothing is stored, and no other host is needed.
+Each runs in its own process. The two processes take turns every few milliseconds (base, head, head, base), so
+a disturbance of the host affects both. No figures are stored, and no other host is needed.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ from edgefl.regression.verdict import LEAST_MIB, Verdict, figure
 from edgefl.results.tables import many, short_time
 
 LIMIT_S = 40.0
-"""Wall seconds for the comparison of one function, without the start of interpreters."""
+"""Default limit for the comparison of one function, wall seconds; the start of interpreters is excluded."""
 MOST_WAITS = 2.0
-"""A comparison's time limit is extended by the time without a core, at most by this multiple of it."""
+"""The limit is extended by the time in which processes had no core, at most by this multiple of the limit."""
 SHOT_S, PAIR_S = 0.005, 0.6
-"""Minimum seconds of a shot, and of all shots of a pair of processes."""
+"""Target duration of a shot (calls that are timed together), and minimum duration of all shots of a pair of
+processes, s."""
 LEAST_BLOCKS = 4
 LONG_CALL_S = PAIR_S / (4 * LEAST_BLOCKS)
-"""A pair of processes that calls a longer function takes more than `PAIR_S`."""
+"""Duration of a call above which the shots of a pair of processes take longer than `PAIR_S`, s."""
 SCHEDULE = ((5, 1), (5, 2), (5, 3), (5, 4), (7, 4), (9, 4), (10, 4))
-"""Stages (number of layouts, pairs of processes in each) after which the comparison may be decided."""
+"""Stages after which the comparison may end: (number of memory layouts, pairs of processes per layout)."""
 EDITABLE = "install it with pip install -e, or put its folder on pytest's pythonpath"
 _LONGER = " or with a larger --edgefl-limit"
 _SHORTER = (
@@ -66,7 +67,7 @@ SENT_GROWTH = 0.01
 LEAST_LAYOUTS = SCHEDULE[0][0]
 MOST_PAIRS = math.prod(SCHEDULE[-1])
 PADDING = 97
-"""Each stem's environment is this many bytes longer than that of the stem before it."""
+"""Number of bytes by which each stem's environment is longer than the previous stem's."""
 
 Tell = Callable[[str], None]
 A = TypeVar("A", Ready, Shot, Ended)
@@ -78,28 +79,28 @@ class Comparison(NamedTuple):
     base: str
     pairs: Sequence[ProcessPair] = ()
     missing: str = ""
-    """The reason why the base has no such function; empty if it has one."""
+    """The reason why the base does not have the function; empty if it has the function."""
     unjudged: str = ""
     """The reason why base and head could not be compared; empty if they were."""
 
 
 class AgainstBase:
-    """The comparisons of one session with one base; `close` it at the end."""
+    """Compares a session's functions with one base. Call `close` at the end."""
 
     def __init__(self, base: Base, build: str | None = None) -> None:
         self.base, self._build = base, build
         self._checkout: Checkout | None = None
         self._stems: list[Stem] = []
         self._modules: list[str] | None = None
-        """Modules that stems preload; None if not known yet. Empty if importing a test's module changes the
-        environment, because the modules must see the changed one."""
+        """Modules that stems preload; None if not known yet. Empty if the import of a test's module changes
+        environment variables, because other modules must then be imported after this change."""
         self._file = ""
         self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
-        """Branches of base and head by layout, for functions of `_file`."""
+        """Channels to the branches of base and head, keyed by layout, for functions in the file `_file`."""
         self._starting_s = 0.0
-        """Wall seconds that the present comparison spent on starting processes and on their imports."""
+        """Wall seconds that the current comparison spent on starting processes and on their imports."""
         self._waited_s = 0.0
-        """Seconds for which the present comparison's processes had no core."""
+        """Seconds in which the current comparison's processes waited for a core."""
 
     def compare(
         self, label: str, call: CallRequest, tolerance: float, limit_s: float | None, tell: Tell
@@ -195,7 +196,7 @@ class AgainstBase:
         return made
 
     def _start_stems(self, number: int) -> None:
-        """Start stems up to this number; they import modules at the same time, before anything is timed."""
+        """Start stems until there are ``number``. The new ones preload modules before anything is timed."""
         began = len(self._stems)
         self._stems += [Stem(layout, PADDING * layout) for layout in range(began, number)]
         if self._modules:
@@ -226,7 +227,7 @@ class AgainstBase:
 
 
 def due(pairs: Sequence[ProcessPair], layouts: int, turns: int) -> Iterator[tuple[int, int]]:
-    """Yield layout and turn of the pairs still to be made, layout by layout within a turn.
+    """Yield (layout, turn) of each pair still to be made: all layouts of a turn, then those of the next turn.
 
     >>> list(due([], 2, 2))
     [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -249,18 +250,18 @@ class _RunningPair:
     def __init__(self, both: tuple[Channel[BranchAnswer], Channel[BranchAnswer]], call: CallRequest) -> None:
         self._both, self._limit_s = both, call.limit_s
         self.waited_s = 0.0
-        """Seconds for which a process that should have computed had no core."""
+        """Seconds in which the process whose turn it was waited for a core."""
         for channel in both:
             channel.tell(call)
         self._ready: list[Ready] = []
-        for side in (1, 0):  # a fault of the head takes precedence
+        for side in (1, 0):  # the head first: if both sides fail, its fault is reported
             self._ready.insert(0, self._receive(side, Ready))
         base, head = (one.modules for one in self._ready)
         self.modules = None if base is None or head is None else list(dict.fromkeys((*base, *head)))
-        """Modules that a stem may preload; None if it may not."""
+        """Modules that a stem may preload; None if it must not preload any."""
 
     def measure(self, layout: int, *, reverse: bool) -> ProcessPair:
-        """Make shots in turns, then end the processes; raises `_Fault`."""
+        """Time shots of base and head in turns, then end both processes. Raises `_Fault` if a side fails."""
         base, head = self._ready
         calls = max(1, round(SHOT_S / max(base.call_s, head.call_s)))
         blocks: list[tuple[float, float]] = []
@@ -307,7 +308,7 @@ class _RunningPair:
 
 
 def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
-    """Return the comparison that a side's fault leads to. Raises `NotMet` if the head's function fails."""
+    """Return the comparison after a side's fault. Raises `NotMet` if the head's function fails."""
     __tracebackhide__ = True
     kind, why = fault.failure.kind, fault.failure.why
     if kind == "absent":
@@ -365,7 +366,7 @@ def _more_sent(found: Comparison) -> Iterator[tuple[str, str]]:
         statistics.median(getattr(pair, f"{side}_sent_mib") for pair in found.pairs) for side in SIDES
     )
     if head > base * (1 + SENT_GROWTH):
-        yield "sent_mib", f"{figure(head - base)} MiB more sent a call: {figure(base)} → {figure(head)} MiB"
+        yield "sent_mib", f"{figure(head - base)} MiB more sent per call: {figure(base)} → {figure(head)} MiB"
 
 
 def _more_memory(found: Comparison, tolerance: float) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ _CHARACTER = 6.6
 
 
 def colour(results: GateResults) -> str:
-    """Return shields.io's name of the colour: red, orange if something was left unjudged, or green."""
+    """Return shields.io's name of the colour: red, orange if a function could not be judged, or green."""
     if results.red:
         return "red"
     return "orange" if any(row.outcome == "NOT JUDGED" for row in results.rows) else "brightgreen"

@@ -1,7 +1,7 @@
-"""Baselines: earlier figures in a JSON file beside the tests, to be kept in git.
+"""Baselines: figures of earlier code in a JSON file beside the tests, to be kept in git.
 
-A counted entry belongs to a test and a function, and holds on every host. A timed entry belongs to a host,
-too: times on another host are not comparable.
+A counted entry is keyed by test and function, and is valid on every host. A timed entry is keyed by host as
+well, because times on different hosts are not comparable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_BYTES = 64 << 20
 FOLDER = "edgefl-baselines"
 SAMPLES = ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
 MOST = 1e12
-"""Upper bound of seconds and MiB in a file."""
+"""Maximum value of a figure in a file, seconds or MiB."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Flop = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
@@ -56,7 +56,7 @@ class Samples(NamedTuple):
 
 
 class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The host of a baseline."""
+    """The host on which a baseline was measured."""
 
     fingerprint: str
     cpu: str
@@ -66,7 +66,7 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Environment variables that change how numbers are computed, or by how many threads."""
 
     def differences(self, here: BaselineHost) -> list[str]:
-        """List the differences between this host, which is the baseline's, and ``here``."""
+        """List the differences between this host (the baseline's) and the current host ``here``."""
         pairs = {name: (str(getattr(self, name)), str(getattr(here, name))) for name in ("cpu", "cores")}
         ours, theirs = (dict(_versions(one.software)) for one in (self, here))
         pairs |= {name: (ours.get(name, "none"), theirs.get(name, "none")) for name in {**ours, **theirs}}
@@ -76,7 +76,7 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for name in variables
         }
         found = [f"{name}: {there} there, {now} here" for name, (there, now) in pairs.items() if there != now]
-        return found or ["edgefl's way of calibrating a host"]
+        return found or ["edgefl's calibration of hosts has changed"]
 
 
 class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,7 +115,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.test, self.function, self.host.fingerprint
 
     def outdated(self, profile_sha256: str) -> str | None:
-        """Return why measurements with the profile of this digest are not comparable; None if they are."""
+        """Return why this entry is not comparable with measurements for a profile of this digest, or None."""
         if self.profile_sha256 != profile_sha256:
             return f"the profile of {self.device} or its network has changed since the baseline was saved"
         if self.reference.version != REFERENCE_VERSION:
@@ -163,7 +163,7 @@ def samples(measured: Measurement) -> Samples:
 
 
 def entry(test: str, function: str, measured: Measurement) -> BaselineEntry:
-    """Return the entry of a measurement."""
+    """Return the baseline entry of a measurement."""
     plan, trial = measured.plan, measured.trial
     return BaselineEntry(
         test=test,
@@ -195,11 +195,11 @@ ARITHMETIC = (
     "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
     "OPENBLAS_NUM_THREADS", "PYTHONMALLOC", "PYTHONOPTIMIZE",
 )  # fmt: skip
-"""Variables of the environment that change the arithmetic of torch, numpy and numba, or their threads."""
+"""Environment variables that change the arithmetic or the number of threads of torch, numpy and numba."""
 
 
 def this_host() -> BaselineHost:
-    """Return this host."""
+    """Return a description of this host."""
     this = host()
     arithmetic = {name: os.environ[name] for name in ARITHMETIC if os.environ.get(name)}
     settings = f"-{hashlib.sha256(repr(arithmetic).encode()).hexdigest()[:8]}" if arithmetic else ""
@@ -232,12 +232,12 @@ def path_of(test_file: Path) -> Path:
 
 
 def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
-    """Return the file's timed entries by key, none without a file. Raises ConfigError if it is invalid."""
+    """Return a file's timed entries by key; none if there is no file. Raises ConfigError if it is invalid."""
     return {one.key: one for one in _load(path).entries}
 
 
 def load_counted(path: Path) -> dict[tuple[str, str], CountedEntry]:
-    """Return the file's counted entries by key, none without a file. Raises ConfigError if it is invalid."""
+    """Return a file's counted entries by key, as `load` returns timed ones."""
     return {one.key: one for one in _load(path).counted}
 
 

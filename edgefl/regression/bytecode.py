@@ -14,7 +14,8 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 MOST = 20_000_000
-"""Instructions of one function after which counting stops: at 0.2 to 2 μs each, seconds to half a minute."""
+"""Maximum number of instructions of one function. Counting takes 0.2 to 2 μs per instruction, so it stops
+after seconds to half a minute."""
 _OWN = __file__
 Trace = Callable[[FrameType, str, Any], Any]
 
@@ -27,7 +28,7 @@ class CodeName(NamedTuple):
 
 
 class TooManyInstructions(BaseException):
-    """Raised in a function that executed more than `MOST` instructions, so that it ends."""
+    """Raised in a function that executed more instructions than allowed, to end it."""
 
 
 def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[CodeName, int]:
@@ -47,7 +48,7 @@ def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[Code
 
 
 class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
-    """Counters keyed by the id of a code object, because its hash is computed from all its instructions."""
+    """Counters keyed by the id of a code object, whose hash is slow: it depends on all instructions."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -68,7 +69,7 @@ class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
         return known[2]
 
     def counts(self) -> dict[CodeName, int]:
-        """Return the counts of all code but this module's."""
+        """Return the counts of all code except this module's."""
         found: Counter[CodeName] = Counter()
         for code, (count,), _ in self.values():
             if code.co_filename != _OWN and count:

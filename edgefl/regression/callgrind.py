@@ -46,14 +46,14 @@ def why_not() -> str:
 
 
 def environment() -> str:
-    """Return what native counts depend on: machine, C library and version of Python."""
+    """Return the environment on which native counts depend: machine, C library and version of Python."""
     return f"{platform.machine()}, {' '.join(platform.libc_ver())}, Python {platform.python_version()}"
 
 
 def count_native(request: PrepareRequest) -> dict[str, int]:
-    """Return executed instructions by function, in the function's process and in all that it starts.
+    """Return executed native instructions by function, in the call's process and all processes it starts.
 
-    Raises `ConfigError` if they cannot be counted here, and `NotMet` if the function fails.
+    Raises `ConfigError` if this host cannot count them, and `NotMet` if the measured function fails.
     """
     if why := why_not():
         raise ConfigError(why)
@@ -82,7 +82,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
             raise NotMet(f"{name} failed in Valgrind:\n{why}")
         found: Counter[str] = Counter()
         for path in Path(folder).glob("out.*"):
-            if path.name != f"out.{process.pid}":  # it has what the process did after the measured call
+            if path.name != f"out.{process.pid}":  # this file counts the code after the measured call
                 found.update(dict(_costs(path.read_text(errors="replace"))))
     return _named(found)
 
@@ -107,7 +107,7 @@ def _costs(text: str) -> dict[str, int]:
 
 
 def _named(costs: Counter[str]) -> dict[str, int]:
-    """Return the costs of functions with at least 1% of all instructions; those of all others are one sum."""
+    """Return the costs by function, with one sum for all functions with less than 1% of all instructions."""
     total = costs.total()
     named = {name: count for name, count in costs.items() if count >= FEW * total}
     rest = total - sum(named.values())
@@ -115,7 +115,7 @@ def _named(costs: Counter[str]) -> dict[str, int]:
 
 
 def main(folder: str) -> None:
-    """Run the function named by the request on standard input, in Callgrind, which writes to ``folder``."""
+    """Run the function of the request on stdin, in Callgrind, which writes its files to ``folder``."""
     try:
         request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PrepareRequest)
         sys.path[:] = request.path
@@ -137,7 +137,7 @@ def main(folder: str) -> None:
 
 
 def _children(folder: str) -> Iterator[Path]:
-    """Yield the files of programs that the function started and that have ended."""
+    """Yield Callgrind's files of programs that the function started and that have ended."""
     return (path for path in Path(folder).glob("out.*") if path.name != f"out.{os.getpid()}")
 
 

@@ -39,6 +39,6 @@ def bound(
 
 
 def _awaited(run: Callable[[], Coroutine[Any, Any, object]]) -> object:
-    import asyncio  # takes longer than all other imports of a process of Valgrind
+    import asyncio  # in Valgrind, this takes longer than all other imports
 
     return asyncio.run(run())

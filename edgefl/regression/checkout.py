@@ -22,7 +22,8 @@ git -C "$1" worktree remove --force "$2" > /dev/null 2>&1
 rm -rf "$3"
 git -C "$1" worktree prune > /dev/null 2>&1
 """
-"""Shell script that removes a worktree ($2) of a repository ($1) and its folder ($3) once its input ends."""
+"""Shell script that waits for the end of its input, then removes a repository's ($1) worktree ($2) and its
+folder ($3)."""
 
 
 class Base(NamedTuple):
@@ -41,7 +42,7 @@ class Base(NamedTuple):
 
 
 def find_base(ref: str, folder: Path) -> Base:
-    """Return the last common commit of HEAD and ``ref``: a branch, tag or commit, or one of ``origin``.
+    """Return the last common commit of HEAD and ``ref``, a branch (also of ``origin``), tag or commit.
 
     Raises ConfigError, with a remedy, if git or the repository is missing, if this clone does not have the
     commit, or if the commit is checked out here and no file differs from it.
@@ -58,7 +59,11 @@ def find_base(ref: str, folder: Path) -> Base:
     if common.returncode:
         raise ConfigError(
             f"{OPTION}: {ref!r} and HEAD have no common commit"
-            + (_SHALLOW.format("the history is needed") if _shallow(repository) else "; name an earlier one")
+            + (
+                _SHALLOW.format("the history is needed")
+                if _shallow(repository)
+                else "; name an ancestor of HEAD"
+            )
         )
     base = common.stdout.strip()
     if base == head and not git(repository, "status", "--porcelain").stdout:
@@ -89,7 +94,7 @@ def _commit(ref: str, repository: Path) -> str:
     names = git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
     known = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     raise ConfigError(
-        f"{why};{near(ref, names)} available: {known or 'none'}; is it fetched? git fetch origin"
+        f"{why};{near(ref, names)} available: {known or 'none'}; if it is not fetched, run: git fetch origin"
     )
 
 
@@ -139,7 +144,7 @@ def _build(command: str, root: Path) -> None:
 
 
 def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git without hooks, and without the environment variables of a git command that runs the tests."""
+    """Run git without hooks, and without variables set by an outer git command that runs the tests."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     return subprocess.run(
         command,
@@ -162,7 +167,7 @@ def _environment() -> Mapping[str, str]:
 
 
 def _why(done: subprocess.CompletedProcess[str]) -> str:
-    """Return git's reason; for a repository of another user, also the remedy, which git states later."""
+    """Return git's error message; if another user owns the repository, also the remedy that git prints."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith(("fatal:", "error:"))), _last_line(done))
     way = next((line for line in lines if line.startswith("git config")), "")

@@ -1,8 +1,9 @@
-"""Count a function's work in a separate process: a fork for each counter, from the same state.
+"""Count a function's work in a separate process, which forks a process for each counter.
 
 The first call is not counted: it fills caches and imports modules. Then the setup runs again, and each
-counter runs the function once in a fork, with seeded random numbers and no garbage collection, whose moments
-would depend on what ran before. Each counter does so twice; counts that differ are not comparable.
+counter runs the function once in a fork, so that all start from the same state. Random numbers are seeded.
+Garbage collection is off, because its timing would depend on earlier code. Each counter runs twice, to detect
+figures that vary.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ BY_ENVIRONMENT = frozenset((
     "os", "pathlib", "posixpath", "queue", "random", "secrets", "selectors", "shutil", "signal",
     "socket", "ssl", "subprocess", "tempfile", "threading", "warnings", "weakref",
 ))  # fmt: skip
-"""Modules of Python's library whose number of instructions depends on paths, time, threads or the system."""
+"""Modules of Python's library whose instruction counts depend on paths, time, threads or the system."""
 _OWN = tuple(str(Path(__file__).parents[1] / name) for name in ("regression", "devices", "learning/work.py"))
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 _PACKAGES = ("site-packages", "dist-packages")
@@ -95,7 +96,7 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     step = StepWork(
         **{name: float(first.figures.get(name, 0)) for name in StepWork.__struct_fields__ if name in BY_TORCH}
     )
-    step = msgspec.structs.replace(step, parameters=0.0)  # the parameters' update is counted as operations
+    step = msgspec.structs.replace(step, parameters=0.0)  # updates are already counted as operations
     model_s, python_s = device_s(call.device, step), python_seconds(call.device, first.instructions or {})
     timed: _Part | Failure = _Part()
     if alone and not step.calls:
@@ -127,14 +128,14 @@ def _unlimited() -> None:
 
 
 def _steady(counter: PartCounter, run: Callable[[], Any], handle: DeviceHandle) -> _Part:
-    """Count, after setting the sent bytes to 0 and seeding the random numbers."""
+    """Run the counter, after setting the sent bytes to 0 and seeding the random numbers."""
     handle.begin(None)
     seed()
     return counter(run, handle)
 
 
 def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
-    """Run ``measure`` in a forked process without output; return its result, or how it ended."""
+    """Run ``measure`` in a forked process without output; return its result, or why the process failed."""
     read, write = os.pipe()
 
     def main() -> None:
@@ -197,12 +198,13 @@ def _executed(run: Callable[[], Any], handle: DeviceHandle) -> _Part:
 
 
 NATIVE_TIMES, SOME_S = 6, 1e-4
-"""A function is taken for native code, whose time does not follow from counts, if its CPU time exceeds
-`NATIVE_TIMES` times that of its counted instructions, at the pace of edgefl's loop, plus `SOME_S` seconds."""
+"""A function counts as native code, whose time cannot be computed from counts, if its CPU time exceeds
+`NATIVE_TIMES` times the time of its counted instructions at the speed of edgefl's interpreted reference, plus
+`SOME_S` seconds."""
 
 
 def _timed(instructions: Mapping[str, int], run: Callable[[], Any], handle: DeviceHandle) -> _Part:
-    """Compare the CPU time of a function without torch operations with that of its instructions."""
+    """Check whether counted instructions explain the CPU time of a function without torch operations."""
     reference = partial(make_reference("interpreted").run, 1)
     unit_s = min(used_s(reference) for _ in range(5))
     expected_s = sum(instructions.values()) / sum(count_instructions(reference).values()) * unit_s
@@ -213,7 +215,7 @@ def _timed(instructions: Mapping[str, int], run: Callable[[], Any], handle: Devi
 
 
 def by_owner(counts: Mapping[CodeName, int]) -> dict[str, int]:
-    """Return instructions by function of the user, and by package with its version for all other code.
+    """Return the instructions of the user's code by function, and of other code by package and version.
 
     edgefl's own measuring code is left out, as is library code whose work depends on the environment.
     """
@@ -240,9 +242,9 @@ def _owner(code: CodeName, modules: Mapping[str, str]) -> str | None:
 
 
 def python_seconds(device: Device, instructions: Mapping[str, int]) -> float:
-    """Return the device's time for executed instructions outside torch; 0 if its profile lists no cores.
+    """Return the device's time for executed instructions outside torch, s; 0 if its profile lists no cores.
 
-    The time model's cost of a torch operation includes the time of calling it.
+    torch's own Python code is left out, because the time model's cost of an operation includes the call.
     """
     if device.cpu is None or not device.cpu.clusters:
         return 0.0

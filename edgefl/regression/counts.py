@@ -1,4 +1,4 @@
-"""Counted work of a function, the same on every host, and its comparison with a baseline: pure functions.
+"""Counted work of a function, which is the same on every host, and pure functions that compare it.
 
 Counts depend on the code, its inputs and the versions of Python and its packages. They do not depend on the
 host, its CPU, its number of cores, its load or its hash seed, so one baseline serves all hosts.
@@ -16,7 +16,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 
 INSTRUCTIONS, NATIVE = "instructions", "native_instructions"
 NOTHING = 3
-"""Instructions that an empty function executes at most; a call takes five."""
+"""Maximum number of instructions of an empty function; a function with one call executes at least five."""
 SMALLER = "make the test's inputs smaller"
 """Advice for a function that executes too many instructions."""
 KIB, MIB = 1 << 10, 1 << 20
@@ -27,7 +27,7 @@ class Figure(NamedTuple):
 
     text: str
     unit: str = ""
-    """``B`` for bytes."""
+    """``B`` for bytes, empty for numbers."""
     least: int = 0
     weight: int = 10
     """Messages rank growth relative to the earlier amount or to this weight, whichever is larger."""
@@ -70,24 +70,24 @@ FIGURES: Mapping[str, Figure] = {
     "python_kept_bytes": Figure("memory of Python objects after the call", "B", 16 * KIB, MIB),
     NATIVE: Figure("native instructions", weight=10**6, share=0.005),
 }
-"""Figures by name, in the order of a table. Python's allocations vary by a few hundred bytes, and
-native instructions with the lengths of paths and of the environment."""
+"""Figures by name, in the order of tables. The growth that is ignored covers noise: Python's allocations vary
+by a few hundred bytes, and native instructions with the lengths of paths and of the environment."""
 BY_TORCH = frozenset(
     name for name in FIGURES if name.endswith(("_flop", "_planes")) or name in ("calls", "parameters")
 ) | {f"{kind}_bytes" for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy")}
-"""Figures that the version of torch may change."""
+"""Figures that may differ between versions of torch."""
 BY_PYTHON = frozenset({INSTRUCTIONS, "python_peak_bytes", "python_kept_bytes"})
 """Figures that depend on the version of Python: a baseline holds them for each version."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One count of a function's call. Figures that are 0 are left out."""
+    """The counted work of one call of a function. Figures that are 0 are left out."""
 
     figures: dict[str, int]
     """Figures by their names in `FIGURES`, without instructions."""
     instructions: dict[str, int] | None
-    """Executed instructions by function of the user, and by package with its version (``torch 2.13.0``); None
-    if they are too many to be counted."""
+    """Executed bytecode instructions of the user's code by function, and of other code by package and version
+    (``torch 2.13.0``); None if they are too many to be counted."""
     native: dict[str, int] | None = None
     """Native instructions by function; None if they are not counted."""
 
@@ -103,7 +103,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.figures.get(name, 0)
 
     def parts(self, name: str) -> dict[str, int] | None:
-        """Return the parts of a number of instructions, by function."""
+        """Return the instructions of the figure ``name`` by function; None if they are not counted."""
         return self.native if name == NATIVE else self.instructions
 
 
@@ -112,27 +112,27 @@ def _sum(parts: Mapping[str, int] | None) -> int | None:
 
 
 class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
-    """Two counts of the same call, and its time on the device by these counts."""
+    """Two counts of the same call, and the call's time on the device, predicted from the counts."""
 
     first: Counts
     second: Counts
     model_s: float
     python_s: float
     """Device time of torch's operations by the time model, and of Python code outside torch by the speed of
-    the device's fastest core in interpreting Python. Native code of other libraries has no time here."""
+    the device's fastest core in interpreting Python, s. Native code of other libraries is not included."""
     error_factor: float | None
     """Factor within which 90% of real devices' times agree with ``model_s`` + ``python_s``; None if the
     profile lacks a time model or its cores, or if both times are 0."""
     processes: bool
     """True if the function started processes, which are not counted here."""
     imported: list[str] = []
-    """Parts of torch that the first call imported, in order."""
+    """Modules of torch that the first call imported, in order."""
     covered: bool = True
     """False if the function calls no torch operation and spends most of its time in native code."""
 
     @property
     def seconds(self) -> float | None:
-        """Device time by the counts; None if they leave out most of it."""
+        """Device time predicted from the counts, s; None if the counts may leave out most of the work."""
         return self.model_s + self.python_s if self.covered and not self.processes else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
@@ -159,7 +159,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
 
 class PythonEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Figures of one version of Python."""
+    """Figures counted with one version of Python."""
 
     figures: dict[Name, Count]
     instructions: dict[Name, Count] | None
@@ -178,7 +178,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     native: dict[Name, dict[Name, Count]] = {}
     """Native instructions by function, for each combination of machine, C library and Python."""
     varying: tuple[Name, ...] = ()
-    """Figures that differed between two counts of the same call, so that they are not compared."""
+    """Figures that differed between two counts of the same call; they are not compared."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -187,7 +187,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def uncounted(self) -> bool:
-        """True if a version of Python executed too many instructions to be counted."""
+        """True if the instructions were too many to be counted with a version of Python."""
         return INSTRUCTIONS not in self.varying and any(
             one.instructions is None for one in self.python.values()
         )
@@ -210,7 +210,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return None if python is None else python.figures.get(name, 0)
 
     def parts(self, name: str, versions: Versions) -> dict[str, int] | None:
-        """Return the parts of a number of instructions, by function."""
+        """Return the instructions of the figure ``name`` by function; None if unknown for these versions."""
         if name == NATIVE:
             return self.native.get(versions.native)
         python = self.python.get(versions.python)
@@ -273,7 +273,7 @@ class Growth(NamedTuple):
 
 
 class CountedVerdict(NamedTuple):
-    """The figures that grew, and for each figure that could not be judged the reason."""
+    """The figures that grew, and the reasons why other figures could not be judged."""
 
     grew: tuple[Growth, ...] = ()
     unjudged: tuple[str, ...] = ()
@@ -286,8 +286,8 @@ def compare(
 ) -> CountedVerdict:
     """Compare a run's counts with a baseline: a figure may grow by the share ``tolerance``.
 
-    A figure whose two counts differ is judged if both agree on the result. A figure that a version of torch,
-    Python or a package may have changed cannot be judged if it grew.
+    A figure whose two counts differ is judged if both lead to the same result. A figure that grew cannot be
+    judged if a new version of torch, Python or a package may be the reason.
     """
     grew: list[Growth] = []
     unjudged = list(_absent(before, now, versions))
@@ -319,7 +319,7 @@ def _known(name: str, before: CountedEntry, now: CountedRun, versions: Versions)
 
 
 def _absent(before: CountedEntry, now: CountedRun, versions: Versions) -> Iterator[str]:
-    """Yield the counts that the baseline does not have for these versions."""
+    """Yield a message for each kind of count that the baseline does not have for these versions."""
     if versions.python not in before.python:
         yield (
             "Python's instructions and memory: the baseline has those of Python "
@@ -380,7 +380,7 @@ def _instructions(
 ) -> tuple[Growth, str]:
     """Return the growth with the functions that grew the most, and the packages that may be its reason.
 
-    A package whose version changed is a reason only if the rest did not grow too much as well.
+    The new version of a package is the reason only if the growth of all other code is within the tolerance.
     """
     changed = {name: new.get(name, 0) - old.get(name, 0) for name in {*old, *new}}
     grown = sorted((name for name in changed if changed[name] > 0), key=lambda name: (-changed[name], name))
@@ -417,7 +417,7 @@ def share_text(before: float, now: float, least: float = 0.0) -> str:
 
 
 def amounts(before: int, now: int, unit: str) -> str:
-    """Return two amounts and an arrow.
+    """Return two amounts as text, with an arrow between them.
 
     >>> amounts(0, 5 * 2**20, "B")
     '0 → 5 MiB'
@@ -426,7 +426,7 @@ def amounts(before: int, now: int, unit: str) -> str:
 
 
 def amount(count: int, unit: str) -> str:
-    """Return a count as text, bytes in a suitable unit.
+    """Return a count as text; bytes are converted to a suitable unit.
 
     >>> amount(1234567, ""), amount(500, "B"), amount(5 * 2**20 + 2**18, "B")
     ('1,234,567', '500 B', '5.25 MiB')
@@ -447,7 +447,7 @@ def summary(run: CountedRun) -> str:
         sum(count for name, count in counts.figures.items() if name.endswith("_flop")),
     )
     parts = [
-        "bytecode too much to count" if executed is None else f"{executed:,} bytecode",
+        "too much bytecode to count" if executed is None else f"{executed:,} bytecode",
         "" if counts.native is None else f"{sum(counts.native.values()):,} native",
         f"{counts.figures.get('calls', 0):,} torch operations, {flop / 1e6:.4g} MFLOP" if flop else "",
         *(

@@ -43,7 +43,8 @@ NOTHING_DONE = (
     "sends nothing; pass run() the function that does the work"
 )
 BASELINE_TIMES = 2
-"""Repetitions of a baseline ÷ those of other measurements; many measurements are compared with it."""
+"""Repetitions of a baseline ÷ repetitions of other measurements. A baseline has more, because many
+measurements are compared with it."""
 
 
 class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +54,7 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     network: str | None = None
     time_scale: NonNegative | None = None
     like: RestClass = "interpreter"
-    """Class of the function's code outside torch: its time on the device is that of such code."""
+    """Class of the function's code outside torch; the device has its own speed in each class."""
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=MOST_LIMIT_S)] = DEFAULT_LIMIT_S
     """Maximum wall seconds of each of the function's processes."""
     seconds: NonNegative | None = None
@@ -61,10 +62,10 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sent_mib: NonNegative | None = None
     joules: NonNegative | None = None
     end: Literal["middle", "slow"] = "middle"
-    """The real devices that must keep the budget of seconds: those in the middle of the time model's
-    interval, or those at its slow end."""
+    """The real devices for which the budget of seconds must hold: devices in the middle of the time model's
+    90% interval, or devices at its slow end."""
     counted: Literal["python", "native"] = "python"
-    """``native``: also count native instructions, in Valgrind, including those of programs that it starts."""
+    """``native``: also count native instructions, in Valgrind, with all programs that the function starts."""
     tolerance: NonNegative = 0.0
     """Percent by which each counted figure may grow."""
 
@@ -99,7 +100,8 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
 class DeviceResult:
     """Figures of one function on the device: its counted work, and medians over its repetitions.
 
-    Seconds are the device's. The function is timed when a figure that needs this is read for the first time.
+    All times except ``host_cpu_s`` are seconds on the device. The function is timed when a figure that needs
+    this is first read.
     """
 
     def __init__(
@@ -114,9 +116,9 @@ class DeviceResult:
         self.timed: Measurement | None = None
         """The measurement, if it was made."""
         self.advice = ""
-        """The growth measured on this host, if it does not make the test fail."""
+        """Description of growth that was measured on this host without failing the test; else empty."""
         self.left_out = ""
-        """The figures that were not compared with the baseline, and why."""
+        """The figures that were not compared with the baseline, and why; empty if all were compared."""
         self._verdicts: list[Verdict] = []
 
     @property
@@ -142,7 +144,7 @@ class DeviceResult:
 
     @property
     def peak_mib(self) -> float:
-        """Growth of memory in the first call."""
+        """Peak growth of memory in the first call."""
         return statistics.median(self.measured.peak_mib)
 
     @property
@@ -189,9 +191,9 @@ class DeviceResult:
     def assert_budget(self, **budgets: float) -> None:
         """Fail unless each figure is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
 
-        The one-sided 95% bootstrap upper bound of the median must be within its budget. Raises `Invalid` if
-        doubtful figures are not below half of it, ConfigError for an unknown budget, or one whose figure the
-        device's profile does not determine.
+        The one-sided 95% bootstrap upper bound of each median must be within the budget. Raises `Invalid` if
+        the figures are doubtful and not below half of each budget. Raises ConfigError if a budget is unknown,
+        or if its figure cannot be computed from the device's profile.
         """
         __tracebackhide__ = True
         if budgets:
@@ -239,11 +241,11 @@ class DeviceTest(NamedTuple):
     group: str
     """Name of the test, the same for all its devices."""
     devices: int
-    """Number of its devices."""
+    """Number of the test's devices."""
 
 
 class EdgeDevice:
-    """One device in one test."""
+    """The fixture's object: one device in one test."""
 
     def __init__(self, mark: MarkOptions, test: DeviceTest, session: Session) -> None:
         self._mark, self._test, self.session = mark, test, session
@@ -324,7 +326,7 @@ class EdgeDevice:
         return self.session.against_base(group, label, call, partial(self._tell, label))
 
     def _require_comparable(self, label: str, timed: BaselineEntry | str | None) -> None:
-        """Raise `Invalid` before anything runs if the test has only comparisons, and cannot make one."""
+        """Raise `Invalid` before anything runs if the test has no budgets, and a baseline is missing."""
         __tracebackhide__ = True
         if self._mark.budgets or not self.session.options.compare:
             return
@@ -346,7 +348,7 @@ class EdgeDevice:
 
     @property
     def label(self) -> str:
-        """The test without its device, but with its other parameters."""
+        """The test's name with its parameters, without the device."""
         return self._test.group.strip()
 
     def _tell(self, label: str, about: str) -> None:
@@ -402,17 +404,17 @@ class EdgeDevice:
 
     @contextlib.contextmanager
     def judged(self) -> Iterator[Reasons]:
-        """Judge the results of a test that runs in this context; the reasons are known at its end.
+        """Judge the results of the test that runs in this context; the yielded reasons are set at its end.
 
-        Exceptions of edgefl become reasons. Other exceptions propagate, except the AssertionError of a test
-        with doubtful figures: it makes the test INVALID.
+        Exceptions of edgefl are recorded as reasons. Other exceptions propagate, except an AssertionError if
+        the figures are doubtful, which makes the test INVALID.
         """
         found = Reasons()
         try:
             yield found
             try:
                 self.judge()
-            except NotMet as error:  # raised here, not by a line of the test
+            except NotMet as error:  # raised by `judge`, not by a line of the test
                 found.failed = str(error)
         except Invalid as error:
             found.invalid = str(error)
@@ -486,7 +488,7 @@ class EdgeDevice:
 
 
 MESSAGE_LINES = 3
-"""Lines of an exception's message in the table."""
+"""Maximum number of lines of an exception's message in the table, after the first."""
 
 
 def shortened(message: str) -> str:
@@ -497,7 +499,7 @@ def shortened(message: str) -> str:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return the value if another process would get the same from its JSON; else raise ConfigError."""
+    """Return the value if encoding it as JSON loses nothing; else raise ConfigError."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False)) == value
         msgspec.msgpack.encode(value)  # the format in which arguments are sent

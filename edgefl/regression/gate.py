@@ -1,4 +1,4 @@
-"""The results of a session as a file, which `edgefl gate` and the HTML page read.
+"""The results of a session: the file that `edgefl gate` reads, and the content of the HTML page.
 
 pytest --edgefl-json results.json
 edgefl gate comment results.json
@@ -26,7 +26,7 @@ LONG = {"NOT JUDGED": "COULD NOT BE JUDGED"}
 
 
 def device_time(seconds: float | None, predicted: bool) -> str:
-    """Return a time on a device as text, after ``~`` if it is predicted; "" if it is not known."""
+    """Return a time on a device as text, with a leading ``~`` if it is predicted; "" if it is not known."""
     return "" if seconds is None else "~" * predicted + short_time(seconds)
 
 
@@ -39,12 +39,12 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     outcome: Word
     why: str = ""
     label: str = ""
-    """The test without its device, but with its other parameters; empty if the file does not state it."""
+    """The test's name with its parameters, without the device; empty if the file does not state it."""
     skipped: bool = False
-    """True if it could not be judged but does not fail the session."""
+    """True if the function could not be judged, and this does not fail the session."""
     file: str = ""
     line: int = 0
-    """The test's place: path from the repository's top folder, and line from 1; 0 if it is not known."""
+    """The test's location: path from the repository's top folder, and line number from 1; 0 if not known."""
     seconds: float | None = None
     predicted: bool = False
     """True if ``seconds`` is predicted from counts, not measured."""
@@ -59,7 +59,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def red(self) -> bool:
-        """True if it fails the session."""
+        """True if this row fails the session."""
         return self.outcome not in ("OK", "XFAIL") and not self.skipped
 
     @property
@@ -101,7 +101,7 @@ class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_results(path: Path) -> GateResults:
-    """Read a file of results. Raises ConfigError if it is not one."""
+    """Read a file of results. Raises ConfigError if the file cannot be read or has other content."""
     try:
         return convert(msgspec.json.decode(read(path, MOST_BYTES)), GateResults)
     except OSError as error:
@@ -113,7 +113,7 @@ def load_results(path: Path) -> GateResults:
 
 
 def place_of(file: Path, top: Path) -> str:
-    """Return a file's path from the repository's top folder: GitHub's workspace, else ``top``."""
+    """Return a file's path relative to the repository's top folder: GitHub's workspace, else ``top``."""
     workspace = os.environ.get("GITHUB_WORKSPACE")
     for folder in (*([Path(workspace)] if workspace else []), top):
         try:

@@ -1,4 +1,4 @@
-"""Figures over commits, from the baselines in git, and the commits at which a figure changed its level."""
+"""Figures over commits, from the baselines in git, and the commits at which a figure's level changed."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Series(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """Places of the points at which the level changes."""
+        """Indices of the points at which the level changes."""
         return steps([point.value for point in self.points], exact=self.exact)
 
 
 def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
-    """Return the places at which the level changes, by binary segmentation.
+    """Return the indices at which the level changes, by binary segmentation.
 
-    The noise is that of successive differences, or none if the values are ``exact``, such as counts.
+    The noise is estimated from successive differences. Values that are ``exact``, such as counts, have none.
 
     >>> steps([10.0, 10.1, 9.9, 10.0, 12.0, 12.1, 11.9, 12.0]), steps([10.0, 10.1, 9.9, 10.0, 10.1])
     ([4], [])
@@ -70,7 +70,8 @@ def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
     """
     logs = [math.log(max(value, 1e-12)) for value in values]
     jumps = sorted(abs(after - before) for before, after in itertools.pairwise(logs))
-    noise = statistics.median_low(jumps) / 0.954 if jumps and not exact else 0.0  # median |N(0, 2σ²)|
+    # The median of |N(0, 2σ²)| is 0.954 σ.
+    noise = statistics.median_low(jumps) / 0.954 if jumps and not exact else 0.0
 
     def search(start: int, end: int) -> Iterator[int]:
         best, where = 0.0, 0
@@ -92,7 +93,7 @@ def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
 def history(file: Path) -> list[Series]:
     """Return the figures of a file of baselines at each commit that changed it; none outside a repository.
 
-    Commits whose file is not valid are left out.
+    Commits in which the file is invalid are left out.
     """
     folder = file.parent
     if not folder.is_dir():

@@ -9,7 +9,7 @@ from edgefl.regression.gate import LONG, GateResults, GateRow
 from edgefl.results.tables import number
 
 MARKER = "<!-- edgefl gate -->"
-"""First line of a comment, by which a workflow finds the one that it should replace."""
+"""First line of each comment, by which a workflow finds the comment that it should replace."""
 MOST_CHARACTERS = 60_000
 """Maximum length of a comment. GitHub rejects comments of 65,536 characters or more."""
 
@@ -73,13 +73,13 @@ def _line(row: GateRow) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text as a cell: one line, with characters of Markdown and HTML shown as they are."""
+    """Return text as a table cell: one line, with the special characters of Markdown and HTML escaped."""
     line = " ".join(text.split())
     return re.sub(r"([\\`*_\[\]<>|~#@&])", r"\\\1", line)
 
 
 def _code(text: str) -> str:
-    """Return text for a cell's code span, in which only backticks and bars have a meaning."""
+    """Return text for a code span in a table cell, where only backticks and bars are special characters."""
     return " ".join(text.split()).replace("`", "'").replace("|", "\\|")
 
 

@@ -1,4 +1,4 @@
-"""The measuring loops: repetitions until the time is known, measurements until they can be judged."""
+"""The measuring loops: repeat until the time is precise, and measure again until it can be judged."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ PRECISE = 0.0125
 """Measuring ends when half the 90% interval of the median time ÷ the median is at most this."""
 
 COUNTED_CALLS = 10
-"""Time limit of counting ÷ that of one process of the function: counting makes seven calls, mostly slow."""
+"""Time limit of counting ÷ time limit of one process: counting makes seven calls, most of them slow."""
 
 Tell = Callable[[str], None]
 
 
 class TimeLimit:
-    """Limit on the total wall seconds of one test's measurements, without waiting for other tests."""
+    """Limit on the total wall seconds of one test's measurements; waits for other tests do not count."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -59,7 +59,7 @@ class TimeLimit:
         return self._before_s + (passed_s if passed_s == passed_s else 0.0)
 
     def allows(self, seconds: float) -> bool:
-        """Return True if that much time is left."""
+        """Return True if at least ``seconds`` are left."""
         return self.spent_s + seconds <= self.seconds
 
 
@@ -68,9 +68,9 @@ def judged(
     first: Measurement,
     again: Callable[[], Measurement],
 ) -> Verdict:
-    """Measure ``again`` until the measurements can be judged.
+    """Judge the ``first`` measurement, and measure ``again`` while ``judge`` needs more.
 
-    If another measurement is `Invalid`, the result is the verdict ``otherwise``.
+    If a further measurement raises `Invalid`, the result is the ``otherwise`` of `NeedMore`, if it has one.
     """
     __tracebackhide__ = True
     made = [first]
@@ -85,7 +85,7 @@ def judged(
 
 
 def count(process: MeasuringProcess, plan: MeasurementPlan, tell: Tell = lambda _: None) -> CountedRun:
-    """Count the function's work, even while other tests measure here. Raises the exceptions of `measure`."""
+    """Count the function's work, even while other tests measure. Raises the same exceptions as `measure`."""
     __tracebackhide__ = True
     tell("counting")
     fields = msgspec.structs.asdict(plan.request)

@@ -58,19 +58,19 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 
 class MeasurementPlan(NamedTuple):
-    """The request and the extent of a measurement."""
+    """The plan of a measurement: the device and its network, the request, and the number of repetitions."""
 
     device: Device
     network: Network | None
     request: PrepareRequest
     repetitions: int
-    """Minimum number; more are made if times vary."""
+    """Minimum number of repetitions; more are made if times vary."""
     time_scale: float
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Repetitions of one function on one device. Seconds are emulated except in names with ``host``."""
+    """Repetitions of one function on one device. Seconds are emulated, except CPU seconds of this host."""
 
     plan: MeasurementPlan
     trial: TrialRun
@@ -91,7 +91,10 @@ class Measurement:
 
     @cached_property
     def cpu_s(self) -> list[float]:
-        """CPU time of a call / CPU time of the reference · the reference's time on the device + blocked."""
+        """Device time of a call if all its code ran at the reference's pace, per repetition.
+
+        CPU time of a call ÷ CPU time of a unit of the reference · the unit's device time + blocked time.
+        """
         units_s = self.trial.reference_s * self.trial.shots.units / self.trial.shots.calls
         return [
             min(one.cpu_s) / min(one.reference_cpu_s) * units_s + one.blocked_s for one in self.repetitions
@@ -99,14 +102,14 @@ class Measurement:
 
     @cached_property
     def seconds(self) -> list[float]:
-        """Device time: torch's work by the time model, plus other CPU time, blocked time and transfers."""
+        """Device time of a call: torch's work by the time model, other code, blocked time and transfers."""
         return [
             self.trial.model_s + self._rest(one) * (cpu_s - one.blocked_s) + one.blocked_s + one.radio_s
             for one, cpu_s in zip(self.repetitions, self.cpu_s, strict=True)
         ]
 
     def _rest(self, one: Repetition) -> float:
-        """Return the device time of the work outside torch ÷ that of all work at the reference's pace."""
+        """Return the device time of the code outside torch ÷ the time of all code at the reference's pace."""
         if not one.rest_cpu_s:
             return self.trial.rest
         reference_s = self.trial.reference_s * self.trial.shots.units

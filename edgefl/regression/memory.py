@@ -1,4 +1,4 @@
-"""Peak memory of a repetition: of its own process by the kernel, and of all processes that it started."""
+"""Peak memory of a repetition: the kernel's value for its own process, samples for processes it started."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edgefl.host.memory import is_fork, parent_waits
 LOOK_S = 0.005
 """Minimum time between two samples of the started processes."""
 PAUSE = 4
-"""Pause after a sample ÷ its CPU time: sampling takes at most a fifth of a core."""
+"""Pause after a sample ÷ the sample's CPU time: sampling takes at most a fifth of a core."""
 
 
 class TreeWatch:
     """Samples the memory of a call's process and of all processes that it started, while the call runs.
 
-    The measuring process creates it, then forks the call's process, which begins and ends the sampling. They
-    communicate through one shared page: the call's process id, and the highest memory so far.
+    The measuring process creates this object, forks the call's process and takes the samples. The call's
+    process begins and ends the sampling. A shared page has the call's process id and the highest sample.
     """
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ class TreeWatch:
         self._page[0] = self._page[1] = 0
 
     def begin(self) -> int:
-        """Begin sampling (called in the call's process); return the present KiB of all processes."""
+        """Begin sampling (called in the call's process); return the current memory of all processes, KiB."""
         for pid in self._others(os.getpid()):
             _forget_peak(pid)
         self._page[0] = os.getpid()
         return self._now_kib(os.getpid())
 
     def end(self) -> int:
-        """End sampling (called in the call's process); return the highest KiB of all processes."""
+        """End sampling (called in the call's process); return the highest memory of all processes, KiB."""
         last = self._now_kib(os.getpid())
         self._page[0] = -1
         return max(last, self._page[1])
@@ -58,7 +58,7 @@ class TreeWatch:
         return max(LOOK_S, PAUSE * (time.thread_time() - start_s))
 
     def _now_kib(self, pid: int) -> int:
-        """Return the present KiB of the call's process plus the peaks of the started ones; 0 without any."""
+        """Return the call's current memory plus its started processes' peaks, KiB; 0 if it started none."""
         others = sum(map(_started_kib, self._others(pid)))
         return own_kib(kib("status", pid)) + others if others else 0
 
@@ -99,7 +99,8 @@ class Peak:
 def kib(file: str, pid: int | str = "self") -> dict[str, int]:
     """Return the kB values in a file of a process's /proc folder, by name; empty if the process has ended."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/{file}").read_bytes().split(b"\n")[1:]  # the name may have any bytes
+        # Skip the first line, because a process's name may have any bytes.
+        lines = Path(f"/proc/{pid}/{file}").read_bytes().split(b"\n")[1:]
         words = (line.decode().split() for line in lines if line.endswith(b" kB"))
         return {name.removesuffix(":"): int(count) for name, count, _ in words}
     return {}
@@ -111,7 +112,7 @@ def own_kib(status: dict[str, int]) -> int:
 
 
 def _started_kib(pid: int) -> int:
-    """Return the KiB of a started process alone: its peak since exec, or the present value before an exec.
+    """Return a started process's own memory, KiB: its peak since exec, or its current memory before an exec.
 
     Pages that a fork shares with its parent count for the parent. After vfork, a process appears to own its
     parent's memory until its exec, while the parent waits.

@@ -1,7 +1,7 @@
-"""Judges base and head from pairs of processes, by pure functions; `against` measures.
+"""Pure functions that judge head against base from pairs of processes, which `against` measures.
 
-A pair of processes, one per side, has one memory layout, and gives one logarithm of head's time ÷ base's.
-Layouts are the units of the statistic: pairs of one layout may err in the same direction.
+A pair has a process per side, both with the same memory layout. It gives one value, log(head's time ÷ base's
+time). The samples of the statistic are the layouts' means, since errors within a layout may be correlated.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class ProcessPair(NamedTuple):
 
     layout: int
     log_ratio: float
-    """Logarithm of head's time ÷ base's."""
+    """log(head's time ÷ base's time)."""
     base_s: float
     head_s: float
-    """Median CPU and waiting time of a call."""
+    """Median time of a call: CPU time plus time blocked."""
     base_mib: float
     head_mib: float
     """Peak growth of memory in the first call."""
@@ -56,7 +56,7 @@ def block_ratio(blocks: Iterable[tuple[float, float]]) -> float:
 
 
 def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
-    """Return the growth over all pairs, with Student's bounds over the means of layouts."""
+    """Return the growth over all pairs, with bounds by Student's t distribution over the layouts' means."""
     from scipy.special import stdtrit  # takes a while to import
 
     by_layout: dict[int, list[float]] = {}
@@ -74,7 +74,7 @@ def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
 def decide(found: Estimate, tolerance: float) -> Literal["grew", "same", "unknown"]:
     """Return whether time grew by about the tolerance: "grew", "same", or "unknown" so far.
 
-    Time grew if the growth is at least half the tolerance, and surely above 0.
+    Time grew if the growth is at least half the tolerance, and its lower bound is above 0.
 
     >>> decide(Estimate(0.06, 0.04, 0.08), 0.05), decide(Estimate(0.01, -0.01, 0.03), 0.05)
     ('grew', 'same')

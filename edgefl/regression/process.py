@@ -1,4 +1,4 @@
-"""The measuring process from the test's side: the requests that it receives, and its answers.
+"""The test's interface to the measuring process: requests to this process, and its answers.
 
     CountRequest   ──► CountedRun | Failure    once per function
     PrepareRequest ──► TrialRun | Failure      once per function that is timed
@@ -35,7 +35,7 @@ from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.counts import CountedRun
 
 _ENDING_S = 1.0
-"""Time for the measuring process to end by itself once its channel is closed."""
+"""Seconds for the measuring process to end by itself once its channel is closed."""
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
 REFERENCE_VERSION = 1
@@ -58,7 +58,7 @@ class FunctionLocation(msgspec.Struct, frozen=True):
 
 
 class ShotSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference of a function, and the number of its units, and of the function's calls, in one shot."""
+    """The reference that is timed in turns with a function, and the units or calls of each in one shot."""
 
     reference: ReferenceName
     units: AtATime
@@ -78,8 +78,8 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     like: RestClass = "interpreter"
     """Class of the function's code outside torch."""
     shots: ShotSizes | None
-    """The baseline's reference and shot sizes; None: choose the most similar reference, and let one shot of
-    it take as long as one of the function."""
+    """The baseline's reference and shot sizes. None: choose the most similar reference, and make its shots
+    take as long as the function's."""
     limit_s: float
     """Wall seconds that each of the function's processes may take."""
 
@@ -93,7 +93,7 @@ class RepeatRequest(msgspec.Struct, frozen=True, tag="repeat"):
 
     index: int
     time_scale: float
-    """Wall seconds per emulated second in the first call; 0 does not wait."""
+    """Wall seconds per emulated second in the first call; 0: never wait."""
 
 
 class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
@@ -103,33 +103,35 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     reference_flop: float
     reference_s: float
     unit_cpu_s: float
-    """Floating-point operations of a unit of the reference, and its time on the device and here."""
+    """A unit of the reference: floating-point operations, time on the device, and CPU time on this host."""
     flop: float
     model_s: float
     """Floating-point operations of one call, and their time on the device; both of torch operations only."""
     rest: float
     """Share of the CPU time that is spent outside torch; 1 if the device has no time model."""
     rest_s: float
-    """Time on the device of a unit of the program of the rest's class; 0 if the reference is such code."""
+    """Time on the device of a unit of the program that represents the code outside torch; 0 if the reference
+    represents it."""
     pace: float
-    """Device seconds of a CPU second of this host, measured once, by which calls are paced."""
+    """Device seconds per CPU second of this host, measured once, to pace calls."""
     error_factor: float | None
     """Factor within which 90% of real devices' times agree with the modelled time, torch and the rest
     together; None if the profile lacks a time model or its cores, or if this time is 0."""
     pairs: int
     imported: list[str]
-    """Number of shots of the function in a repetition, and the parts of torch that its first call imported,
+    """Number of shots of the function in a repetition, and the modules of torch that its first call imported,
     in order."""
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
-    """The figures of one process. CPU seconds are the host's, all others emulated."""
+    """The figures of one repetition's process. CPU seconds are the host's, all other seconds emulated."""
 
     cpu_s: list[float]
     reference_cpu_s: list[float]
-    """CPU time of each shot of the function, and of the reference before, between and after those."""
+    """CPU time of each shot of the function, and of the reference's shots before, between and after them."""
     rest_cpu_s: list[float]
-    """CPU times of a unit of the program of the rest's class; empty if the reference is such code."""
+    """CPU time of each unit of the program that represents the code outside torch; empty if the reference
+    represents it."""
     blocked_s: float
     """Time in which the first call neither computed nor waited for a core or the link."""
     peak_mib: float
@@ -138,7 +140,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     """Peak growth of private memory, bytes sent, and time in transfers, all of the first call."""
     declared_s: float
     achieved_s: float
-    """Time of the first call on the device, and its measured duration."""
+    """Declared and achieved duration of the first call on the device."""
     waited: float
     """Share of the timed part in which the process was runnable but had no core."""
 
@@ -155,7 +157,7 @@ Answer = TrialRun | CountedRun | Repetition | Failure
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return why a function failed: its memory, or its exception with the frames of the user's code."""
+    """Return why a function failed: out of memory, or its exception with the frames of the user's code."""
     if isinstance(error, ConfigError):
         return Failure("refused", str(error))
     if is_no_memory(error):
@@ -164,7 +166,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure("skipped", str(error))
     frames = traceback.extract_tb(error.__traceback__)
     while frames and frames[0].filename.startswith(str(Path(__file__).parent)):
-        frames.pop(0)  # the user's own code comes first
+        frames.pop(0)  # so that the traceback begins with the user's code
     lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
     return Failure("raised", "".join(lines).rstrip())
 
@@ -177,7 +179,7 @@ def _skips(error: BaseException) -> bool:
 
 
 class MeasuringProcess:
-    """Runs one module's functions, in forks only; `close` it at the end."""
+    """A process that runs a module's functions, each call in a fork. Call `close` at the end."""
 
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
@@ -187,7 +189,10 @@ class MeasuringProcess:
         )
 
     def ask(self, request: Request) -> Answer:
-        """Count or prepare a function, or repeat the one prepared last. Raises ConfigError on a refusal."""
+        """Send a request and return the answer; a `RepeatRequest` repeats the function prepared last.
+
+        Raises ConfigError if the request is refused, RunError if the process ends.
+        """
         try:
             self._channel.send(request)
             answer = self._channel.receive()
@@ -202,7 +207,7 @@ class MeasuringProcess:
         return answer
 
     def close(self) -> None:
-        """End the process and all that it has started, at once if the user interrupts the wait."""
+        """End the process and all processes that it has started, at once if the user interrupts the wait."""
         self._channel.close()
         try:
             end_child(self.popen, _ENDING_S)  # it may still be importing the user's module
@@ -286,7 +291,7 @@ def _is_simple(owner: Any) -> bool:
 def find(where: FunctionLocation) -> Callable[..., Any]:
     """Return the function; a method is bound to a new object of its class.
 
-    Raises ConfigError if its module cannot be imported or does not have it.
+    Raises ConfigError if the module cannot be imported or does not have the function.
     """
     try:
         *owners, last = where.qualname.split(".")

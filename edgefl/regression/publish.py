@@ -19,7 +19,7 @@ from edgefl.regression.table import ResultRow, Written
 
 
 class PlacedRow(NamedTuple):
-    """A row and the place of its test: file, and line from 0 if it is known."""
+    """A row and the location of its test: file, and line number from 0 (None if not known)."""
 
     row: ResultRow
     file: Path
@@ -27,14 +27,14 @@ class PlacedRow(NamedTuple):
 
 
 class Outlets(NamedTuple):
-    """The files to which results are written; None if one is not wanted."""
+    """The files to which results are written; None: not written."""
 
     json: Path | None = None
     page: Path | None = None
 
 
 def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: bool) -> GateResults:
-    """Return the results of rows. With ``skip``, functions that could not be judged do not fail."""
+    """Return the results of rows. With ``skip``, a function that could not be judged is no failure."""
     return GateResults(
         base=base,
         rows=tuple(
@@ -62,7 +62,7 @@ def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: boo
 def publish(
     results: GateResults, tests: Iterable[Path], outlets: Outlets, environment: Mapping[str, str] = os.environ
 ) -> Written:
-    """Write the files, and GitHub's step summary; the lines have GitHub's annotations, too."""
+    """Write the files and GitHub's step summary. The returned lines include GitHub's annotations."""
     lines = [*workflow_commands(results)] if environment.get("GITHUB_ACTIONS") == "true" else []
     complete = True
     for file, write in _writers(results, tests, outlets, environment.get("GITHUB_STEP_SUMMARY")):

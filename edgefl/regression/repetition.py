@@ -1,11 +1,12 @@
 """One repetition, in its own process: a call at device pace, then calls that alternate with a reference.
 
 Device time = t_model + t_rest + blocked + transfers. t_model is the time of the torch operations by the
-device's time model. t_rest is the CPU time of everything else, times this host's speed ÷ the device's in
-code of the class that the mark names, by default interpreted Python. CPU time rises with the host's load, and
-so does that of a reference, a fixed piece of work that alternates with the function. The ratio of the two is
-comparable between loads. A program of the rest's class alternates with the function, too, unless the
-reference is of that class.
+device's time model. t_rest is the CPU time of the code outside torch, times this host's speed ÷ the device's
+speed in code of the same class; the mark names the class, by default interpreted Python.
+
+CPU time rises with the host's load. Therefore the function alternates with a reference, a fixed piece of work
+whose CPU time rises as well, and the ratio of the two times is comparable between loads. A program of the
+class of the code outside torch also alternates with the function, unless the reference is of that class.
 """
 
 from __future__ import annotations
@@ -49,21 +50,22 @@ from edgefl.regression.usage import ProcessUsage, cpu_ns
 from edgefl.seeds import stream
 
 INTERPRETED_FLOP = 1.5e6
-"""FLOP assigned to a unit of interpreted code: about those of a training step of the same duration."""
+"""FLOP assigned to a unit of interpreted code: about as many as in a training step of the same duration."""
 INTERPRETED_STEPS = 98.0
-"""Steps of five bodies in Python that take as long as a unit of interpreted code, in CPython 3.11 on an AMD
-EPYC (90 to 102 in 15 repetitions)."""
+"""Steps of a simulation of five bodies in Python that take as long as a unit of interpreted code, in CPython
+3.11 on an AMD EPYC (90 to 102 in 15 repetitions)."""
 LEAST_REST = 0.1
-"""Share of CPU time outside torch below which it counts as the overhead of calling torch."""
+"""Share of the CPU time below which the time outside torch counts as overhead of torch calls."""
 LITTLE = 0.1
-"""Share of a small training step's FLOP per CPU second below which a function counts as interpreted code."""
+"""A function's FLOP per CPU second ÷ a small training step's, below which it counts as interpreted code."""
 SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
 """Minimum CPU seconds of a shot of the function, and maximum CPU seconds of a shot of the reference."""
 TIMED_S, WAITING_S = 0.12, 0.3
 """CPU and wall seconds for which each repetition times the function; a single call may exceed them."""
 MOST_PAIRS = 60
 REST_S = 0.06
-"""Approximate CPU seconds in each repetition for the program of the rest's class; a unit may exceed them."""
+"""Approximate CPU seconds per repetition of the program that represents the code outside torch; a single unit
+may exceed them."""
 MOST_SHARES = 9
 """Maximum number of runs from which the share of CPU time outside torch is determined."""
 
@@ -96,7 +98,7 @@ def warm_up() -> None:
 
 
 def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
-    """Measure a function's cost, and choose the reference most like it. Call this in a temporary process."""
+    """Measure a function's cost, and choose the most similar reference. Call this in a temporary process."""
     call.limit()
     known = set(sys.modules)
     run = call.bind(DeviceHandle(call.device, call.network, 0))
@@ -197,7 +199,8 @@ def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float
 
 
 class RestWork(NamedTuple):
-    """A program of the class of the code outside torch; ``run`` does a unit, ``device_s`` on the device."""
+    """A program that represents the code outside torch: ``run`` executes a unit, which takes ``device_s``
+    seconds on the device."""
 
     run: Callable[[], Any]
     device_s: float
@@ -208,9 +211,9 @@ class RestWork(NamedTuple):
 
 
 def rest_work(call: DeviceCall, reference: ReferenceName) -> RestWork | None:
-    """Return the program of the mark's class; None if the reference's pace is that of the rest.
+    """Return the program of the mark's class of code.
 
-    This is so if the reference is of that class, or if the device has no time model.
+    Return None if the reference is of that class, or if the device has no time model.
     """
     if call.device.time_model() is None or (call.like, reference) == ("interpreter", "interpreted"):
         return None
@@ -222,7 +225,10 @@ def rest_work(call: DeviceCall, reference: ReferenceName) -> RestWork | None:
 
 
 def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[RepeatRequest], Repetition]:
-    """Return a function that measures one repetition; it raises MemoryError above the device's memory."""
+    """Return a function that measures one repetition.
+
+    The function raises MemoryError if the call exceeds the device's memory.
+    """
     reference = make_reference(trial.shots.reference)
     reference.run(1)
     reference_shot = partial(reference.run, trial.shots.units)
@@ -298,11 +304,11 @@ class DeviceClock:
         self._slowdown, self._time_scale = slowdown, time_scale
         self._radio_s = 0.0
         self._away_ns = self._waits = 0
-        """Idle time, ns, and number of times that the core was given up, in waits for the device."""
+        """In waits that keep the device's pace: idle time, ns, and how often the core was given up."""
         self._began = ProcessUsage.now()
 
     def now_s(self) -> float:
-        """Return the device time of the call so far."""
+        """Return the device time of the call so far, s."""
         return (cpu_ns() - self._began.cpu_ns) / 1e9 * self._slowdown + self._radio_s
 
     def transfer(self, seconds: float) -> None:
@@ -429,7 +435,7 @@ def make_reference(name: ReferenceName) -> ReferenceWork:
 
 
 def _most_like(work: StepWork, cpu_s: float) -> ReferenceName:
-    """Return the reference most like a function with this torch work and CPU time."""
+    """Return the reference most similar to a function with this torch work and CPU time."""
     small = make_reference("train-small")
     small_s = min(used_s(partial(small.run, 1)) for _ in range(20))
     if not work.calls or work.flop < LITTLE * small.flop / small_s * cpu_s:

@@ -14,7 +14,7 @@ from edgefl.regression.verdict import TOLERANCE, Compared, Verdict
 
 
 class SessionOptions(NamedTuple):
-    """The options of pytest's command line."""
+    """edgefl's options on pytest's command line."""
 
     save: bool = False
     compare: bool = False
@@ -31,17 +31,17 @@ class SessionOptions(NamedTuple):
 
 
 class Session:
-    """Options, measuring process and comparisons of one pytest process; `close` it at the end."""
+    """Options, measuring process and comparisons of one pytest process. Call `close` at the end."""
 
     def __init__(self, options: SessionOptions, tell: Callable[[str], None] = lambda _: None) -> None:
         self.options, self.tell = options, tell
         self._process: MeasuringProcess | None = None
         self._file: Path | None = None
         self.compared: dict[str, tuple[Compared, ...]] = {}
-        """First comparisons with a baseline, by group of tests."""
+        """Comparisons of first measurements with a baseline, keyed by test (on all devices) and function."""
         self._against = None if options.against is None else AgainstBase(options.against, options.build)
         self.of_base: dict[str, Verdict] = {}
-        """Verdicts of comparisons with the base, by group of tests and function."""
+        """Verdicts of comparisons with the base, keyed by test (on all devices) and function."""
 
     def process(self, file: Path) -> MeasuringProcess:
         """Return a test module's own measuring process, unaffected by other modules."""
@@ -51,7 +51,8 @@ class Session:
         return self._process
 
     def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:
-        """Compare a function with the base, once for all devices of a test: its time here does not differ."""
+        """Compare a function with the base, once for all devices of a test: its time here does not depend on
+        the device."""
         __tracebackhide__ = True
         assert self._against is not None
         if group not in self.of_base:

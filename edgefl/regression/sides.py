@@ -1,11 +1,12 @@
-"""Base and head as processes: the messages between the test's process and those that run a function.
+"""Messages between the test's process and the processes that run a function of the base and of the head.
 
     stem ── Branch ──► branch of the base ── CallRequest ──► one process that runs the base's function
      └───── Branch ──► branch of the head ── CallRequest ──► one process that runs the head's function
 
-A stem imports what both sides import from elsewhere, such as torch, and forks a branch per side. A branch
-imports the user's module from its side's files, and forks a process per call request. That process prepares
-the function, answers `Ready`, and then makes a shot per `ShotRequest`, until it receives an `EndRequest`.
+A stem imports the modules that both sides import from elsewhere, such as torch, and forks a branch per side.
+A branch imports the user's module from its side's files, and forks a process per call request. That process
+prepares the function and answers `Ready`. Then it makes a shot (several calls, timed together) for each
+`ShotRequest`, until it receives an `EndRequest`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.process import Failure, FunctionLocation
 
 _ENDING_S = 1.0
-"""Time for a stem to end by itself once its channel is closed."""
+"""Seconds for a stem to end by itself once its channel is closed."""
 
 
 class SideFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ class SideFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preload(msgspec.Struct, frozen=True, tag="preload"):
-    """Import these modules, so that the branches need not."""
+    """Import these modules, so that the branches need not import them."""
 
     modules: list[str]
 
@@ -50,7 +51,7 @@ class Preloaded(msgspec.Struct, frozen=True, tag="preloaded"):
 
 
 class Branch(msgspec.Struct, frozen=True, tag="branch"):
-    """Fork a branch process; the descriptor of its channel comes with the message."""
+    """Fork a branch process; the descriptor of its channel is sent with the message."""
 
     files: SideFiles
 
@@ -87,12 +88,12 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The answer to `CallRequest`: the function is prepared, with figures of its first calls."""
 
     call_s: float
-    """CPU and waiting seconds of a call, roughly."""
+    """Approximate time of a call, s: CPU time plus time blocked."""
     peak_mib: float
     sent_mib: float
     modules: list[str] | None
-    """Modules from outside both sides that the user's code imported, up to its first call, in order; None if
-    its import changed the environment, because such modules must see the changed one."""
+    """Modules from outside both sides that the user's code imported until its first call ended, in order.
+    None if its import changed environment variables: the modules must then be imported after this change."""
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
@@ -120,7 +121,7 @@ BranchAnswer = Ready | Shot | Ended | Failure
 
 
 class Stem:
-    """A process with its own hash seed and layout of memory; `close` it at the end."""
+    """A process with its own hash seed and memory layout. Call `close` at the end."""
 
     def __init__(self, hash_seed: int, padding: int) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "EDGEFL_PADDING": "x" * padding}
@@ -140,13 +141,13 @@ class Stem:
             self._channel.receive()
 
     def branch(self, files: SideFiles) -> Channel[BranchAnswer]:
-        """Fork the process of a side, a branch; return the channel to it."""
+        """Fork a branch, the process of one side; return the channel to the branch."""
         ours, theirs = pair()
         with theirs:
             self._channel.tell(Branch(files), theirs.fileno())
         return Channel(ours, BranchAnswer)
 
     def close(self) -> None:
-        """End the process and all that it has started."""
+        """End the process and all processes that it has started."""
         self._channel.close()
         end_child(self.popen, _ENDING_S)

@@ -1,7 +1,7 @@
-"""The processes of base and head: a stem forks a branch per side, and a branch a process per function.
+"""The processes of base and head: a stem forks a branch per side, and a branch forks a process per function.
 
-Hash seed and size of the environment differ between stems, and addresses are random; they are the same for
-the two branches of a stem. All have one thread, so that a fork is safe.
+Stems differ in hash seed, size of the environment and random addresses; the two branches of a stem have the
+same. Every process has one thread, so that a fork is safe.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from edgefl.regression.repetition import DeviceHandle
 
 WARM_S = 0.05
-"""Seconds of calls, at least two, before the first shot."""
+"""Minimum duration of the calls, at least two, before the first shot, s."""
 MOST_PADDING = 1 << 16
 """Maximum bytes of each of the blocks that shift the heap of a function's process."""
 BLOCKS = 8
 DEVICE_MODULE = "edgefl.regression.repetition"
-"""Module of the device that a function receives."""
+"""Module of `DeviceHandle`, the device that a function may receive."""
 
 
 def serve_stem(channel: Channel[sides.StemRequest]) -> None:
-    """Answer requests until the channel ends."""
+    """Answer requests until the channel is closed."""
     with contextlib.suppress(Closed):
         while True:
             request = channel.receive()
@@ -67,9 +67,9 @@ _SET: dict[str, str | None] = {}
 
 
 def _preload(modules: Iterable[str]) -> None:
-    """Import modules, and undo their changes to the environment until the function is imported.
+    """Import modules, and undo their changes to environment variables until the function is imported.
 
-    Without preloading, the function's module would be imported first and would not see these changes.
+    Without preloading, the function's module would be imported first, before these changes.
     """
     before = dict(os.environ)
     _import(modules)
@@ -117,10 +117,10 @@ class SideBranch:
         os.chdir(folder if os.path.isdir(folder) else files.root)
         _move_editable_installs(files)
         self._early = False
-        """True if the import of a function changed the environment."""
+        """True if the import of a function changed environment variables."""
         self._watch = TreeWatch()
         self._found: dict[str, str] = {}
-        """Files of the modules that were checked, without links, by module."""
+        """Files of the modules that were checked, with links resolved, keyed by module."""
         self._forkable = 0
         """Number of modules when this process was last made forkable."""
 
@@ -132,7 +132,7 @@ class SideBranch:
                 self._channel.send(self._answered(request))
 
     def _answered(self, request: sides.CallRequest) -> sides.BranchAnswer:
-        """Have a forked process answer the requests; return how it ended."""
+        """Fork a process that answers the requests about a function; return how the process ended."""
         environment = dict(os.environ)
         try:
             function = self._find(request.function)
@@ -212,7 +212,7 @@ class SideBranch:
         return [name for name, file in new.items() if not any(_within(file, one) for one in roots)]
 
     def _new_files(self) -> dict[str, str]:
-        """Return the files of the modules imported since the last call, without links."""
+        """Return the files of the modules imported since the last call, with links resolved."""
         new = {}
         for name in [name for name in sys.modules if name not in self._found]:
             file = getattr(sys.modules[name], "__file__", None)
@@ -227,7 +227,7 @@ class _Absent(Exception):
 
 
 def _within(file: str, root: str) -> bool:
-    """Return True if a file belongs to a side: in its folder, but not in an environment inside it."""
+    """Return True if a file belongs to a side: it is in the side's folder, but not an installed module."""
     return file.startswith(root + os.sep) and not file.startswith(INSTALLED)
 
 
@@ -239,7 +239,7 @@ PACKAGES = (
     *_folders("purelib", "platlib"),
     *(os.path.realpath(one) + os.sep for one in (*site.getsitepackages(), site.getusersitepackages())),
 )
-"""Folders of installed packages, which may lie within the repository."""
+"""Folders of installed packages, which may be inside the repository."""
 INSTALLED = (*PACKAGES, *_folders("stdlib", "platstdlib"))
 
 
@@ -303,7 +303,7 @@ class _Function:
     ) -> None:
         self._branch, self._channel, self._request, self._watch = branch, channel, request, watch
         self._early = early
-        """True if the import of the function changed the environment."""
+        """True if the import of the function changed environment variables."""
 
     def serve(self, function: Callable[..., Any], setup: Callable[..., Any] | None) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -348,7 +348,7 @@ class _Function:
         del held
 
     def _warm(self, run: Callable[[], Any]) -> float:
-        """Call the function for a while; return the least time of a call, s."""
+        """Call the function for `WARM_S` seconds; return the shortest time of a call, s."""
         until_s, least_ns, calls = time.monotonic() + WARM_S, 1 << 62, 0
         while calls < 2 or time.monotonic() < until_s:
             least_ns, calls = min(least_ns, shot(run, 1).cost_ns), calls + 1
@@ -356,7 +356,7 @@ class _Function:
 
 
 def shot(run: Callable[[], Any], calls: int) -> sides.Shot:
-    """Call the function ``calls`` times; return the CPU time and the waiting times."""
+    """Call the function ``calls`` times; return the CPU time, and the times blocked and without a core."""
     children, before = children_ns(), ProcessUsage.now()
     for _ in range(calls):
         run()

@@ -18,7 +18,7 @@ from edgefl.regression.gate import Word, device_time
 from edgefl.results.tables import number, short_time
 
 LEAST_WIDTH, WHOLE_WIDTH, MOST_WIDTH = 60, 80, 120
-"""Columns of the terminal: the fewest for the table, those for all its figures, and the most it uses."""
+"""Width of the table in terminal columns: minimum, minimum for all its figures, and maximum."""
 _COLUMNS = (("device", "time", 10), ("host CPU", "time", 10), ("memory", "MiB", 7), ("sent", "MiB", 9),
             ("energy", "J", 9), ("runs", "", 5))  # fmt: skip
 _SPARE = ("host CPU", "energy")
@@ -35,7 +35,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 
     test: str
     label: str
-    """The test without its device, but with its other parameters."""
+    """The test's name with its parameters, without the device."""
     function: str
     device: str
     outcome: Outcome
@@ -131,7 +131,7 @@ def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
 def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[str]:
     """Yield the lines of the table: per test and function a row for each device, followed by its reason.
 
-    Figures that no row has are left out, and the spare ones if ``columns`` is less than `WHOLE_WIDTH`.
+    Columns without figures are left out; if ``columns`` is less than `WHOLE_WIDTH`, so are those in `_SPARE`.
     """
     columns = min(max(columns, LEAST_WIDTH), MOST_WIDTH)
     cells = [_cells(row) for row in found]
@@ -174,7 +174,7 @@ def _cell(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    """Shorten a long name to its end, the more specific part."""
+    """Cut off the start of a long name, because the end is more specific."""
     return name if len(name) <= width else f"…{name[-(width - 1) :]}"
 
 
@@ -188,7 +188,7 @@ class Written(NamedTuple):
 
 
 def save_all(found: Iterable[ResultRow]) -> Written:
-    """Save the entries of all rows that have one, with a line per file."""
+    """Save the baseline entries of all rows that have one; return a line per file."""
     files: dict[str, list[ResultRow]] = {}
     for row in found:
         if row.counted is not None or row.entry is not None:

@@ -1,4 +1,4 @@
-"""Time that this process has used: on the wall, on a core, and waiting for a core."""
+"""Time used by this process: wall time, CPU time, and time waiting for a core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judge a function's measurements by its budgets and its baseline. These are pure functions for `measure`."""
+"""Pure functions that judge a function's measurements by its budgets and its baseline."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ LEAST_MIB = 4.0
 HEAD_ROOM = 2.0
 """Even doubtful figures pass if budget ÷ upper bound is at least this."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
-"""Limits on the reference's CPU time ÷ the baseline's: for comparable figures, and for equal load."""
+"""Limits on the reference's CPU time ÷ its CPU time in the baseline: up to the first, figures are comparable;
+up to the second, the host's load counts as equal."""
 DRIFT, DRIFT_WAITED = 0.6, 0.16
-"""Parts of a change in the reference's CPU time, and in waiting for a core, that also affect the function."""
+"""Shares of a change in the reference's CPU time, and in the time waiting for a core, by which the function's
+CPU time may change too."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ class Verdict:
     note: str = ""
     """A note if doubtful figures passed; else empty."""
     grew: tuple[str, ...] = ()
-    """Metrics whose growth since the baseline made it fail."""
+    """Metrics whose growth since the baseline is the reason for FAIL."""
     compared: tuple[Compared, ...] = ()
-    """The first comparison with the baseline."""
+    """The first measurement's comparison with the baseline, per metric."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class NeedMore:
 
 
 class Family(NamedTuple):
-    """The comparisons under one correction for multiple testing: a test's, on all its devices."""
+    """The comparisons of one test on all its devices, which share a correction for multiple testing."""
 
     devices: int = 1
     known: Sequence[Compared] = ()
@@ -78,11 +80,11 @@ def judge(
     tolerance: float = TOLERANCE,
     family: Family = ONE_DEVICE,
 ) -> Verdict | NeedMore:
-    """Judge a function's first measurement, together with those made since because of `NeedMore`.
+    """Judge a function's first measurement, together with the further ones that `NeedMore` requested.
 
-    ``baseline`` is None if nothing is compared, and the reason as a string if it is not comparable. With
-    ``settled`` the first measurement's doubts are ignored. With ``slow_end`` a budget of seconds must hold
-    at the slow end of the time model's interval. Raises ConfigError for an invalid budget.
+    ``baseline`` is None if nothing is compared, or a string with the reason why there is no comparable one.
+    With ``settled`` the first measurement's doubts are ignored. With ``slow_end`` a budget of seconds must
+    hold at the slow end of the time model's interval. Raises ConfigError for an invalid budget.
     """
     first, *later = measurements
     found = within(first, budgets, settled=settled, slow_end=slow_end)
@@ -108,7 +110,7 @@ def within(
     """Compare the one-sided 95% bootstrap upper bound of each median with its budget.
 
     With ``slow_end`` the bound of seconds is multiplied by the time model's 90% factor: the budget must hold
-    on slow real devices, too. Doubtful figures must have budgets and be below half of each.
+    on slow real devices, too. Doubtful figures pass only if there are budgets and each figure is below half.
     """
     wrong, narrow = [], []
     for name, allowed in budgets.items():
@@ -141,7 +143,7 @@ def within(
 
 
 def _upper(name: str, slow_end: bool) -> str:
-    """Return what the upper bound of a figure is."""
+    """Return a description of the upper bound of a figure."""
     return "slow end of the model's 90% interval" if slow_end and name == "seconds" else "95% sure"
 
 
@@ -163,14 +165,14 @@ def paced(measured: Measurement, margin: float, *, settled: bool = False) -> Ver
     if 1 - margin <= low and high <= 1 + margin:
         return Verdict()
     why = (
-        f"pace on {measured.plan.device.id}: achieved over declared time is {middle:.3f}, 90% sure in "
+        f"pace on {measured.plan.device.id}: achieved over declared time is {middle:.3f}, 90% interval "
         f"{low:.3f} to {high:.3f}; 1 ± {margin:g} is needed"
     )
     return Verdict("FAIL", why)
 
 
 def _with_flop(more: str, found: Verdict | NeedMore) -> Verdict | NeedMore:
-    """Add a FAIL for the growth of counted FLOP, which does not depend on the host's load."""
+    """Add ``more``, a growth of counted FLOP, to a verdict, which then is FAIL whatever the host's load."""
     grew, why = (found.grew, found.why) if isinstance(found, Verdict) and found.grew else ((), "")
     fails = Verdict("FAIL", "; ".join(filter(None, (more, why))), "", ("flop", *grew), found.compared)
     return fails if isinstance(found, Verdict) else NeedMore(otherwise=fails, compared=found.compared)
@@ -179,11 +181,11 @@ def _with_flop(more: str, found: Verdict | NeedMore) -> Verdict | NeedMore:
 def grown(
     before: Samples, measured: Sequence[Samples], tolerance: float = TOLERANCE, family: Family = ONE_DEVICE
 ) -> Verdict | NeedMore:
-    """Judge the measured metrics: FAIL if one grew, INVALID if the host's load makes that impossible to tell.
+    """Judge the measured metrics: FAIL if one grew, INVALID if the host's load does not permit a decision.
 
     Other processes may imitate or hide a change. So if a metric may have grown, a second measurement is made
-    and pooled with the first. If the host's load in the first differs too much from the baseline's, the
-    second replaces it.
+    and pooled with the first. If the host's load during the first measurement differs too much from the
+    baseline's, the second measurement replaces the first.
     """
     now, *later = measured
     if loads_apart(before, now) is not None:
@@ -230,8 +232,8 @@ def loads_apart(before: Samples, now: Samples) -> str | None:
     if 1 / LOAD_MAX <= factor <= LOAD_MAX:
         return None
     return (
-        f"this host is not what it was: {now.reference} takes {factor:.2f} times the "
-        f"CPU time of the baseline, at most {LOAD_MAX:g} compares"
+        f"this host's load differs too much from the baseline's: {now.reference} takes {factor:.2f} times "
+        f"the CPU time of the baseline; at most a factor of {LOAD_MAX:g} is allowed"
     )
 
 
@@ -246,15 +248,15 @@ def _load(before: Samples, now: Samples) -> float:
 
 
 def together(first: Samples, second: Samples) -> Samples:
-    """Pool the samples of two measurements of a function; everything else is the first one's."""
+    """Pool the samples of two measurements of a function; keep the first one's other fields."""
     joined: dict[str, Any] = {name: (*getattr(first, name), *getattr(second, name)) for name in TESTED}
     return first._replace(**joined)
 
 
 def holm(p_values: Sequence[float], tests: int) -> list[float]:
-    """Return p-values adjusted by Holm's step-down: rejecting those ≤ α keeps the chance of any error ≤ α.
+    """Return p-values adjusted by Holm's step-down method: if those ≤ α are rejected, P(any error) ≤ α.
 
-    Those of the ``tests`` that are not made yet count as p = 1, so that they cannot revoke a rejection.
+    Tests not made yet (there are ``tests`` in all) count as p = 1, so that they cannot revoke a rejection.
     """
     adjusted = [1.0] * len(p_values)
     worst = 0.0
@@ -265,7 +267,7 @@ def holm(p_values: Sequence[float], tests: int) -> list[float]:
 
 
 class Compared(NamedTuple):
-    """One metric against the baseline."""
+    """The comparison of one metric with the baseline."""
 
     device: str
     metric: str
@@ -289,7 +291,7 @@ class Compared(NamedTuple):
 
     @property
     def grew(self) -> bool:
-        """True if it grew by more than the tolerance and the host's load explain; see also ``p``."""
+        """True if the median grew by more than tolerance and host load explain, significantly or not."""
         return self.now - self.before > max(self.least, (self.tolerance + self.drift) * self.before)
 
     @property
@@ -311,7 +313,7 @@ class Compared(NamedTuple):
 def compare(
     before: Samples, now: Samples, tolerance: float = TOLERANCE, most: float | None = None
 ) -> list[Compared]:
-    """Compare every tested metric with its baseline's.
+    """Compare every tested metric with the baseline.
 
     ``most`` is the share of the CPU time that may be due to the host's load; None: computed from both loads.
     """
@@ -345,11 +347,11 @@ def more_flop(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> st
 
 
 def changed(known: Sequence[Compared], tests: int) -> list[bool]:
-    """Return which metrics grew above the tolerance, significantly by Holm's correction over all."""
+    """Return for each comparison whether the metric grew, significantly after Holm's correction over all."""
     adjusted = holm([one.p for one in known], tests)
     return [one.grew and p <= ALPHA for one, p in zip(known, adjusted, strict=True)]
 
 
 def figure(value: float) -> str:
-    """Format with four digits, or as a whole number from 1,000 to a million."""
+    """Format with four significant digits, or as a whole number from 1,000 to a million."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"

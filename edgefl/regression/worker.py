@@ -1,7 +1,7 @@
 """The measuring process: imports the user's function once, then forks a process for each repetition.
 
 It never runs the function itself, so that every repetition starts from the same memory, and it has one
-thread, so that a fork is safe. The randomization of addresses and hashes is off in it.
+thread, so that a fork is safe. Its addresses and hashes are not randomized.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _decoder: msgspec.msgpack.Decoder[process.Answer] = msgspec.msgpack.Decoder(proc
 
 
 class RegressionWorker:
-    """Answers requests until the channel ends."""
+    """Answers requests until the channel is closed."""
 
     def __init__(self, channel: Channel[process.Request]) -> None:
         self._channel = channel
@@ -50,7 +50,7 @@ class RegressionWorker:
         self._watch: TreeWatch | None = None
         self._limit_s = 0.0
         self._printed: process.CountRequest | None = None
-        """The last request whose function could print its output."""
+        """The last count request, in which the function's output was printed."""
         self._threads = 1
         """Number of threads of this process that are not the user's."""
 
@@ -100,7 +100,7 @@ class RegressionWorker:
         sys.path[:] = request.path
         function = process.find(request.function)
         setup = None if request.setup is None else process.find(request.setup)
-        # After the user's module, which may have a reason to be the first to import torch.
+        # Import these after the user's module, which may have a reason to be the first to import torch.
         from edgefl.regression import memory, repetition
 
         if self._watch is None:
@@ -109,7 +109,7 @@ class RegressionWorker:
         network = None if request.network is None else load_network(request.network)
         refuse_started(request.function.file, self._threads)
         repetition.warm_up()
-        self._threads = num_threads()  # with a GPU's driver, torch's first backward pass leaves one running
+        self._threads = num_threads()  # with a GPU driver, torch's first backward pass starts a thread
         become_forkable(request.function.file, self._threads)
         outlive_parent()
         self._limit_s = request.limit_s
@@ -119,7 +119,7 @@ class RegressionWorker:
     def _in_a_fork(self, measure: Callable[[], Any], *, quiet: bool) -> process.Answer:
         """Run ``measure`` in a forked process; return its result, or a `Failure` that states how it ended.
 
-        All processes that it started are killed. Raises `Closed` if the test's process is gone.
+        All processes that ``measure`` started are killed. Raises `Closed` if the test's process is gone.
         """
         assert self._watch is not None
         self._watch.reset()
@@ -141,7 +141,7 @@ class RegressionWorker:
             end_children()
 
     def _answer(self, read: int, child: int, pid: int, watch: TreeWatch) -> process.Answer:
-        """Return what the process wrote before it ended. Its children may keep the pipe open."""
+        """Return the result that the process wrote before it ended. Its children may keep the pipe open."""
         until_s = time.monotonic() + self._limit_s
         data = bytearray()
         poller = select.poll()
@@ -168,7 +168,7 @@ class RegressionWorker:
 
 
 def _import_all(names: Iterable[str]) -> None:
-    """Import what a first call imported, so that forks need not: an optimizer's 800 modules take a second."""
+    """Import a first call's modules, so that forks need not: an optimizer's 800 modules take a second."""
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

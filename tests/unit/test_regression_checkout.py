@@ -92,7 +92,7 @@ def test_without_a_repository_or_git(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_histories_without_a_common_commit(top: Path) -> None:
     git(top, "checkout", "-q", "--orphan", "other")
     commit(top, "unrelated")
-    assert "'main' and HEAD have no common commit; name an earlier one" in why("main", top)
+    assert "'main' and HEAD have no common commit; name an ancestor of HEAD" in why("main", top)
 
 
 def test_the_checkout_has_the_commits_files_and_is_removed(top: Path) -> None:

@@ -154,7 +154,7 @@ def test_too_many_instructions_are_not_a_count() -> None:
     assert found.unjudged[0].endswith(": too many to be counted when the baseline was saved; save it again")
     once = run_of({"steps.train": 100}, None)
     assert [entry(one).uncounted for one in (uncounted, once, counted(100))] == [True, True, False]
-    assert summary(run_of(None)) == "counted: bytecode too much to count"
+    assert summary(run_of(None)) == "counted: too much bytecode to count"
 
 
 def add(a: int, b: int) -> int:

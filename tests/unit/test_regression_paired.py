@@ -109,7 +109,8 @@ def test_sent_bytes_and_memory_lead_the_line_where_they_grew() -> None:
     more = layouts(0.2, base_sent_mib=0.0, head_sent_mib=5.0, head_mib=40.0)
     judged = verdict_of(found(more), TOLERANCE)
     assert judged.grew == ("sent_mib", "peak_mib", "cpu_s")
-    assert judged.why.startswith("5 MiB more sent a call: 0 → 5 MiB; peak memory +30 MiB: 10 → 40 MiB; time")
+    why = "5 MiB more sent per call: 0 → 5 MiB; peak memory +30 MiB: 10 → 40 MiB; time"
+    assert judged.why.startswith(why)
 
 
 def test_memory_that_grew_in_some_pairs_only_is_noise() -> None:
