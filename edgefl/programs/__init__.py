@@ -1,10 +1,10 @@
 """``edgefl exec``: run any program as a phone, limited to a device's speed, memory and network.
 
 phone       `Phone`: command, device, network and forwarded connections
-likeness    the code that a command resembles, and the device's speed in it
+likeness    the code that a command resembles, and the device's speed in such code
 running     `run` and `start`: start the processes, forward output and signals, judge the result
-keeper      process that starts the commands and limits their CPU time, memory and presence
-tree        process tree of one phone, as the throttle sees it
+keeper      process that starts the commands, limits CPU time and memory, and suspends absent phones
+tree        process tree of one phone, which the throttle treats as one process
 relay       process that forwards the phones' TCP connections at the speed of their links
 way         model of one direction of a link: when bytes arrive
 messages    messages between these processes

@@ -39,7 +39,7 @@ CHECK_NS = 100_000_000
 REPORT_NS = 500_000_000
 USUAL_SLACK_NS = 50_000
 MOST_SAVED_NS = 100_000_000
-"""Maximum CPU time that a phone waiting for a core may make up for later, ns."""
+"""Maximum CPU time that a phone may save up while it has no core, and use later, ns."""
 NOT_FOUND, NOT_EXECUTED = 127, 126
 
 
@@ -47,14 +47,14 @@ class KeptPhone:
     """A phone and its processes."""
 
     def __init__(self, launch: messages.Launch, group: ControlGroup | None, *, accounted: bool) -> None:
-        """Hold a phone in the optional ``group``, which counts CPU time if ``accounted``."""
+        """Create a phone, in the control group ``group`` if given, which counts CPU time if ``accounted``."""
         self.launch, self._group, self._accounted = launch, group, accounted
         self.presence: AlternatingRenewal | None = None
         self.tree: ProcessTree | None = None
         self.throttled: Throttled | None = None
         self.present, self.over = True, False
         self.leaving = False
-        """The processes were killed because the phone left; the command is started again when it returns."""
+        """True if the processes were killed because the phone left; the command restarts on its return."""
         self.stops = 0
         self.why = ""
         self._account: Account | None = None
@@ -236,7 +236,10 @@ class Keeper:
                     self._kill(phone)
 
     def _pass(self, phone: KeptPhone, number: int) -> None:
-        """Send a signal to a phone's command, which runs from then on: a stopped one could not act on it."""
+        """Send a signal to a phone's command.
+
+        A suspended phone is resumed for good, because it could not act on the signal.
+        """
         if phone.tree is None:
             if not phone.over:  # not running, but scheduled to restart: end it for good
                 self._finish(phone, -number)
@@ -244,7 +247,7 @@ class Keeper:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(phone.tree.root, number)
         phone.presence = None
-        if phone.leaving:  # its processes are being killed, and are not started again
+        if phone.leaving:  # its processes are being killed; do not start them again
             phone.leaving = False
         elif not phone.present:
             self._change(phone)
@@ -366,7 +369,7 @@ class Keeper:
             self._end_phone(self._phones[number])
 
     def _end_phone(self, phone: KeptPhone) -> None:
-        """Kill what an ended command left running; then end the phone, or start its command again."""
+        """Kill processes that an ended command left; without any, end the phone or restart its command."""
         assert phone.tree is not None
         self._check()
         phone.tree.refresh()

@@ -1,4 +1,4 @@
-"""The code that a program resembles (``--like``), and a device's speed in it, relative to this host.
+"""The code that a program resembles (``--like``), and a device's speed in such code, relative to this host.
 
 A program spends shares w_i of its CPU time on this host in code of several kinds; a device runs kind i at v_i
 times this host's speed. Its speed in the whole program is ``1 / Σ (w_i / v_i)``, since the times add up.
@@ -23,7 +23,7 @@ from edgefl.learning.operations import StepWork
 
 TORCH = "torch"
 BATCH = 16
-"""Examples of a step if ``torch:MODEL`` gives none, as in ``edgefl predict``."""
+"""Batch size of a step if ``torch:MODEL`` gives none, as in ``edgefl predict``."""
 KNOWN_PROGRAMS: Mapping[CodeClass, re.Pattern[str]] = {
     "interpreter": re.compile(r"(python|pypy|node|nodejs|ruby|perl|php|lua)[0-9.]*( .*)?", re.DOTALL),
     "crypto": re.compile(r"(openssl|age|cryptsetup)( .*)?", re.DOTALL),
@@ -36,7 +36,8 @@ _LAUNCHERS: Mapping[str, tuple[int, frozenset[str]]] = {
     "timeout": (1, frozenset({"-k", "--kill-after", "-s", "--signal"})),
     "uv": (1, frozenset({"-p", "--python", "--with", "--extra", "--group", "--env-file", "--project"})),
 }
-"""Programs that start another: how many words precede its name, and options that take the next word."""
+"""Programs that start another program: the number of operands before that program's name, and the options
+whose value is the next word."""
 MOST_STARTS = 8
 """Maximum number of launchers and scripts that are followed."""
 _LONGEST_LINE = 256
@@ -64,7 +65,7 @@ class Part(NamedTuple):
 def class_of(command: Sequence[str]) -> CodeClass:
     """Return the class of code of a known program, else ``integer``.
 
-    A script counts as the program in its ``#!`` line, and a launcher such as ``env`` as what it starts.
+    A script counts as the program in its ``#!`` line, a launcher such as ``env`` as the program it starts.
 
     >>> class_of(["/usr/bin/python3.11", "mine.py"]), class_of(["env", "A=1", "node"]), class_of(["7z", "b"])
     ('interpreter', 'interpreter', 'integer')
@@ -94,18 +95,18 @@ def _started(words: Sequence[str]) -> list[str]:
             rest = rest[1:]
         elif not word.startswith("-"):
             operands -= operands > 0
-    # Modules, plain files and programs of the project's environment are not in PATH.
+    # A name that is not in PATH is a module, a plain file or a program of the project's environment.
     if name == "uv" and rest and ("--script" in words or shutil.which(rest[0]) is None):
         return ["python", *rest]
     return rest
 
 
 def _interpreted(words: Sequence[str]) -> list[str]:
-    """Return the command in the ``#!`` line of a script; [] if the program is none."""
+    """Return the command that runs a script by its ``#!`` line; [] if the program is not a script."""
     if (found := shutil.which(words[0])) is None:
         return []
     path = Path(found)
-    if path.parent.name == "shims":  # of pyenv or rbenv: a shell script that starts the program in a version
+    if path.parent.name == "shims":  # of pyenv or rbenv: a script that starts an installed version
         path = next(path.parent.parent.glob(f"versions/*/bin/{path.name}"), path)
     try:
         with path.open("rb") as file:
@@ -158,7 +159,7 @@ def _kind(kind: str) -> CodeClass | TorchStep | None:
 
 
 def is_shared(share_or_like: float | tuple[float, ...] | str) -> bool:
-    """Return True if all threads of such a program together have one share."""
+    """Return True if all threads of a program with this share or likeness have one share together."""
     if isinstance(share_or_like, str):
         return any(part.code not in CLASSES for part in read_likeness(share_or_like))
     return not isinstance(share_or_like, tuple)
@@ -187,7 +188,7 @@ class HostSpeeds:
 
 
 def core_shares(device: Device, like: str, host: HostSpeeds | None = None) -> tuple[Rate, ...]:
-    """Return the speed of each core of the device in such code, relative to a thread of this host.
+    """Return the speed of each core of the device in code like ``like``, relative to a thread of this host.
 
     If ``like`` contains torch, the result is one speed of the whole device, which all threads share; other
     parts then have the speed of the fastest core. Raises `ConfigError` if ``like`` is invalid, the profile
@@ -230,7 +231,10 @@ def _whole(device: Device, code: CodeClass | TorchStep | None, host: HostSpeeds)
 
 
 def _against(model: TimeModel, work: StepWork, host_s: float, cv: float) -> Rate:
-    """Return a device's speed, by its time model, in a step that takes ``host_s`` here with noise ``cv``."""
+    """Return a device's speed, relative to this host, in a step that takes ``host_s`` seconds here.
+
+    ``cv`` is the coefficient of variation of that time.
+    """
     spread = math.hypot(math.log(model.error_factor_of(work)), 1.645 * cv)
     return Rate.within(host_s / model.seconds(work), math.exp(spread))
 

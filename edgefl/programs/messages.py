@@ -37,7 +37,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     environment: dict[bytes, bytes]
     folder: bytes | None
     cores: tuple[float, ...]
-    """Shares of the device's cores, fastest first, in cores of this host per wall second."""
+    """Shares of the device's cores, fastest first, in CPU seconds of this host per wall second."""
     limit_mib: float | None
     throttle: ThrottleBy
     memory: MemoryKept
@@ -142,7 +142,7 @@ class TrafficState(msgspec.Struct, frozen=True, tag=True):
 
 
 class Transmitted(msgspec.Struct, frozen=True, tag=True):
-    """Completed busy periods of one direction of a phone's link, emulated seconds."""
+    """Durations of the completed busy periods of one direction of a phone's link, emulated seconds."""
 
     phone: int
     way: Literal["up", "down"]

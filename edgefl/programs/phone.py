@@ -1,4 +1,4 @@
-"""`Phone`: a command, a device, a network and forwarded connections, and their profiles."""
+"""`Phone`: a command, a device, a network and forwarded connections. `HeldPhone` adds their profiles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """One copy of a command, to be limited to a device's speed, memory and network.
 
     Placeholders in the command and in values of the environment: ``{i}`` is the phone's number from 0,
-    ``{device}`` its device's name, and ``{connect:PORT}`` the address ``host:port`` that leads to a server.
+    ``{device}`` its device's name, and ``{connect:PORT}`` the address ``host:port`` at which the phone
+    reaches a server.
 
     >>> phone = Phone(device="moto-g4", command=("curl", "{connect:8080}"), connects={8080: "localhost:80"})
     >>> phone.share is None
@@ -50,7 +51,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True):
     """Share in cores of this host: one number that all threads share, or a number per core of the device,
     fastest first, each used by one runnable thread. None: derived from ``like``."""
     like: str = TORCH
-    """Code that the command resembles (`read_likeness`); the phone has the device's speed in it."""
+    """Code that the command resembles (`read_likeness`); the phone has the device's speed in such code."""
     threads: int | None = None
     """Maximum number of threads that the command runs at once; the phone gets as many of its cores, fastest
     first. None: all cores."""
@@ -242,8 +243,8 @@ def _server(text: str) -> tuple[int, tuple[Any, ...]]:
 
 
 RECEIVE_BYTES = 1 << 18
-"""Receive buffer of the phone's side. It is small, so that a program's writes succeed only shortly before
-the link sends the data."""
+"""Size of the receive buffer for data from a phone. It is small, so that a program's writes succeed only
+shortly before the link sends the data."""
 
 
 def _listen(host: str, port: int) -> socket.socket:

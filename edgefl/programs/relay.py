@@ -159,7 +159,7 @@ class PhoneLink:
             await self.clock.until(at_s)
 
     async def listen(self, listener: socket.socket, family: int, server: tuple[Any, ...]) -> None:
-        """Accept connections and forward each."""
+        """Accept connections, and forward each to the server."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -230,7 +230,7 @@ Part = tuple[Transmission, float, bytes]
 
 
 async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s: float) -> None:
-    """Forward a stream from ``source`` to its end, beginning at ``from_s``, then forward the end."""
+    """Forward the stream from ``source`` to ``target``, beginning at ``from_s``, and then its end."""
     way = flow.way
     wire = 0.0 if math.isinf(way.bytes_per_s) else way.bytes_per_s * (way.delay_s + AHEAD_S)
     window = min(max(LEAST_WINDOW_BYTES, int(2 * wire)), MOST_WINDOW_BYTES)
@@ -288,7 +288,7 @@ async def carry(source: socket.socket, target: socket.socket, flow: Flow, from_s
 
 
 async def _read(source: socket.socket, most: int) -> tuple[bytes, bool]:
-    """Read up to ``most`` bytes, b"" at the end of the stream; also return whether they were available."""
+    """Read up to ``most`` bytes, b"" at the end of the stream; also return if they were available at once."""
     try:
         return source.recv(most), True
     except BlockingIOError:

@@ -39,7 +39,7 @@ def programs_page(result: ProgramsResult, name: str) -> str:
         ),
         headline,
         sections,
-        "Errors are of enforcement, not of the device model: docs/programs.md",
+        "The errors are enforcement errors, without the error of the device model: docs/programs.md",
         banner="" if result.held.valid else invalid,
     )
 

@@ -40,7 +40,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     network: str
     command: tuple[str, ...]
     exit_code: int
-    """Exit code as in a shell: 128 + n if signal n ended it."""
+    """Exit code as in a shell: 128 + n if signal n ended the command."""
     why: str
     """Reason if the emulation ended the phone, otherwise empty."""
     wall_s: float
@@ -49,7 +49,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
     wanting_s: float
     """Part of ``wall_s`` in which the phone ran or waited for a core."""
     declared_share: float
-    """Cores of this host, divided by the time scale."""
+    """Declared CPU seconds of this host per second in which the phone wanted a core."""
     achieved_share: float | None
     """CPU seconds per second in which the phone wanted a core; None without measurable CPU time."""
     limit_mib: float | None
@@ -86,7 +86,7 @@ class PhoneResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelError(NamedTuple):
-    """90% of real devices of that name run code of the class within ``factor`` of the emulated speed."""
+    """90% of real devices of this name run code of this class within ``factor`` of the emulated speed."""
 
     code: str
     device: str

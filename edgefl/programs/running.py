@@ -152,7 +152,7 @@ class _Output:
     def read(self, write: Callable[[IO[bytes], bytes], bool]) -> bool:
         """Forward the available output; return False at its end, or if its only reader is gone.
 
-        The phone's pipe is then closed, as with ``| head``.
+        The caller then closes the phone's pipe, and the phone gets SIGPIPE, as with ``| head``.
         """
         data = os.read(self.fd, 1 << 16)
         if self._file is not None:
@@ -362,7 +362,7 @@ class RunningPhones:
                 continue
             if self.options.charge * power.capacity_j - used_j <= power.least_j:
                 self._low.add(number)
-                why = f"battery low: {used_j:.3g} J used, {power.least_j:.3g} J are kept back"
+                why = f"battery low: {used_j:.3g} J used, {power.least_j:.3g} J are held in reserve"
                 self._keeper_channel.send(messages.SwitchOff(number, why))
 
     def _energy_j(self, number: int, state: messages.PhoneState) -> float | None:
@@ -470,14 +470,14 @@ class RunningPhones:
             self._lost(self._relay_channel)
 
     def result(self) -> ProgramsResult:
-        """Return the result; only after `close`."""
+        """Return the result, which is available only after `close`."""
         assert self._result is not None
         return self._result
 
     def _end(self, process: subprocess.Popen[bytes], channel: Channel[Any]) -> None:
         """End one of edgefl's own processes; if it failed, kill all processes of the phones."""
         channel.close()
-        code = 1  # unless it ends in order
+        code = 1  # a failure, if `end_child` raises an exception
         try:
             code = end_child(process, ENDING_S).code
         finally:

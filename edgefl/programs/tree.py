@@ -26,25 +26,25 @@ _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 REFRESH_NS = 40_000_000
 """Age at which the list of processes is refreshed, ns."""
 MEMORY_PAUSE = 20
-"""Minimum pause after memory was read ÷ the CPU time that it took."""
+"""Minimum pause after a memory reading ÷ the CPU time of the reading."""
 RUN_VARIABLE = "EDGEFL_RUN"
 """Environment variable that marks every process of a run, to find them after the keeper was killed."""
 _ASLEEP = (["S"], ["D"], ["Z"])
 PHONE_GROUP = "phone-"
 """Start of the names of phones' control groups."""
 CERTAIN = 0.05
-"""A stretch counts as fully used if at most this share of it is unaccounted for."""
+"""An interval counts as fully used if at most this share of it is unaccounted for."""
 
 
 class ProcessTree:
-    """The descendants of process ``root`` and itself, as a `edgefl.host.throttle.ThrottleTarget`."""
+    """Process ``root`` and all its descendants, as one `edgefl.host.throttle.ThrottleTarget`."""
 
     def __init__(
         self, root: int, place: Place | None = None, accounting: Place | None = None, before_ns: int = 0
     ) -> None:
-        """``place`` is the group with their CPU quota, ``accounting`` the group that counts their CPU time.
+        """``place`` is the control group with the CPU quota, ``accounting`` the one that counts CPU time.
 
-        ``before_ns`` is the CPU time that the accounting group had counted before they started.
+        ``before_ns`` is the CPU time that the group ``accounting`` had counted before the processes started.
         """
         self.root, self.stopped = root, False
         self._place, self._accounting, self._before_ns = place, accounting, before_ns
@@ -62,7 +62,7 @@ class ProcessTree:
         self._waited_ns = (0, 0)
         self._threads: dict[str, ThreadSchedule] = {}
         self._unchanged: list[str] = []
-        """The threads that have not run between the last two looks at `_threads`."""
+        """The threads that did not run between the last two updates of `_threads`."""
         self._memory_mib, self._memory_due_ns = 0.0, 0
         self._halted_ns = self._stopped_at_ns = self._slept_ns = 0
         self._seen = time.monotonic_ns(), 0, 0  # at the last `wanting_ns`: time, CPU time, time stopped
@@ -106,8 +106,9 @@ class ProcessTree:
             if pid not in alive:
                 target.close()
         self.orphans &= alive.keys()
-        # The kernel discards the CPU time of children that nobody waits for. Refreshes only sample them: a
-        # child gone since the last one adds an interval to the estimate, which also covers unseen children.
+        # The kernel discards the CPU time of children that nobody waits for, so each refresh samples it. If
+        # such a child has ended since the last refresh, the time since then is added to the estimate. This
+        # also covers children that no refresh saw.
         for pid in self.unwaited.keys() - alive.keys():
             self.ended_ns += self.unwaited[pid]
             self.uncounted_ns += self._awake_ns - before_ns
@@ -137,7 +138,7 @@ class ProcessTree:
     def used_ns(self) -> int:
         """Return the CPU time of all processes so far, including ended ones, ns.
 
-        With a control group it is exact. Without one, an ended process that its parent has waited for is
+        With a control group the result is exact. Without one, an ended process that its parent waited for is
         counted in whole clock ticks, and one that nobody waited for only up to the last refresh; see
         `uncounted_ns`.
         """
@@ -168,11 +169,11 @@ class ProcessTree:
         return self._halted_ns + (max(0, now_ns - self._stopped_at_ns) if self.stopped else 0)
 
     def _account_for(self, ran_ns: int, used_ns: int) -> None:
-        """Estimate how much of a stretch without stops the processes slept.
+        """Estimate how long the processes slept in an interval of ``ran_ns``, from which stops are excluded.
 
-        The kernel reports a wait for a core only when it is over. If a stretch ends with the processes awake,
-        the rest of it may be such a wait, so it stays undecided until every thread that wants a core has run
-        again.
+        The kernel reports a wait for a core only when it is over. If the processes are awake at the end of
+        the interval, its unused time may be such a wait. It stays undecided until every thread that wants a
+        core has run again.
         """
         left_ns = max(0, ran_ns - used_ns)
         if left_ns <= CERTAIN * ran_ns and not self._unsure_ns:
@@ -187,7 +188,7 @@ class ProcessTree:
         self._slept_ns += unsure_ns - self._unsure_ns
 
     def _waited_since_ns(self) -> int:
-        """Return the time since the last call in which they could have run but had no core or quota, ns."""
+        """Return the time since the last call in which threads could run but had no core or quota, ns."""
         before, self._threads = self._threads, dict(seen for pid in self._members for seen in threads_of(pid))
         self._unchanged = [name for name, seen in self._threads.items() if before.get(name, seen) == seen]
         now = (
@@ -240,7 +241,7 @@ class ProcessTree:
                 do(target)
 
     def close(self) -> None:
-        """Resume the processes and release all of them."""
+        """Resume the processes, and close their pidfds."""
         if self.stopped:
             self.resume()
         for target in self._members.values():
@@ -274,7 +275,7 @@ def ignores_children(pid: int) -> bool:
 
 
 def waited_for_ns(pid: int) -> int:
-    """Return the CPU time of the children that a process has waited for, and of theirs, ns.
+    """Return the CPU time of the children that a process has waited for, with that of their children, ns.
 
     The kernel reports whole ticks, rounded down, so half a tick is added to correct the mean.
     """
@@ -286,12 +287,12 @@ class ThreadSchedule(NamedTuple):
 
     ran_ns: int
     waited_ns: int
-    """Time in which it could have run but had no core or quota, without a wait that is not over."""
+    """Time in which the thread could have run but had no core or quota, excluding a wait that is not over."""
     slices: int
 
 
 def threads_of(pid: int) -> Iterator[tuple[str, ThreadSchedule]]:
-    """Yield each thread of a process, as ``PID/task/TID``."""
+    """Yield each thread of a process, as ``PID/task/TID``, and its schedule."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             thread = f"{pid}/task/{task}"
@@ -307,7 +308,7 @@ def _sleeps(pid: int) -> bool:
 
 
 def phone_of(pid: int) -> int | None:
-    """Return the phone's number in a process's environment, or None if it has none."""
+    """Return the phone's number from a process's environment; None if it is not set."""
     with contextlib.suppress(OSError, ValueError):
         for entry in read_kernel_file(f"/proc/{pid}/environ").split(b"\0"):
             name, _, value = entry.partition(b"=")
@@ -319,7 +320,7 @@ def phone_of(pid: int) -> int | None:
 def end_marked(run_id: str) -> None:
     """Kill all processes of a run whose keeper was killed, and remove its control groups.
 
-    Processes that have cleared their environment are found by their phone's group, if it has one.
+    Processes that have cleared their environment are found by their phone's control group, if there is one.
     """
     kill_marked(f"{RUN_VARIABLE}={run_id}")
     for controller in (ACCOUNTING, "cpu", "memory"):

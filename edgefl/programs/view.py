@@ -45,9 +45,9 @@ class PhonesView:
         """Update the table; called often."""
 
     def write(self, stream: IO[bytes], data: bytes) -> bool:
-        """Write output of a phone, as fast as it is read; return False if there is no reader any more.
+        """Write output of a phone, and wait until it is read; return False if there is no reader any more.
 
-        Any other failure is printed once; that output is lost.
+        Any other error is printed once, and the output is lost.
         """
         try:
             _write_all(stream, data)
@@ -71,7 +71,7 @@ class PhonesView:
 
 
 def _write_all(stream: IO[bytes], data: bytes) -> None:
-    """Write all data without buffering it, also if the stream does not block."""
+    """Write all data without buffering it, even if the stream is non-blocking."""
     stream.flush()
     raw, rest = getattr(stream, "raw", stream), memoryview(data)
     while rest:
@@ -85,7 +85,7 @@ def _write_all(stream: IO[bytes], data: bytes) -> None:
 
 
 def _explained(held: Sequence[HeldPhone], scale: TimeScale) -> str:
-    """Return what the time scale means, and how it can be smaller."""
+    """Return an explanation of the time scale, and how to reduce it."""
     cores = capacity_cores()
     needed = scale.load * scale.value * cores
     text = (

@@ -1,11 +1,12 @@
 """One direction of a phone's link for byte streams: computes when the bytes arrive at the other end.
 
 The model of `edgefl.devices.link` for a message applies to each busy period. A transmission begins when bytes
-enter an idle link, and lasts while more bytes enter before the earlier ones are sent. It takes
+enter an idle link, and lasts while more bytes enter before the earlier ones are sent. Its duration is
 
     delay + jitter + wire_bytes·8/rate   (+ one round trip if a packet was lost)
 
-where wire_bytes includes headers and lost packets, and jitter is drawn once. A phone's connections share it.
+where wire_bytes includes headers and lost packets, and jitter is drawn once per transmission. All connections
+of a phone share the link.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class Transmission:
         """Number of parts that have not arrived."""
         self.achieved_s = 0.0
         self.held_up = False
-        """The receiver delayed a delivery, so the measured time is not the link's alone."""
+        """True if the receiver delayed a delivery, so that the measured time is not the link's alone."""
 
 
 class LinkWay:
-    """One direction of one phone's link; a pure model.
+    """Model of one direction of one phone's link, without sockets or a clock.
 
     >>> from edgefl.devices import load_network
     >>> way = LinkWay(load_network("3g-slow"), "down", np.random.default_rng(0))
