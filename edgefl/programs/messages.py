@@ -74,7 +74,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pass(msgspec.Struct, frozen=True, tag=True):
-    """Send a signal to every phone's processes."""
+    """Send a signal to the process group of each phone's command."""
 
     number: int
 

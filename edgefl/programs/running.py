@@ -412,7 +412,7 @@ class RunningPhones:
                 self._traffic[message.phone].add(message)
 
     def forward_signal(self, number: int) -> None:
-        """Send a signal to every phone's processes."""
+        """Send a signal to the process group of each phone's command."""
         with contextlib.suppress(Closed):  # the next turn reports it
             self._keeper_channel.send(messages.Pass(number))
 

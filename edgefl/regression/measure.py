@@ -32,7 +32,7 @@ PRECISE = 0.0125
 """Measuring ends when half the 90% interval of the median time ÷ the median is at most this."""
 
 COUNTED_CALLS = 10
-"""Time limit of counting ÷ time limit of one process: counting makes seven calls, most of them slow."""
+"""Time limit of counting ÷ time limit of one process: counting makes up to ten calls, most of them slow."""
 
 Tell = Callable[[str], None]
 

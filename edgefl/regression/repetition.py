@@ -59,7 +59,7 @@ LEAST_REST = 0.1
 LITTLE = 0.1
 """A function's FLOP per CPU second ÷ a small training step's, below which it counts as interpreted code."""
 SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
-"""Minimum CPU seconds of a shot of the function, and maximum CPU seconds of a shot of the reference."""
+"""CPU seconds of a shot of the function, and of the reference, before rounding to whole calls."""
 TIMED_S, WAITING_S = 0.12, 0.3
 """CPU and wall seconds for which each repetition times the function; a single call may exceed them."""
 MOST_PAIRS = 60
