@@ -24,11 +24,13 @@ from edgefl.results.spending import spending
 from edgefl.results.summary import metric_names, value_of
 
 SHOWN_ROWS = 5
-"""Rows at each end of a table that are printed."""
+"""Number of rows that are printed from each end of a long table."""
 
 
 class Table(dict[str, NDArray[Any]]):
-    """Columns of equal length by name: int64 or float64 arrays, or objects for text. Missing numbers: NaN.
+    """Columns of equal length by name: int64 or float64 arrays, or object arrays for text.
+
+    A missing number is NaN.
 
     >>> table = Table(version=np.array([0, 10]), accuracy=np.array([0.1, 0.9]))
     >>> float(table["accuracy"][table["version"] == 10][0]), table.rows
@@ -67,7 +69,7 @@ class Table(dict[str, NDArray[Any]]):
         return tables.table(heads, rows, caption=size, fold=True)
 
     def frame(self) -> Any:
-        """Return a pandas DataFrame, else a polars one. Raises `ConfigError` if neither is installed."""
+        """Return a DataFrame of pandas or, without it, of polars. Raises `ConfigError` without either."""
         for name in ("pandas", "polars"):
             try:
                 return importlib.import_module(name).DataFrame(dict(self))
@@ -77,7 +79,7 @@ class Table(dict[str, NDArray[Any]]):
         raise ConfigError("a data frame needs pandas or polars, but neither is installed: pip install pandas")
 
     def csv(self) -> str:
-        """Return the table as CSV with a header (RFC 4180, but lines end in LF); NaN is empty.
+        """Return the table as CSV with a header (RFC 4180, but lines end in LF); NaN becomes an empty field.
 
         >>> Table(x=np.array([1.5, np.nan]), name=np.array(["a", "b,c"], object)).csv()
         'x,name\\n1.5,a\\n,"b,c"\\n'
@@ -90,7 +92,7 @@ class Table(dict[str, NDArray[Any]]):
         return text.getvalue()
 
     def write(self, path: str | Path) -> Path:
-        """Write the table to ``path``, ``.csv`` or ``.parquet``; return the path.
+        """Write the table to ``path``, which must end in .csv or .parquet; return the path.
 
         Raises `ConfigError` for another suffix and for Parquet without polars or pyarrow, and `RunError` if
         the file cannot be written.
@@ -136,7 +138,7 @@ def column(values: Iterable[Any], kind: type = float) -> NDArray[Any]:
 
 
 def _single(columns: Columns) -> Table:
-    """Return those columns of a record's table that hold single values, without checksums."""
+    """Return the columns of a record's table that have one number or text per row, without checksums."""
     table = Table()
     for name, (kind, optional) in columns.kinds.items():
         if kind in (int, float, str) and name not in (*CHECKSUMS, "uses"):
@@ -164,9 +166,9 @@ def evaluations(record: Record) -> Table:
 
 
 def trips(record: Record) -> Table:
-    """Return one row per client trip, by task: `TripRow`'s fields, the client's profile, and logged metrics.
+    """Return one row per client trip, in order of tasks: `TripRow`'s fields, the profile and logged metrics.
 
-    Times are emulated seconds; NaN for parts that did not happen.
+    Times are emulated seconds. The time of a part that the trip did not reach is NaN.
     """
     table = _single(record.trips)
     table["profile"] = profile_of(record, table["client"])
@@ -176,7 +178,7 @@ def trips(record: Record) -> Table:
 
 
 def versions(record: Record) -> Table:
-    """Return one row per version: `VersionRow`'s fields; if private, also ``epsilon`` and ``clip_norm``."""
+    """Return one row per version: `VersionRow`'s fields, ``epsilon`` and ``clip_norm`` (private runs)."""
     table = _single(record.versions)
     if (spent := spending(record)) is not None:
         table["epsilon"], table["clip_norm"] = (
@@ -188,7 +190,7 @@ def versions(record: Record) -> Table:
 def clients(record: Record) -> Table:
     """Return one row per client: the fields of `ClientRow`, its trips, and its ``applied_weight``.
 
-    The latter is its share of all applied weight, times the number of clients: 1 is fair.
+    The applied weight is the client's share of all applied weight, times the number of clients: 1 is fair.
     """
     table = _single(record.fleet)
     ended = record.trips["client"][~np.isnan(record.trips["arrived_s"])]
@@ -204,7 +206,7 @@ def incidents(record: Record) -> Table:
 
 
 def weights(record: Record) -> Table:
-    """Return one row per update in a version: its weight in the sum, its client and its staleness."""
+    """Return one row per version and update summed in it: the update's weight, client and staleness."""
     sums = list(record.sums())
     tasks = np.concatenate([tasks for _, tasks, _ in sums]) if sums else np.empty(0, np.int64)
     values = np.concatenate([values for *_, values in sums]) if sums else np.empty(0)
@@ -225,7 +227,7 @@ def weights(record: Record) -> Table:
 
 
 def staleness(record: Record) -> Table:
-    """Return one row per update that arrived, by task: its client, staleness in versions, and fate."""
+    """Return one row per update that arrived: its task, client, staleness in versions, and fate."""
     every = trips(record)
     arrived = ~np.isnan(every["arrived_s"])
     names = ("task", "client", "profile", "arrived_s", "staleness", "fate")
@@ -246,6 +248,6 @@ TABLES_OF_A_RUN: dict[str, Callable[[Record], Table]] = {
 
 
 def export(folder: Path, out: Path, kind: str = "csv") -> list[Path]:
-    """Write each of the run's tables into ``out`` as a csv or parquet file; return their paths."""
+    """Write each of the run's tables into the folder ``out`` as a csv or parquet file; return their paths."""
     with Record(folder) as record:
         return [make(record).write(out / f"{name}.{kind}") for name, make in TABLES_OF_A_RUN.items()]

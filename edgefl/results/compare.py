@@ -48,12 +48,13 @@ def compare(
 ) -> RenderGroup:
     """Return tables of the runs in ``folders``, 80 columns wide, and write the folder ``out``.
 
-    Runs that differ only in their seed are one row: their mean ± half its 95% interval (Student's t).
-    ``labelled`` maps the label of a row to its runs; these rows are the first. The time to the accuracy
-    ``target`` is compared seed by seed; see `targets.target_of` for the default.
-    ``out`` gets summary.json (the first run's, with ``runs`` and ``comparison``), report.html and trace.json.
-    Raises `ConfigError` if a folder is not a run's, is repeated, or holds a run on other data, and if ``out``
-    is a file, or holds a run or a reproduction.
+    Runs that differ only in their seed share a row, which shows their mean ± half the mean's 95% interval
+    (Student's t). ``labelled`` maps a row's label to the folders of its runs; these rows precede the others.
+    The time to the accuracy ``target`` is compared seed by seed; see `targets.target_of` for the default.
+    The files in ``out`` are summary.json (the first run's summary with two more fields, ``runs`` and
+    ``comparison``), report.html and trace.json.
+    Raises `ConfigError` if a folder holds no run, is given twice, or holds a run on other data, and if
+    ``out`` is a file, or holds a run or a reproduction.
     """
     if out is not None:
         require_free(Path(out), "comparison")
@@ -79,7 +80,7 @@ def write(
 
 
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
-    """Return the tables of the target, the final figures and the runs' own metrics, and the conclusion."""
+    """Return tables of the time to the target, final figures and user's metrics, then the conclusion."""
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
@@ -98,7 +99,7 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
 
 
 def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[FittedTable]:
-    """Yield the table of the time to the target."""
+    """Yield the table of the time to the target, and the table over drawn fleets if there are any."""
     if target is not None:
         yield table(
             [head.lower() for head in RACE_HEADS],
@@ -117,7 +118,7 @@ def _race(rows: Sequence[RunGroup], target: RaceTarget | None) -> Iterator[Fitte
 
 
 def _over_fleets(rows: Sequence[RunGroup]) -> dict[str, fleets.Ahead]:
-    """Count the fleets in which each setting is ahead of the first; empty if the fleets were not drawn."""
+    """Return, by label, in how many drawn fleets a setting is ahead of the first; {} without drawn fleets."""
     found = {row.label: row.to_target.ahead for row in rows if row.to_target is not None}
     return {label: one for label, one in found.items() if one is not None}
 
@@ -140,12 +141,12 @@ def _race_cells(rows: Sequence[RunGroup]) -> list[tuple[str, ...]]:
 
 SHORT = {"accuracy on slow phones' classes": "slow", "client trips": "trips", "staleness mean/max": "stale",
          "weight of slow phones": "weight"}  # fmt: skip
-"""Headings in narrow terminals."""
+"""Shorter headings for narrow terminals, by full heading."""
 COMPUTED = "Computed: times follow from the device profiles; no error is measured."
 
 
 def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
-    """Return the final figures of a row's runs, by heading; with accuracies only if ``scored``."""
+    """Return the final figures of a row's runs, by heading; without accuracies unless ``scored``."""
     f = row.figures
     slow = share(f["slow_accuracy"])
     shares = {">Accuracy": share(f["accuracy"]), ">Accuracy on slow phones' classes": slow}
@@ -162,7 +163,7 @@ def _cells(row: RunGroup, scored: bool) -> dict[str, object]:
 
 
 def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
-    """Return the rows' figures. A narrow terminal shows the loss only if no run has an accuracy."""
+    """Return a table of the final figures. A narrow terminal omits the loss if a run has an accuracy."""
     slow, scored = first.slow, _scored(rows)
     found = []
     for row in rows:
@@ -173,7 +174,7 @@ def _at_the_end(first: Run, rows: Sequence[RunGroup]) -> FittedTable:
         cells[">Fidelity"] = Text(row.verdict, VERDICT_COLOURS.get(row.verdict, ""))
         found.append(cells)
     phones, heads = ", ".join(slow.profiles), [*found[0]]
-    notes = [f"Slow phones' classes: the classes only {phones} hold."] if slow.labels and scored else []
+    notes = [f"Slow phones' classes: the classes held only by {phones}."] if slow.labels and scored else []
     notes.append(f"Weight of slow phones: mean applied weight of {phones}; 1 is fair.")
     notes += [COMPUTED] if any(row.verdict == "computed" for row in rows) else []
     return table(
@@ -254,7 +255,7 @@ def comparison_page(
     invalid = ", ".join(row.label for row in rows if not row.valid)
     warning = (
         f"<b>INVALID:</b> {escape(invalid)}. Do not use their figures as results; each run's own "
-        "report says why."
+        "report has the reasons."
     )
     stuck = ", ".join(row.label for row in rows if row.stuck)
     stuck = stuck and f"<p><b>{NO_PROGRESS.capitalize()}</b>, so not ranked: {escape(stuck)}.</p>"
@@ -317,7 +318,7 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
 
 
 def _highest(rows: Sequence[RunGroup]) -> str:
-    """Return which of two or more rows has the highest final accuracy, and by how much."""
+    """Return the words that name the row with the highest final accuracy, and its lead over the second."""
     first, second, *_ = _by(rows, "accuracy")
     text = f"At the end {_leaders(rows, 'accuracy')} the highest accuracy"
     text += f": {percent(first.figures['accuracy'].mean)}"
@@ -328,7 +329,7 @@ def _highest(rows: Sequence[RunGroup]) -> str:
     text += "" if gap.half is None else f" ±{gap.half * 100:.1f}"
     text += f" points above {second.label}"
     if gap.half is None:
-        return f"{text} (one seed: another may turn the order around)"
+        return f"{text} (one seed: another may reverse the order)"
     return text if higher(gap) else text + UNDECIDED
 
 
@@ -361,7 +362,7 @@ UNDECIDED = " (these seeds do not tell them apart)"
 
 
 def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
-    """Return ``first``'s figure minus ``second``'s, averaged over their common seeds; None without any."""
+    """Return the mean of ``first``'s figure minus ``second``'s over their common seeds; None without any."""
     one, other = (
         {run.record.meta.seed: each[figure] for run, each in zip(row.runs, row.each, strict=True)}
         for row in (first, second)
@@ -371,8 +372,8 @@ def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
 
 
 def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
-    """Return the pictures of the accuracy, or of the loss if no run has one, and of the runs' own metrics."""
-    about = {"at_s": lines, "trips": "What it cost in downloads, training and uploads.", "own": lines}
+    """Return pictures of the accuracy (of the loss if no run has an accuracy) and of the user's metrics."""
+    about = {"at_s": lines, "trips": "A trip is a download, a training and an upload.", "own": lines}
     own = dict.fromkeys(name for row in rows for run in row.runs for name in metric_names(run.record))
     last: list[str] | None = [] if _scored(rows) else None
     if last is not None and rows[0].runs[0].slow.labels:
@@ -383,7 +384,7 @@ def _learning(rows: Sequence[RunGroup], lines: str) -> list[str]:
 
 
 def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
-    """Return a card of applied weight and one of staleness: a line per profile, slowest first."""
+    """Return two cards, of applied weight and of staleness, with a line per profile, slowest first."""
     names = dict.fromkeys(name for row in rows for name in profiles_by_speed(row.runs[0].record))
 
     def by_profile(title: str, about: str, value: Callable[[dict[str, Any]], dict[str, float]]) -> str:
@@ -404,7 +405,7 @@ def profile_cards(rows: Sequence[RunGroup]) -> list[str]:
 
 
 def _measures(rows: Sequence[RunGroup]) -> str:
-    """Return the runs' own metrics, one column per group of runs."""
+    """Return a table of the user's metrics, with one column per group of runs."""
     cells = [[name, *(_plain(row.figures.get(name, NONE)) for row in rows)] for name in own_names(rows)]
     return html_table(["Measure", *(f">{row.label}" for row in rows)], cells)
 
@@ -424,7 +425,7 @@ def _each(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
 
 
 def curves(rows: Sequence[RunGroup], name: str, over: str, *, slow: bool = False) -> list[Curve]:
-    """Return a metric's curve for each row over ``at_s`` or ``trips``: one per seed, and their mean.
+    """Return each row's curve of a metric over ``at_s`` or ``trips``: the mean over seeds, with every seed's.
 
     With ``slow``, the metric is the accuracy on the classes that only slow clients have.
     """

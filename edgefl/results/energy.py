@@ -1,4 +1,4 @@
-"""Energy that a run's trips took from the devices' batteries."""
+"""Energy that a run's trips drew from the devices' batteries."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PARTS = ("idle_j", "compute_j", "download_j", "upload_j")
 
 
 def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | None = None) -> dict[str, Any]:
-    """Return joules of the trips that arrived until ``until_s``, by use and profile, with a 90% interval.
+    """Return the energy of the trips that arrived by ``until_s``, by use and profile, with a 90% interval.
 
-    `edgefl.devices.energy` computes the joules. A device whose profile states no power draw is assumed to
-    draw ``unstated``, if given.
+    `edgefl.devices.energy` computes the joules from the declared durations of the trips' parts. A device
+    whose profile states no power draw is assumed to draw ``unstated``, if given; without it,
+    ``unknown_trips`` counts the device's trips.
 
-    The seconds are the trips' declared ones. Idle power is counted during trips only. ``total_j`` is the
-    sum of the four parts. ``unknown_trips`` counts trips of devices whose profile states no power. All phones
-    of a profile share its error, so the interval does not shrink with their number; the errors of different
-    profiles are taken to be independent.
+    Idle power is counted during trips only. ``total_j`` is the sum of the four `PARTS`. All phones of a
+    profile share the error of its figures, so the interval does not shrink with their number; the errors of
+    different profiles are taken to be independent.
     """
     trips, fleet, power = record.trips, record.fleet, record.meta.power
     kinds: dict[tuple[str, str], list[int]] = {}

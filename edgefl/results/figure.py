@@ -20,10 +20,10 @@ from edgefl.results.summary import measured, metric_names
 Runs = Sequence[Result | str | Path]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's palette for colour-blind readers. Each colour has its own dash for print."""
+"""Okabe and Ito's palette for colour-blind readers. Each colour has its own dash in `DASHES`, for print."""
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _SETTINGS: Any = {
-    "pdf.fonttype": 42,  # TrueType: some publishers refuse Type 3
+    "pdf.fonttype": 42,  # TrueType, since some publishers refuse Type 3 fonts
     "ps.fonttype": 42,
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",
@@ -58,11 +58,11 @@ def plot(
 
     ``runs`` are finished runs by label, one per seed; without labels, runs that differ only in their seed are
     grouped as in `edgefl compare`. A line is the mean over seeds of the metric ``y`` (accuracy, loss or your
-    own), linear between evaluations, until the last seed ends; seeds that ended before keep their last
-    value. The ``band`` is the mean's 95% interval (Student's t), the range of the seeds, or nothing. The
+    own), linear between evaluations. It ends with the longest run; shorter runs keep their last value until
+    then. The ``band`` is the mean's 95% interval (Student's t), the range of the seeds, or nothing. The
     default size is a paper's column, in inches. The same runs give the same bytes.
 
-    Raises `ConfigError` if a run has no such metric, and for another suffix.
+    Raises `ConfigError` if a run does not have the metric, or ``file`` has another suffix.
     """
     file = Path(file)
     if file.suffix not in ENDINGS:

@@ -21,13 +21,13 @@ class Ahead(NamedTuple):
     fleets: int
     ahead: int
     ties: int
-    """Fleets in which both reached it at the same time."""
+    """Fleets in which both settings reached the target at the same time."""
     undecided: int
-    """Fleets in which no run reached it, or one ended too soon to tell."""
+    """Fleets in which neither run reached the target, or a run ended too soon to decide the order."""
     ratios: tuple[tuple[float, float], ...]
-    """This setting's emulated seconds over the first's, for each decided fleet: a lower and an upper bound.
+    """Lower and upper bound of this setting's emulated time ÷ the first setting's, for each decided fleet.
 
-    They are equal if both settings reached the target; else one of them is 0 or infinity.
+    The bounds are equal if both settings reached the target; otherwise one of the bounds is 0 or infinity.
     """
 
     @property
@@ -55,14 +55,14 @@ class Ahead(NamedTuple):
 
     @property
     def range_90(self) -> tuple[float, float] | None:
-        """Bounds of the ratios' 5th and 95th percentile over the decided fleets, perhaps 0 or infinity.
+        """Lower bound of the ratios' 5th percentile and upper bound of their 95th, over the decided fleets.
 
-        None with fewer than two fleets.
+        The bounds may be 0 or infinity. None with fewer than two decided fleets.
         """
         if len(self.ratios) < 2:
             return None
         lows, highs = zip(*self.ratios, strict=True)
-        last = sorted(highs)[math.ceil(0.95 * (len(highs) - 1))]  # the highest that the percentile depends on
+        last = sorted(highs)[math.ceil(0.95 * (len(highs) - 1))]  # the highest one that the percentile uses
         high = math.inf if math.isinf(last) else float(np.percentile(np.minimum(highs, last), 95))
         return float(np.percentile(lows, 5)), high
 
@@ -94,7 +94,7 @@ class Ahead(NamedTuple):
 
 
 def finite(end: float) -> float | None:
-    """Return the end of a range; None if the range is open there, at 0 or infinity."""
+    """Return the end of a range, or None if the end is 0 or infinity and the range thus open."""
     return end if 0.0 < end < math.inf else None
 
 
@@ -119,21 +119,21 @@ def _range_text(low: float, high: float) -> str:
 
 
 def explained(first: str) -> str:
-    """Return the caption of the table that consists of such rows."""
+    """Return the caption of a table with rows from `row`; ``first`` is the label of the first setting."""
     return (
         f"Share of fleets in which a run reached the target before {first} did. Each fleet's compute times "
-        "are drawn from the device profiles' 90% intervals; links, memory and heat are the profiles'."
+        "are drawn from the device profiles' 90% intervals; links, memory and heat are those of the profiles."
     )
 
 
 def in_words(label: str, first: str, found: Ahead) -> str:
-    """Return a sentence on one setting.
+    """Return a sentence that compares the setting ``label`` with the setting ``first``.
 
     >>> in_words("fedbuff", "fedavg", Ahead(20, 17, 0, 0, ()))
     'fedbuff is ahead of fedavg in 17 of 20 plausible fleets (95% interval of the share: 65 to 96%).'
     """
     if not found.decided:
-        return f"No plausible fleet tells {label} and {first} apart."
+        return f"No plausible fleet decides between {label} and {first}."
     low, high = found.interval
     ties = f" and level in {found.ties}" if found.ties else ""
     return (
@@ -148,8 +148,8 @@ def ahead(
     """Count the fleets in which ``other`` reached the target before ``mine``.
 
     ``other`` and ``mine`` are the emulated seconds that each fleet's run took to reach the target (NaN if it
-    did not), ``other_end`` and ``mine_end`` those until the run ended. A run that did not reach the target is
-    behind if it lasted at least as long as the other took.
+    did not), ``other_end`` and ``mine_end`` the emulated seconds until the run ended. A run that did not
+    reach the target is behind if it lasted at least as long as the other run took to reach the target.
 
     >>> other, mine = [1.0, 2.0, math.nan, math.nan, 3.0], [2.0, 2.0, 3.0, 9.0, math.nan]
     >>> found = ahead(other, mine, [9.0] * 5, [9.0, 9.0, 9.0, 9.0, 2.0])

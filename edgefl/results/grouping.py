@@ -1,4 +1,4 @@
-"""The runs of a comparison: loaded, grouped by what differs besides the seed, labelled, and averaged."""
+"""Load the runs of a comparison, group those that differ only in their seed, label and average the groups."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from edgefl.results.summary import measures, rounded, summarize
 from edgefl.results.targets import COSTS, RaceTarget, ToTarget, settings_of, target_of, to_target
 
 NO_RESULT = ("name", "seed", "checkpoint", "clock.workers", "server.transport")
-"""Keys and tables of an experiment that do not change the results of one seed."""
+"""Keys and tables of an experiment that are ignored in grouping: the seed, and those without an effect on
+results."""
 LONGEST = 60
-"""Maximum length of a label that consists of settings; beyond it, the folder's name is shorter."""
+"""Maximum length of a label with settings, in characters; a longer one is replaced by the folder's name."""
 FIGURES = ("accuracy", "loss", "slow_accuracy", "client_trips", "versions", "staleness_mean", "staleness_max",
            "slow_weight", "emulated_s", "trips_to_target", "emulated_s_to_target")  # fmt: skip
 """The figures that are compared, and averaged over seeds."""
@@ -40,7 +41,7 @@ class Run(NamedTuple):
     record: Record
     summary: dict[str, Any]
     slow: Group
-    """The slow profiles and the classes that only they have, the same for all runs (`slow_group`)."""
+    """The slow profiles and the classes that only these have, the same for all runs; see `slow_group`."""
 
     @property
     def finished(self) -> bool:
@@ -62,7 +63,7 @@ class RunGroup(NamedTuple):
     """The figures of each run."""
     valid: bool
     to_target: ToTarget | None = None
-    """The cost until the runs reached the comparison's target."""
+    """The runs' cost until they reached the comparison's target."""
 
     def estimates(self) -> dict[str, Any]:
         """Return each figure's mean, and half the width of its 95% interval, for JSON."""
@@ -82,8 +83,8 @@ class RunGroup(NamedTuple):
     def verdict(self) -> str:
         """VALID or INVALID; ``computed`` under the virtual clock, which measures no times.
 
-        A row with a run that learned nothing is called `NO_PROGRESS`, one with a run that did not end
-        `UNFINISHED`; they are not ranked.
+        `NO_PROGRESS` if a run of the row learned nothing, `UNFINISHED` if a run did not end; such a row is
+        not ranked.
         """
         if self.stuck:
             return NO_PROGRESS
@@ -117,7 +118,7 @@ def load(folders: Sequence[str | Path]) -> list[Run]:
 
 
 def _data(record: Record) -> dict[str, Any]:
-    """Return what the runs of a comparison have in common; None if it is not known."""
+    """Return the properties of the data that must be equal in all runs; None for an unknown property."""
     classes = len(record.evaluations[0].total) if record.evaluations else 0
     known = {"data": record.meta.data, "test examples": record.meta.test_examples, "classes": classes}
     data = settings_of(record).tables.get("data", {})
@@ -126,7 +127,7 @@ def _data(record: Record) -> dict[str, Any]:
 
 
 def goal_of(runs: Sequence[Run], given: float | None = None) -> RaceTarget | None:
-    """Return the comparison's target (`targets.target_of`), from the runs that are ranked."""
+    """Return the comparison's target, which `targets.target_of` derives from the ranked runs."""
     return target_of([run.record for run in runs if run.ranked], given)
 
 
@@ -168,7 +169,7 @@ def rows_of(runs: Mapping[str, Sequence[Run]], target: RaceTarget | None) -> lis
 
 
 def _figures(run: Run, passed: ToTarget | None, place: int) -> dict[str, float]:
-    """Return the run's `FIGURES`, NaN for missing ones, and its own metrics."""
+    """Return the run's `FIGURES`, with NaN for missing ones, and the user's metrics."""
     summary, evaluations = run.summary, run.record.evaluations
     weight = applied_weight(run.record)
     theirs = weight.shares[np.isin(profile_of(run.record, weight.clients), run.slow.profiles)]
@@ -188,16 +189,16 @@ def _figures(run: Run, passed: ToTarget | None, place: int) -> dict[str, float]:
 
 
 def own_names(rows: Sequence[RunGroup]) -> list[str]:
-    """Return the names of the runs' own metrics: all figures besides `FIGURES`."""
+    """Return the names of the user's metrics: all figures besides `FIGURES`."""
     return list(dict.fromkeys(name for row in rows for name in row.figures if name not in FIGURES))
 
 
 def settings(record: Record) -> dict[str, Any]:
-    """Return the run's settings that change its results, by dotted key, and all fields of its strategy."""
+    """Return the settings that affect the run's results, with all fields of its strategy, by dotted key."""
     tables = settings_of(record).tables
     strategy = {**tables.get("strategy", {}), **record.meta.strategy_fields}
     found = dict(toml.flat({**tables, "strategy": strategy}))
-    if "data.path" in found:  # a copy of the data is the same data
+    if "data.path" in found:  # the same data may have been copied to another folder
         found["data.path"] = Path(str(found["data.path"])).name
     dropped = tuple(f"{name}." for name in NO_RESULT)
     kept = (key for key, value in found.items() if value is not None and not f"{key}.".startswith(dropped))
@@ -205,7 +206,7 @@ def settings(record: Record) -> dict[str, Any]:
 
 
 def kind(record: Record) -> str:
-    """Return a text that is equal for runs that differ only in their seed."""
+    """Return a text that is equal for runs of the same group, which differ only in their seed."""
     meta = record.meta
     parts = [meta.strategy, meta.clock, meta.partition, meta.model, meta.parameters, record.kinds()]
     parts += [msgspec.structs.asdict(meta.privacy)] if meta.privacy is not None else []
@@ -215,8 +216,9 @@ def kind(record: Record) -> str:
 def labels(records: Sequence[Record]) -> list[str]:
     """Return a label for each row of a comparison, given one record per row.
 
-    It is the strategy's name, or that of the folder. Rows of one name are labelled by the settings that
-    differ, or by their folders if these settings are many or equal.
+    A label is the strategy's name, or the folder's name if there is no strategy. Rows of the same name are
+    told apart by the settings in which they differ, or by their folders if there are too many or no such
+    settings.
     """
     names = [record.meta.strategy or record.folder.name for record in records]
     found = list(names)
@@ -233,7 +235,7 @@ def labels(records: Sequence[Record]) -> list[str]:
 
 
 def _apart(name: str, records: Sequence[Record]) -> list[str]:
-    """Return labels for rows of one name."""
+    """Return labels that distinguish rows of the same name."""
     every = [settings(record) for record in records]
     keys = [key for key in dict.fromkeys(key for each in every for key in each) if _differs(key, every)]
     last = [key.rpartition(".")[2] for key in keys]

@@ -1,4 +1,4 @@
-"""Groups of a run's clients by profile, speed and classes; their applied weight and their accuracy."""
+"""Group a run's clients by profile, speed and classes; compute their applied weight and accuracy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Group(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Client numbers in ascending order, and the share of each."""
+    """Client numbers in ascending order, and each client's share of the applied weight; 1 is fair."""
 
     clients: NDArray[np.int64]
     shares: NDArray[np.float64]
@@ -35,8 +35,8 @@ class Shares(NamedTuple):
 def profiles_by_speed(record: Record) -> list[str]:
     """Return the fleet's profiles, slowest first, by the declared time of a whole trip.
 
-    Training is counted with the fleet's median number of steps, so that the split of the examples does not
-    change the order. Profiles without a completed trip come first.
+    Each trip's training time is scaled to the fleet's median number of steps, so that the split of the
+    examples does not change the order. Profiles without a completed trip are the first.
     """
     trips, fleet = record.trips, record.fleet
     names: dict[str, None] = dict.fromkeys(fleet["profile"].tolist())
@@ -57,10 +57,10 @@ def labels_by_profile(record: Record) -> dict[str, set[int]]:
 
 
 def slow_group(record: Record, *others: Record) -> Group:
-    """Return the slowest profiles, their clients, and the classes that only these hold in all of the runs.
+    """Return the slowest profiles, their clients, and the classes that no faster profile holds in any run.
 
-    The group is the smallest set of slowest profiles with a class that no faster profile has. If there is
-    none, or if the seed decides the classes (`BY_CHANCE`), it is the slowest profile alone.
+    The group is the smallest set of slowest profiles with a class that no faster profile holds. If there is
+    no such set, or if the seed decides the classes (`BY_CHANCE`), the group is the slowest profile alone.
     """
     held = labels_by_profile(record)
     for other in others:
@@ -97,7 +97,7 @@ def profile_of_trips(record: Record) -> NDArray[Any]:
 
 
 def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
-    """Return the median over each profile's trips, without missing values."""
+    """Return the median of ``values``, one per trip, for each profile; missing values are ignored."""
     profile, known = profile_of_trips(record), np.isfinite(values)
     return {
         name: float(np.median(values[chosen]))
@@ -107,7 +107,7 @@ def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def applied_weight(record: Record) -> Shares:
-    """Return each client's share of all applied weight times the number of clients; empty without any.
+    """Return each client's share of all applied weight times the number of clients; empty if there is none.
 
     1 is fair by FedStaleWeight's definition (Ma 2024, eq. 3).
     """
@@ -148,7 +148,7 @@ def label_accuracy(row: EvaluationRow, labels: Iterable[int]) -> float:
 
 
 def accuracy_by_client(record: Record) -> tuple[dict[int, float], str]:
-    """Return the clients' accuracies with the last evaluated model, and a description of the examples."""
+    """Return each client's accuracy with the last evaluated model, and a description of the examples."""
     row = next((row for row in reversed(record.evaluations) if row.client_accuracy), None)
     if row is not None:
         return dict(zip(row.clients, row.client_accuracy, strict=True)), "their own held-out examples"

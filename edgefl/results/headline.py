@@ -1,4 +1,4 @@
-"""Headline figures of a run in words, the same on its page, its live page and in the terminal."""
+"""Headline figures of a run as text, the same in its report, on its live page and in the terminal."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Stat(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Value and note in one line."""
+        """The value and the note on one line."""
         return ", ".join(filter(None, (self.value, self.note)))
 
 
 def learned(accuracy: float | None, loss: float | None, metrics: Mapping[str, float | None]) -> Stat:
-    """Return the accuracy, or the loss of a task without one; the note has the user's own measures.
+    """Return the accuracy, or the loss if the task has no accuracy; the note lists the user's own metrics.
 
     >>> learned(0.812, 0.75, {"f1": 0.8}).text, learned(None, 0.25, {}).text
     ('81.2%, loss 0.75, f1 0.8', '0.25, no accuracy')
@@ -36,7 +36,7 @@ def learned(accuracy: float | None, loss: float | None, metrics: Mapping[str, fl
 
 
 def emulated_time(emulated_s: float, wall_s: float) -> Stat:
-    return Stat("Emulated time", seconds(emulated_s), f"{seconds(wall_s)} on the wall")
+    return Stat("Emulated time", seconds(emulated_s), f"{seconds(wall_s)} of wall time")
 
 
 def fidelity(found: Mapping[str, Any], clock: str) -> Stat:

@@ -1,7 +1,7 @@
-"""The page kit: the parts of every HTML page of edgefl, which needs no scripts.
+"""The page kit: functions that make edgefl's HTML pages, which need no scripts.
 
-`page` makes a whole page; `stat`, `card`, `figure`, `facts` and `bullets` its parts, `html_table` its
-tables, and `pictures` its pictures. They escape their texts and return HTML.
+`page` makes a whole page; `stat`, `card`, `figure`, `facts` and `bullets` make its parts, `html_table` its
+tables, and the module `pictures` its pictures. These functions escape texts and return HTML.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Picture(NamedTuple):
 
 
 def head(title: str, more: str = "", style: str = "") -> str:
-    """Return a page up to ``<main>``, with the HTML ``more`` in its head, and CSS from ``style``."""
+    """Return a page's HTML up to ``<main>``; ``more`` is HTML for the head, ``style`` additional CSS."""
     return _HEAD.format(title=escape(title), more=more, css=CSS + style)
 
 
@@ -58,11 +58,11 @@ def page(
     lead: str = "",
     banner: str = "",
 ) -> str:
-    """Return a whole HTML page: figures in ``headline``, then cards in two columns under each heading.
+    """Return a whole HTML page: the cards ``headline``, then each heading of ``sections`` with its cards.
 
-    ``lead`` is the result in a sentence. ``headline``, ``sections`` and ``banner`` are HTML. Headings without
-    cards are left out. A glossary of the terms used follows at the end. Undecodable bytes in file names and
-    command arguments become ``?``.
+    ``lead`` is the result in a sentence. ``headline``, ``banner`` and the cards are HTML. A section's cards
+    are in two columns; a heading without cards is left out. The page ends with a glossary of the terms on it.
+    Undecodable bytes in file names and command arguments become ``?``.
     """
     policy = f'<meta http-equiv="Content-Security-Policy" content="{NO_SCRIPT}">'
     body = [
@@ -81,7 +81,7 @@ def page(
 
 
 def stat(name: str, value: str, note: str = "", tone: str = "") -> str:
-    """Return a headline card; ``tone`` is "", "good" or "bad". Words are set smaller than numbers."""
+    """Return a headline card; ``tone`` is "", "good" or "bad". Words have a smaller font than numbers."""
     word = "" if value[:1].isdigit() or value == "–" or value.isupper() else " word"
     return (
         f'<div class="card"><p class="stat"><span{hint(name)}>{escape(name)}</span></p>'
@@ -103,17 +103,17 @@ def bullets(items: Iterable[str]) -> str:
 
 
 def facts(rows: Mapping[str, str]) -> str:
-    """Return the names and their values; names without a value are left out."""
+    """Return a definition list of names and values; names without a value are left out."""
     return definitions((escape(name), escape(value)) for name, value in rows.items() if value)
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> str:
-    """Return a definition list of pairs of HTML."""
+    """Return a definition list of names and values, which are HTML."""
     return f"<dl>{''.join(f'<dt>{name}</dt><dd>{value}</dd>' for name, value in rows)}</dl>"
 
 
 def figure(title: str, about: str, picture: Picture | None, empty: str = "Nothing was recorded.") -> str:
-    """Return a card with a picture, its legend, an explanation and its data."""
+    """Return a card with a picture, its legend, an explanation and a link to its data."""
     if picture is None:
         return card(title, empty, "", wide=False)
     keys = [f'<i style="background:var(--{role})"></i>{escape(text)}' for role, text in picture.keys]
@@ -139,11 +139,11 @@ def _download(title: str, data: Sequence[Sequence[object]]) -> str:
 def html_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrap: Sequence[int] | None = None
 ) -> str:
-    """Return a table of a page, which scrolls if its card is too narrow. Cells are escaped.
+    """Return an HTML table, which scrolls if its card is too narrow. Cells are escaped.
 
-    Long words in the columns ``wrap``, by default the last, are broken, if possible after ``::``. With
-    several such columns, a narrow screen shows each row as a block. Columns without a value in any row are
-    left out, except the first.
+    A name in ``columns`` that starts with ``>`` marks a column of numbers. Long words in the columns
+    ``wrap``, by default the last, are broken, if possible after ``::``. With several such columns, a narrow
+    screen shows each row as a block. Columns without a value in any row are left out, except the first.
     """
     cells = [[tables.figure(value) for value in row] for row in rows]
     wrapped = (len(columns) - 1,) if wrap is None else wrap
@@ -180,12 +180,15 @@ def html_table(
 # ---- terms -------------------------------------------------------------------------------------
 
 _TERMS = {
-    "to target": (r"to target$", "Until the smoothed measure reached the target; the table names both."),
+    "to target": (
+        r"to target$",
+        "Time or trips until the smoothed measure reached the target; the table names both.",
+    ),
     "slow phones": (
         r"slow phones",
         "The clients of the slowest profiles, by the declared time of a trip; fixed by the fleet.",
     ),
-    "accuracy": (r"^accuracy", "Share of the test examples that the global model classifies right."),
+    "accuracy": (r"^accuracy", "Share of the test examples that the global model classifies correctly."),
     "applied weight": (
         r"\bweight\b",
         "Share of all weight in the sums that a client's updates had, times the number of clients: "
@@ -193,15 +196,15 @@ _TERMS = {
     ),
     "client trip": (
         r"^client trips|^trips\b|^median trip|^whole trip|client trips$",
-        "One client's way through a task: download of the model, training, upload of its update.",
+        "One client's work on a task: download of the model, training, upload of its update.",
     ),
     "emulated time": (
         r"emulated time",
-        "The phones' time. The wall's may be longer or shorter, by the time scale.",
+        "The phones' time. Wall time may be longer or shorter, by the time scale.",
     ),
     "fidelity": (
         r"^fidelity$",
-        "How far achieved times were from what profiles declare; INVALID where that is too far.",
+        "How far achieved times were from declared ones; INVALID if the errors exceed the limits.",
     ),
     "error of the total": (
         r"^error of the total",
@@ -209,7 +212,7 @@ _TERMS = {
     ),
     "device model within": (
         r"^device model within",
-        "Factor within which 90% of a real device's times lie around its profile's.",
+        "Factor within which 90% of a real device's times agree with its profile's.",
     ),
     "proportional set size": (
         r"^memory$|^peak memory",
@@ -217,21 +220,22 @@ _TERMS = {
     ),
     "seen by the server": (
         r"^seen by the server$",
-        "From the task's sending to the arrival of its update, as the server measures it.",
+        "Time from sending a task to the arrival of its update, as the server measures it.",
     ),
     "staleness": (
         r"staleness",
         "Versions that the server made between a client's download and its update's arrival.",
     ),
-    "version": (r"^versions?$", "One global model: each sum of the server's makes the next."),
+    "version": (r"^versions?$", "One state of the global model: each sum at the server makes the next."),
     "worst tenth": (r"worst tenth", "The tenth of the clients with the lowest value."),
 }
-"""For each term, the pattern of the headings that use it, and its explanation. The first match counts."""
+"""For each term, a pattern that matches the headings it explains, and the explanation. The first match is
+used."""
 TERMS = {term: text for term, (_, text) in sorted(_TERMS.items())}
 
 
 def term_of(heading: str) -> str | None:
-    """Return the term that a heading names, or None.
+    """Return the term that explains a heading, or None.
 
     >>> term_of("Staleness / 95%"), term_of("Slow phones' classes"), term_of("Seed")
     ('staleness', 'slow phones', None)
@@ -240,7 +244,7 @@ def term_of(heading: str) -> str | None:
 
 
 def hint(heading: str) -> str:
-    """Return the HTML attribute that shows a heading's explanation under the pointer, or "" if none."""
+    """Return the HTML attribute that shows a heading's explanation at the pointer; "" if it has none."""
     term = term_of(heading)
     return "" if term is None else f' title="{escape(TERMS[term])}"'
 

@@ -1,9 +1,9 @@
-"""Phase: tests whether phones of one model act in step. Independent phones do not.
+"""Test whether phones of one model act in step, as independent phones would not.
 
 Two shares are compared with those of independent arrivals at the same rates: the share of buffers whose
-updates all have one device profile, and the share of arrivals that are closer to another one than `NEAR`
-times the mean gap. The expected share and its 99% interval come from simulated runs: the run's own arrivals
-in random order, and as many arrivals at uniform times.
+updates are all from one device profile, and the share of arrivals that are closer to another arrival than
+`NEAR` times the mean gap. The expected share and its 99% interval are computed from simulated runs, with the
+run's own arrivals in random order for the first share, and as many arrivals at uniform times for the second.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NEAR = 0.01
 """Two arrivals coincide if they are closer than this fraction of the mean gap between arrivals."""
 SIMULATED = 400
 MOST_UPDATES = 20_000
-"""At most this many updates of a run are examined: the last ones."""
+"""Maximum number of updates examined, the last ones of the run."""
 LEAST_UPDATES = 20
 CONFIDENCE = 0.99
 
 
 class ObservedShare(NamedTuple):
-    """A share in a run, and the share with its interval that independent arrivals would have."""
+    """A share in a run, and the share that independent arrivals would have, with its 99% interval."""
 
     share: float
     expected: float
@@ -47,7 +47,7 @@ class Phase(NamedTuple):
     one_profile: ObservedShare | None
     coincident: ObservedShare | None
     by_design: str = ""
-    """Reason why clients act together by design, so that no warning is given; empty if they should not."""
+    """Reason why clients act together by design, so that no warning is given; empty if there is none."""
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for ``summary.json``."""
@@ -76,8 +76,8 @@ class Phase(NamedTuple):
 def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> Phase:
     """Compare a run's buffers and arrivals with those of independent phones.
 
-    ``trips`` are those of a `Record`, ``profile`` has the device profile of each. ``by_design`` is
-    `Meta.in_phase`. A run without stale updates is taken to have rounds, declared or not.
+    ``trips`` are the trips of a `Record`, ``profile`` is the device profile of each trip. ``by_design`` is
+    `Meta.in_phase`. If no update was stale, the strategy is taken to have rounds even without a declaration.
     """
     applied = trips["applied_version"] >= 0
     arrives_s = trips["sent_s"] + trips["trip_declared_s"]

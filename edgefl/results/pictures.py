@@ -47,13 +47,13 @@ _SETTINGS: Any = {
 
 @contextlib.contextmanager
 def house_style() -> Iterator[None]:
-    """Context manager or decorator that gives figures the style of the pages."""
+    """Draw figures in the style of the pages; a context manager or decorator."""
     with mpl.rc_context(_SETTINGS):
         yield
 
 
 def close_fonts() -> None:
-    """Close the font files that matplotlib would keep open."""
+    """Close the font files that matplotlib keeps open."""
     for name in ("_get_font", "get_font"):
         if (clear := getattr(getattr(font_manager, name, None), "cache_clear", None)) is not None:
             clear()
@@ -73,7 +73,7 @@ def series(k: int) -> str:
 
 
 class Canvas:
-    """A figure with one axes, sized in points; margins are points too. ``up`` names the y axis."""
+    """A matplotlib figure with one axes. Its size and margins are in points; ``up`` names the y axis."""
 
     def __init__(
         self, width: float = 400.0, height: float = 220.0, *, left: float = 40.0, up: str = ""
@@ -148,7 +148,10 @@ AXES = {
 def curves_picture(
     curves: Sequence[Curve], over: str, what: str = "Accuracy", *, ends: bool = False, share: bool = True
 ) -> Picture | None:
-    """Draw curves over ``at_s`` or ``trips``. ``share``: y is a share; ``ends``: label the last values."""
+    """Draw curves over ``at_s`` or ``trips``; return None if there are none.
+
+    ``share`` means that the values are shares, shown in per cent; ``ends`` labels the curves' last values.
+    """
     if not curves:
         return None
     canvas = Canvas(up=what)
@@ -192,10 +195,11 @@ def learning_figures(
     ends: bool = False,
     empty: str = "Nothing was recorded.",
 ) -> list[str]:
-    """Return the cards with the accuracy, or the loss of a task without one, and the ``own`` metrics.
+    """Return cards with curves of the accuracy, or of the loss, and of the ``own`` metrics.
 
-    ``curves_of`` returns the curves of a metric over ``at_s`` or ``trips``. ``about`` has the explanation for
-    each axis and for "own". ``last`` are cards after the accuracy's; if it is None, the loss is shown.
+    ``curves_of`` returns the curves of a metric over ``at_s`` or ``trips``. ``about`` maps each x axis and
+    "own" to the explanation on the card. ``last`` are cards to put after those of the accuracy; None means
+    that the task has no accuracy, so that the loss is shown.
     """
 
     def drawn(name: str, over: str, what: str) -> str:
@@ -210,7 +214,7 @@ def learning_figures(
 
 
 EARLY = 0.1
-"""Initial fraction of the x axis, ignored in choosing the y axis's lower end, since curves still rise."""
+"""Initial fraction of the x axis, where curves still rise; ignored in choosing the y axis's lower end."""
 
 
 def _low_end(curves: Sequence[Curve], farthest: float) -> float:
@@ -221,7 +225,7 @@ def _low_end(curves: Sequence[Curve], farthest: float) -> float:
 
 
 def _end_dots(canvas: Canvas, curves: Sequence[Curve]) -> None:
-    """Draw a dot at the end of each curve, with rings if several end at almost the same point."""
+    """Draw a dot at the end of each curve, and rings around it for other curves that end close by."""
     across, up = canvas.axes.get_xlim()[1], float(np.diff(canvas.axes.get_ylim())[0])
     placed: list[tuple[float, float]] = []
     for curve in curves:

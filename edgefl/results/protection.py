@@ -1,4 +1,4 @@
-"""Cards of a report that state who is protected from whom: by privacy noise, and by secure aggregation."""
+"""Cards of a report that state whom privacy noise and secure aggregation protect, and from whom."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgefl.results.spending import spending
 
 
 def privacy_card(record: Record) -> list[str]:
-    """Return the card with the ε of a private run."""
+    """Return the card with the ε of a private run; no card for any other run."""
     if (found := spending(record)) is None:
         return []
     made, curves = record.versions, []
@@ -25,13 +25,13 @@ def privacy_card(record: Record) -> list[str]:
 
 
 def secure_card(found: dict[str, Any] | None) -> list[str]:
-    """Return the card that says who is protected from whom by secure aggregation, and what it costs."""
+    """Return the card that states whom secure aggregation protects, from whom, and at what cost."""
     if found is None:
         return []
     rows = [["Added to an upload", f"{found['share_bytes_per_trip']:,} bytes"]]
     about = f"The server learns weighted sums of at least {found['least_clients']} clients' updates and no "
     if found["kind"] == "trusted":
-        about += "single update: a process of its own opens encrypted updates and releases their sum. "
+        about += "single update: a separate process decrypts the updates and releases their sum. "
     else:
         pairwise = found["kind"] == "pairwise"
         if pairwise:

@@ -1,4 +1,4 @@
-"""Reader of the run record; long tables are read as numpy arrays, by column."""
+"""Reader of the run record. Long tables are read by column, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from edgefl.results.rows import (
 
 
 def check_file(db: sqlite3.Connection, path: Path) -> None:
-    """Raise `ConfigError`, in one line, unless ``db`` is a run record that this edgefl can use."""
+    """Raise a one-line `ConfigError` unless ``db`` is a run record that this version of edgefl can read."""
     try:
         stamp = db.execute("PRAGMA application_id").fetchone()[0]
         version = db.execute("PRAGMA user_version").fetchone()[0]
@@ -67,9 +67,10 @@ def read_events(db: sqlite3.Connection, until: int = 2**63 - 1) -> Iterator[tupl
 
 
 class Columns(dict[str, NDArray[Any]]):
-    """A table by column, in order of its key: ``trips["compute_s"]`` is a float64 array, read at first use.
+    """A table by column, with rows in order of its key. ``trips["compute_s"]`` is a float64 array.
 
-    Missing values: NaN in a float column, −1 in an integer one, "" in text, 0 in a checksum.
+    A column is read at its first use. A missing value is NaN in a column of floats, −1 of integers, "" of
+    texts and 0 of checksums.
     """
 
     def __init__(self, record: Record, table: str) -> None:
@@ -89,7 +90,7 @@ class Columns(dict[str, NDArray[Any]]):
         parts = [np.empty(0, dtype)]
         for rows in self._record.batches(statement):
             found = [value for (value,) in rows]
-            if dtype is object:  # equal texts share one object: a long table has few different ones
+            if dtype is object:  # a long table has few different texts, so equal ones share an object
                 found = [same.setdefault(value, value) for value in found]
             if kind is dict:
                 found = [_value(name, value, kind, False) for value in found]
@@ -106,7 +107,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
-    """Return a field's value. SQLite stores NaN as NULL, tuples and dicts as JSON, checksums as signed."""
+    """Decode a value. SQLite stores NaN as NULL, tuples and dicts as JSON, checksums as signed integers."""
     if value is None:
         return math.nan if kind is float and not optional else None
     if name in CHECKSUMS:
@@ -117,7 +118,7 @@ def _value(name: str, value: Any, kind: type, optional: bool) -> Any:
 
 
 class Record:
-    """Reader of ``<folder>/record.sqlite`` that shows one moment of the run and never blocks its writer.
+    """Reader of ``<folder>/record.sqlite``. It shows the run at one moment, and never blocks the writer.
 
     Raises `ConfigError` if ``folder`` is not a run's folder or its record cannot be read.
     """
@@ -135,8 +136,9 @@ class Record:
             check_file(self._db, self.path)
             seal.check(self.path)
             if self._db.execute("PRAGMA journal_mode").fetchone() == ("wal",):
-                # One read transaction: all columns are of the same moment, even while the run continues. A
-                # record without a log belongs to an ended run; a transaction would block a later writer.
+                # In one read transaction, all columns show the same moment even while the run continues. A
+                # record without a write-ahead log belongs to an ended run, and needs no transaction, which
+                # would block a later writer.
                 self._db.execute("BEGIN")
                 self._db.execute("SELECT COUNT(*) FROM meta").fetchone()
 
@@ -151,7 +153,7 @@ class Record:
                     writer.execute(probe)  # SQLite rolls back the unfinished transaction
             elif log.exists() and log.stat().st_size:
                 return db
-            else:  # the log's index cannot be created in a read-only folder; without a log none is needed
+            else:  # SQLite cannot create the log's index in a read-only folder; without a log it needs none
                 again = "&immutable=1"
             db.close()
             return self._connect(again)
@@ -196,14 +198,14 @@ class Record:
 
     @cached_property
     def meta(self) -> Meta:
-        """Facts of the run as a whole."""
+        """Facts about the run as a whole."""
         with self._errors():
             fields = {key: msgspec.json.decode(value) for key, value in self.select("SELECT * FROM meta")}
             return msgspec.convert(fields, Meta, strict=False)
 
     @cached_property
     def clients(self) -> list[ClientRow]:
-        """The fleet, by client."""
+        """The fleet: one row per client, in order of client numbers."""
         return self._rows(ClientRow, "clients ORDER BY client")
 
     @cached_property
@@ -217,7 +219,7 @@ class Record:
 
     @cached_property
     def trips(self) -> Columns:
-        """Columns of `TripRow`, by task, and ``uses``: the number of versions that used the update."""
+        """Columns of `TripRow`, by task, and ``uses``: the number of versions that used the trip's update."""
         return Columns(self, "trips")
 
     @cached_property
@@ -234,7 +236,7 @@ class Record:
 
     @cached_property
     def evaluations(self) -> list[EvaluationRow]:
-        """The measurements, by version. An accuracy or loss that was not measured is NaN."""
+        """The evaluations, by version. An accuracy or loss that was not measured is NaN."""
         return self._rows(EvaluationRow, "evaluations ORDER BY version")
 
     @cached_property
@@ -263,7 +265,8 @@ class Record:
     ) -> tuple[ClientRow | None, list[TripRow], list[IncidentRow]]:
         """Return a client's row (None before it is recorded), and its last trips and incidents, newest first.
 
-        Only the run's last ``tasks`` are searched for trips, so that the query is fast.
+        At most ``trips`` trips and ``incidents`` incidents are returned. Only the run's last ``tasks`` tasks
+        are searched for trips, so that the query is fast.
         """
         rows = self._rows(ClientRow, "clients WHERE client = ?", (client,))
         since = "(SELECT COALESCE(MAX(task), 0) FROM trips) - ?"
@@ -282,9 +285,9 @@ class Record:
             yield from read_events(self._db)
 
     def moves(self) -> Iterator[Joined | Left]:
-        """Yield the clients' arrivals and departures, in order, without decoding the other events.
+        """Yield the events of clients that join or leave, in order, without decoding the other events.
 
-        A death counts as a departure if it disconnects a client that was connected or on its last trip.
+        A death counts as leaving if it disconnects a client that was connected or on its last trip.
         """
         tags = (b"\xa6joined", b"\xa4left", b"\xa4died")
         statement = f"SELECT event FROM journal WHERE {' OR '.join(['instr(event, ?)'] * 3)} ORDER BY seq"

@@ -55,7 +55,7 @@ def write_report(
 ) -> Path:
     """Write the run's report to ``out``, by default its ``report.html``; return the path.
 
-    ``summary`` is the run's `summarize`, if the caller has it.
+    ``summary`` is the result of `summarize` for the run, which is computed if it is not given.
     """
     with Record(folder) as record:
         text = report(record, summarize(record) if summary is None else summary)
@@ -77,10 +77,10 @@ def is_whole(content: bytes) -> bool:
 def report(record: Record, summary: dict[str, Any]) -> str:
     """Return the run's page: self-contained HTML with inline pictures, light and dark, without scripts."""
     enforced = record.meta.clock != "virtual"
-    judged = "Times are computed from the profiles, not enforced, so they have no error of enforcement. "
+    judged = "Times are computed from the profiles, not enforced, so they have no enforcement error. "
     if enforced:
-        judged = "Error of achieved against declared time. "
-        judged += f"Parts below {RESOLUTION_WALL_S * 1e3:g} ms on the wall are not judged. "
+        judged = "Errors of achieved times relative to declared ones. "
+        judged += f"Parts shorter than {RESOLUTION_WALL_S * 1e3:g} ms of wall time are not judged. "
     judged += f"Apart from this, the device model is {model_error(summary['model_error_factor'])}."
     experiment = f"<pre>{escape(record.meta.toml.strip() or 'not recorded')}</pre>"
     fidelity, meta, stages = summary["fidelity"], record.meta, summary["server_time"]["stages"].items()
@@ -108,7 +108,8 @@ def report(record: Record, summary: dict[str, Any]) -> str:
             *secure_card(summary.get("secure")),
             *_attackers(summary.get("attackers")),
             *_logged(record),
-            page.figure("Applied weight by client", "Share of all weight in the sums, times n: 1 is fair.",
+            page.figure("Applied weight by client",
+                        "Share of all weight in the sums, times the number of clients: 1 is fair.",
                         draw_weights(record), "No update was applied."),
         ],
         "Fleet": [
@@ -140,14 +141,14 @@ def report(record: Record, summary: dict[str, Any]) -> str:
         " · ".join(part for part in about if part),
         [page.stat(*one) for one in headline(summary)],
         sections,
-        f"Written by edgefl {meta.edgefl}. Times are emulated seconds unless they say wall.",
+        f"Written by edgefl {meta.edgefl}. Times are emulated seconds unless marked as wall time.",
         lead=in_a_sentence(record, summary),
         banner="".join([stuck] * bool(meta.no_progress) + [banner] * (not fidelity["valid"])),
     )
 
 
 def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
-    """Return the result in a sentence: the accuracy or loss, the time, and the share of slow phones."""
+    """Return the result in a sentence: accuracy or loss, time, and the slow phones' accuracy and weight."""
     trips, versions = many(summary["client_trips"], "client trip"), many(summary["versions"], "version")
     spent = f"in {seconds(summary['emulated_s'])} of emulated time ({trips}, {versions})"
     if summary["strategy"]:
@@ -160,11 +161,11 @@ def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
     elif summary["loss"] is not None:
         text = f"{who} reached a loss of {number(summary['loss'])} {spent}"
     else:
-        text = f"{who} measured no model {spent}"
+        text = f"{who} trained {spent}, but no model was evaluated"
     slow = summary["slow_phones"]
     whose = " and ".join(slow["profiles"]) if len(slow["profiles"]) < 3 else "the slowest profiles"
     if slow["accuracy"] is not None:
-        text += f"; on the classes that only {whose} hold, it is {percent(slow['accuracy'])}"
+        text += f"; on the classes held only by {whose}, it is {percent(slow['accuracy'])}"
     if slow["applied_weight"] is not None:
         text += (
             f"; each phone of {whose} had {number(slow['applied_weight'])} times its fair share of the weight"
@@ -173,8 +174,8 @@ def in_a_sentence(record: Record, summary: dict[str, Any]) -> str:
 
 
 def _learning(record: Record) -> list[str]:
-    """Return the cards with the accuracy, or the loss of a task without one, and the user's own metrics."""
-    empty = "No accuracy was a number." if record.evaluations else "No evaluation was made."
+    """Return the cards with the accuracy, or the loss if the task has no accuracy, and the user's metrics."""
+    empty = "No accuracy was a finite number." if record.evaluations else "No evaluation was made."
     about = {
         "at_s": "On the server's test examples.",
         "trips": "A trip is a download, a training and an upload.",
@@ -308,7 +309,7 @@ def _range(one: dict[str, float]) -> str:
 
 
 def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float], enforced: bool) -> str:
-    """Return tables of errors by part and device; only the device model's unless times are ``enforced``."""
+    """Return tables of errors by part and device; of model errors only, unless times were ``enforced``."""
     within, factors = "Device model within (90%)", {k: f"{v:.2g}×" for k, v in model_error_factor.items()}
     if not enforced:
         return html_table(["Device", f">{within}"], factors.items()) if factors else ""
@@ -336,13 +337,13 @@ def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float], en
     columns = ["Error of the total, by device", *parts, f">{within}"]
     named = ["Median error / 95th percentile, by device", *(f">{PARTS[part]}" for part in PHASES)]
     warnings = page.bullets(fidelity.get("warnings", ()))
-    listed = f"<p>Warning: phases that are off while their trips are on time</p>{warnings}"
+    listed = f"<p>Warning: phases whose times are off although their trips are on time</p>{warnings}"
     tables = html_table(head, rows) + html_table(named, by_phase) + html_table(columns, devices)
     return (listed if warnings else "") + tables
 
 
 def _errors(found: Mapping[str, Any]) -> str:
-    """Return the median error with its sign, and 95th percentile of absolute errors."""
+    """Return the median error with its sign, and the 95th percentile of the absolute errors."""
     if found.get("p95_abs_error") is None:
         return "–"
     return f"{_signed(found['median_error'])} / {percent(found['p95_abs_error'], 2)}"
@@ -420,7 +421,7 @@ def _provenance(record: Record, summary: dict[str, Any]) -> dict[str, str]:
         "Aggregation": f"{summed}, {number(done['gbytes_per_s'])} GB/s" if done["backend"] else "",
         "Moved": f"{moved['down'] / 1e6:,.1f} MB down, {moved['up'] / 1e6:,.1f} MB up",
         "Time scale": (
-            f"{meta.time_scale:.3g} wall seconds an emulated second" if meta.clock == "wall" else ""
+            f"{meta.time_scale:.3g} wall seconds per emulated second" if meta.clock == "wall" else ""
         ),
         "Host load": load,
         "Transport": meta.transport,
@@ -430,13 +431,13 @@ def _provenance(record: Record, summary: dict[str, Any]) -> dict[str, str]:
 
 
 def profile_roles(record: Record) -> dict[str, str]:
-    """Return each profile's colour in all pictures, fastest profile first."""
+    """Return the colour role of each profile in the pictures, fastest profile first."""
     return {profile: series(k) for k, profile in enumerate(reversed(profiles_by_speed(record)))}
 
 
 @house_style()
 def draw_classes(record: Record) -> Picture | None:
-    """Draw the last evaluation's accuracy in each class; classes of slow clients have another colour."""
+    """Draw the last evaluation's accuracy in each class; another colour marks slow phones' classes."""
     if not record.evaluations or not record.evaluations[-1].total:
         return None
     last = record.evaluations[-1]
@@ -529,7 +530,7 @@ def draw_timeline(record: Record) -> Picture | None:
         shown = (lanes <= 0) & (bad == (part == "bad")) & (b > start_s) & (a < end_s)
         ends = np.maximum(a, start_s)[shown].tolist(), np.minimum(b, end_s)[shown].tolist()
         spans[part] = list(zip(*ends, lanes[shown].tolist(), strict=True))
-    # the start and end of a long name: names of one family differ at the end
+    # shorten a long name in the middle: names of one family differ at the end
     short = {name: name if len(name) <= 13 else f"{name[:6]}…{name[-6:]}" for name in order}
     names = [f"{short[profile[client]]} #{client}" for client in lane_of]
     canvas = Canvas(860, 48 + 13.5 * max(len(names), 3), left=16 + 5.9 * max(map(len, names)))
@@ -555,7 +556,7 @@ def draw_timeline(record: Record) -> Picture | None:
 
 
 def model_error(factors: Mapping[str, float]) -> str:
-    """Return the error of the profiles against real devices, in words; it is not the enforcement error.
+    """Return the profiles' error against real devices, in words. It is not the enforcement error.
 
     >>> model_error({"pi-4": 1.355, "pixel-3a": 6.0}), model_error({"pi-4": 1.3}), model_error({})
     ('within a factor of 1.4 to 6 (90%)', 'within a factor of 1.3 (90%)', 'of no real device')
@@ -567,7 +568,7 @@ def model_error(factors: Mapping[str, float]) -> str:
 
 
 def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
-    """Return a run's summary for the terminal: the headline, and the figures behind it."""
+    """Return a table of a run's summary for the terminal: the headline figures and some more."""
     aggregation, worst = summary["aggregation"], summary["fidelity"]["worst"]
     rows = [(one.name.lower(), one.text) for one in headline(summary)]
     rows[0] = ("strategy", f"{summary['strategy']}, {summary['clock']} clock, seed {summary['seed']}")
@@ -587,7 +588,7 @@ def summary_table(summary: Mapping[str, Any], folder: Path) -> FittedTable:
             ("nodes", f"{len(summary['nodes'])}, lost: {lost}" if lost else str(len(summary["nodes"])))
         )
     for real in summary["real_devices"]:
-        took = f"{figure(real['ratio']['median'])} of its profile's training time"
+        took = f"median {figure(real['ratio']['median'])} times its profile's training time"
         rows.append((f"a real {real['profile']}", took))
     rows += [
         ("device model", model_error(summary["model_error_factor"])),

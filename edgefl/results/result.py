@@ -63,7 +63,7 @@ class Result:
 
     @cached_property
     def record(self) -> Record:
-        """The complete record, by trip, version and evaluation."""
+        """The complete record, with every trip, version and evaluation."""
         return Record(self.dir)
 
     def evaluations(self) -> Table:

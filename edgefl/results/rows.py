@@ -1,8 +1,8 @@
 """The run record's tables as typed rows.
 
 Each row type is one table of ``record.sqlite``: a field is a column, the first one the primary key. Rows take
-keywords only, because swapped columns would go unnoticed. Times in ``_s`` are emulated seconds since the
-start of the run, those in ``wall_s`` seconds of this machine.
+keywords only, because swapped columns would go unnoticed. Fields that end in ``_s`` are emulated seconds,
+and points in time count from the start of the run; ``wall_s`` is in seconds of this machine's clock.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from edgefl.devices.energy import PowerDraw
 from edgefl.experiment import Privacy, Secure
 
 APPLICATION_ID = 0x45464C52
-"""``EFLR`` in the SQLite header: tells a run record from any other database."""
+"""``EFLR`` in the SQLite header, which distinguishes a run record from other databases."""
 SCHEMA_VERSION = 5
 FILE_NAME = "record.sqlite"
 FATES = ("applied", "discarded", "dropped", "lost")
-"""Outcomes of a trip: its update was used, was valid but not used, was bad, or its client was gone."""
+"""Outcomes of a trip's update: used in a version; valid but not used, or cancelled; not finite or altered in
+transit; or missing, since the client went offline, died or failed."""
 
 
 class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -37,7 +38,7 @@ class ClientRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     labels: tuple[int, ...] = ()
     """Classes with at least one example on this client, ascending."""
     step_s: float | None = None
-    """Declared seconds of a training step on a whole batch; None if a delay replaces the trip's time."""
+    """Declared seconds of a training step on a whole batch; None if the profile has only a delay model."""
     memory_mib: float | None = None
     down_mbps: float | None = None
     up_mbps: float | None = None
@@ -157,7 +158,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of all weighted sums; each moves (K + 2)·D·4 ``bytes``."""
+    """Totals of all weighted sums. A sum of K updates of D parameters moves (K + 2)·D·4 ``bytes``."""
 
     backend: str = ""
     threads: int = 1
@@ -168,7 +169,7 @@ class Aggregation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Proportional set sizes in MiB (a shared page counts once over all who map it)."""
+    """Proportional set sizes in MiB: a page that n processes share counts as an n-th for each."""
 
     server_mib: float | None = None
     supervisor_mib: float | None = None
@@ -186,7 +187,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     cpu: str
     cores: float
-    """Cores for this node alone: nodes on one machine share its cores."""
+    """Number of cores that this node can use; several nodes on one machine divide its cores."""
     system: str
     machine: str
     host_step_s: float
@@ -195,13 +196,13 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     as_is: bool = False
     """The node is a real device and trains at its own speed."""
     lost: str = ""
-    """Reason why the run lost the node; empty if it did not."""
+    """Reason why the run lost the node; empty if the node was not lost."""
     usage: dict[str, float | None] = {}
     """``used``, ``others``, ``steal`` and ``throttled`` as in `Meta`."""
 
 
 class SecureCost(msgspec.Struct, frozen=True):
-    """Secure aggregation of a run: its settings and what it adds to trips and versions."""
+    """Secure aggregation of a run: its settings, and its costs per trip and per version."""
 
     settings: Secure
     step: float
@@ -209,7 +210,7 @@ class SecureCost(msgspec.Struct, frozen=True):
     share_bytes: int
     """Bytes of sealed shares in an upload, besides the masked update."""
     held_bytes: tuple[int, int]
-    """Bytes that a holder receives per update of a sum, and sends per sum."""
+    """Bytes that a holder receives for each update in a sum, and sends for each sum."""
     masking_s: dict[str, float]
     """Emulated seconds of masking an update, by profile."""
 
@@ -244,7 +245,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     clients: int = 0
     secure: SecureCost | None = None
-    """Secure aggregation; None if the server reads updates."""
+    """Secure aggregation; None if the server sees single updates."""
     attackers: list[int] = []
     """Clients that send harmful updates."""
     processes: int = 0
@@ -271,7 +272,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     model_error_factor: dict[str, float] = {}
     """By profile, the factor within which 90% of a real device's step times agree with the profile's."""
     power: dict[str, dict[str, PowerDraw]] = {}
-    """Power of the fleet's devices, by profile and network; without profiles that state none."""
+    """Power of the fleet's devices, by profile and network; profiles that state no power are missing."""
     host_step_s: float | None = None
     """CPU seconds of one training step on this host, measured before the run."""
     load: float | None = None
@@ -322,18 +323,19 @@ _SQL = {int: "INTEGER", float: "REAL", str: "TEXT", tuple: "TEXT", dict: "TEXT"}
 def schema() -> str:
     """Return the SQL that makes an empty record."""
     extra = {
-        # `seq` is the last journal entry before the row, or a version's own entry; a rewind compares it
+        # `seq` is the last journal entry before the row, or a version's own entry; a rewind to an earlier
+        # entry deletes the row
         "trips": ", uses INTEGER NOT NULL DEFAULT 0, seq INTEGER NOT NULL DEFAULT 0, fate_seq INTEGER",
         "versions": ", seq INTEGER NOT NULL DEFAULT 0",
     }
     lines = [
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;",
         "CREATE TABLE journal (seq INTEGER PRIMARY KEY, event BLOB NOT NULL);",
-        # which updates made which version (int64 tasks, float64 weights, little-endian, in summing order)
+        # the updates summed in each version (int64 tasks, float64 weights, little-endian, in summing order)
         "CREATE TABLE sums (version INTEGER PRIMARY KEY, tasks BLOB NOT NULL, weights BLOB NOT NULL);",
     ]
     for table, row in TABLES.items():
-        # SQLite keeps NaN as NULL, so a number that may be NaN may be missing too
+        # SQLite stores NaN as NULL, so a float column must allow NULL
         columns = [
             f"{name} {_SQL[kind]}"
             + (" PRIMARY KEY" if i == 0 else "" if optional or kind is float else " NOT NULL")
@@ -344,7 +346,7 @@ def schema() -> str:
 
 
 def to_signed(value: int) -> int:
-    """Return an unsigned 64-bit number as SQLite's signed one."""
+    """Convert an unsigned 64-bit number to the signed one that SQLite can store."""
     return value - ((value >> 63) << 64)
 
 

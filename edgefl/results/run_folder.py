@@ -20,7 +20,7 @@ from edgefl.secure import SECRET_FILE, USED_FILE
 
 CHECKPOINTS = "checkpoints"
 EXPERIMENT_FILE = "experiment.toml"
-"""The resolved experiment, which marks a folder as a run's. The running process locks the folder."""
+"""The resolved experiment. A folder with this file is a run's folder, and the running process locks it."""
 SUMMARY_FILE = "summary.json"
 """The summary of a run, a comparison or a reproduction."""
 RUNS = "runs"
@@ -33,7 +33,7 @@ RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
 
 @contextlib.contextmanager
 def new(folder: Path, experiment: str) -> Iterator[int]:
-    """Create ``folder`` with the ``experiment`` and lock it; yields the lock's descriptor.
+    """Create ``folder`` with the ``experiment`` and lock it; yield the lock's descriptor.
 
     If the context raises before the first checkpoint, everything is removed, so that the command can be
     repeated. Raises `ConfigError` if the folder is not empty or cannot be created.
@@ -45,7 +45,7 @@ def new(folder: Path, experiment: str) -> Iterator[int]:
             what = "holds a run" if (folder / EXPERIMENT_FILE).exists() else "not empty"
             raise FolderTaken(f"{folder}: {what}, expected a new or empty folder")
         file = os.open(folder / EXPERIMENT_FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:  # it is a file, or another process has just created it
+    except FileExistsError:  # ``folder`` is a file, or another process has just created it
         raise FolderTaken(f"{folder}: is a file or is in use; expected a new or empty folder") from None
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
@@ -83,9 +83,9 @@ def is_sweep(folder: Path) -> bool:
 
 
 def require_free(folder: Path, mine: str) -> None:
-    """Raise `ConfigError` if results written to ``folder`` would replace others.
+    """Raise `ConfigError` if results written to ``folder`` would replace other results.
 
-    A summary with the key ``mine`` is of the same kind and may be replaced.
+    A summary with the key ``mine`` is from the same command and may be replaced.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: a file, expected a folder")
@@ -114,7 +114,7 @@ def restore_experiment(folder: Path) -> None:
     try:
         with Record(folder) as record:
             text = record.meta.toml
-    except ConfigError:  # no record yet, or the next reader will report what is wrong with it
+    except ConfigError:  # there is no record yet, or it is damaged, which the next reader will report
         return
     path = folder / EXPERIMENT_FILE
     if text and not (path.is_file() and path.stat().st_size):
@@ -127,15 +127,17 @@ def check_experiment(folder: Path, recorded: str) -> None:
     path = folder / EXPERIMENT_FILE
     if recorded and path.read_bytes() != recorded.encode():
         raise ConfigError(
-            f"{path}: not what this run began with; remove it, and edgefl resume writes it from the record"
+            f"{path}: differs from the experiment that this run began with; remove it, and edgefl resume "
+            "restores it from the record"
         )
 
 
 @contextlib.contextmanager
 def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
-    """Lock the ``folder`` of a run; yields the lock's descriptor.
+    """Lock the ``folder`` of a run; yield the lock's descriptor.
 
-    Raises `ConfigError` if another process holds the lock for longer than ``patience_s``, or there is no run.
+    Raises `ConfigError` if another process holds the lock for longer than ``patience_s``, or ``folder`` holds
+    no run.
     """
     with contextlib.ExitStack() as stack:
         for path, how in ((folder, os.O_RDONLY | os.O_DIRECTORY), (folder / EXPERIMENT_FILE, os.O_RDWR)):
@@ -144,8 +146,9 @@ def held(folder: Path, patience_s: float = 0.0) -> Iterator[int]:
             except OSError as error:
                 raise ConfigError(f"{path}: cannot be opened: {error.strerror}") from None
             stack.callback(os.close, lock)
+            # NFS locks only files that are open for writing, so no folders; some file systems lock nothing
             if _lock(lock, folder, patience_s):
-                break  # NFS locks only files open for writing; some file systems lock nothing
+                break
         yield lock
 
 
@@ -166,13 +169,13 @@ def begun(folder: Path) -> bool:
     try:
         with Record(folder) as record:
             return next(record.events(), None) is not None
-    except ConfigError:  # no record, or one whose creation was interrupted
+    except ConfigError:  # there is no record, or its creation was interrupted
         file = folder / FILE_NAME
         return file.exists() and file.stat().st_size > 4096  # more than the first page
 
 
 def begin(folder: Path, base: Path) -> None:
-    """Create the record with the facts needed to resume or restart the run."""
+    """Create the record, with the experiment and its folder ``base``, to resume or restart the run."""
     toml = (folder / EXPERIMENT_FILE).read_text("utf-8")
     with Store(folder) as store:
         store.set_meta(base=str(base), toml=toml)
@@ -203,7 +206,7 @@ def remove_results(folder: Path) -> None:
 def base_of(folder: Path, begun: bool = False) -> Path:
     """Return the folder of the run's own modules. Raises `ConfigError` if the run has ended.
 
-    It is the working directory if the run was killed before it recorded the folder, and has not ``begun``.
+    If the run was killed before it recorded that folder, and has not ``begun``, return the working directory.
     """
     try:
         with Record(folder) as record:
@@ -220,11 +223,11 @@ def base_of(folder: Path, begun: bool = False) -> Path:
 def clear(folder: Path) -> None:
     """Remove the files of a run that has not begun, except its experiment.
 
-    The record is removed last, since it has the folder of the run's modules.
+    The record is removed last, since it names the folder of the run's modules.
     """
     for partial in (folder / CHECKPOINTS).glob(f"*{PARTIAL}"):
         partial.unlink()
-    with contextlib.suppress(OSError):  # it does not exist, or holds other files
+    with contextlib.suppress(OSError):  # the folder does not exist, or holds other files
         (folder / CHECKPOINTS).rmdir()
     for name in (KEY_FILE, SECRET_FILE, USED_FILE):
         (folder / name).unlink(missing_ok=True)

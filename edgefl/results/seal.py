@@ -2,7 +2,8 @@
 
 SQLite changes the file only when it copies pages from its log, whose entries have checksums. `Store` starts
 each copy: it removes the seal, has SQLite copy the pages, and writes a new seal. So a sealed file can be
-checked even after a kill or power cut. A file without a seal, whose writer was killed during a copy, passes.
+checked even after a kill or power cut. A file without a seal passes the check, since its writer may have been
+killed during a copy.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from edgefl.errors import ConfigError
 from edgefl.files import flush_folder, replace
 
 ENDING = "-seal"
-"""Suffix of the seal's file: 8 bytes per page of the record, and 8 bytes over all of these."""
+"""Suffix of the seal's file, which has an 8-byte checksum of each page and one of all these checksums."""
 PAGE = 4096
 AT_ONCE = 256 * PAGE
-"""Bytes read at once: the record of a long run is larger than the server's memory."""
+"""Bytes read at once, since the record of a long run may be larger than the server's memory."""
 _WORDS = PAGE // 8
 _VOLATILE = (18, 19, *range(24, 28), *range(92, 100))
 """Bytes of the first page that SQLite changes without its log: the journal mode and change counters."""
-# Odd, so that a changed bit always changes the sum of products.
+# Odd factors, so that a changed bit always changes the sum of products.
 _FACTORS = (2 * np.arange(_WORDS, dtype=np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def put(record: Path) -> None:
-    """Seal the file as it is. Raises OSError."""
+    """Write the seal of the record's present content. Raises OSError."""
     replace(_place(record), [_sums(record)])
 
 
@@ -47,7 +48,7 @@ def check(record: Path) -> None:
         while (sealed := place.read_bytes()) != before:
             if sealed == _sums(record):
                 return
-            before = sealed  # a writer may have replaced both meanwhile
+            before = sealed  # a writer may have replaced the record and the seal meanwhile
     except FileNotFoundError:
         return
     except OSError as error:
@@ -63,7 +64,7 @@ def _place(record: Path) -> Path:
 
 
 def _sums(record: Path) -> bytes:
-    """Return one checksum per page, and one over these; an incomplete last page is padded."""
+    """Return a checksum of each page, and one of these checksums; an incomplete last page is padded."""
     sums = [np.empty(0, np.uint64)]
     with open(record, "rb") as file:
         while (content := np.fromfile(file, np.uint8, AT_ONCE)).size:

@@ -26,7 +26,7 @@ from edgefl.strategies.base import Sampling
 
 
 class LocalSpending(NamedTuple):
-    """The privacy that the client with the most trips has spent, protected only by its own noise."""
+    """ε spent by the uploads of the client with the most trips, protected only by the client's own noise."""
 
     trips: int
     epsilon: float
@@ -40,11 +40,11 @@ class Spending(NamedTuple):
 
     rules: Privacy
     account: PrivacyAccount
-    """The account of the models; without the server's noise it only counts participations."""
+    """The ε of the published models; without noise at the server, only a count of participations."""
     sampled: bool
-    """Each version's cohort was drawn uniformly from all clients, which lowers ε."""
+    """True if each version's cohort was drawn uniformly from all clients, which lowers ε."""
     epsilon: NDArray[np.float64]
-    """ε spent until each version, from 0 on: by the models or, with local noise alone, by the uploads."""
+    """ε spent until each version, from 0: by the models or, if only clients add noise, by the uploads."""
     clip_norm: NDArray[np.float64]
     """Clipping norm of each version's updates; NaN for version 0."""
     local: LocalSpending | None = None
@@ -96,7 +96,7 @@ def spending(record: Record) -> Spending | None:
     drawn = None if record.meta.sampling is None else Sampling(*record.meta.sampling)
     counts = rules.mechanism == "gaussian" and drawn is not None and _whole(record)
     expected = None if drawn is None else drawn.rate * clients
-    if (most := record.meta.max_weight) is not None:  # to which the noise of a count is scaled
+    if (most := record.meta.max_weight) is not None:  # to which the noise of the quantile's count is scaled
         expected = 1.0 / most
     account = PrivacyAccount(rules, clients, drawn if counts else None, expected)
     owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))
@@ -117,7 +117,7 @@ def spending(record: Record) -> Spending | None:
 
 
 def most_trips(record: Record) -> NDArray[np.int64]:
-    """Return the largest number of tasks that any client had received, after each task in order of time."""
+    """Return, after each task in order of time, the largest number of tasks that any client had received."""
     trips = record.trips
     return np.maximum.accumulate(trips["trip"][np.argsort(trips["sent_s"], kind="stable")] + 1)
 
@@ -175,7 +175,7 @@ def _clip_norms(record: Record, rules: Privacy, count: int) -> NDArray[np.float6
 
 
 def together(records: Iterable[Record]) -> str:
-    """Return sentences on the total ε of runs on one fleet; "" unless two add noise of the same kind."""
+    """Return sentences on the total ε of runs on one fleet; "" unless two runs add noise of the same kind."""
     all_found = [one for one in map(spending, records) if one is not None]
     found = [one for one in all_found if one.rules.noise_multiplier]
     local = [(one.rules, one.local.trips) for one in all_found if one.local is not None]

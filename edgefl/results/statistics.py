@@ -1,7 +1,7 @@
 """Statistics of runs over seeds: estimates, p-values, and the cost until a learning curve reaches a target.
 
-Accuracies vary by whole percentage points between evaluations, so the first one at a target depends on luck
-and on the number of evaluations. Therefore curves are sampled at equal periods, smoothed over `WINDOW`
+Accuracies vary by whole percentage points between evaluations, so which one first reaches a target depends on
+luck and on the number of evaluations. Therefore curves are sampled at equal periods, smoothed over `WINDOW`
 evaluations, and compared seed by seed.
 """
 
@@ -22,7 +22,7 @@ from edgefl.results.rows import EvaluationRow
 WINDOW = 5
 """Each point of a smoothed curve is the mean of this many evaluations."""
 Over = Literal["trips", "at_s", "version"]
-"""A run's cost until an evaluation: client trips, emulated seconds, or versions."""
+"""Unit of a run's cost until an evaluation: client trips, emulated seconds, or versions."""
 Points = NDArray[np.float64]
 
 
@@ -43,7 +43,7 @@ class Estimate(NamedTuple):
         return self.at(f".{max(0, 1 - math.floor(math.log10(self.half)))}f")
 
     def at(self, digits: str) -> str:
-        """Format the mean and half of its interval like ``digits``, such as ``.1f``."""
+        """Format the mean and half of its interval with the format ``digits``, such as ``.1f``."""
         return format(self.mean, digits) + ("" if self.half is None else f" ±{format(self.half, digits)}")
 
 
@@ -143,8 +143,8 @@ def filled(
     """Return costs and accuracies with one evaluation per ``period``; an accuracy holds until the next one.
 
     A run whose versions are further apart than the period, such as one with rounds, has fewer evaluations, so
-    that a window over them would be wider than another run's. ``at`` is each evaluation's time in the unit of
-    ``period``.
+    that a window of as many evaluations would cover a longer time than in another run. ``at`` is each
+    evaluation's time in the unit of ``period``.
 
     >>> filled([0, 10, 40], [0, 100, 400], [0.1, 0.2, 0.5], period=10)
     ([0, 100, 200.0, 300.0, 400], [0.1, 0.2, 0.2, 0.2, 0.5])
@@ -165,7 +165,7 @@ def passage(
 ) -> float:
     """Return the cost at which the smoothed accuracy first reaches ``target``; NaN if it does not.
 
-    The curve is linear between points. Costs are smoothed too, so that a point is at its window's middle.
+    The curve is linear between points. Costs are averaged too, so that a point is amid its window.
 
     >>> passage([0, 10, 20, 30], [0.0, 0.2, 0.4, 0.6], 0.3, window=1)
     15.0
@@ -188,9 +188,9 @@ class LearningCurve(NamedTuple):
     costs: list[float]
     accuracies: list[float]
     periodic: tuple[list[float], list[float]]
-    """The same with one evaluation per period of the experiment: see `filled`."""
+    """Costs and accuracies with one evaluation per period of the experiment: see `filled`."""
     window: int = WINDOW
-    """Evaluations per point."""
+    """Number of evaluations that are averaged in each point of the smoothed curve."""
 
     def reached(self, target: float) -> float:
         """Return the cost until the smoothed accuracy reached ``target``; NaN if it did not.
@@ -225,7 +225,7 @@ def learning_curve(
 
 
 def area(costs: Sequence[float], accuracies: Sequence[float], budget: float) -> float:
-    """Return the mean accuracy over a budget of cost; after its end the curve keeps its last value.
+    """Return the mean accuracy up to the cost ``budget``; a curve that ends before keeps its last value.
 
     >>> area([0.0, 10.0], [0.0, 0.5], budget=20.0)
     0.375
@@ -241,7 +241,7 @@ class CostRatio(NamedTuple):
     mean: float
     low: float
     high: float
-    """0 or infinity if the interval is open on that side."""
+    """``low`` is 0, or ``high`` infinity, if the interval is open on that side."""
     at_least: bool = False
     """The mean is a lower bound: in some seed the numerator's run ended before it reached the target."""
 
@@ -268,12 +268,12 @@ class CostRatio(NamedTuple):
 def ratio(
     other: Sequence[float], mine: Sequence[float], other_end: Sequence[float], mine_end: Sequence[float]
 ) -> CostRatio | None:
-    """Return the cost of ``other`` over that of ``mine``, paired over seeds; None if a run ended too soon.
+    """Return the cost of ``other`` ÷ the cost of ``mine``, paired over seeds; None if a run ended too soon.
 
     ``other`` and ``mine`` are the costs until the target (NaN if it was not reached), ``other_end`` and
-    ``mine_end`` those until each run's end. The end stands in for a target that was not reached; the ratio is
-    then a bound. The interval is Student's t on the logarithms, open on the side without a bound, and on both
-    sides for one seed.
+    ``mine_end`` the costs until each run's end. If a run did not reach the target, its cost until the end is
+    used, and the ratio is a bound. The interval is Student's t on the logarithms, open on the side without a
+    bound, and on both sides for one seed.
 
     >>> nan = math.nan
     >>> print(ratio([4.0, 4.4, 3.6], [2.0, 2.0, 2.0], [9.0] * 3, [9.0] * 3))
@@ -318,10 +318,10 @@ def p_of_ratio(found: CostRatio | None, seeds: int) -> float:
 def summary_curve(
     seeds: Sequence[Points], band: str = "interval", *, share: bool = False
 ) -> tuple[Points, Points, Points, Points]:
-    """Return points x, the mean over seeds there, and the band's edges. Each seed has rows x and y.
+    """Return the points x, and at each the mean over seeds and the band's two edges.
 
-    The curve ends with the last seed; seeds that ended before keep their last value. The band of a ``share``
-    is clipped to [0, 1].
+    Each seed's curve is an array with rows x and y. The mean curve ends with the longest one; shorter ones
+    keep their last value. The band of a ``share`` is clipped to [0, 1].
 
     >>> a, b = np.array([[0.0, 2.0], [0.0, 1.0]]), np.array([[0.0, 1.0, 3.0], [0.5, 0.5, 0.5]])
     >>> [part.tolist() for part in summary_curve([a, b], "range")]

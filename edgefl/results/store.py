@@ -44,7 +44,7 @@ from edgefl.results.tail import Tail
 WAIT_MS = 10_000
 """Maximum time that a commit waits for another writer, ms."""
 LOG_ROWS = 50_000
-"""Rows in the log, about 16 MiB, after which it is copied to the file."""
+"""Number of rows, about 16 MiB, after which the write-ahead log is copied to the file."""
 
 
 class _End(msgspec.Struct):
@@ -69,7 +69,7 @@ class _End(msgspec.Struct):
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the parameters of `FINISH_TRIP`, one row per use of the update, in the order of use.
 
-        So the sums in the record do not depend on how many rows are written together.
+        Each use is added separately, so that rounding of the sum does not depend on the times of commits.
         """
         uses = len(self.weights[:1])
         for weight in self.weights or [0.0]:
@@ -78,7 +78,7 @@ class _End(msgspec.Struct):
 
 
 class Store:
-    """Writer of ``<folder>/record.sqlite``, which it may ``create``; to be used by one thread.
+    """Writer of ``<folder>/record.sqlite``, for use by one thread; it may ``create`` the file.
 
     Raises `ConfigError` if the file is not a run record of this version of edgefl, `FolderError` if it cannot
     be written.
@@ -96,7 +96,7 @@ class Store:
     def __init__(self, folder: str | Path, *, create: bool = True) -> None:
         self.path = Path(folder) / FILE_NAME
         if not (create or self.path.is_file()):
-            raise FolderError(f"run record {self.path} not found: somebody removed it")
+            raise FolderError(f"run record {self.path} not found: it was removed")
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         try:
             self._db = sqlite3.connect(self.path, timeout=WAIT_MS / 1000, isolation_level=None)
@@ -134,7 +134,7 @@ class Store:
     def _forget(self) -> None:
         self._calls: list[tuple[Any, ...]] = []
         """Calls since the last `secure` or `commit`: the method's name and its arguments."""
-        # Events and trips are encoded at the commit: many at once cost half as much as one at a time.
+        # Events and trips are encoded at the commit, since encoding many at once costs half as much.
         self._journal: list[Event] = []
         self._trips: list[tuple[TripRow, int]] = []
         self._sums: list[tuple[int, bytes, bytes]] = []
@@ -151,15 +151,15 @@ class Store:
         return self.seq
 
     def trip(self, row: TripRow) -> None:
-        """Add a trip whose update arrived or was lost; replaces the row of the same task."""
+        """Add a trip whose update arrived or was lost, or replace the row of the same task."""
         self._trips.append((row, self.seq))
         if self._tail is not None:
             self._calls.append(("trip", row))
 
     def applied(self, version: int, tasks: Sequence[int], weights: Sequence[float]) -> None:
-        """Add the updates of ``version``, which the next event announces; a rewind to before it removes them.
+        """Add the tasks and weights of the updates in ``version``, which the next journaled event announces.
 
-        The weights of a repeated task are added.
+        The weights of a repeated task are added. A rewind to before that event removes them.
         """
         if len(tasks) != len(weights):
             raise ValueError(f"as many weights as tasks: got {len(weights)} for {len(tasks)}")
@@ -192,13 +192,13 @@ class Store:
         return end
 
     def version(self, row: VersionRow) -> None:
-        """Add a published version, which the next event announces."""
+        """Add a published version, which the next journaled event announces."""
         self._rows[_insert("versions", "seq")].append((*astuple(row), self.seq + 1))
         if self._tail is not None:
             self._calls.append(("version", row))
 
     def evaluation(self, row: EvaluationRow) -> None:
-        """Add the measurement of a version."""
+        """Add the evaluation of a version."""
         self._rows[_insert("evaluations")].append(_columns(row))
         if self._tail is not None:
             self._calls.append(("evaluation", row))
@@ -214,7 +214,7 @@ class Store:
         entry[1] += calls
 
     def clients(self, rows: Collection[ClientRow]) -> None:
-        """Set the fleet, which the next commit reads from ``rows`` and writes."""
+        """Set the fleet's rows, which the next commit reads and writes."""
         self._fleet = rows
 
     def set_meta(self, **fields: Any) -> None:
@@ -233,7 +233,7 @@ class Store:
             self._rows["INSERT OR REPLACE INTO meta VALUES (?, ?)"].append((key, encoded.decode()))
 
     def meta(self, key: str) -> Any:
-        """Return the committed value of a field of `Meta`; None if it has none."""
+        """Return the committed value of a field of `Meta`; None if there is none."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else msgspec.json.decode(row[0])
 
@@ -250,9 +250,9 @@ class Store:
                 raise
 
     def follow(self, tail: Tail) -> None:
-        """Repeat the calls that a killed writer left in ``tail``, and keep this writer's calls there.
+        """Repeat the calls that a killed writer left in ``tail``, then store this writer's calls there.
 
-        The tail keeps events and rows of trips, versions and evaluations; incidents and meta are not in it.
+        The tail has the events and the rows of trips, versions and evaluations, but no incidents and no meta.
         """
         if tail.seq == self.seq:  # otherwise the calls were committed
             for batch in tail:
@@ -277,7 +277,7 @@ class Store:
         After a `FolderError` (disk full, locked) nothing was written and all rows still wait.
         """
         events = enumerate(map(event_encoder.encode, self._journal), self.seq + 1 - len(self._journal))
-        ends = dict(self._ends)  # an end that is written with its trip's row needs no statement of its own
+        ends = dict(self._ends)  # an end written together with its trip's row needs no separate statement
         often = {task: ends.pop(task) for task, end in self._ends.items() if len(end.weights) > 1}
         batches: list[tuple[str, list[Any]]] = [
             ("INSERT INTO journal VALUES (?, ?)", list(events)),
@@ -325,8 +325,9 @@ class Store:
         with self._writing():
             seal.lift(self.path)
             try:
-                # TRUNCATE: after damage to one entry, older entries would hide newer pages of the file.
-                self._db.execute("PRAGMA busy_timeout = 0")  # while a reader is open the log is only copied
+                # TRUNCATE also empties the log: if an entry in it were damaged later, SQLite would read the
+                # entries before it instead of newer pages in the file.
+                self._db.execute("PRAGMA busy_timeout = 0")  # while a reader is open, the log is not emptied
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -357,7 +358,7 @@ class Store:
         self.seq = after_seq
 
     def _recount(self, after_seq: int) -> None:
-        # an update used both before and after the cut keeps its earlier uses
+        # an update that was used both before and after event `after_seq` keeps its earlier uses
         rows = self._db.execute("SELECT task FROM trips WHERE fate_seq > ?", (after_seq,))
         cut = {task for (task,) in rows}
         self._db.execute("UPDATE trips SET fate_seq = NULL WHERE fate_seq > ?", (after_seq,))
@@ -379,7 +380,7 @@ class Store:
         return read_events(self._db, until)
 
     def close(self, *, commit: bool = True) -> None:
-        """Commit and close. If no reader is open, the log is gone afterwards, and the file sealed."""
+        """Commit, close and seal the file. If no reader is open, the write-ahead log is deleted."""
         with closing(self._db), self._writing():
             try:
                 seal.lift(self.path)
@@ -397,7 +398,8 @@ class Store:
     def _leave(self) -> None:
         """Close without changing the sealed file.
 
-        SQLite copies the log when the last connection closes. So the last one closed is read-only.
+        SQLite copies the log when the last connection closes, unless that one is read-only. So a read-only
+        connection is closed last.
         """
         address = f"{self.path.resolve().as_uri()}?mode=ro"
         with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as reader:
@@ -418,7 +420,7 @@ _CALL_TYPES: dict[str, Any] = {
     "version": VersionRow,
     "evaluation": EvaluationRow,
 }
-"""Methods whose argument the tail holds as plain data, and the argument's type."""
+"""Methods whose argument is stored in the tail as plain data, with the type to convert it to."""
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 _META_TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Meta)}
 

@@ -1,4 +1,4 @@
-"""The content of summary.json: a run in numbers."""
+"""Compute the content of summary.json: a run's figures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _OF_META = ("name", "status", "stop_reason", "no_progress", "strategy", "clock",
             "model", "parameters", "time_scale", "model_sha256")  # fmt: skip
 _LONG_TRAINING_S = 0.01
 """Expected CPU time above which a trip's cost per step is judged; below it, overheads dominate."""
-# computed times have no measurement error, so the shortest can be judged
+# time scale for computed times, which have no measurement error, so that even the shortest are judged
 _EXACT_SCALE = 1e9
 
 
@@ -104,7 +104,7 @@ def fidelity_of(record: Record) -> dict[str, Any]:
 
 
 def as_they_are(record: Record) -> NDArray[np.bool_]:
-    """Return True for the trips of real devices, whose pace is not controlled."""
+    """Return a mask of the trips made by real devices, whose speed is not controlled."""
     clients = [client for node in record.meta.nodes if node.as_is for client in node.peers]
     return np.isin(record.trips["client"], clients)
 
@@ -118,7 +118,7 @@ def _network(moved: dict[str, int]) -> dict[str, Any]:
 
 
 def _real_devices(record: Record) -> list[dict[str, Any]]:
-    """Return, for each real device, its measured training times ÷ those by its profile."""
+    """Return, for each real device, its measured training times ÷ its profile's."""
     trips, found = record.trips, []
     whole = as_they_are(record) & ~np.isnan(trips["compute_s"])
     for client in np.unique(trips["client"][whole]).tolist():
@@ -139,7 +139,7 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 
 
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
-    """Return the median ratio of a long training's CPU time to that of its steps, measured before the run."""
+    """Return the median of (a long training's CPU time) ÷ (that of as many steps measured before the run)."""
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
     there_s = np.full(len(trips["client"]), step_s)
     for node in record.meta.nodes:
@@ -157,10 +157,10 @@ def _plain(value: Any) -> Any:
 
 
 def summarize(run: Record | str | Path) -> dict[str, Any]:
-    """Return the run in numbers; None for a figure that was not measured (no evaluation, no trip).
+    """Return the run's figures. A figure is None if it was not measured, for want of an evaluation or a trip.
 
     ``client_trips`` counts trips as ``stop.trips`` does: completed ones (download, training, upload), whether
-    or not their update was used, and cancelled ones, but not lost ones. Staleness is that of applied updates.
+    or not their update was used, and cancelled ones, but not lost ones. Staleness is of applied updates only.
     """
     record = run if isinstance(run, Record) else Record(run)
     meta, trips = record.meta, record.trips
@@ -287,11 +287,11 @@ def worst_decile(values: NDArray[np.float64], *, largest: bool = False) -> float
 
 
 def on_clients(record: Record) -> dict[str, Any] | None:
-    """Return the last measurement on the clients' own examples; None without one.
+    """Return figures of the last evaluation on the clients' own examples; None if there was none.
 
-    It covers the ``global`` model and each client's ``personal`` model (after training). For both it has the
-    mean accuracy, or for a task without classes the mean loss, over all clients and over the worst tenth of
-    them. Every client has the same weight.
+    For the ``global`` model and the clients' ``personal`` models (after training), the figures are the mean
+    accuracy, or for a task without classes the mean loss, over all clients and over the worst tenth of them.
+    Every client has the same weight.
     """
     row = next((row for row in reversed(record.evaluations) if row.clients), None)
     if row is None:
@@ -321,7 +321,7 @@ def on_clients(record: Record) -> dict[str, Any] | None:
 
 
 def measures(summary: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the last evaluation's metrics besides loss and accuracy, by their names in tables."""
+    """Return the last evaluation's metrics except loss and accuracy, by their names in tables."""
     found: dict[str, float | None] = dict(summary["metrics"])
     clients = summary["on_clients"] or {}
     for kind in ("global", "personal"):
@@ -366,10 +366,10 @@ def _secure(cost: SecureCost, record: Record) -> dict[str, Any]:
 
 
 def _attackers(record: Record, clients: NDArray[np.int64], share: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the applied weight and accuracy by honest and attacking clients; ``share`` is `applied_weight`.
+    """Return the applied weight and accuracy of honest and attacking clients, given the ``share`` of each.
 
-    A client's accuracy is that of the last model on its own held-out examples, if they were evaluated, else
-    on the test examples of its classes.
+    A client's accuracy is the last model's accuracy on the client's own held-out examples, if they were
+    evaluated, else on the test examples of the client's classes.
     """
     accuracy, basis = accuracy_by_client(record)
     known, found = np.array(list(accuracy)), np.array(list(accuracy.values()))
@@ -418,7 +418,7 @@ def _weights(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def _memory(record: Record) -> dict[str, Any]:
-    """Return memory of processes; by profile the training's peak and the processes' growth (wall clock)."""
+    """Return the processes' memory and, by profile, the training's peak and the processes' growth, MiB."""
     memory, peak, grew = record.meta.memory, record.trips["peak_mib"], record.trips["process_grew_mib"]
     sizes = list(memory.clients_mib.values())
     profile, known = profile_of_trips(record), ~np.isnan(peak)
@@ -440,9 +440,9 @@ def _memory(record: Record) -> dict[str, Any]:
 
 
 def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
-    """Return the share of time that clients were online, the departures with reasons, and the returns.
+    """Return the share of time that clients were online, and how often they left, why, and returned.
 
-    A client that finishes its task before it leaves counts as online until the time it was to leave.
+    A client that finishes its task before it leaves counts as online until the time at which it was to leave.
     """
     since: dict[int, float] = {}
     joined, reasons = Counter[int](), Counter[str]()
@@ -465,8 +465,8 @@ def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
 
 
 WORDS = {
-    "receive": "taking in messages",
-    "check": "checking messages and giving out tasks",
+    "receive": "receiving messages",
+    "check": "checking messages and assigning tasks",
     "decide": "deciding",
     "sum": "summing updates",
     "publish": "publishing versions",
@@ -475,16 +475,16 @@ WORDS = {
     "report": "reporting progress",
     "checkpoint": "writing checkpoints",
 }
-"""Descriptions of the stages of the server's stopwatch."""
+"""Descriptions of the stages by which the server's time is recorded."""
 BUSY = 0.9
-"""Busy share above which the server itself limits the run."""
+"""Share of its time that the server must be busy to count as the run's bottleneck."""
 
 
 def breakdown(record: Record) -> dict[str, Any]:
     """Return the server's time since its first task, by stage, and the run's bottleneck in one sentence.
 
     ``busy`` is the share of the time in which the server did not wait, ``us_a_trip`` a stage's wall time per
-    completed trip. ``limited_by`` is ``server``, or what it waits for: ``phones`` (wall clock) or
+    completed trip. ``limited_by`` is ``server`` or, if the server mostly waits, ``phones`` (wall clock) or
     ``training`` (virtual clock); None if nothing was recorded.
     """
     seconds = {row.stage: row.seconds for row in record.costs if row.stage != "start"}

@@ -30,7 +30,7 @@ class SweepRun(NamedTuple):
 
     label: str
     changes: dict[str, str]
-    """Values of the grid's keys, as for ``--set``."""
+    """Values of the grid's keys, as text in the form of ``--set``."""
     seed: int
     result: Result
 
@@ -72,7 +72,8 @@ class Sweep:
         except ConfigError:
             return None
         found = [part._repr_html_() for part in tables if isinstance(part, FittedTable)]
-        with contextlib.suppress(ConfigError), tempfile.TemporaryDirectory() as folder:  # no accuracy
+        # `plot` raises ConfigError if no accuracy was measured
+        with contextlib.suppress(ConfigError), tempfile.TemporaryDirectory() as folder:
             found.append(self.plot(Path(folder) / "curves.svg").read_text(encoding="utf-8"))
         return "\n".join(found)
 
@@ -94,7 +95,7 @@ class Sweep:
         return self._summary
 
     def results(self) -> dict[str, list[Result]]:
-        """Return the runs by label, in order of their seeds, as for `edgefl.plot`."""
+        """Return the runs by label, in order of their seeds; `edgefl.plot` accepts the result."""
         found: dict[str, list[Result]] = {}
         for run in self.runs:
             found.setdefault(run.label, []).append(run.result)
@@ -127,10 +128,10 @@ class Sweep:
     def fleets(self) -> Table:
         """Return one row per label but the first: in how many of the drawn fleets it is ahead of the first.
 
-        ``share`` counts a tie half and leaves out undecided fleets; ``low_95`` and ``high_95`` are its
-        interval, ``ratio_low_90`` and ``ratio_high_90`` the 5th and 95th percentile over the fleets of its
-        time to the target ÷ the first's (NaN if the range is open there, since a run did not reach the
-        target). The table is empty for a sweep without ``fleets``.
+        ``share`` counts a tie half and leaves out undecided fleets; ``low_95`` and ``high_95`` are its 95%
+        interval. ``ratio_low_90`` and ``ratio_high_90`` are the 5th and 95th percentile, over the fleets, of
+        the label's time to the target ÷ the first label's (NaN if a run did not reach the target, so that
+        the range is open on that side). The table is empty for a sweep without ``fleets``.
         """
         found = {
             row["label"]: ahead
@@ -148,7 +149,7 @@ class Sweep:
     def means(self) -> Table:
         """Return one row per label: each figure's mean over seeds.
 
-        ``…_half_95`` is half the width of its 95% interval (Student's t), NaN for one seed.
+        A column ``…_half_95`` is half the width of the mean's 95% interval (Student's t), NaN for one seed.
         """
         rows = self._summary["comparison"]["rows"]
         names = dict.fromkeys(name for row in rows for name in row["figures"])

@@ -54,7 +54,7 @@ def progress_bar(what: str) -> Progress:
 
 
 LONG_WORD = 16
-"""Longer words of text, such as paths, may be broken."""
+"""Number of characters above which a word of text, such as a path, may be broken."""
 
 
 class FittedTable:
@@ -62,7 +62,7 @@ class FittedTable:
 
     In a narrow terminal, spare columns are left out before the text of others is wrapped between words. If
     even the longest words do not fit side by side, headings are abbreviated, with a legend below. If that is
-    not enough, each row becomes a block: its first cell, and below it each other cell after its heading.
+    not enough, each row becomes a block: its first cell, then the other cells, each after its heading.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class FittedTable:
             width if kept else min(_longest_word(texts), LONG_WORD)
             for width, texts, kept in zip(self._widths, cells, whole, strict=True)
         ]
-        """Each column's width for whole cells, and the least that breaks no number, name or short word."""
+        """Each column's minimum width, at which no number, name or short word is broken."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         every = range(len(self._heads))
@@ -172,7 +172,7 @@ def _squeezed(whole: Sequence[int], least: Sequence[int], room: int) -> list[int
 
 
 def _filled(parts: Iterable[Text], room: int) -> list[Text]:
-    """Return the lines of as many parts as fit, with dots between them; a heading stays with its value."""
+    """Join parts by dots to lines of at most ``room`` columns if possible; a part is never divided."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 3 + part.cell_len <= room:
@@ -197,11 +197,11 @@ def table(
     spare: Iterable[int] = (),
     short: Mapping[str, str] | None = None,
 ) -> FittedTable:
-    """Return a plain table for the terminal; columns whose name starts with ``>`` are numbers, aligned right.
+    """Return a plain table for the terminal; a column whose name starts with ``>`` has right-aligned numbers.
 
-    Numbers are never broken, names in the first column only with ``fold``; columns are ``gap`` apart. An
-    empty row ends a section. Where the table is too wide, the columns ``spare`` are left out, then headings
-    are replaced by those of ``short``.
+    Numbers are never broken, names in the first column only if ``fold``; columns are ``gap`` spaces apart. An
+    empty row ends a section. If the table is too wide, the columns with the numbers ``spare`` are left out,
+    then headings are replaced by their abbreviations in ``short``.
     """
     return FittedTable(columns, rows, title, caption, fold, gap, spare, short or {})
 

@@ -1,7 +1,7 @@
 """The tail of a record: a writer's calls since its last commit, in memory that outlives the writer.
 
 An SQLite commit takes a fifth of the server's time per trip; copying a few hundred bytes takes almost none.
-The writer copies what must survive its death to the tail, and commits twenty times a second.
+So the writer copies all calls that must survive its death to the tail, and commits twenty times a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LENGTH_BYTES = 4
 
 
 class Tail:
-    """Batches of bytes in shared ``memory`` of at least 16 bytes, which outlives this process.
+    """Batches of bytes in shared ``memory``, which outlives this process and has at least 16 bytes.
 
     >>> import numpy as np
     >>> memory = np.zeros(64, np.uint8)
@@ -38,7 +38,7 @@ class Tail:
         return self._words[1]
 
     def clear(self, seq: int) -> None:
-        """Remove all batches after a commit up to event ``seq``."""
+        """Remove all batches, because all events up to number ``seq`` have been committed."""
         self._words[0] = 0
         self._words[1] = seq
 

@@ -1,4 +1,4 @@
-"""Time to accuracy: a target, the cost of each run until it, and ratios over seeds."""
+"""Time to accuracy: a target, each run's cost until it is reached, and ratios of costs over seeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edgefl.results.summary import rounded, value_of
 
 Cost = Literal["at_s", "trips"]
 COSTS: dict[Cost, str] = {"at_s": "emulated_s_to_target", "trips": "trips_to_target"}
-"""Costs until the target, and their names in summary.json."""
+"""Units of the cost until the target, and the cost's name in summary.json."""
 
 
 class RaceTarget(NamedTuple):
@@ -41,7 +41,7 @@ class RaceTarget(NamedTuple):
     """The origin of the target, in words."""
     measure: str = "accuracy"
     at_most: bool = False
-    """The metric has to fall to the value, as a loss does."""
+    """True if the metric has to fall to the value, such as a loss."""
     window: int = WINDOW
     """Number of consecutive evaluations whose mean has to reach the value."""
 
@@ -62,7 +62,7 @@ class RaceTarget(NamedTuple):
         return f"Reached: {how} is {'below' if self.at_most else 'above'} the target ({self.why})."
 
     def curve(self, record: Record, over: Over) -> LearningCurve:
-        """Return the run's curve of the metric, negated if it has to fall."""
+        """Return the run's curve of the metric, negated if the metric has to fall."""
         sign = -1.0 if self.at_most else 1.0
         rows = [row for row in record.evaluations if math.isfinite(value_of(row, self.measure))]
         evaluation = settings_of(record).evaluation
@@ -82,7 +82,7 @@ def check_target(given: float | None) -> None:
 
 
 def check_scored(records: Sequence[Record]) -> None:
-    """Raise `ConfigError` if the runs evaluate something, but none of them an accuracy."""
+    """Raise `ConfigError` if the runs have evaluations, but none with an accuracy."""
     rows = [row for record in records for row in record.evaluations]
     if not rows or any(math.isfinite(row.accuracy) for row in rows):
         return
@@ -96,9 +96,9 @@ def check_scored(records: Sequence[Record]) -> None:
 def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarget | None:
     """Return the target of a comparison: ``given``, else that of the runs' ``[stop]``, else a derived one.
 
-    The derived target is the highest smoothed accuracy that every run reached; None if a run has none. If the
-    runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, the target's window is that number.
-    Raises `ConfigError` if ``given`` is no share, or the runs have no accuracy.
+    The derived target is the highest smoothed accuracy that every run reached; None if a run has no accuracy.
+    If the runs stop by ``stop.accuracy`` over fewer evaluations than `WINDOW`, the target's window is that
+    number. Raises `ConfigError` if ``given`` is not a share above 0, or the runs have no accuracy.
     """
     check_target(given)
     stops = [settings_of(record).stop for record in records]
@@ -134,7 +134,7 @@ class Settings(NamedTuple):
     plausible: bool = False
     """The run's fleet was drawn from its profiles' intervals (``fleet.model_errors``)."""
     tables: Mapping[str, Any] = {}
-    """The experiment's file as plain data."""
+    """The content of the experiment's file as plain data."""
 
 
 def settings_of(record: Record) -> Settings:
@@ -165,7 +165,7 @@ class ToTarget(NamedTuple):
     costs: dict[Cost, tuple[float, ...]]
     """Emulated seconds and client trips of each seed; NaN if it did not reach the target."""
     ratios: dict[Cost, CostRatio | None]
-    """This setting's cost over the first's, seed by seed; None if runs ended too soon or share no seed."""
+    """This setting's cost ÷ the first's, seed by seed; None if runs ended too soon or share no seed."""
     ahead: Ahead | None = None
     """The fleets in which this setting is ahead of the first; None unless all runs' fleets were drawn."""
 
@@ -220,7 +220,7 @@ def ratio_text(found: CostRatio) -> str:
 
 
 def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record]) -> ToTarget:
-    """Return the cost of ``runs`` until the target, and its ratio to that of ``first``, paired by seed."""
+    """Return the cost of ``runs`` until the target, and its ratio to the cost of ``first`` by seed."""
     costs: dict[Cost, tuple[float, ...]] = {
         over: tuple(target.reached(run, over) for run in runs) for over in COSTS
     }
@@ -241,9 +241,9 @@ def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record
 
 
 def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | None) -> str:
-    """Return a sentence on the setting that reached the target first in emulated time, and its certainty.
+    """Return a sentence on the setting that reached the target first in emulated time, and how certain it is.
 
-    Like in the tables, the ratio of two times has the earlier row of ``rows`` in the denominator.
+    As in the tables, the ratio of two times has the earlier row of ``rows`` in the denominator.
     """
     if target is None or len(rows) < 2:
         return ""
@@ -270,12 +270,12 @@ def race_in_words(rows: Mapping[str, Sequence[Record]], target: RaceTarget | Non
     times = times.replace("> ", "at least ").replace("< ", "at most ")
     text += f"; {second} took {times} as long" if base == first else f", {times} the time of {second}"
     if math.isinf(known.high) and known.low == 0.0:
-        return f"{text}. That is one seed: another may turn the order around."
+        return f"{text}. That is one seed: another may reverse the order."
     certain = known.low > 1.0 if base == first else known.high < 1.0
     return f"{text}." if certain else f"{text}, so these seeds do not tell them apart."
 
 
 def _rank(found: ToTarget) -> tuple[float, float]:
-    """Return a key that is smallest for the first to reach the target: share of runs, then mean time."""
+    """Return a sort key that ranks by the share of runs that reached the target, then by their mean time."""
     there = [cost for cost in found.costs["at_s"] if not math.isnan(cost)]
     return -found.reached / found.runs, float(np.mean(there)) if there else math.inf

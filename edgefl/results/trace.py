@@ -23,7 +23,7 @@ _SERVER, _VERSIONS, _EVALUATIONS, _INCIDENTS = 1, 1, 2, 3
 
 
 def phases(trips: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """Start and end of each trip's download, training and upload; unknown parts have no length.
+    """Return the start and end of each trip's download, training and upload; an unknown part has length 0.
 
     >>> trip = {"sent_s": [0.0], "received_s": [np.nan], "compute_s": [np.nan], "arrived_s": [4.0]}
     >>> [(a.item(), b.item()) for a, b in phases({k: np.array(v) for k, v in trip.items()}).values()]
@@ -41,8 +41,9 @@ def phases(trips: Mapping[str, NDArray[np.float64]]) -> dict[str, tuple[NDArray[
 def write_trace(folder: str | Path) -> Path:
     """Write the run's ``trace.json``; return its path.
 
-    The file has Chrome's JSON trace format with times in emulated microseconds. The server and each profile
-    are processes, a profile's clients its threads, with each trip's download, training and upload.
+    The file has Chrome's JSON trace format with times in emulated microseconds. In it, the server and each
+    profile are processes, and a profile's clients are its threads, with each trip's download, training and
+    upload.
     """
     with Record(folder) as record:
         return write_events(Path(folder) / FILE_NAME, [record])
@@ -65,7 +66,7 @@ def trace_text(records: Sequence[Record]) -> str:
 
 
 def _events(record: Record, first_pid: int, prefix: str) -> Iterator[Event]:
-    """Yield the events of one run: names, then slices by process, thread and time, outer before inner."""
+    """Yield a run's events: first names, then slices by process, thread and time, a trip before its parts."""
     server = first_pid + _SERVER
     pid_of = {name: server + 1 + k for k, name in enumerate(reversed(profiles_by_speed(record)))}
     training = np.unique(record.trips["client"])
@@ -97,7 +98,7 @@ def _event(kind: str, name: str, pid: int, tid: int, ts: float, **more: Any) -> 
 
 
 def _slice(name: str, pid: int, tid: int, start: float, end: float, **args: Any) -> Event:
-    # a rounded end lets neighbours touch and keeps children inside
+    # the ends are rounded, not the durations, so that neighbours touch and parts stay inside their trip
     more = {"args": args} if args else {}
     return _event("X", name, pid, tid, start, dur=round(end - start, 3), **more)
 

@@ -25,7 +25,8 @@ PROJECT = "edgefl"
 FIGURES = ("accuracy", "loss", "versions", "client_trips", "emulated_s", "wall_s", "time_scale")
 """Fields of summary.json that a tracker shows for the whole run."""
 IMPATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-"""Values for MLflow's settings that are not set: by default it waits minutes for a silent server."""
+"""Environment variables set for MLflow, unless the user has set them. By default, MLflow waits minutes for a
+server that does not answer."""
 
 
 class Copied(NamedTuple):
@@ -34,7 +35,7 @@ class Copied(NamedTuple):
     folder: Path
     name: str
     group: str | None
-    """Name of the sweep, if the run is one of a sweep's."""
+    """Name of the sweep, if the run belongs to one."""
     identity: str
     """Hexadecimal digits, the same for each copy of the run."""
     settings: dict[str, Any]
@@ -51,7 +52,7 @@ def require(name: str) -> None:
     if name not in TRACKERS:
         raise ConfigError(unknown("tracker", name, [*TRACKERS]))
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:  # only a folder of that name, such as W&B's own
+    if spec is None or spec.origin is None:  # a folder of that name, such as W&B's for its files
         raise ConfigError(f"tracker {name!r} is not installed: pip install 'edgefl[{name}]'")
 
 
@@ -95,7 +96,7 @@ def _read(folder: Path, group: str | None) -> Copied:
 
 
 def _tensorboard(run: Copied) -> str:
-    """Write event files; the time of an event is its emulated second, so that "relative" is emulated time."""
+    """Write event files with emulated times, so that TensorBoard's axis "relative" is emulated time."""
     from torch.utils.tensorboard import SummaryWriter
 
     folder = run.folder / "tensorboard"

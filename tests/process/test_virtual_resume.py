@@ -402,7 +402,7 @@ def test_changes_are_named(finished: Path, tmp_path: Path, change: Callable[[Pat
 def test_another_experiment_is_no_verdict_on_this_one(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
     other_seed(tmp_path / "run")
-    with pytest.raises(edgefl.ConfigError, match="not what this run began with"):
+    with pytest.raises(edgefl.ConfigError, match="differs from the experiment that this run began with"):
         verify(tmp_path / "run")
 
 

@@ -99,7 +99,7 @@ def test_the_same_profile_is_slow_in_table_tile_and_picture(tmp_path: Path) -> N
         assert list(profile_roles(record)) == ["slow-cpu", "slow-link"]
     table = StringIO()
     Console(file=table, width=80).print(compare([run]))
-    assert "the classes only slow-link hold" in " ".join(table.getvalue().split())
+    assert "the classes held only by slow-link" in " ".join(table.getvalue().split())
     assert re.search(r"60.0%\s+30.0%", table.getvalue())
 
 
@@ -441,7 +441,7 @@ def test_waiting_is_the_phones_under_the_wall_clock_and_training_under_the_virtu
 def test_a_server_that_hardly_waits_is_the_limit() -> None:
     found = summary.breakdown(costs("virtual", wait=0.5, receive=9.0, unheard_of=0.5))
     assert found["limited_by"] == "server"
-    assert "busy 95% of the time, and taking in messages takes 95% of its work" in found["says"]
+    assert "busy 95% of the time, and receiving messages takes 95% of its work" in found["says"]
     assert found["stages"]["unheard_of"]["share"] == pytest.approx(0.05)
 
 

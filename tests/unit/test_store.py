@@ -298,7 +298,7 @@ def test_a_reader_holds_nothing_up_however_long_it_looks(tmp_path: Path, monkeyp
 
 
 def test_a_record_that_somebody_removed_is_not_made_anew(tmp_path: Path) -> None:
-    with pytest.raises(FolderError, match="not found: somebody removed it"):
+    with pytest.raises(FolderError, match="not found: it was removed"):
         Store(tmp_path, create=False)
     assert list(tmp_path.iterdir()) == []
 

@@ -259,7 +259,7 @@ def test_the_sentence_has_the_ratio_of_the_table_whichever_row_is_first(tmp_path
 def test_one_seed_has_no_interval_and_the_sentence_states_it(tmp_path: Path) -> None:
     compare(two(tmp_path, (1.0,)), tmp_path / "out", 0.5)
     page = Page(tmp_path / "out" / "report.html").text
-    assert "fedavg took 2.00× as long. That is one seed: another may turn the order around." in page
+    assert "fedavg took 2.00× as long. That is one seed: another may reverse the order." in page
 
 
 @pytest.mark.parametrize("value", ["0", "1.1", "nan", "-0.5"])
