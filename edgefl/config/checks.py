@@ -93,7 +93,7 @@ def _check_growth(found: Experiment) -> None:
         raise wrong("data.growth.least_per_trip", limit, growth.least_per_trip)
     for key, given in (("privacy", found.privacy), ("server.secure", found.server.secure)):
         if given is not None:
-            why = "for it, the server would have to know how many examples each client has on each trip"
+            why = "the server would have to know how many examples each client has on each trip"
             raise _at(key, f"cannot be combined with data.growth: {why}")
 
 
@@ -138,7 +138,7 @@ def _check_local(privacy: Privacy) -> None:
         needs = "the trips for which local_noise_multiplier protects a client"
         raise _at("privacy.max_participations", f"missing; it declares {needs}")
     if privacy.quantile is not None:
-        why = "no quantile with local_noise_multiplier (the server sees no norm without noise)"
+        why = "unset with local_noise_multiplier (the server sees only noisy norms)"
         raise wrong("privacy.quantile", why, privacy.quantile)
     for name in () if privacy.central else ("mechanism", "restart_every", "honaker"):
         if (got := getattr(privacy, name)) != getattr(Privacy(clip_norm=1.0), name):
@@ -146,7 +146,7 @@ def _check_local(privacy: Privacy) -> None:
 
 
 def check_measured(stop: Stop, measured: Mapping[str, tuple[float, float]]) -> None:
-    """Raise a `Fault` if ``stop`` uses a metric that is not evaluated, or a value it cannot reach.
+    """Raise a `Fault` if ``stop`` names a metric that is not evaluated, or a value that it cannot reach.
 
     ``measured`` maps each metric's name to its smallest and largest possible value.
     """

@@ -23,7 +23,7 @@ ONE_OF: dict[tuple[str, ...], tuple[str, ...]] = {
 }
 """Mutually exclusive keys: setting one in a later source removes the other."""
 RETIRED = {"durability": "memory", "partial_sums": False}
-"""Removed keys of ``[server]``, with the values that a run of an earlier version may have in its file."""
+"""Former keys of ``[server]``, with the value that the file of an earlier version's run may have."""
 
 
 def load(
@@ -36,14 +36,15 @@ def load(
     transport: str | None = None,
     recorded: bool = False,
 ) -> Experiment:
-    """Load the experiment in the TOML file at ``path``; arguments override ``overrides`` (``a.b=v``).
+    """Load the experiment from the TOML file at ``path``, and apply ``overrides`` (``a.b=v``).
 
-    Keys in ``unset`` are removed from the file's tables. Overriding ``strategy.name`` drops the fields of the
-    file's strategy that the new one lacks, and lists them on standard error. ``transport`` is the default
-    for ``server.transport``. ``recorded`` marks a file that a run wrote: its `RETIRED` keys are ignored.
+    ``seed`` and ``clock`` have priority over the overrides. Keys in ``unset`` are removed from the file's
+    tables first. Overriding ``strategy.name`` drops the fields of the file's strategy that the new strategy
+    lacks, and lists them on standard error. ``transport`` is the default for ``server.transport``.
+    ``recorded`` marks a file that a run wrote: its `RETIRED` keys are ignored.
 
     The result is complete (see `validate`). Relative paths are resolved against the file's folder, then the
-    working directory. Raises a one-line `ConfigError` that names the key, the value and what is allowed.
+    working directory. Raises a one-line `ConfigError` that names the key, the value and the allowed values.
     """
     path = Path(path)
     tables = toml.read(path)
@@ -64,7 +65,7 @@ def change(
 ) -> Experiment:
     """Apply ``overrides`` (``a.b=v``) to the experiment; the result is complete and validated as by `load`.
 
-    Error messages call the overrides ``option``.
+    Error messages refer to an override as ``option``.
 
     >>> from edgefl.experiment import Fleet, Stop
     >>> plain = Experiment(fleet=Fleet(devices={"pi-4": 2}), stop=Stop(versions=3))
@@ -110,9 +111,10 @@ def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
     """Complete every table of an experiment and validate it.
 
     Tables may be dicts, and numbers numpy scalars. The name of a fleet file is replaced by the file's
-    devices, and a default ``fleet.network`` by the file's networks; paths become absolute, resolved against
-    ``base`` first; ``training.epochs`` is 1 if neither it nor ``training.steps`` is given. Raises a one-line
-    `ConfigError` that names the key, the value and what is allowed.
+    devices, and a default ``fleet.network`` by the file's networks. Paths become absolute; they are resolved
+    against ``base``, then the working directory. ``training.epochs`` is 1 if neither it nor
+    ``training.steps`` is given. Raises a one-line `ConfigError` that names the key, the value and the allowed
+    values.
 
     >>> from edgefl.experiment import Experiment, Fleet, Stop
     >>> validate(Experiment(fleet=Fleet(devices={"pi-4": 0}), stop=Stop(versions=3)))
@@ -209,7 +211,7 @@ def _plain(value: Any) -> Any:
 
 
 def _set(tables: dict[str, Any], keys: tuple[str, ...], value: Any, source: str) -> str:
-    """Set ``value`` at ``keys``; return the dotted key of the value, or of the first table created for it."""
+    """Set ``value`` at ``keys``; return its dotted key, or that of the outermost table created for it."""
     table, made = tables, len(keys)
     for place, key in enumerate(keys[:-1]):
         if key not in table:
@@ -246,7 +248,7 @@ def _drop_foreign(tables: dict[str, Any], name: Any, base: Path, prefix: str, so
     try:
         known = {"name", *strategies.fields(name, [base])}
     except ConfigError:
-        return  # the error is reported where the strategy is created
+        return  # the error is reported when the strategy is created
     dropped = [key for key in given if key not in known]
     for key in dropped:
         del given[key]

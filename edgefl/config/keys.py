@@ -21,17 +21,17 @@ from edgefl.validation import Table, allowed, join, parts, shown
 
 
 class Setting(NamedTuple):
-    """One key, dotted as in ``--set``."""
+    """One key of an experiment; its name is dotted as in ``--set``."""
 
     name: str
     default: str
-    """TOML text; empty for a required key or one without a default."""
+    """The default as TOML text; empty if the key is required or has no default."""
     allowed: str
     meaning: str
 
 
 def keys(which: str = "") -> list[Setting]:
-    """List the keys of one table of the experiment, of a strategy (its name), or of everything.
+    """List the keys of the table or strategy called ``which``, or of the whole experiment.
 
     Raises `ConfigError` for an unknown table or strategy.
 

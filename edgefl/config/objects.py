@@ -24,14 +24,14 @@ from edgefl.strategies import Strategy, names
 
 
 class Reference(NamedTuple):
-    """A class or function as ``"my_module:name"``, and the folder its module is imported from."""
+    """The name of a class or function, ``"my_module:name"``, and the folder from which it is imported."""
 
     name: str
     folder: Path
 
 
 class Named(NamedTuple):
-    """An experiment that refers to its objects by name, and the folder the names are resolved in."""
+    """An experiment that refers to Python objects by name, and the folder from which they are imported."""
 
     experiment: Experiment
     base: Path
@@ -66,7 +66,7 @@ def name_objects(
     partition: Any = None,
     strategies: Iterable[Any] = (),
 ) -> Named:
-    """Put references to the given objects into the experiment, whose file is in the folder ``home``.
+    """Put the names of the given objects into the experiment, whose file is in the folder ``home``.
 
     ``strategy`` is an instance or class, ``model`` a function or class that makes a model, ``data`` a
     function, a `Dataset` or four arrays, ``partition`` a function, ``strategies`` the strategies of a grid.
@@ -127,7 +127,11 @@ def reference(value: Any, key: str) -> Reference:
         spec = getattr(holder, "__spec__", None)
         module = spec.name if spec is not None else Path(file).stem if file else ""
     if file is None or not all(part.isidentifier() for part in module.split(".")):
-        where = "defined at a prompt or in a notebook" if file is None else f"in {file}, not a module name"
+        where = (
+            "defined at a prompt or in a notebook"
+            if file is None
+            else f"in {file}, which cannot be imported by name"
+        )
         raise ConfigError(f"{key}: {name!r} is {where}; {advice}")
     path = Path(file).resolve()
     depth = module.count(".") + (path.name == "__init__.py")

@@ -106,7 +106,7 @@ def test_what_has_no_name_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
     main.__file__ = "/tmp/my_script.py"
     assert reference(main.make, "model").name == "my_script:make"
     main.__file__ = "/tmp/my-script.py"
-    with pytest.raises(ConfigError, match=r"in /tmp/my-script.py, not a module name"):
+    with pytest.raises(ConfigError, match=r"in /tmp/my-script.py, which cannot be imported by name"):
         reference(main.make, "model")
     with pytest.raises(ConfigError, match="strategy: must be a Strategy or a strategy's name, got a dict"):
         name_objects(PLAIN, strategy={"name": "fedbuff"})

@@ -344,7 +344,7 @@ def test_with_both_the_server_does_not_clip_the_clients_noise() -> None:
             "fedbuff",
             "privacy.max_participations: missing; it declares the trips",
         ),
-        ({"quantile": 0.5}, "fedbuff", "privacy.quantile: must be no quantile with local_noise_multiplier"),
+        ({"quantile": 0.5}, "fedbuff", "privacy.quantile: must be unset with local_noise_multiplier"),
         (
             {"honaker": True},
             "fedbuff",
