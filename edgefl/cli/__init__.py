@@ -1,10 +1,11 @@
-"""The ``edgefl`` command. Each command imports what it needs when it runs, so that help is immediate.
+"""The ``edgefl`` command. Each command imports its modules only when it runs, so that help is immediate.
 
     __init__     the app, exit codes, errors as one line
     run          run, resume, compare, report, trace, verify, keys
     nodes        serve, join, keygen
     sweep        sweep, export
-    predict      predict; predict_code: its --code
+    predict      predict
+    predict_code the option --code of predict
     programs     exec
     flower       flower
     profiles     profiles
@@ -12,7 +13,7 @@
     doctor       doctor
     lab          reproduce; chaos; bench aggregate, fidelity, ingest, memory, spawn, truth
     gate         gate comment, gate badge
-    paths        options of several commands, with checks of files and folders
+    paths        arguments and options of several commands; checks of files and folders
 
 Exit codes: 0 success; 1 a run failed or its model learned nothing; 2 invalid command, file or setting; 3 a
 run is done but INVALID (0 with --accept-invalid); 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP (from
@@ -97,7 +98,8 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments`` (default: this process's own) and return the exit code."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if the home folder is not writable
+    # matplotlib warns if the home folder is not writable
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _takes_all(stream):
             stream.reconfigure(errors="replace")  # print ? for characters that the terminal lacks
@@ -157,7 +159,10 @@ def command_tree(name: str) -> Any:
 
 
 def _takes_all(stream: io.TextIOWrapper) -> bool:
-    """Return True if any text can be printed. surrogateescape, used in the C locale, is for file names."""
+    """Return True if the stream can print any text.
+
+    The C locale's error handler, surrogateescape, prints only the undecodable bytes of file names.
+    """
     if stream.errors == "surrogateescape":
         return codecs.lookup(stream.encoding).name == "utf-8"
     return stream.errors != "strict"

@@ -1,4 +1,4 @@
-"""``edgefl doctor``: the features of this machine that edgefl uses, and reasons for missing ones."""
+"""``edgefl doctor``: which features that edgefl uses this machine has, and why it lacks others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLIENT_FDS = 8
 
 
 class Check(NamedTuple):
-    """The result of one check, and the consequence of a missing feature (empty if nothing is missing)."""
+    """The result of one check: the feature, its state, and the consequence if it is missing (else empty)."""
 
     what: str
     found: str
@@ -34,7 +34,7 @@ class Check(NamedTuple):
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """List this machine's features for edgefl, and missing ones."""
+    """Check this machine for the features that edgefl uses."""
     checks = list(examine())
     if as_json:
         say(json.dumps([check._asdict() for check in checks], indent=2))
@@ -46,7 +46,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def examine() -> Iterator[Check]:
-    """Run all checks, which change nothing and do not raise.
+    """Run all checks. They do not change the machine; an exception becomes a result.
 
     >>> {"python", "memory"} <= {check.what for check in examine()}
     True
@@ -56,7 +56,7 @@ def examine() -> Iterator[Check]:
             yield from look()
         except Exception as error:  # report any failure as a result
             what = look.__name__.strip("_").replace("_", " ")
-            yield Check(what, "?", f"looking failed: {type(error).__name__}: {error}")
+            yield Check(what, "?", f"check failed: {type(error).__name__}: {error}")
 
 
 def _python() -> Iterator[Check]:
@@ -97,7 +97,7 @@ def _torch() -> Iterator[Check]:
     if torch.cuda.is_available():
         found = ", ".join(torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count()))
     elif torch.version.cuda is not None:
-        found = f"none: torch is built for CUDA {torch.version.cuda}, no device answers"
+        found = f"none: torch is built for CUDA {torch.version.cuda}, but no device was found"
     yield Check("cuda", found)
 
 
@@ -125,7 +125,7 @@ def _calibration() -> Iterator[Check]:
     from edgefl.host.calibration import stored_calibration
 
     if (stored := stored_calibration()) is None:
-        yield Check("calibration", "none that holds", "made when first needed; or now: edgefl calibrate")
+        yield Check("calibration", "none valid", "measured when first needed, or now by edgefl calibrate")
         return
     rates = stored.measured
     train, product = rates.train_gflops.median, rates.gemm_gflops["256"].median

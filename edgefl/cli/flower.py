@@ -1,4 +1,4 @@
-"""``edgefl flower``: an unchanged Flower app on Flower's own runtime, with SuperNodes limited to devices."""
+"""``edgefl flower``: run an unchanged Flower app on Flower's runtime, its SuperNodes limited to devices."""
 
 from __future__ import annotations
 

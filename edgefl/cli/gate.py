@@ -1,4 +1,4 @@
-"""``edgefl gate``: results of ``pytest --edgefl-json`` as a comment or as a badge."""
+"""``edgefl gate``: show results of ``pytest --edgefl-json`` in a comment or a badge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``edgefl bench``: measurements and their limits; ``reproduce``: papers' claims; ``chaos``: killed runs."""
+"""``edgefl bench`` measures edgefl, ``reproduce`` tests papers' claims, and ``chaos`` kills processes."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help=f"Whose claims: {', '.join(PAPERS)}.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help=f"Paper's name: {', '.join(PAPERS)}.")],
     quick: Annotated[
         bool, typer.Option("--quick", help="Small runs on bundled data: minutes instead of hours.")
     ] = False,
@@ -237,14 +237,14 @@ def _judged(
     quiet: bool,
     tell: Callable[[str], None],
 ) -> tuple[Curves, list[Finding]]:
-    """Make the runs of a study and judge them; if ``tune``, first choose the learning rates."""
+    """Run a study and judge its claims; if ``tune``, first choose the learning rates."""
     from edgefl.lab.claims import examined
 
     try:
         if tune:
             from edgefl.lab.tuning import tune as choose_steps
 
-            tell(f"steps in {choose_steps(study, folder, settings, say=tell, quiet=quiet)}")
+            tell(f"wrote learning rates to {choose_steps(study, folder, settings, say=tell, quiet=quiet)}")
         curves = study.run(folder, settings, say=tell, quiet=quiet)
         return curves, examined(study, curves, folder, mutants=mutants, say=tell, quiet=quiet)
     except KeyboardInterrupt:
@@ -310,7 +310,7 @@ def chaos(
     if findings.violations:
         return 1
     if findings.interrupted:
-        raise Interrupted("interrupted; the results above are those until then")
+        raise Interrupted("interrupted; the results above are incomplete")
     if len(findings.kills) < kills and not failpoints:
         why = "its runs end too soon, or have no process of the kinds in --only"
         raise RunError(f"{file}: {len(findings.kills)} of {kills} kills were made: {why}")
@@ -339,7 +339,9 @@ def _lines(findings: Findings) -> list[str]:
     lines.append(f"{held} of {len(judged)} {bits if findings.clock == 'virtual' else kept}")
     if not findings.violations:
         longest_s = max((each.outlived_s for each in findings.rounds), default=0.0)
-        lines.append(f"nothing left; no process outlived its supervisor by more than {longest_s:.1f} s")
+        lines.append(
+            f"nothing left behind; no process outlived its supervisor by more than {longest_s:.1f} s"
+        )
     if unjudged := len(findings.rounds) - len(judged):
         lines.append(f"{many(unjudged, 'run')} did not end and were not checked")
     return lines

@@ -1,4 +1,4 @@
-"""``edgefl measure``: the time of each class of operation on a device; ``calibrate``: this host's rates."""
+"""``edgefl measure`` times each class of operation on a device; ``calibrate`` measures this host's rates."""
 
 from __future__ import annotations
 

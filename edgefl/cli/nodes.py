@@ -1,4 +1,4 @@
-"""``edgefl serve``: run an experiment on nodes; ``join``: host clients of it; ``keygen``: their keys."""
+"""``edgefl serve`` runs an experiment on nodes, ``join`` hosts its clients, ``keygen`` creates keys."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def serve(
 
 @contextmanager
 def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool) -> Iterator[Nodes]:
-    """Open the address for nodes; unless ``quiet``, a message says how to join."""
+    """Open the address at which nodes join; unless ``quiet``, set the message with the command for it."""
     from edgefl.hosts.nodes import opened
 
     with opened(bind, keys, wanted, insecure=insecure) as door:
@@ -66,7 +66,7 @@ def _door(bind: str, keys: Path | None, wanted: int, insecure: bool, quiet: bool
 
 
 def _invitation(door: Nodes) -> str:
-    """Return the command by which nodes join this host."""
+    """Return a line with the command by which nodes join the run."""
     from edgefl.hosts.nodes import LOOPBACK
 
     host, _, port = door.address.removeprefix("tcp://").rpartition(":")
@@ -114,7 +114,7 @@ def join(
 
     run.require_torch()
     _require_host(address)
-    if device and not is_path(device):  # a path would be on the server
+    if device and not is_path(device):  # a path refers to a file on the server
         load_device(device)
     if as_is and not device:
         raise ConfigError(

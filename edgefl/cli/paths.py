@@ -32,7 +32,7 @@ def run_folder(text: str) -> Path:
 
 
 def run_or_sweep(text: str) -> Path:
-    """Parse an argument that names the folder of a run or of a sweep. Raises `ConfigError` for others."""
+    """Parse an argument that names the folder of a run or a sweep. Raises `ConfigError` for other folders."""
     from edgefl.results.run_folder import is_sweep
 
     folder = Path(text)
@@ -54,7 +54,7 @@ def new_file(text: str) -> Path:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write the file of ``--out`` and its folders. Raises `ConfigError` if that fails."""
+    """Write the file given by ``--out``; create missing folders. Raises `ConfigError` if that fails."""
     from edgefl.files import write_bytes
 
     try:
@@ -64,7 +64,7 @@ def put(path: Path, content: bytes) -> None:
 
 
 def put_or_print(path: Path | None, content: bytes) -> None:
-    """`put` and print the path, or print the content if there is no path."""
+    """Write the file and print its path, or print the content if there is no path."""
     if path is not None:
         put(path, content)
         say(f"wrote {path}")
@@ -74,7 +74,7 @@ def put_or_print(path: Path | None, content: bytes) -> None:
 
 
 def folder_option(help_: str) -> Any:
-    """Return the option for a folder, which must have a name."""
+    """Return the option for a folder, whose name must not be empty."""
     return typer.Option(metavar="DIR", help=help_, parser=named_folder)
 
 

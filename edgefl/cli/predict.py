@@ -1,4 +1,4 @@
-"""``edgefl predict``: the time of a network's training step on devices, or other code's speed."""
+"""``edgefl predict``: predict the time of a network's training step on devices, or other code's speed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Found(NamedTuple):
     runtime: str
     prediction: Prediction
     energy: Energy | None
-    """From the profile's currents; None if it has none."""
+    """Energy of the step by the currents in the profile; None if the profile has none."""
 
 
 def predict(
@@ -78,7 +78,7 @@ def predict(
         typer.Option(metavar="N", min=1, help="With --code: number of busy threads, on the fastest cores."),
     ] = 1,
     without_aes: Annotated[
-        bool, typer.Option("--without-aes", help="With --cores: they have no AES instructions.")
+        bool, typer.Option("--without-aes", help="With --cores: cores without AES instructions.")
     ] = False,
     runtime: Annotated[
         str | None, typer.Option(metavar="R", help="A library: torch, mnn, dl4j, …; by default the device's.")
@@ -242,7 +242,7 @@ def _interval(prediction: Prediction) -> str:
 
 
 def _bar(columns: float) -> str:
-    """Return a bar of that many columns, to an eighth, at least one eighth.
+    """Return a bar of that many columns, rounded to eighths of a column, at least one eighth.
 
     >>> _bar(3.5), _bar(0.0)
     ('███▌', '▏')

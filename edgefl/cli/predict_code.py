@@ -1,4 +1,4 @@
-"""``edgefl predict --code``: the speed of code that is not torch on a device's cores."""
+"""``edgefl predict --code``: predict the speed of code that does not use torch on a device's cores."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def predict_code(
     as_json: bool,
     without_aes: bool,
 ) -> None:
-    """Print the rates of that class of code on a device or on cores, with 90% intervals."""
+    """Print the rates of the class ``code`` on a device or on given cores, with 90% intervals."""
     if not is_class(code):
         raise ConfigError(unknown("code class", code, CLASSES))
     if model is not None:
@@ -71,7 +71,7 @@ def predict_code(
 
 
 def _relative(clusters: tuple[CodeCluster, ...], code: CodeClass, threads: int) -> Rate | None:
-    """Return the speed relative to a thread of this host; print why and return None if that fails."""
+    """Return the speed relative to a thread of this host; if that fails, print the reason and return None."""
     from edgefl.devices.code import relative
     from edgefl.host import calibration
 

@@ -31,7 +31,7 @@ LISTED = 12
 
 
 class Search(NamedTuple):
-    """Selects the devices to list and their order; None selects all, ordered by name."""
+    """Conditions on the devices to list, and their order; None means no condition, and order by name."""
 
     words: str | None = None
     year: int | None = None
@@ -51,7 +51,7 @@ class Search(NamedTuple):
         )
 
     def place(self, device: Device) -> tuple[float, str]:
-        """Return the sort key of a device; devices with unknown figures come last."""
+        """Return the sort key of a device; devices with unknown figures are last."""
         from edgefl.devices.time_model import FEMNIST_STEP
 
         model = device.time_model() if self.sort == "step" else None
@@ -150,11 +150,15 @@ def import_(
         Path | None, typer.Option(help="Folder to write to; by default a single file is printed.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the profile; by default the file's.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="This entry of the file; may be repeated.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this entry of the file; may be repeated.")
+    ] = None,
     clients: Annotated[
         int | None, typer.Option(help="fedscale: number of clients, evenly spaced; 100 by default.")
     ] = None,
-    base: Annotated[str | None, typer.Option(help="power-profile: the device whose power it gives.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="power-profile: the device that the file describes.")
+    ] = None,
     up: Annotated[Path | None, typer.Option(help="mahimahi: the upload's trace.")] = None,
 ) -> None:
     """Convert another project's file to profiles."""
@@ -426,7 +430,7 @@ def _loaded(name: str) -> Profile:
 
 
 def _profile_tables(profile: Profile) -> tuple[RenderableType, ...]:
-    """Return the tables of the profile's figures with their uncertainties and numbered sources."""
+    """Return a table of the profile's figures and uncertainties, the numbered sources, and step times."""
     from rich.table import Table
     from rich.text import Text
 
@@ -485,7 +489,7 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
     """Flatten nested figures to dotted keys."""
     if isinstance(plain, dict):
         return [row for name, v in plain.items() for row in _flat(v, f"{key}.{name}" if key else name)]
-    steps = {"temp_c", "freq_scale"}  # entries of ``thermal.trips`` go in one row
+    steps = {"temp_c", "freq_scale"}  # entries of ``thermal.trips`` are shown in one row
     if isinstance(plain, list) and plain and all(isinstance(x, dict) and x.keys() == steps for x in plain):
         return [(key, ", ".join(f"{item['temp_c']:g} °C: {item['freq_scale']:g}" for item in plain))]
     if isinstance(plain, list) and any(isinstance(item, dict) for item in plain):
@@ -501,7 +505,7 @@ def _flat(plain: Any, key: str = "") -> list[tuple[str, object]]:
 
 
 def _listed(texts: list[str], most: int) -> str:
-    """Join the texts by commas; if more than ``most``, only the first two and the last, with their number.
+    """Join the texts by commas; of more than ``most`` texts show the first two, the last and the number.
 
     >>> _listed(["1", "2", "3", "4", "5"], 4), _listed(["1", "2"], 4)
     ('1, 2, … 5 (5)', '1, 2')
@@ -512,7 +516,7 @@ def _listed(texts: list[str], most: int) -> str:
 
 
 def _nearest(key: str, tables: dict[str, Any]) -> Any:
-    """Return the entry for this value, or else for the innermost table that contains it."""
+    """Return the entry of ``tables`` for ``key``, or else for the innermost table that contains the key."""
     steps = key.replace("[", ".").split(".")
     prefixes = (".".join(steps[:count]) for count in range(len(steps), 0, -1))
     return next((tables[name] for name in prefixes if name in tables), None)

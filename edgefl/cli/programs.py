@@ -1,4 +1,4 @@
-"""``edgefl exec``: copies of any command, each limited to a device and its link."""
+"""``edgefl exec``: run copies of any command, each limited to a device and its link."""
 
 from __future__ import annotations
 
@@ -180,7 +180,10 @@ def phones_of(
 
 
 def like_of(like: str | None, device: str, command: list[str]) -> str:
-    """Return the given text, or what the command resembles; by default torch if the cores are unknown."""
+    """Return ``like`` or, if it is auto or None, the class of code that the command resembles.
+
+    If ``like`` is None and the device's cores are unknown, the class is torch.
+    """
     from edgefl.devices import load_device
     from edgefl.programs.likeness import TORCH, class_of
 

@@ -35,7 +35,7 @@ AcceptInvalid = Annotated[
     bool, typer.Option("--accept-invalid", help="Exit with 0, not 3, if the emulation was INVALID.")
 ]
 INVALID = 3
-"""Exit code of a run that is done but whose emulation missed its limits."""
+"""Exit code of a run that completed, but whose emulation missed its accuracy limits."""
 TargetAccuracy = Annotated[
     float | None,
     typer.Option(metavar="SHARE", help="Compare the time to this accuracy; default: stop.accuracy."),
@@ -116,7 +116,7 @@ def read_experiment(
     *,
     on_nodes: bool,
 ) -> Experiment:
-    """Load a command's experiment; print a line if nodes override its ``server.transport``.
+    """Load a command's experiment; print a warning if nodes override its ``server.transport``.
 
     Raises `ConfigError` for an experiment that is invalid or cannot run on nodes.
     """
@@ -146,7 +146,7 @@ def carry_out(
 ) -> int:
     """Run the experiment of ``file``, on ``nodes`` if there are any; return the exit code.
 
-    The run is then copied to the tracker ``track``.
+    Afterwards the run is copied to the tracker ``track``, if one is given.
     """
     folder = new_run_folder(experiment.name) if out is None else _free(out)
 
@@ -300,7 +300,7 @@ def cluster(
 
 
 def _cluster_for(ray: str | None, folder: Path, quiet: bool) -> AbstractContextManager[Nodes | None]:
-    """Return the nodes of the Ray cluster for the run in ``folder``, to be resumed; none without ``ray``."""
+    """Return the Ray cluster's nodes for resuming the run in ``folder``; no nodes without ``ray``."""
     if ray is None:
         return nullcontext()
     from edgefl import config

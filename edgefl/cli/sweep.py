@@ -1,4 +1,4 @@
-"""``edgefl sweep``: one experiment over a grid and seeds; ``edgefl export``: a run's tables as files."""
+"""``edgefl sweep`` runs an experiment over a grid and seeds; ``export`` writes a run's tables as files."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def export(
         with damaged(str(folder)):
             copy_to_tracker(folder, track)
         return
-    run_folder(str(folder))  # tables are those of a single run
+    run_folder(str(folder))  # only a single run has tables
 
     from edgefl.results.columns import export as write
 

@@ -52,7 +52,7 @@ def test_doctor_finds_the_machine(edgefl: Shell) -> None:
     }
     assert looked <= set(found)
     assert found["kernel reference"]["problem"] == ""
-    assert not any("looking failed" in finding["problem"] for finding in found.values())
+    assert not any("check failed" in finding["problem"] for finding in found.values())
     assert "memfd" in edgefl.fits("doctor")
 
 
@@ -88,5 +88,5 @@ def test_doctor_goes_on_where_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(doctor, "_LOOKS", (_odd_thing, doctor._python))
     odd, python = doctor.examine()
-    assert odd == ("odd thing", "?", "looking failed: OSError: no such thing here")
+    assert odd == ("odd thing", "?", "check failed: OSError: no such thing here")
     assert python.what == "python"
