@@ -1,4 +1,4 @@
-"""``edgefl doctor``: which features that edgefl uses this machine has, and why it lacks others."""
+"""``edgefl doctor``: check this machine for the features that edgefl uses; state why some are missing."""
 
 from __future__ import annotations
 

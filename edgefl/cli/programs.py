@@ -98,7 +98,7 @@ def execute(
 ) -> int:
     """Run copies of any command, limited to a device and its link.
 
-    The exit code is the first copy's that is not 0, or 3 if all are 0 and the emulation was INVALID.
+    The exit code is the first nonzero code of a copy, or 3 if all are 0 and the emulation was INVALID.
     """
     from edgefl import programs
     from edgefl.programs.result import UnwrittenRecord

@@ -51,7 +51,7 @@ class Table(dict[str, NDArray[Any]]):
         return self._ends([*self])._repr_html_()
 
     def _ends(self, names: Sequence[str]) -> tables.FittedTable:
-        """Return a table of these columns, with at most `SHOWN_ROWS` rows from each end."""
+        """Return a table of the columns ``names``, with at most `SHOWN_ROWS` rows from each end."""
         long = self.rows > 2 * SHOWN_ROWS
         places = (
             [*range(SHOWN_ROWS), *range(self.rows - SHOWN_ROWS, self.rows)] if long else [*range(self.rows)]
@@ -69,7 +69,7 @@ class Table(dict[str, NDArray[Any]]):
         return tables.table(heads, rows, caption=size, fold=True)
 
     def frame(self) -> Any:
-        """Return a DataFrame of pandas or, without it, of polars. Raises `ConfigError` without either."""
+        """Return a pandas or else a polars DataFrame. Raises `ConfigError` if neither is installed."""
         for name in ("pandas", "polars"):
             try:
                 return importlib.import_module(name).DataFrame(dict(self))
@@ -178,7 +178,10 @@ def trips(record: Record) -> Table:
 
 
 def versions(record: Record) -> Table:
-    """Return one row per version: `VersionRow`'s fields, ``epsilon`` and ``clip_norm`` (private runs)."""
+    """Return one row per version, with the fields of `VersionRow`.
+
+    A private run has two more columns, ``epsilon`` and ``clip_norm``.
+    """
     table = _single(record.versions)
     if (spent := spending(record)) is not None:
         table["epsilon"], table["clip_norm"] = (

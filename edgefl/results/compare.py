@@ -80,7 +80,7 @@ def write(
 
 
 def terminal_tables(runs: Sequence[Run], rows: Sequence[RunGroup], target: RaceTarget | None) -> RenderGroup:
-    """Return tables of the time to the target, final figures and user's metrics, then the conclusion."""
+    """Return tables of the time to the target, of the final figures and of own metrics, and a conclusion."""
     own = [(name, row.label, _plain(row.figures.get(name, NONE))) for name in own_names(rows) for row in rows]
     tables: list[RenderableType] = [*_race(rows, target), _at_the_end(runs[0], rows)]
     tables += [table(("measure", "run", ">at the end"), own, fold=True)] if own else []
@@ -318,7 +318,7 @@ def in_a_sentence(rows: Sequence[RunGroup], target: RaceTarget | None) -> str:
 
 
 def _highest(rows: Sequence[RunGroup]) -> str:
-    """Return the words that name the row with the highest final accuracy, and its lead over the second."""
+    """State which of two or more rows has the highest final accuracy, and its lead over the second."""
     first, second, *_ = _by(rows, "accuracy")
     text = f"At the end {_leaders(rows, 'accuracy')} the highest accuracy"
     text += f": {percent(first.figures['accuracy'].mean)}"
@@ -362,7 +362,10 @@ UNDECIDED = " (these seeds do not tell them apart)"
 
 
 def _gap(first: RunGroup, second: RunGroup, figure: str) -> Estimate | None:
-    """Return the mean of ``first``'s figure minus ``second``'s over their common seeds; None without any."""
+    """Return ``first``'s figure minus ``second``'s, averaged over the seeds that both rows have.
+
+    None if they have no seed in common.
+    """
     one, other = (
         {run.record.meta.seed: each[figure] for run, each in zip(row.runs, row.each, strict=True)}
         for row in (first, second)
@@ -425,7 +428,7 @@ def _each(out: Path, runs: Sequence[Run], rows: Sequence[RunGroup]) -> str:
 
 
 def curves(rows: Sequence[RunGroup], name: str, over: str, *, slow: bool = False) -> list[Curve]:
-    """Return each row's curve of a metric over ``at_s`` or ``trips``: the mean over seeds, with every seed's.
+    """Return a metric's curve over ``at_s`` or ``trips`` for each row: its mean, and the curves of its seeds.
 
     With ``slow``, the metric is the accuracy on the classes that only slow clients have.
     """

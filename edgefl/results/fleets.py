@@ -1,4 +1,4 @@
-"""Conclusions over plausible fleets: in which share of them one setting is ahead of another.
+"""The share of plausible fleets in which one setting is ahead of another.
 
 A device profile predicts a real device's compute time with an error. ``edgefl sweep --fleets N`` draws that
 error N times from the profiles' intervals, each time for a whole fleet, and runs every setting on the same
@@ -62,7 +62,7 @@ class Ahead(NamedTuple):
         if len(self.ratios) < 2:
             return None
         lows, highs = zip(*self.ratios, strict=True)
-        last = sorted(highs)[math.ceil(0.95 * (len(highs) - 1))]  # the highest one that the percentile uses
+        last = sorted(highs)[math.ceil(0.95 * (len(highs) - 1))]  # the percentile depends on no higher bound
         high = math.inf if math.isinf(last) else float(np.percentile(np.minimum(highs, last), 95))
         return float(np.percentile(lows, 5)), high
 

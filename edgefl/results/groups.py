@@ -107,7 +107,9 @@ def by_profile(record: Record, values: NDArray[np.float64]) -> dict[str, float]:
 
 
 def applied_weight(record: Record) -> Shares:
-    """Return each client's share of all applied weight times the number of clients; empty if there is none.
+    """Return each client's share of all applied weight times the number of clients.
+
+    Empty if no weight was applied.
 
     1 is fair by FedStaleWeight's definition (Ma 2024, eq. 3).
     """

@@ -152,7 +152,7 @@ def html_table(
         k for k in range(len(columns)) if k == 0 or not cells or any(row[k] not in ("", "–") for row in cells)
     ]
 
-    def role(name: str) -> str:  # CSS that turns rows into blocks would hide them from screen readers
+    def role(name: str) -> str:  # CSS that turns rows into blocks hides the table from screen readers
         return f' role="{name}"' if stacked else ""
 
     def heading(place: int) -> str:

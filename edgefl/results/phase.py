@@ -22,7 +22,7 @@ NEAR = 0.01
 """Two arrivals coincide if they are closer than this fraction of the mean gap between arrivals."""
 SIMULATED = 400
 MOST_UPDATES = 20_000
-"""Maximum number of updates examined, the last ones of the run."""
+"""Maximum number of updates to examine, counted from the end of the run."""
 LEAST_UPDATES = 20
 CONFIDENCE = 0.99
 
@@ -47,7 +47,7 @@ class Phase(NamedTuple):
     one_profile: ObservedShare | None
     coincident: ObservedShare | None
     by_design: str = ""
-    """Reason why clients act together by design, so that no warning is given; empty if there is none."""
+    """Reason why clients act together by design, so that no warning is given; empty without such a reason."""
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for ``summary.json``."""

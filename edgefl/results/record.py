@@ -69,8 +69,8 @@ def read_events(db: sqlite3.Connection, until: int = 2**63 - 1) -> Iterator[tupl
 class Columns(dict[str, NDArray[Any]]):
     """A table by column, with rows in order of its key. ``trips["compute_s"]`` is a float64 array.
 
-    A column is read at its first use. A missing value is NaN in a column of floats, −1 of integers, "" of
-    texts and 0 of checksums.
+    A column is read at its first use. A missing value is NaN in a float column, −1 in an integer column, ""
+    in a text column and 0 in a checksum column.
     """
 
     def __init__(self, record: Record, table: str) -> None:

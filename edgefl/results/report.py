@@ -309,7 +309,7 @@ def _range(one: dict[str, float]) -> str:
 
 
 def _fidelity(fidelity: dict[str, Any], model_error_factor: dict[str, float], enforced: bool) -> str:
-    """Return tables of errors by part and device; of model errors only, unless times were ``enforced``."""
+    """Return tables of errors by part and device; only of model errors if times were not ``enforced``."""
     within, factors = "Device model within (90%)", {k: f"{v:.2g}×" for k, v in model_error_factor.items()}
     if not enforced:
         return html_table(["Device", f">{within}"], factors.items()) if factors else ""
@@ -370,7 +370,7 @@ def _phase(phase: dict[str, Any]) -> str:
 
 
 def _signed(error: float | None) -> str:
-    return "–" if error is None else f"{round(error * 100, 2) + 0.0:+.2f}%"  # no −0.00%
+    return "–" if error is None else f"{round(error * 100, 2) + 0.0:+.2f}%"  # adding 0.0 avoids −0.00%
 
 
 def _incidents(record: Record, summary: dict[str, Any]) -> str:
@@ -512,7 +512,7 @@ def draw_timeline(record: Record) -> Picture | None:
     fleet = sorted(profile, key=lambda client: (order.index(profile[client]), client))
     chosen = np.unique(np.linspace(0, len(fleet) - 1, min(LANES, len(fleet))).astype(int))
     lane_of = {fleet[k]: -lane for lane, k in enumerate(chosen)}
-    # the middle of the run, about six trips of the slowest client
+    # show the middle of the run, for about six trips of the slowest client
     sent_s, arrived_s = trips["sent_s"], trips["arrived_s"]
     span_s = float(np.nanmax(np.concatenate([sent_s, arrived_s])))
     length_s = (arrived_s - sent_s)[np.isfinite(arrived_s - sent_s)]

@@ -26,7 +26,7 @@ SUMMARY_FILE = "summary.json"
 RUNS = "runs"
 """Name of the folder with a sweep's runs, inside the sweep's folder."""
 DATA_FILES = "data-*.safetensors"
-"""Arrays passed to a run as objects; a new run's folder may hold nothing else."""
+"""Pattern for files of arrays passed to a run as objects; a new run's folder may hold no other files."""
 RESULTS = (SUMMARY_FILE, "trace.json", "report.html")
 """Files made from the record at the end of a run."""
 
@@ -175,7 +175,7 @@ def begun(folder: Path) -> bool:
 
 
 def begin(folder: Path, base: Path) -> None:
-    """Create the record, with the experiment and its folder ``base``, to resume or restart the run."""
+    """Create the record with the facts for resuming the run; ``base`` is the folder of its own modules."""
     toml = (folder / EXPERIMENT_FILE).read_text("utf-8")
     with Store(folder) as store:
         store.set_meta(base=str(base), toml=toml)
@@ -236,7 +236,7 @@ def clear(folder: Path) -> None:
 
 
 def _lock(lock: int, folder: Path, patience_s: float) -> bool:
-    """Lock the descriptor; return False if the file system has no such lock."""
+    """Lock the file descriptor; return False if the file system cannot lock it."""
     until = time.monotonic() + patience_s
     while True:
         try:

@@ -96,7 +96,7 @@ def spending(record: Record) -> Spending | None:
     drawn = None if record.meta.sampling is None else Sampling(*record.meta.sampling)
     counts = rules.mechanism == "gaussian" and drawn is not None and _whole(record)
     expected = None if drawn is None else drawn.rate * clients
-    if (most := record.meta.max_weight) is not None:  # to which the noise of the quantile's count is scaled
+    if (most := record.meta.max_weight) is not None:  # weights of at most 1/n mean n updates in a step
         expected = 1.0 / most
     account = PrivacyAccount(rules, clients, drawn if counts else None, expected)
     owner = dict(zip(record.trips["task"].tolist(), record.trips["client"].tolist(), strict=True))

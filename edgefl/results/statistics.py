@@ -1,8 +1,8 @@
 """Statistics of runs over seeds: estimates, p-values, and the cost until a learning curve reaches a target.
 
-Accuracies vary by whole percentage points between evaluations, so which one first reaches a target depends on
-luck and on the number of evaluations. Therefore curves are sampled at equal periods, smoothed over `WINDOW`
-evaluations, and compared seed by seed.
+Accuracies vary by whole percentage points between evaluations, so the evaluation that first reaches a target
+depends on luck and on the number of evaluations. Therefore curves are sampled at equal periods, smoothed
+over `WINDOW` evaluations, and compared seed by seed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Estimate(NamedTuple):
     half: float | None
 
     def __str__(self) -> str:
-        """Format the mean with four digits, or to the last digit of half its interval, which gets two digits.
+        """Format the mean, and half of its interval with two digits.
+
+        The mean has as many decimals as the interval; without an interval, it has four digits.
 
         >>> print(Estimate(35.7512, None), Estimate(35.7512, 6.04), Estimate(0.04379, 0.0281), sep="; ")
         35.75; 35.8 ±6.0; 0.044 ±0.028
@@ -129,7 +131,7 @@ def discovery_limit(ps: Sequence[float], share: float) -> float:
 
 
 def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
-    """Return the means over each ``window`` consecutive values.
+    """Return the mean of each ``window`` consecutive values.
 
     >>> smoothed([1.0, 2.0, 3.0, 10.0], window=3)
     [2.0, 5.0]
@@ -165,7 +167,7 @@ def passage(
 ) -> float:
     """Return the cost at which the smoothed accuracy first reaches ``target``; NaN if it does not.
 
-    The curve is linear between points. Costs are averaged too, so that a point is amid its window.
+    The curve is linear between points. Costs are averaged over the window too.
 
     >>> passage([0, 10, 20, 30], [0.0, 0.2, 0.4, 0.6], 0.3, window=1)
     15.0

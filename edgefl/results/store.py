@@ -60,7 +60,7 @@ class _End(msgspec.Struct):
     checksum_seen: int | None = None
 
     def use(self, version: int, weight: float, seq: int) -> None:
-        """Note that ``version`` used the update with ``weight`` before event ``seq``."""
+        """Record that ``version`` used the update with ``weight``, before event ``seq``."""
         if self.version is None:
             self.version = version
         self.weights.append(weight)
@@ -108,7 +108,7 @@ class Store:
             else:
                 check_file(self._db, self.path)
                 seal.check(self.path)
-            # readers never wait for the writer, and a commit is one append
+            # with a write-ahead log, readers never wait for the writer, and a commit is one append
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_copy_log` copies the log

@@ -118,7 +118,7 @@ def _network(moved: dict[str, int]) -> dict[str, Any]:
 
 
 def _real_devices(record: Record) -> list[dict[str, Any]]:
-    """Return, for each real device, its measured training times ÷ its profile's."""
+    """Return each real device's training time, measured and by its profile, and the ratio of the two."""
     trips, found = record.trips, []
     whole = as_they_are(record) & ~np.isnan(trips["compute_s"])
     for client in np.unique(trips["client"][whole]).tolist():
@@ -139,7 +139,10 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 
 
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
-    """Return the median of (a long training's CPU time) ÷ (that of as many steps measured before the run)."""
+    """Return the median ratio of a training's CPU time to the time expected from its number of steps.
+
+    The CPU time of a step was measured before the run. Only long trainings are judged.
+    """
     trips, step_s = record.trips, record.meta.host_step_s or 0.0
     there_s = np.full(len(trips["client"]), step_s)
     for node in record.meta.nodes:
@@ -157,7 +160,7 @@ def _plain(value: Any) -> Any:
 
 
 def summarize(run: Record | str | Path) -> dict[str, Any]:
-    """Return the run's figures. A figure is None if it was not measured, for want of an evaluation or a trip.
+    """Return the run's figures; None for a figure that was not measured, without evaluation or trip.
 
     ``client_trips`` counts trips as ``stop.trips`` does: completed ones (download, training, upload), whether
     or not their update was used, and cancelled ones, but not lost ones. Staleness is of applied updates only.
@@ -440,7 +443,7 @@ def _memory(record: Record) -> dict[str, Any]:
 
 
 def attendance_of(record: Record, emulated_s: float) -> dict[str, Any]:
-    """Return the share of time that clients were online, and how often they left, why, and returned.
+    """Return the share of time that clients were online, and counts of departures, reasons and returns.
 
     A client that finishes its task before it leaves counts as online until the time at which it was to leave.
     """

@@ -126,7 +126,7 @@ class Sweep:
         return table
 
     def fleets(self) -> Table:
-        """Return one row per label but the first: in how many of the drawn fleets it is ahead of the first.
+        """Return one row per label but the first: in how many drawn fleets its setting is ahead of the first.
 
         ``share`` counts a tie half and leaves out undecided fleets; ``low_95`` and ``high_95`` are its 95%
         interval. ``ratio_low_90`` and ``ratio_high_90`` are the 5th and 95th percentile, over the fleets, of

@@ -23,7 +23,7 @@ from edgefl.terminal import printable
 
 
 class PlainConsole(Console):
-    """rich's console, but control characters in a text are printed as text."""
+    """A rich console that prints ``?`` instead of the control characters in a text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for text, style, control in super().render(renderable, options):
@@ -104,7 +104,7 @@ class FittedTable:
         yield from self._blocks(kept, options.max_width - 2)
 
     def _narrowest(self, place: int, roomy: bool) -> int:
-        """Return a column's minimum width. If ``roomy``, no cell is cut; an optional column may be halved."""
+        """Return a column's minimum width; if ``roomy``, only a spare column is narrower than its cells."""
         if not roomy:
             return self._least[place]
         return max(self._least[place], -(-self._widths[place] // (1 + (place in self._spare))))
@@ -172,7 +172,7 @@ def _squeezed(whole: Sequence[int], least: Sequence[int], room: int) -> list[int
 
 
 def _filled(parts: Iterable[Text], room: int) -> list[Text]:
-    """Join parts by dots to lines of at most ``room`` columns if possible; a part is never divided."""
+    """Join parts with dots to lines of at most ``room`` columns; a wider part is a line of its own."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 3 + part.cell_len <= room:

@@ -41,7 +41,7 @@ class RaceTarget(NamedTuple):
     """The origin of the target, in words."""
     measure: str = "accuracy"
     at_most: bool = False
-    """True if the metric has to fall to the value, such as a loss."""
+    """True if the metric has to fall to the value, as a loss does."""
     window: int = WINDOW
     """Number of consecutive evaluations whose mean has to reach the value."""
 

@@ -1,7 +1,7 @@
 """Copy a finished run to an experiment tracker: TensorBoard, MLflow or Weights & Biases.
 
 A run is copied when it has ended, because a tracker's threads and connections would take time from the phones
-while they train. The step of a value is the model's version. A run that was copied before is not added again.
+while they train. A value's step is the model's version. A run that was copied before is not added again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def require(name: str) -> None:
     if name not in TRACKERS:
         raise ConfigError(unknown("tracker", name, [*TRACKERS]))
     spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:  # a folder of that name, such as W&B's for its files
+    if spec is None or spec.origin is None:  # only a folder of that name, such as the one that W&B writes
         raise ConfigError(f"tracker {name!r} is not installed: pip install 'edgefl[{name}]'")
 
 
