@@ -11,7 +11,7 @@
     profiles     profiles
     measure      measure, calibrate
     doctor       doctor
-    lab          reproduce; chaos; bench aggregate, fidelity, ingest, memory, spawn, truth
+    lab          reproduce, chaos, bench
     gate         gate comment, gate badge
     paths        arguments and options of several commands; checks of files and folders
 

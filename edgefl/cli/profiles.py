@@ -1,4 +1,4 @@
-"""``edgefl profiles`` (list, show, check, import, fit, scale and export)."""
+"""``edgefl profiles`` and its commands."""
 
 from __future__ import annotations
 
