@@ -1,4 +1,4 @@
-"""The optional native extension with the memory's limits, built from ``kernels/probe.c`` by setup.py."""
+"""Optional native extension that measures memory bandwidth, built from ``kernels/probe.c`` by setup.py."""
 
 from collections.abc import Iterable
 from typing import Any

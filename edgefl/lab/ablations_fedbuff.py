@@ -1,4 +1,4 @@
-"""FedBuff's ablations (Nguyen 2022): how its lead grows with concurrency, and table 7's partition."""
+"""FedBuff's ablations (Nguyen 2022): the growth of its lead with concurrency, and table 7's partition."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def claims(curves: Curves) -> list[Finding]:
 
 
 def lead_grows(curves: Curves, many: Race, few: Race) -> Finding:
-    """Judge figure 3's claim."""
+    """Judge figure 3's claim that the lead over FedAvgM grows with concurrency."""
     what = f"the lead over FedAvgM grows from {FEW} to all"
     return growing_lead(curves, what, "figure 3", "at 10 much the same, at 1,000 far ahead", many, few)
 
 
 def long_tail(labels: Rows, profiles: list[str], rng: np.random.Generator) -> list[Rows]:
-    """Partition with few large and many small clients, like user accounts: log-normal sizes with σ = 1.5.
+    """Partition examples as among user accounts, few large and many small: log-normal sizes with σ = 1.5.
 
     Each client holds one or two labels and at least one example. Use it as ``data.partition``.
 

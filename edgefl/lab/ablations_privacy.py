@@ -11,7 +11,7 @@ MARGIN = 0.02
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Compare final accuracies, paired by seed."""
+    """Judge FedBuff's final accuracy against FedAvgM's at the same ε, paired by seed."""
     findings = []
     for mine, other, epsilon, claim, margin in (
         (FEDBUFF, SGD, 24, "ahead", 0.0),

@@ -1,9 +1,10 @@
-"""Compares the weighted sum with its alternatives and with the limit of memory, all in one run.
+"""Compares the weighted sum with other implementations and with memory bandwidth, all in one run.
 
-Every figure of a row counts the same bytes, (K+2)·D·4 for float32: K updates and the base are read, and the
-result is written. The limits are a loop that only reads as many bytes, and STREAM's triad. Contenders take
-turns, so that a slowdown of the host affects all of them. Each figure is the median of at least 9 turns
-(fewer, and marked, if one call takes most of a second). Rows disturbed by the host are marked with a reason.
+All GB/s in a row count the same bytes, (K+2)·D·4 for K float32 updates of D parameters: the updates and the
+base are read, and the result is written. The limits are a loop that only reads as many bytes, and STREAM's
+triad. Contenders take turns, so that a slowdown of the host affects all of them. Each figure is the median of
+9 turns, or of at least 3 if the contender is slow (this is marked). A row that the host disturbed is marked
+with the reason.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)
 UPDATES = (5, 10, 32, 100)
 QUICK = ((62_006, 5), (1_000_000, 10))
 TYPED = ((468_458, 10), (1_663_370, 10), (1_663_370, 32), (11_173_962, 10), (11_173_962, 32))
-"""Sizes at which updates of the other types are measured."""
+"""Sizes (parameters, updates) at which types other than float32 are measured too."""
 SINGLE = (10, 32)
-"""Numbers of updates for which one thread is measured too."""
+"""Numbers of updates for which the sum is also measured on one thread."""
 DTYPES: dict[str, Any] = {
     "float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8
 }  # fmt: skip
@@ -45,7 +46,7 @@ _TURN_S = 0.004
 _SLOW_S = 5.0
 """Total seconds after which a contender gets no more than three turns."""
 _CALM_S = 0.04
-"""Pause after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
+"""Pause, s, after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
 """Larger rows are skipped: they would take minutes, and rows of this size already exceed the caches."""
 HOST_LIMITS = {
@@ -53,9 +54,9 @@ HOST_LIMITS = {
     "steal": (STOLEN, STEAL_MAX),
     "throttled": (THROTTLED, THROTTLED_MAX),
 }
-"""The measured shares of the host's cores: description, and largest value in a row that counts."""
+"""Shares of the host's cores: a description, and the limit above which a row does not count."""
 SPREAD_MAX = 0.30
-"""Largest spread of our contenders and of the limits in a row that counts."""
+"""A row does not count if the spread of an edgefl contender or of the read loop is larger."""
 
 Call = Callable[[], object]
 
@@ -79,7 +80,7 @@ def run(
     ``rows`` has one entry per size, type of update and number of threads: ``parameters``, ``updates``,
     ``dtype``, ``threads``, ``bytes``, ``doubts`` (reasons why its figures do not count), and for each
     contender its ``seconds`` (median), ``spread`` (interquartile range ÷ median), ``turns``,
-    ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (relative to the read loop; None without the C
+    ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (speed relative to the read loop; None without the C
     extension). ``skipped`` lists rows too large to measure.
     """
     wanted = rows_of(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]), quick)
@@ -103,7 +104,7 @@ def run(
 
 
 def rows_of(sizes: Sequence[tuple[int, int]], quick: bool) -> list[SumCase]:
-    """Return what to measure: all sizes in float32 on all threads, some also on one, some in other types."""
+    """Return the cases: all sizes in float32 on all threads; some also on one thread, some in other types."""
     everything = kernels.threads()
     rows = [SumCase(*size, "float32", everything) for size in sizes]
     if everything > 1:
@@ -138,7 +139,7 @@ def _measured(row: SumCase) -> dict[str, Any]:
     fewer = row.threads < kernels.threads()
     kernels.set_threads(row.threads)
     try:
-        # With fewer threads, only contenders whose number of threads can be set.
+        # With fewer threads, measure only contenders whose number of threads can be set.
         calls = {name: call for name, call in contenders(arrays) if name in ONE_THREAD or not fewer}
         once_s = {name: min(timeit.repeat(call, number=1, repeat=2)) for name, call in calls.items()}
         counts = {name: max(1, round(_TURN_S / max(seconds, 1e-7))) for name, seconds in once_s.items()}
@@ -151,7 +152,7 @@ def _measured(row: SumCase) -> dict[str, Any]:
                     continue
                 if spinning:
                     time.sleep(_CALM_S)
-                if counts[name] > 1:  # warms the cache; a longer call exceeds it anyway
+                if counts[name] > 1:  # warm the cache; the data of longer calls exceeds it anyway
                     call()
                 turns[name].append(timeit.timeit(call, number=counts[name]) / counts[name])
                 spinning = name in SPIN
@@ -174,13 +175,13 @@ def _measured(row: SumCase) -> dict[str, Any]:
     return row._asdict() | facts | {"contenders": figures}
 
 
-# ---- contenders: edgefl's back ends, the usual ways, the limits ----------------------------------
+# ---- contenders: edgefl's back ends, usual implementations, limits -------------------------------
 
 LAYERS = 10
 RAW = "c, one thread, bare"
-"""The bare C function on one thread with prepared arguments: shows the overhead of a call."""
+"""The bare C function on one thread with prepared arguments, to show the overhead of a call."""
 NEEDS_STACK = ("BLAS gemv", "torch addmv")
-"""Contenders that need all updates in one matrix, which a server would have to copy."""
+"""Contenders that need all updates in one matrix; a server would have to copy them into it."""
 SPIN = ("BLAS gemv", "torch addmv", "torch _foreach")
 """Contenders whose threads spin while they wait for work."""
 ONE_THREAD = ("edgefl c", "edgefl numba", RAW, "read loop")
@@ -200,7 +201,7 @@ class SumArrays(NamedTuple):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of updates, scales and base, which are read, and of the result, which is written."""
+        """Bytes that are read (updates, scales and base) and written (the result)."""
         scales = sum(scale.nbytes for scale in self.scales if scale is not None)
         return self.stacked.nbytes + scales + 2 * self.base.nbytes
 
@@ -229,7 +230,10 @@ def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArr
 
 
 def contenders(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """Yield names and calls. Each call's sum is compared with numpy's before it is yielded."""
+    """Yield each contender's name and call.
+
+    First, the back ends' sums are compared with each other bit for bit, and usual implementations with NumPy.
+    """
     stacked, scales, base, out, weights, _ = arrays
     rows, reference = list(stacked), np.empty_like(out)
     usable = [name for name, status in kernels.backends().items() if status == "ok" and name != "reference"]
@@ -290,8 +294,10 @@ def _usual(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 
 
 def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """Yield the limits for the same bytes: reads only, and two reads per write; none without the
-    extension."""
+    """Yield loops over the same number of bytes: one that only reads, and one with two reads per write.
+
+    Yields nothing without the extension.
+    """
     try:
         from edgefl.lab import _probe
     except ImportError:
@@ -319,7 +325,7 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 # ---- table and picture ---------------------------------------------------------------------------
 
 MARK = " !"
-"""Marks the size of a row that does not count."""
+"""Suffix to the size of a row that does not count."""
 DOUBTS = 8
 """Number of rows whose doubts are printed; the JSON file has all."""
 SHORT = {RAW: "bare", "torch _foreach": "foreach", "numpy by layer": "numpy"}
@@ -329,7 +335,7 @@ SHORT |= {f"{name}*": f"{name.split()[-1]}*" for name in NEEDS_STACK}
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print bandwidths, their ratios, one thread, and other types of updates."""
+    """Print tables of bandwidths, of speed ratios, and for one thread and other types of updates."""
     facts, rows, turns = result["host"], result["rows"], result["turns"]
     backend = f"{facts['backend']} ({facts['instruction_set']})"
     here = bench.machine_line(facts, f"{facts['threads']} threads", backend)
@@ -347,17 +353,17 @@ def show(result: dict[str, Any]) -> None:
     if typed and "edgefl c" in names:
         tables.show(_types(floats, typed))
     tables.show(
-        f"{here}; medians of {turns} turns, ~ of fewer as slow, in {result['seconds']:.0f} s\n"
+        f"{here}; medians of {turns} turns, ~: of fewer because slow, in {result['seconds']:.0f} s\n"
         "* needs the updates stacked in one matrix"
     )
     if doubted := [row for row in rows if row["doubts"]]:
         tables.show("! does not count; measure on an idle machine:")
         tables.show(*(f"  {_size(row)} {_kind(row)}: {'; '.join(row['doubts'])}" for row in doubted[:DOUBTS]))
         if (more := len(doubted) - DOUBTS) > 0:
-            tables.show(f"  and {more} more: doubts in the JSON file")
+            tables.show(f"  and {more} more: see doubts in the JSON file")
     if result["skipped"]:
         sizes = dict.fromkeys(f"{short(d)}×{k}" for d, k, *_ in result["skipped"])
-        tables.show(f"left out as too large for this memory, or for minutes: {', '.join(sizes)}")
+        tables.show(f"left out, too large for this memory or would take minutes: {', '.join(sizes)}")
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
@@ -376,8 +382,7 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
 
 
 def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
-    """Speed of `c` relative to the others and of numba to `c`, and a call's overhead over the bare
-    function."""
+    """Return a table: `c`'s speed relative to the others, numba's relative to `c`, and a call's overhead."""
     cells = []
     for row in rows:
         seconds = {name: figures["seconds"] for name, figures in row["contenders"].items()}
@@ -425,7 +430,7 @@ def _marked(row: dict[str, Any]) -> str:
 
 
 def short(parameters: int) -> str:
-    """A model's size in thousands or millions."""
+    """Format a number of parameters in thousands or millions."""
     return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.3g}k"
 
 
@@ -433,10 +438,10 @@ MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
 
 
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """Draw GB/s over the bytes that a sum moves, to each of ``paths``.
+    """Plot GB/s against the bytes that a sum moves, and save the plot to each of ``paths``.
 
     Each contender has a line for float32 on all threads and points for the other types. The limits are thick
-    and grey. Rows that do not count are hollow.
+    and grey. Points of rows that do not count are hollow.
     """
     from matplotlib.figure import Figure
 

@@ -1,16 +1,18 @@
-"""The limits of ingest: the same processes and bytes without edgefl, as a separate program.
+"""Upper limits for `edgefl.lab.ingest`: a program with the same processes and bytes, but without edgefl.
 
-    python -m edgefl.lab.bare socket wire 1000 8 5 0.75    the fields of `LimitCase`; prints trips per second
+    python -m edgefl.lab.bare socket wire 1000 8 5 0.75
 
-``socket``: a ZeroMQ ROUTER and DEALERs exchange the frames of real trips without parsing them: headers only
-for ``shm``, also a model down and an update up in parts for ``wire``.
+The arguments are the fields of `LimitCase`. The program prints trips per second.
+
+``socket``: a ZeroMQ ROUTER and DEALERs exchange the frames of real trips without parsing them: only headers
+for ``shm``; for ``wire`` also a model to the client and an update, in parts, to the server.
 
 ``memory``: all clients copy the model from the parameter buffer and an update into a slot, without any
 messages; then only the kernel sums the slots. Each part uses the whole machine, so a trip takes at least the
-sum of both times. Memory is used in the order of a run: trips take turns at the slots, and a fixed number of
-updates makes a version.
+sum of both times. Memory is accessed in the order of a run: trips take turns at the slots, and a fixed number
+of updates makes a version.
 
-``passes`` is ``memory`` with the passes over the data that a trip over shared memory needs: the update is
+``passes`` is ``memory`` with all passes over the data that a trip over shared memory needs: the update is
 computed as the difference of trained vector and model, and written into the slot with its checksum.
 """
 
@@ -38,7 +40,7 @@ from edgefl.run.transport import PART_BYTES
 Transport = Literal["shm", "wire"]
 Limit = Literal["socket", "memory", "passes"]
 TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
-"""Headers as long as a run's; ``LEAVE`` ends a client."""
+"""Headers of the same lengths as in a run; ``LEAVE`` ends a client."""
 PATIENCE_S = 60.0
 """Seconds without a message after which a process assumes that the other one has ended."""
 LOOK_PARAMETERS = 100_000
@@ -47,7 +49,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class LimitCase(NamedTuple):
-    """One limit, measured for about ``seconds``."""
+    """A limit to measure, for about ``seconds`` s."""
 
     what: Limit
     transport: Transport
@@ -119,7 +121,7 @@ def _through_zeromq(case: LimitCase) -> float:
 
 
 def _through_memory(case: LimitCase) -> float:
-    """Measure trips per second of copying, then of summing."""
+    """Measure copying, then summing; return the trips per second that both together allow."""
     slots = case.clients + case.updates
     ring = min(max(2, case.clients), ring_entries(case.parameters))
     buffer = ParameterBuffer.create(Shape(case.parameters, ring, slots))

@@ -1,4 +1,4 @@
-"""Common parts of ``edgefl bench``: runs for measurement, the host's facts, medians, judged figures."""
+"""Parts shared by all of ``edgefl bench``: measured runs, facts about the host, medians, verdicts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def silent(text: str) -> None:
 
 
 def machine(**more: Any) -> dict[str, Any]:
-    """Return the host and its present load, for a result's ``host``."""
+    """Return facts about the host and its present load, for the ``host`` of a result."""
     return {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), **more}
 
 
 def machine_line(facts: dict[str, Any], *more: str) -> str:
-    """Format what `machine` returned."""
+    """Format the facts from `machine`, with ``more`` before the load."""
     return ", ".join([facts["cpu"], f"{facts['cores']} cores", *more, f"load {facts['load_1min']}"])
 
 
@@ -50,7 +50,8 @@ def settings(**fields: Any) -> Experiment:
 
 @contextmanager
 def run_record(experiment: Experiment, workload: str, out: Path | None = None) -> Iterator[Record]:
-    """Run the experiment with another workload and yield its record; only a given folder ``out`` is kept."""
+    """Run the experiment with the class ``workload`` and yield its record; the run's folder is kept only as
+    ``out``."""
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name) / "run" if out is None else out
         done = supervisor.run(experiment, folder, quiet=True, base=folder.parent, workload=workload)
@@ -59,7 +60,7 @@ def run_record(experiment: Experiment, workload: str, out: Path | None = None) -
 
 
 class Judged(NamedTuple):
-    """One quantity and its limit."""
+    """A measured quantity, its limit and the verdict."""
 
     quantity: str
     mechanism: str
@@ -67,7 +68,7 @@ class Judged(NamedTuple):
     measured: int
     """Number of trips, packets or devices."""
     figures: dict[str, float | None]
-    """Measured values; errors are shares."""
+    """Measured values; errors are relative: 0.01 is 1%."""
     bar: str
     verdict: Outcome
     why: str = ""
@@ -82,10 +83,10 @@ def judged(
     held: bool,
     *conditions: Conditions,
 ) -> Judged:
-    """Judge figures that were measured under these conditions; ``held`` is True if they are within the bar.
+    """Judge figures measured under these conditions; ``held`` is True if they are within the limit ``bar``.
 
-    ``what`` is quantity, mechanism and declared value. A missed bar is INVALID and not FAIL while other
-    processes use the host.
+    ``what`` is quantity, mechanism and declared value. If other processes used the host, a missed limit gives
+    INVALID instead of FAIL.
     """
     busy = [line for each in conditions if not held for line in each.busy]
     doubts = [*(line for each in conditions for line in unfit(each)), *busy]

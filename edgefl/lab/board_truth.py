@@ -56,8 +56,9 @@ class BoardRate(NamedTuple):
 def run(quick: bool = False, *, boards: Path | None = None, say: Say = silent) -> dict[str, Any]:
     """Compare the boards of a file with ``cores.toml``, or each bundled board with a fit to all others.
 
-    ``boards`` has an entry per measured rate, ``quantities`` the errors of each quantity. Without a file and
-    not ``quick``, ``unseen_socs`` has the errors of fits without any board of the same SoC.
+    In the result, ``boards`` has an entry per measured rate, and ``quantities`` the errors of each quantity.
+    Without a file, and unless ``quick``, ``unseen_socs`` has the errors of fits without any board of the same
+    SoC.
     """
     if boards is not None:
         found = list(compared(read_boards(boards), lambda board: core_table()))
@@ -106,7 +107,7 @@ def _basis(board: Board, at: BoardRow, row: BoardRow, code_class: CodeClass, tab
     if at.core is None:
         return f"unknown core {row.fields['core']!r}"
     boards = core_rate(board.cluster(at), code_class, table).boards
-    text = f"{at.core} at {at.mhz:g} MHz, " + (f"{boards} boards" if boards else "by its relatives")
+    text = f"{at.core} at {at.mhz:g} MHz, " + (f"{boards} boards" if boards else "by similar cores")
     return text if at is row else f"{text}; the value is that of CPU {at.cpu}'s cluster"
 
 

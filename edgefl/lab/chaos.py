@@ -36,44 +36,46 @@ from edgefl.run.client import WITNESS
 from edgefl.seeds import stream
 
 BESIDE = ("die", *failpoints.OF_SUMS)
-"""Failpoints at which another process dies and the server continues."""
+"""Failpoints at which another process than the server dies; the server continues."""
 PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 """Processes whose death does not end the command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
 """Processes of which any one may be killed without losing an update, even under the wall clock."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
-"""Share of the kills that do not wait for a recovery from the previous kill, and the mean seconds to such a
-kill while the run starts or replaces one of `KEEPERS`."""
+"""Share of the kills that do not wait until the run has recovered from the previous kill, and the smallest
+mean time to such a kill, s, while the run starts or replaces a process of `KEEPERS`."""
 MOST_SERVERS = 2
-"""Maximum number of servers and zygotes killed without a new version in between: one more would end the run,
-which could then be resumed from its checkpoint."""
+"""Maximum number of servers and zygotes killed without a new version in between: one more kill would end
+the run, which could then be resumed from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
-"""Processes whose death ends the run, with a last checkpoint."""
+"""Processes whose death ends the command, after a last checkpoint."""
 COMMITTED_S, DELIVERED_S = 0.15, 1.0
-"""Seconds after a kill in which earlier versions may still be recorded, and seconds after the kill of a
-zygote in which the server still processes its clients' messages."""
+"""Time after a kill in which versions made before it may still be recorded, and time after the kill of a
+zygote in which the server still processes messages of its clients, s."""
 PATIENCE_S = 120.0
 """Maximum seconds to wait for a new version, or for a command to end."""
 GONE_S = 20.0
 """Maximum seconds that a process of the run may outlive the command."""
 POLL_S = 0.02
 MOST_FAILURES = 3
-"""Consecutive commands that end without a kill, after which a round is given up."""
+"""Number of consecutive commands that end without a kill, after which a round is given up."""
 MOST_MORE_DESCRIPTORS = 8
 PLACE_S = 3.0
-"""Seconds in which a recovered run must pass a failpoint."""
+"""Maximum seconds until a server of a recovered run must have reached its failpoint."""
 MOST_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "named"), 3)
-"""Maximum passes of a failpoint before the kill, drawn on a logarithmic scale; few at checkpoints."""
+"""Maximum number of times that a process passes a failpoint before it dies there. The number is drawn on a
+logarithmic scale; checkpoints are rare, so it is small at their failpoints."""
 MOST_TURNS = 4
-"""Maximum deaths at each failpoint before the command is ended and the run resumed."""
+"""Maximum number of deaths at each failpoint during one command; then the run is ended and resumed."""
 MOST_FRUITLESS = 3
-"""Number of servers that did not pass a failpoint in time, after which the experiment does not have it."""
+"""Number of servers that did not reach a failpoint in time, after which the failpoint is given up as one that
+the experiment never reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The experiment in ``file``, and the kills of its processes."""
+    """An experiment file, and the number and kind of kills of its run's processes."""
 
     file: Path
     changes: tuple[str, ...] = ()
@@ -81,13 +83,13 @@ class Plan:
     clock: str | None = None
     kills: int = 20
     seed: int = 0
-    """Seed of the drawn instants and processes."""
+    """Seed of the random times and processes of the kills."""
     every_s: float = 1.0
-    """Mean seconds from a recovery, or from a kill, to the next kill."""
+    """Mean seconds from a recovery to the next kill, or from kill to kill."""
     failpoints: int = 0
     """Number of server deaths at each failpoint that the experiment passes; replaces ``kills``."""
     only: frozenset[str] = frozenset()
-    """Processes to kill, or failpoints; empty: all."""
+    """Kinds of processes to kill, or failpoints; empty: all."""
 
     def __post_init__(self) -> None:
         what, names = ("failpoint", PLACES) if self.failpoints else ("process", KINDS)
@@ -97,14 +99,14 @@ class Plan:
 
 
 Tell = Callable[[Findings, str], None]
-"""Called often with the findings so far and the present activity."""
+"""Progress callback: its arguments are the findings so far and the present activity."""
 
 
 def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None) -> Findings:
     """Kill, resume and judge as ``plan`` states, in the new folder ``folder``.
 
-    Rounds without a violation are removed from the folder. Ctrl-C ends the function with the findings so far.
-    Raises `ConfigError` if the experiment is invalid.
+    Rounds without a violation are removed from the folder. After Ctrl-C the function returns the findings so
+    far. Raises `ConfigError` if the experiment is invalid.
     """
     experiment = config.load(plan.file, plan.changes, clock=plan.clock)
     findings = Findings(experiment.clock.kind, experiment.server.transport)
@@ -130,12 +132,12 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
 
 
 def _is_hopeless(findings: Findings) -> bool:
-    """Return True if the last two rounds had no kill: runs are too short, or cannot continue."""
+    """Return True if the last two rounds had no kill: the runs are too short, or fail."""
     return len(findings.rounds) > 1 and not any(each.kills for each in findings.rounds[-2:])
 
 
 class _Stopwatch:
-    """Seconds in which this process ran; a pause of the whole machine does not count."""
+    """Measures the seconds in which this process ran; a pause of the whole machine does not count."""
 
     def __init__(self) -> None:
         self.now_s, self._looked = 0.0, time.monotonic()
@@ -163,8 +165,7 @@ class Command:
             )
 
     def family(self) -> dict[psutil.Process, str]:
-        """Return every living process of the run, orphans included, with its kind; "" for a user's
-        process."""
+        """Return every living process of the run, including orphans, and its kind; "" if unknown."""
         found = {}
         for pid in psutil.pids():
             with contextlib.suppress(OSError, psutil.Error):
@@ -177,7 +178,7 @@ class Command:
     def _kind(self, process: psutil.Process) -> str:
         if process.pid == self.process.pid:
             return "supervisor"
-        if (name := process.name()).startswith("edgefl-"):  # cut off at 15 characters
+        if (name := process.name()).startswith("edgefl-"):  # Linux cuts names at 15 characters
             label = name.split("-")[1]
             return next((kind for kind in KINDS if kind.startswith(label)), "")
         return next((kind for module, kind in _MODULES.items() if module in process.cmdline()), "")
@@ -187,7 +188,7 @@ class Command:
         return self._log.read_text(errors="replace").splitlines()
 
     def collect(self) -> list[psutil.Process]:
-        """Return the processes that outlived the command; reap adopted ones that have ended."""
+        """Return the living processes of the run; reap adopted orphans that have ended."""
         alive = list(self.family())
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error, ChildProcessError):
@@ -196,7 +197,7 @@ class Command:
         return alive
 
     def end(self) -> None:
-        """Interrupt the command, and kill what is left after `GONE_S`."""
+        """Interrupt the command, and kill its processes that are left after `GONE_S` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGINT)
@@ -207,7 +208,7 @@ class Command:
 
 
 class _RandomKiller:
-    """Kills any process at drawn instants, mostly after the run has recovered from the previous kill."""
+    """Kills processes at random times, mostly after the run has recovered from the previous kill."""
 
     def __init__(self, plan: Plan, draw: np.random.Generator, *, one_keeper: bool) -> None:
         self._plan, self._draw, self._left, self._one_keeper = plan, draw, plan.kills, one_keeper
@@ -254,8 +255,8 @@ class _RandomKiller:
 class _FailpointKiller:
     """Makes each server of a command die at one of ``places`` (`edgefl.failpoints`).
 
-    Every second server dies when it first passes the point, the others only after the run has recovered, so
-    that versions are made in between. Clients and the process that unmasks sums die at their own failpoints.
+    Every second server may die as soon as it starts, the others only after the run has recovered, so that
+    versions are made in between. Clients and the process that unmasks sums die at their own failpoints.
     """
 
     def __init__(self, plan: Plan, draw: np.random.Generator, places: Iterable[str]) -> None:
@@ -263,9 +264,9 @@ class _FailpointKiller:
         self._left = dict.fromkeys(sorted(places), plan.failpoints)
         self._fruitless: Counter[str] = Counter()
         self._places: list[str] = []
-        """Failpoints of the present server and of its successors."""
+        """Failpoints of the present server and of its successors, in order."""
         self._armed = Path()
-        """File that exists while passes count."""
+        """While this file exists, processes count how often they pass a failpoint."""
         self._early = False
         self._seen = 0
         self._since_s = 0.0
@@ -300,8 +301,10 @@ class _FailpointKiller:
         return int(np.exp(self._draw.uniform(0.0, np.log(MOST_PASSES[place] + 1)))) - 1
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
-        """Return the failpoint at which a server died, or the kind of a process killed to continue; "" for
-        none."""
+        """Return the failpoint at which a process died; "" if none died.
+
+        If the failpoint was not reached in time, kill a process to continue, and return its kind.
+        """
         died = [line.removeprefix(failpoints.SAYS) for line in command.output() if failpoints.SAYS in line]
         if len(died) > self._seen:
             place = died[self._seen]
@@ -324,7 +327,7 @@ class _FailpointKiller:
         return ""
 
     def _next(self, place: str) -> None:
-        """Update the counts after a process died at ``place``; "": the server did not reach its failpoint."""
+        """Update the counts after a death at ``place``; "" if the server did not reach its failpoint."""
         if place:
             self._left[place] = self._left.get(place, 0) - 1
         if place not in BESIDE:
@@ -338,7 +341,7 @@ class _FailpointKiller:
 
 
 class _Round:
-    """One round."""
+    """Kills and resumes one run until it is done, and judges it."""
 
     def __init__(
         self,
@@ -361,7 +364,7 @@ class _Round:
         self._waiting: list[Kill] = []
         """Kills from which the run has not recovered."""
         self._descriptors: dict[psutil.Process, tuple[str, int, int]] = {}
-        """Kind of each process, and its open files at the first and the last recovery."""
+        """Kind of each process, and its numbers of open files at the first and the last recovery."""
 
     def run(self) -> None:
         self._findings.rounds.append(self._round)
@@ -393,11 +396,11 @@ class _Round:
         last = (command.output() or [""])[-1]
         if command.process.returncode == 2 and not self._number:
             raise ConfigError(last.removeprefix("edgefl: "))
-        self._violated(f"undisturbed it ended with exit code {command.process.returncode}: {last}")
+        self._violated(f"the undisturbed run ended with exit code {command.process.returncode}: {last}")
         return False
 
     def _start(self, what: str, folder: Path, disturbance: Mapping[str, str]) -> Command:
-        """Start a run in the folder, or resume the one in it."""
+        """Start a run in the folder, or resume the run in it."""
         arguments = [what, str(folder), "--accept-invalid", "--quiet"]
         if what == "run":
             changes = [word for change in self._plan.changes for word in ("--set", change)]
@@ -499,8 +502,10 @@ class _Round:
             self._violated(f"left behind: {', '.join(sorted(left))}")
 
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
-        """Return True if the run is over. The command may have ended before the kill reached it, with one
-        line of output."""
+        """Return True if the run is over; note a violation if a kill does not explain the command's end.
+
+        A command may fail with one line of output before a kill reaches it.
+        """
         code, output = command.process.returncode, command.output()
         last = output[-1] if output else f"exit code {code}"
         if any("Traceback" in line for line in output):
@@ -563,7 +568,7 @@ def _name(process: psutil.Process) -> str:
 
 
 def _in_words(killed: Counter[str]) -> str:
-    """Format the processes that a command lost.
+    """Format the numbers of killed processes by kind.
 
     >>> _in_words(Counter(["client", "client", "server"]))
     '2 × client, server'

@@ -1,9 +1,9 @@
 """Claims about races: one algorithm costs a factor more than another to reach a target accuracy.
 
 `examined` limits the errors of a study's verdicts. A claim counts as reproduced only if no mutant of its arm
-gets that verdict. Runs that equal another arm's bit for bit do not count as a result of their own. An arm
-whose tuned step size is at the border of its grid settles nothing. The Benjamini–Hochberg correction limits
-the share of false claims among those that hold.
+gets that verdict. Runs that equal another arm's bit for bit do not count as a result of their own. A claim
+about an arm whose tuned step size is at the border of its grid is not settled. The Benjamini–Hochberg
+correction limits the share of false claims among those that hold.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Race:
     source: str
     """Place of the claim in the paper."""
     paper: str
-    """Figures in the paper."""
+    """The paper's numbers for this claim, as text."""
     size: float | tuple[float, float] | None = None
-    """The paper's ratio, or its costs of ``other`` and ``mine``; None: the paper only says that the ratio is
-    above 1."""
+    """The paper's ratio, or its costs of ``other`` and ``mine``; None: the paper claims only that the ratio
+    is above 1."""
     over: Over = "trips"
 
     @property
     def ratio(self) -> float | None:
-        """The paper's ratio; ours must reach its square root, half of it on a log scale."""
+        """The paper's ratio; ours must reach its square root, which is half of it on a log scale."""
         return self.size[0] / self.size[1] if isinstance(self.size, tuple) else self.size
 
     def finding(self, curves: Curves) -> Finding:
@@ -115,7 +115,7 @@ def gain(
 
 
 def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race, few: Race) -> Finding:
-    """Judge the claim that the lead is larger in ``many`` than in ``few``, paired by seed."""
+    """Judge the claim that the cost ratio is larger in the race ``many`` than in ``few``, paired by seed."""
     lead = []
     for race in (many, few):
         target = curves.target(race.mine)
@@ -138,7 +138,7 @@ def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race,
 
 
 def judged(found: CostRatio | None, paper: float | None) -> Verdict:
-    """Judge the claim that another algorithm costs ``paper`` times as much (None: no factor is given).
+    """Judge the claim that another algorithm costs ``paper`` times as much (None: the paper has no factor).
 
     It is "reproduced" if our whole interval lies above 1 and our mean reaches half of the paper's effect on a
     log scale (√paper), "smaller" if only the former holds, and "out of reach" if a run ended too early to
@@ -203,7 +203,7 @@ def examined(
 
 
 def mutated(arm: Arm, mutant: Mutant) -> Arm:
-    """Return the arm with the mutant as its strategy and the same steps."""
+    """Return the arm with the mutant as its strategy, and with the arm's tuned step sizes."""
     label = f"{arm.label} [{mutant.label}]"
     return replace(
         arm, label=label, changes=(*arm.changes, *mutant.changes), steps_of=arm.steps_of or arm.label
@@ -219,7 +219,7 @@ def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant
 def _to_be_tried(
     study: Study, settings: str, findings: Sequence[Finding]
 ) -> Mapping[tuple[tuple[str, ...], Mutant], list[int]]:
-    """Map arms and each mutant in their place to the indices of claims that would be reproduced."""
+    """Map (arms, a mutant of them) to the indices of the arms' claims that would be reproduced."""
     places: dict[tuple[tuple[str, ...], Mutant], list[int]] = {}
     for place, one in enumerate(findings):
         if one.verdict == "reproduced" and one.mine:
@@ -235,7 +235,7 @@ def _settled(finding: Finding, study: Study, curves: Curves) -> Finding:
     twins = {label: curves.twin(label) for label in arms}
     later = {one: other for one, other in twins.items() if other and labels.index(other) < labels.index(one)}
     if copies := [f"{one}'s are {other}'s" for one, other in later.items()]:
-        note = f"runs equal bit for bit, not a result of its own: {', '.join(copies)}"
+        note = f"runs equal to another arm's bit for bit, not a result of its own: {', '.join(copies)}"
         return finding._replace(verdict="same runs", note=note, p=None)
     borders = study.borders(curves.settings)
     if at := [f"{label} ({', '.join(borders[label])})" for label in arms if label in borders]:

@@ -1,7 +1,7 @@
 """Compares the papers' convergence theorems with runs on a problem whose constants are all known.
 
 Bounds are loose: wrong algorithms satisfy them too. Each finding therefore also predicts the bounded quantity
-to a few per cent, from the contributions of the descent, the noise and the clients' shares
+to a few per cent, from the contributions of descent, noise and the clients' shares
 (`edgefl.lab.quadratic`). Three theorems do not hold as printed; for each, a run shows this, and the missing
 term is given.
 """
@@ -26,12 +26,12 @@ from edgefl.strategies.fedstaleweight import FedStaleWeight
 
 
 class Ratio(NamedTuple):
-    """A figure that a theorem determines: measured ÷ predicted, per seed."""
+    """A quantity that a theorem determines: measured ÷ predicted, per seed."""
 
     name: str
     ratios: Sequence[float]
     within: float
-    """Largest allowed distance from 1 of the mean ratio; with three seeds or more, of its 95% interval."""
+    """Largest allowed distance of the mean ratio from 1; with 3 seeds or more, of its whole 95% interval."""
 
     @property
     def agrees(self) -> bool:
@@ -41,9 +41,9 @@ class Ratio(NamedTuple):
 
     @property
     def p(self) -> float | None:
-        """p-value of agreement by chance if the true mean ratio were ``within`` above or below 1.
+        """Probability that the runs agree by chance if the true mean ratio is ``within`` above or below 1.
 
-        It is the larger of two one-sided tests (an equivalence test); None with fewer than 3 seeds.
+        This is the larger p-value of two one-sided tests (an equivalence test); None with fewer than 3 seeds.
         """
         if len(self.ratios) < 3:
             return None
@@ -62,7 +62,7 @@ class Ratio(NamedTuple):
 def judged(
     claim: str, source: str, paper: str, quantities: Sequence[Ratio], note: str = "", holds: bool = True
 ) -> Finding:
-    """Return the finding that every quantity is as predicted, and that another condition ``holds``."""
+    """Judge the claim that every quantity is as predicted and that the condition ``holds`` is met."""
     ours = "measured ÷ predicted: " + ", ".join(map(str, quantities))
     ps = [one.p for one in quantities if one.p is not None]
     found = verdict(holds and all(one.agrees for one in quantities))
@@ -72,9 +72,9 @@ def judged(
 def exceeded(
     claim: str, source: str, paper: str, times: Sequence[float], at: str, quantity: Ratio, note: str
 ) -> Finding:
-    """Return the finding on a bound that is exceeded by these factors, one per seed.
+    """Judge a bound that the runs exceed by the factors ``times``, one per seed.
 
-    It is "not reproduced" only if ``quantity`` is as predicted; otherwise the runs prove nothing.
+    The verdict is "not reproduced" only if ``quantity`` is as predicted; otherwise the runs prove nothing.
     """
     ours = f"{min(times):.1f} times the bound at {at}; measured ÷ predicted: {quantity}"
     if not quantity.agrees:
@@ -83,7 +83,7 @@ def exceeded(
 
 
 class QuadraticRun(NamedTuple):
-    """A run on the quadratic, and its predictions."""
+    """Settings of a run on the quadratic problem, with predictions."""
 
     expected: Expected
     strategy: Strategy
@@ -98,7 +98,7 @@ class QuadraticRun(NamedTuple):
 
 
 WITHIN = 0.1
-"""Tolerance for the effect of step size times staleness, and for chance."""
+"""Default tolerance of a `Ratio`, for chance and for the effect of step size times staleness."""
 
 
 def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) -> Ratio:
@@ -109,8 +109,10 @@ def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) 
 
 
 def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
-    """Compare descent, noise and shares with predictions; ``runs`` has a row per seed. The worst setting
-    counts."""
+    """Compare descent, noise and shares with predictions; ``runs`` has a row per seed.
+
+    Each ratio is that of the worst setting.
+    """
     pairs = [list(zip(settings, row, strict=True)) for row in runs]
     quantities = [
         worst("descent", [[o.mean_square(DESCENT) / s.expected.descent() for s, o in row] for row in pairs]),
@@ -163,8 +165,10 @@ def bounded(draws: np.random.Generator, client: int) -> float:
 
 
 def fedbuff(quick: bool = False) -> Finding:
-    """Run corollary 1's steps η_g = K, η = 1/(K√(TQ)); compare with its bound plus the missing sampling
-    term."""
+    """Run FedBuff with corollary 1's step sizes η_g = K, η = 1/(K√(TQ)).
+
+    The result is compared with the corollary's bound plus the sampling term that this bound lacks.
+    """
     lengths = (1_000, 4_000)
     problem = Quadratic(8, smoothness=0.25, distance=2.0, spread=0.5)
     cases = [(1, 1, lengths[1]), (4, 4, lengths[0]), (4, 1, lengths[0]), (4, 1, lengths[1])]
@@ -206,7 +210,7 @@ def fedbuff_bound(out: Trajectory, versions: int, rate: float, steps: int, serve
 
 
 def fedbuff_as_printed(quick: bool = False) -> Finding:
-    """Run from the optimum without noise or staleness, with one client at a time, drawn uniformly."""
+    """Run from the optimum without noise or staleness; one client, drawn uniformly, trains at a time."""
     problem, rate, versions = Quadratic(8, variance=0.0, distance=0.0, spread=1.0), 0.005, 4_000
     setting = QuadraticRun(
         Expected(problem, versions, rate), FedBuff(buffer_size=1, exponent=0.0, concurrency=1), exponential
@@ -221,7 +225,7 @@ def fedbuff_as_printed(quick: bool = False) -> Finding:
         times,
         f"η·L = {rate:g}",
         Ratio("sampling, η·L·σ_g²/2,", sampled, 0.2),
-        "it has σ_g² only in η² terms: equation 20 reverses Jensen's inequality",
+        "the bound has σ_g² only in η² terms: equation 20 reverses Jensen's inequality",
     )
 
 
@@ -236,19 +240,19 @@ def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:
 
 
 class Composition(NamedTuple):
-    """Expected composition of buffers that are filled by arrivals in proportion to the clients' rates."""
+    """Expected composition of buffers whose updates arrive in proportion to the clients' rates."""
 
     shares: tuple[float, ...]
     """Share of all weight, times n, by client."""
     concentration: float
-    """E Σ α²."""
+    """E Σ α², where α are the weights in a buffer."""
 
 
 def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Composition:
     """Compute the shares of clients under normalisation inside each buffer, by enumerating all buffers.
 
-    Each of a buffer's ``size`` places holds a client with a probability in proportion to its rate; weights
-    are in proportion to ``raw``. Clients with equal rate and weight are grouped.
+    Each of a buffer's ``size`` updates is a client's with a probability in proportion to the client's rate;
+    weights are in proportion to ``raw``. Clients with equal rate and weight are grouped.
 
     >>> one = composition((1.0, 1.0), 2, (1.0, 1.0))
     >>> one.shares, one.concentration
@@ -274,7 +278,7 @@ def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Comp
 
 
 def fair_weights(rates: Sequence[float]) -> list[float]:
-    """Return b·E[τ_i] + 1 with E[τ_i] of equation 6: Σ_j r_j/r_i."""
+    """Return each client's b·E[τ_i] + 1, which by equation 6 is Σ_j r_j/r_i."""
     return [sum(rates) / rate for rate in rates]
 
 
@@ -319,9 +323,10 @@ def deviation(size: int, staleness: float) -> float:
 
 
 def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, float]:
-    """Theorem 1's bounds of a weight: 1/((b − 1)(b·τ_max + 1) + 1) and (b·τ_max + 1)/(b(τ_max + 1)).
+    """Return theorem 1's bounds of a weight: 1/((b − 1)(b·τ_max + 1) + 1) and (b·τ_max + 1)/(b(τ_max + 1)).
 
-    One fresh update among the stalest reaches the lower bound, the stalest among fresh ones the upper.
+    A fresh update reaches the lower bound if all others in its buffer have staleness τ_max; an update of
+    staleness τ_max among fresh ones reaches the upper bound.
 
     >>> weight_bounds(5, 0.0), weight_bounds(5, 4.0)[1]
     ((0.2, 0.2), 0.84)
@@ -355,7 +360,10 @@ def fedstaleweight_as_printed(quick: bool = False) -> Finding:
 
 
 def defedavg_iid(quick: bool = False) -> Finding:
-    """Run theorem 2's steps η = √(nKF/2), η̄ = 1/(√(σ²LT)·K): both speed-ups, and (14) with σ²L restored."""
+    """Run theorem 2's step sizes η = √(nKF/2), η̄ = 1/(√(σ²LT)·K).
+
+    Both speed-ups are tested, by n and by K, and the bound (14) with its missing factor σ²L.
+    """
     problem, versions, clients = Quadratic(32, distance=0.112), 1_500, 32
     cases = [(4, 1), (16, 1), (4, 4)]
     settings = []
@@ -383,8 +391,10 @@ def defedavg_iid(quick: bool = False) -> Finding:
 
 
 def iid_bound(out: Trajectory, versions: int, n: int, steps: int, *, units: bool) -> float:
-    """Return equation 14, √(128·F/(nKT)) + 8L/(KT); ``units``: with F times Lσ², as in the penultimate line
-    of its proof."""
+    """Return equation 14, √(128·F/(nKT)) + 8L/(KT).
+
+    With ``units``, F is multiplied by Lσ², as in the penultimate line of the proof.
+    """
     problem = out.problem
     unit = problem.smoothness * problem.variance if units else 1.0
     first = math.sqrt(128.0 * unit * problem.gap / (n * steps * versions))
@@ -392,7 +402,7 @@ def iid_bound(out: Trajectory, versions: int, n: int, steps: int, *, units: bool
 
 
 def defedavg_iid_as_printed(quick: bool = False) -> Finding:
-    """Run theorem 2's steps with L = 100 and σ² = 10⁴, that is, with the loss in units of a hundredth."""
+    """Run theorem 2's step sizes with L = 100 and σ² = 10⁴, as if the loss were measured in hundredths."""
     problem, versions, n = Quadratic(16, smoothness=100.0, variance=1e4, distance=0.112), 1_500, 16
     local = 1.0 / math.sqrt(problem.variance * problem.smoothness * versions)
     lr = math.sqrt(n * problem.gap / 2)
@@ -419,14 +429,14 @@ def defedavg_iid_as_printed(quick: bool = False) -> Finding:
 
 
 def defedavg_niid(quick: bool = False) -> Finding:
-    """Run theorem 1's steps η = √(4nKF), η̄ = 1/(√((4σ²L + 2LKG²)T)·K); half of the clients at half speed."""
+    """Run theorem 1's step sizes η = √(4nKF), η̄ = 1/(√((4σ²L + 2LKG²)T)·K); half of the clients are slow."""
     problem, versions, largest = Quadratic(8, distance=0.14, spread=0.05), 2_000, 0.3
     cases = [(2, 1), (8, 1), (2, 4)]
     settings = []
     for n, k in cases:
         scale = (4 * problem.variance + 2 * k * largest) * problem.smoothness
         local, lr = 1.0 / (math.sqrt(scale * versions) * k), math.sqrt(4 * n * k * problem.gap)
-        many = (1.0 + (n - 1) / problem.clients) / n  # a client drawn twice brings the same noise twice
+        many = (1.0 + (n - 1) / problem.clients) / n  # a client drawn twice adds the same noise twice
         settings.append(
             QuadraticRun(
                 Expected(problem, versions, local, k, gain=lr, concentration=lr**2 * many),
@@ -464,7 +474,7 @@ def half_slow(draws: np.random.Generator, client: int) -> float:
 
 
 def niid_bound(out: Trajectory, versions: int, n: int, steps: int, largest: float) -> float:
-    """Equation 12 with G² = ``largest`` and ν² the diversity.
+    """Return equation 12's bound, with G² = ``largest`` and ν² the diversity of the clients.
 
     √(256·F·(16σ²L + 8LG²K)/(nKT)) + (σ² + 8Kν²)·8L²/((4σ²L + 2LKG²)KT)
     """

@@ -1,8 +1,8 @@
-"""Delays of updates in an emulated fleet: what causes them, and which step sizes theorems permit for them.
+"""Delays of updates in an emulated fleet: their causes, and the step sizes that theorems permit for them.
 
 λ of Wang et al. 2024 (Assumption 4) is the largest number of versions between an update's base version and
-the version that applies it. The arrivals are those of that paper's fleet: 100 clients whose speeds are
-uniform, 50 steps of 17.0 MFLOP per trip, and messages of 2.2 MB at 400 Mbps.
+the version that applies it. The fleet is that paper's: 100 clients with uniformly distributed speeds,
+50 steps of 17.0 MFLOP per trip, and messages of 2.2 MB at 400 Mbps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from edgefl.testing import MemoryRun, Vector
 SOURCE, TOGHANI_URIBE = "Wang 2024", "Toghani and Uribe 2022"
 CLIENTS, PARTICIPANTS = 100, 10
 FLOP_PER_EXAMPLE, MODEL_BYTES = 1.7e6, 2_200_000
-"""The paper's 17.0 MFLOP for a batch of 10; size of the model for FashionMNIST."""
+"""FLOP per example, from the paper's 17.0 MFLOP per batch of 10, and size of its model for FashionMNIST."""
 
 
 class Fleet(NamedTuple):
@@ -47,13 +47,13 @@ class Fleet(NamedTuple):
 
     devices: Sequence[Client]
     trip_s: Callable[[int], float]
-    """Emulated seconds of each trip of a client; without transfers if the strategy schedules them."""
+    """Emulated seconds of each trip of a client, without transfers if the strategy schedules them."""
 
 
 def emulated(
     strategy: Strategy, seed: int, down_bytes: int = MODEL_BYTES, up_bytes: int = MODEL_BYTES
 ) -> Fleet:
-    """Return the fleet of ``experiments/papers/defedavg.toml`` for this seed, and sizes of messages."""
+    """Return the fleet of ``experiments/papers/defedavg.toml`` for this seed and these message sizes."""
     experiment = config.load(folder() / "defedavg.toml", (), seed=seed)
     trips = Trips(
         experiment,
@@ -84,14 +84,15 @@ def arrivals(
 
 
 SKIP = 60
-"""Number of first versions that mean delays leave out, because delays cannot be long yet."""
+"""Number of first versions that are excluded from mean delays, because delays cannot be long yet."""
 
 
 def delays_iid(quick: bool = False) -> Finding:
     """Measure Algorithm 2's delays, with and without downloads during training.
 
-    Each of N clients always has one update under way, and each version takes n. The mean delay is therefore
-    (N − 1)/n versions at any speeds, plus the versions that a broadcast takes if it overlaps training.
+    Each of N clients always has one update in progress, and each version uses n updates. The mean delay is
+    therefore (N − 1)/n versions, whatever the clients' speeds. If downloads overlap training, the number of
+    versions during a download is added.
     """
     versions, mean, slowest, largest = (200 if quick else 1_000), [], [], []
     for seed in range(1, 2 if quick else 4):
@@ -116,7 +117,7 @@ def delays_iid(quick: bool = False) -> Finding:
 
 
 def bound_of_delays(versions: int, error: float) -> float:
-    """Return the paper's bound of λ for T versions, (1 + log(NT/δ))/p, with the constant 1."""
+    """Return the paper's bound of λ for T versions and δ = ``error``: (1 + log(NT/δ))/p, with constant 1."""
     return (1.0 + math.log(CLIENTS * versions / error)) / chance()
 
 
@@ -131,9 +132,9 @@ STARTS_PER_S = 80.0
 def transfers(quick: bool = False) -> Finding:
     """Start clients at random times, with large downloads, large uploads, both, or neither.
 
-    A client reads its version when its download begins. If r updates arrive per second and each version takes
-    K of them, its staleness is r/K times the duration of its whole trip. The wait before the download does
-    not count.
+    A client's base version is the newest one when its download begins. If r updates arrive per second and
+    each version uses K of them, an update's staleness is r/K times the duration of its whole trip. The wait
+    before the download does not count.
     """
     versions, size = (300 if quick else 1_000), 10
     strategy = FedBuff(
@@ -163,15 +164,15 @@ def transfers(quick: bool = False) -> Finding:
 
 
 LONG = 20
-"""Number of versions after which a paused client's delay consists of waiting to be drawn."""
+"""Number of versions after which a paused client's delay consists only of waiting to be drawn."""
 
 
 def delays_niid(quick: bool = False) -> Finding:
-    """Measure Algorithm 1's delays, for clients that wait until their update is taken or that train on.
+    """Measure Algorithm 1's delays if clients wait until their update is used, and if they train on.
 
-    A version's sample has N·p different clients on average. Each version takes a waiting update with
-    probability p. Therefore, however long an update has waited, the rest of its delay is geometric, with mean
-    1/p.
+    A version's sample has N·p different clients on average. Each version uses a waiting update with
+    probability p. Therefore, however long an update has waited, the rest of its delay has a geometric
+    distribution with mean 1/p.
     """
     versions, error = (400 if quick else 2_000), 0.01
     members, waits, paused, busy = [], [], [], []
@@ -198,7 +199,10 @@ def delays_niid(quick: bool = False) -> Finding:
 
 
 class Response(NamedTuple):
-    """Model of a run on a quadratic with delays: e_{t+1} = e_t − a·Σ_k q_k·e_{t−k}, q the delays' shares."""
+    """Model of a run on a quadratic with delays: e_{t+1} = e_t − a·Σ_k q_k·e_{t−k}.
+
+    q_k is the share of the applied weight that has delay k.
+    """
 
     shares: Vector
     """q by delay, float64."""
@@ -208,7 +212,7 @@ class Response(NamedTuple):
     def path(self, versions: int, before: float) -> Vector:
         """Return e_0 = 1, …, e_{T−1}, float64; ``before`` is e_t for t < 0.
 
-        With 1 it is the path of a run, whose clients start from w_0; with 0, the response to an impulse.
+        ``before`` is 1 for a run whose clients start from w_0, and 0 for the response to an impulse.
         """
         lag = len(self.shares)
         e = np.concatenate([np.full(lag, before), np.zeros(versions)])
@@ -223,7 +227,7 @@ class Response(NamedTuple):
         return float((problem.smoothness * problem.distance) ** 2 * np.mean(path**2))
 
     def risen(self, problem: Quadratic, versions: int, added: float) -> float:
-        """Return the term of independent changes of variance ``added`` per version."""
+        """Return the part of mean ‖∇F‖² from independent changes, of variance ``added`` per version."""
         squares = self.path(versions, 0.0)[:-1] ** 2
         return float(problem.smoothness**2 * added * np.cumsum(squares).sum() / versions)
 
@@ -244,7 +248,7 @@ def _radius(shares: Vector, step: float) -> float:
 
 
 class Edge(NamedTuple):
-    """A problem for which a condition on the step sizes holds with equality, and a theorem's step sizes."""
+    """A theorem's step sizes, and a problem for which its condition on them holds with equality."""
 
     problem: Quadratic
     versions: int
@@ -269,7 +273,7 @@ class Edge(NamedTuple):
     def ratios(self, out: Trajectory, same: float) -> tuple[float, float, Response]:
         """Return descent and noise, measured ÷ predicted, and the model that predicts them.
 
-        ``same`` is how often a version contains a drawn update, on average; 1 without replacement.
+        ``same`` is the mean number of times that a version contains a drawn update; 1 without replacement.
         """
         problem, step = self.problem, self.server * self.local * self.problem.smoothness
         response = Response(out.delays, step)
@@ -282,7 +286,7 @@ class Edge(NamedTuple):
 
 
 def parts_of(found: Sequence[tuple[float, float, Response]]) -> list[Ratio]:
-    """Return the ratios of `Edge.ratios` of several seeds, with their tolerances."""
+    """Return descent and noise as `Ratio`, from `Edge.ratios` of several seeds."""
     return [
         Ratio("descent", [descent for descent, *_ in found], 0.05),
         Ratio("noise", [noise for _, noise, _ in found], 0.12),
@@ -290,13 +294,16 @@ def parts_of(found: Sequence[tuple[float, float, Response]]) -> list[Ratio]:
 
 
 def largest_delay(strategy: Strategy, versions: int, seeds: Sequence[int]) -> int:
-    """Return λ of the emulated fleet over these seeds."""
+    """Return λ, the largest delay in the emulated fleet over these seeds."""
     return max(int(delays_of(arrivals(strategy, versions, seed)[0]).max()) for seed in seeds)
 
 
 def beyond(edge: Edge, strategy: Callable[[float], Strategy], largest: float, seed: int) -> bool:
-    """Return True if a run without noise ends nearer to the optimum at 0.8 of the ``largest`` step, and
-    farther away at 1.25 of it; ``strategy`` is a function of η."""
+    """Return True if the ``largest`` step size separates runs that converge from runs that diverge.
+
+    Without noise, a run with 0.8 times this step size must end nearer to the optimum than it started, and a
+    run with 1.25 times this step size farther away. ``strategy`` is a function of η.
+    """
     problem = edge.problem._replace(variance=0.0, spread=0.0)
     ends = []
     for part in (0.8, 1.25):
@@ -307,7 +314,7 @@ def beyond(edge: Edge, strategy: Callable[[float], Strategy], largest: float, se
 
 
 def condition_13(quick: bool = False) -> Finding:
-    """Run DeFedAvg-IID with theorem 2's step sizes, where (13) holds with equality for the measured λ."""
+    """Run DeFedAvg-IID with theorem 2's step sizes; (13) holds with equality for the measured λ."""
     versions, seeds = (300 if quick else 600), range(1, 2 if quick else 6)
 
     def strategy(server: float) -> Strategy:
@@ -345,7 +352,7 @@ def step_limit(delay: int, variance: float, largest: float) -> float:
 
 
 def condition_11(quick: bool = False) -> Finding:
-    """Run DeFedAvg-nIID with theorem 1's step sizes, where (11) holds with equality for the measured λ."""
+    """Run DeFedAvg-nIID with theorem 1's step sizes; (11) holds with equality for the measured λ."""
     versions, seeds, largest = (150 if quick else 300), range(1, 2 if quick else 7), 1.0
 
     def strategy(server: float) -> Strategy:
@@ -376,7 +383,7 @@ def condition_11(quick: bool = False) -> Finding:
         [*parts_of(found), Ratio("sampling", sampled, 0.3)],
         f"λ = {delay}; at most {max(parts):.2g} of the bound; the run diverges from "
         f"{most / (edge.server * local):.0f} times this step size on; clients that wait have λ = {waits}, "
-        f"for which (11) asks {fewer:,.0f} times as many versions",
+        f"for which (11) requires {fewer:,.0f} times as many versions",
         max(parts) <= 1.0
         and max(len(out.delays) - 1 for out in runs) <= delay
         and max(out.squares.max() for out in runs) <= largest

@@ -14,9 +14,9 @@ from edgefl.lab.study import Curves, Finding, verdict
 
 FEDBUFF, AVGM = "FedBuff, K = 10", "FedAvgM"
 FULL = "1000"
-"""Settings of the paper's size."""
+"""Name of the settings at the paper's size."""
 HALVES = 0.1
-"""Largest allowed distance from 2 of a ratio of mean staleness; buffers of K + 1 give 1.83 and 1.91."""
+"""Largest allowed distance of a ratio of mean staleness from 2; buffers of K + 1 would give 1.83 and 1.91."""
 BUFFERS = {5: "FedBuff, K = 5", 10: FEDBUFF, 20: "FedBuff, K = 20"}
 
 

@@ -11,11 +11,11 @@ PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered F
 FAIR = 0.05
 """Largest allowed deviation of a group's mean share of the weight from 1/n, relative to 1/n."""
 NEAR = 0.95
-"""Target of the race for trips ÷ final accuracy of the weakest run; below 1, so that no peak decides."""
+"""Target accuracy ÷ final accuracy of the weakest run; below 1, so that a short peak does not decide."""
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge the paper's claims, and ours on the running form."""
+    """Judge the paper's claims, and our own about the running form."""
     final = {label: curves.accuracy(label) for label in curves.records}
     target = NEAR * min(*final[PAPER], *final[AVERAGE])
     trips = curves.race(PAPER, AVERAGE, target, "trips")
@@ -27,7 +27,7 @@ def claims(curves: Curves) -> list[Finding]:
     running = [*weight[RUNNING, FAST], *weight[RUNNING, SLOW]]
 
     def unfair(label: str) -> list[float]:
-        """Return how far a client's share is from 1/n, as the mean of both groups, times n."""
+        """Return, by seed, the distance of a client's share from 1/n, times n, as the mean of both groups."""
         groups = zip(weight[label, FAST], weight[label, SLOW], strict=True)
         return [(abs(fast - 1.0) + abs(slow - 1.0)) / 2 for fast, slow in groups]
 
@@ -46,7 +46,7 @@ def claims(curves: Curves) -> list[Finding]:
             "fewer",
             f"buffered FedAvg takes {trips or 'not settled'}",
             judged(trips, None),
-            f"{NEAR:.0%} of what the weakest run of the two ends with; the paper gives no figure",
+            f"{NEAR:.0%} of the lowest final accuracy of their runs; the paper gives no figure",
             (PAPER,),
             (AVERAGE,),
             p_of_ratio(trips, seeds),
@@ -57,7 +57,7 @@ def claims(curves: Curves) -> list[Finding]:
             "1/n each",
             f"{fairness(PAPER)}; averaging: {fairness(AVERAGE)}",
             verdict(higher(fairer)),
-            "normalising inside each buffer still bends it",
+            "normalising inside each buffer still distorts it",
             (PAPER,),
             (AVERAGE,),
             p_value(fairer, seeds),

@@ -1,8 +1,8 @@
 """Measures the fidelity of the emulation: compares every mechanism and quantity with its declared value.
 
 Each figure comes from an ordinary run with real client processes; only the training is replaced, by matrix
-products whose number of operations is known. A figure counts only if the host was fit for its run: otherwise
-it is INVALID, as is a missed bar while other processes use the host.
+products whose number of operations is known. A figure is INVALID if the host's conditions made its run
+unreliable, or if it misses its limit while other processes use the host.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Link = Mapping[str, Mapping[str, float | str]]
 """The ``down`` and ``up`` tables of a network profile."""
 
 DEVICES = ("watch-a7", "moto-g4", "pi-4", "pixel-3a", "pixel-2", "pixel-3", "pixel-4", "flagship-sd8g2")
-"""Eight profiles from a watch to a flagship, whose rates differ by a factor of 40."""
+"""Eight profiles from a watch to a flagship phone; their compute rates differ by up to a factor of 40."""
 EACH = 2
 """Number of clients of each device."""
 HOME: dict[str, Link] = {
@@ -100,7 +100,7 @@ def run(
 def _mechanism(
     mechanism: Throttle, length: Mapping[str, float], result: dict[str, Any], say: Say
 ) -> list[Judged]:
-    """Measure one mechanism that holds a process to its device's rate."""
+    """Measure one mechanism that limits a process to its device's rate."""
     tried = None if mechanism == "paced" else probe.throttle(mechanism)
     if tried is not None and tried.what == "none":
         result["skipped"].append(f"{mechanism}: {tried.why_not}")
@@ -125,7 +125,7 @@ def _mechanism(
 # ---- links: rates from 1 to 400 Mbps, delays, jitter of each distribution, loss -------------------
 
 SLOW_PARAMETERS = 62_500
-"""A quarter of a megabyte in each direction: two seconds at 1 Mbps."""
+"""Model size for slow links: a quarter of a megabyte in each direction takes two seconds at 1 Mbps."""
 SLOW_WORK, FAST_WORK = ExerciseArgs(SLOW_PARAMETERS, 0.02), ExerciseArgs(1_000_000, 0.1)
 SLOW: dict[str, Link] = {
     "mbps-1": {"down": {"rate_mbps": 1.0, "delay_ms": 150.0}, "up": {"rate_mbps": 1.0}},
@@ -136,18 +136,18 @@ FAST: dict[str, Link] = {
     "mbps-400": {"down": {"rate_mbps": 400.0}, "up": {"rate_mbps": 400.0, "delay_ms": 2.0}},
 }
 LOSSY, LOSSY_MBPS = {"loss-1": 1.0, "loss-5": 5.0}, 5.0
-"""Lost packets of uploads, %, and the rate of uploads."""
+"""Lost packets of uploads, %, by network, and the rate of uploads, Mbps."""
 JITTER = {
     "normal": (50.0, 10.0, stats.norm(50.0, 10.0)),
     "uniform": (40.0, 20.0, stats.uniform(20.0, 40.0)),
     "exponential": (30.0, 10.0, stats.expon(30.0, 10.0)),
 }
-"""Delay of uploads and its spread, ms, and the distribution that a network declares with them."""
+"""Delay of uploads and its spread, ms, by kind of jitter, and the declared distribution of the delay."""
 MTU_BYTES, HEADER_BYTES = 1500, 40
 HOT_DEVICES = ("pixel-4", "pi-4", "pixel-3a", "pixel-2", "moto-g4", "poco-f3", "pi-3b-plus", "oneplus-3")
 """Devices whose profiles have a complete thermal model."""
 HOT_TIME_SCALE = 0.02
-"""Half an emulated hour takes 36 seconds."""
+"""At this time scale, half an emulated hour takes 36 seconds."""
 HOT_WORK = ExerciseArgs(1000, compute_s=20.0, real=0.004)
 """Only a share of the work is computed: at this time scale all of it would overload the host."""
 
@@ -181,7 +181,7 @@ def _links(length: Mapping[str, float], say: Say) -> list[Judged]:
 
 
 def _loss(name: str, run: TripTimes) -> Judged:
-    """Infer the number of retransmitted packets from how much longer uploads took than without loss."""
+    """Infer the number of retransmitted packets from the time that uploads took beyond that without loss."""
     _, achieved_s = run.times("up", name)
     nbytes = 4 * SLOW_PARAMETERS
     packets = math.ceil(nbytes / (MTU_BYTES - HEADER_BYTES))
@@ -236,7 +236,7 @@ def trial(
     """Run a fleet for ``seconds`` emulated seconds and return the times of its trips.
 
     ``assigned`` maps devices to ``links``; by default all use the first one. ``more`` are fields of `Fleet`.
-    Raises what a run raises.
+    Raises the same errors as a run.
     """
     with tempfile.TemporaryDirectory(prefix="edgefl-fidelity-") as name:
         folder = Path(name)
@@ -275,7 +275,7 @@ def trial(
 
 
 def bundled_rates() -> dict[str, float]:
-    """Return FLOP/s of each bundled profile that has its own rate, no drawn speeds and no absences.
+    """Return FLOP/s of each bundled profile with a rate of its own, but no random speeds and no absences.
 
     Phones of ``phones.toml`` (with ``units``) are left out: their rates are scaled from those of one phone.
     """
@@ -321,7 +321,7 @@ def stepped(model: ThermalModel, temp_c: float, rest_s: float, work_s: float) ->
 
 
 def predicted_s(run: TripTimes) -> Doubles:
-    """Simulate the seconds of each trip's training on a device that heats up; one client per profile."""
+    """Simulate each trip's training time, s, on devices that heat up. A profile may have only one client."""
     predicted = np.empty(len(run.client))
     start_s = run.columns["sent_s"] + run.columns["down_s"]
     for name, _ in run.clients:
@@ -341,9 +341,9 @@ LOAD = 0.3
 
 
 def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tuple[Doubles, Conditions]:
-    """Hold busy processes, two per device, to shares in proportion to the device's rate.
+    """Limit busy processes, two per device, to core shares in proportion to the device's rate.
 
-    Returns the error of each process's CPU time, and the host's conditions.
+    Returns the relative error of each process's CPU time, and the host's conditions.
     """
     rates = np.repeat([rate_of(load_device(name)) for name in devices], EACH)
     shares = rates / rates.sum() * LOAD * usable_cores()
@@ -382,7 +382,7 @@ def _percentile(values: Doubles, percent: float = 50) -> float:
 def _within(
     what: tuple[str, str, str], found: Doubles, most: dict[str, float], conditions: Conditions
 ) -> Judged:
-    """Judge errors whose figures have these upper limits."""
+    """Judge the errors ``found``; ``most`` has upper limits of their figures (`summary_of`)."""
     figures = summary_of(found)
     bar = ", ".join(f"{name} {limit:.0%}".removeprefix("median ") for name, limit in most.items())
     held = all(figures[name] <= limit for name, limit in most.items())
@@ -441,7 +441,7 @@ def loss(loss_pct: float, lost: int, sent: int, run: TripTimes) -> Judged:
 
 
 def thermal(seconds: float, predicted_s: Doubles, run: TripTimes) -> Judged:
-    """Judge the speed of each trip on heating devices against a simulation in small steps."""
+    """Judge the speed of each trip on devices that heat up against a simulation in small steps."""
     found = predicted_s / run.columns["compute_s"] - 1.0
     rmse = float(np.sqrt(np.mean(found**2))) if len(found) else math.nan
     figures, what = {"rmse": rmse, **summary_of(found)}, ("thermal curve", "paced", f"{seconds / 60:g} min")
@@ -449,7 +449,7 @@ def thermal(seconds: float, predicted_s: Doubles, run: TripTimes) -> Judged:
 
 
 def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str) -> Judged:
-    """Judge the shift of a client's times when 15 others run."""
+    """Judge by how much a client's times shift when 15 other clients run."""
     pairs = {what: [run.times(what, profile) for run in (alone, beside)] for what in ("compute", "trip")}
     measured = min(len(achieved) for pair in pairs.values() for _, achieved in pair)
     shift = {}
@@ -477,7 +477,7 @@ def ranks(run: TripTimes, rates: Mapping[str, float]) -> Judged:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row per quantity, and the reason of each verdict other than PASS."""
+    """Print a row per quantity, and the reason for each verdict other than PASS."""
     lines, facts = result["lines"], result["host"]
     rows = [
         (_name(line), f"{line['measured']:,}", found(line["figures"]), line["bar"], line["verdict"])
@@ -492,7 +492,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _name(line: dict[str, Any]) -> str:
-    """Name a row: the quantity, with its mechanism if several mechanisms have it, else its declared value."""
+    """Name a row: the quantity, with its mechanism if it has several, else with its declared value."""
     several = line["quantity"] in ("compute rate", "whole trip", "isolation", "core share")
     return f"{line['quantity']}, {line['mechanism'] if several else line['declared'].partition(',')[0]}"
 
@@ -522,4 +522,4 @@ FORMS = {
     "lost": "{lost:.0f} lost",
     "rho": "ρ {rho:.4f}",
 }
-"""Format of a quantity's figures, by the name of one of them."""
+"""Formats of figures; the first key that a quantity's figures contain selects the format."""

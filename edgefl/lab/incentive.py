@@ -18,7 +18,7 @@ from edgefl.strategies.fedstaleweight import FedStaleWeight
 
 RULES: tuple[Literal["immediate", "after-step"], ...] = ("immediate", "after-step")
 SIZE = 5
-"""b."""
+"""Buffer size b."""
 SKIP = 200
 """Number of first versions to ignore, until slow clients have delivered."""
 
@@ -26,10 +26,10 @@ SKIP = 200
 def utility(
     rate: float, groups: Sequence[tuple[float, int]], size: int, *, again: bool
 ) -> tuple[float, float]:
-    """Return u of equation 9 and ∂u/∂r for a client with ``rate``, means over the buffers it may be in.
+    """Return equation 9's u and ∂u/∂r of a client with ``rate``, as means over the buffers that may hold it.
 
-    ``groups`` are the rate and the number of the other clients. The other ``size`` − 1 members of a buffer
-    are drawn in proportion to their rates, with replacement if ``again``.
+    ``groups`` has, for each group of other clients, their rate and number. The other ``size`` − 1 members of
+    a buffer are drawn in proportion to their rates, with replacement if ``again``.
 
     >>> u, slope = utility(1.0, [(1.0, 3)], 2, again=True)  # C = 1, D = 2 and A = 3: 1/(1 + 2 + 2 + 3)
     >>> u, slope
@@ -51,10 +51,11 @@ def utility(
 
 
 def throttling(quick: bool = False) -> Finding:
-    """Slow one fast client down; compare its weight per update of a version, and its slope, with equation 9.
+    """Slow one fast client down; compare its share of the weight, and this share's slope, with equation 9.
 
-    r_i are the observed rates of updates: a client that waits for the step reports fewer than it could, and a
-    buffer then holds different clients. These are drawn one after the other, which is an approximation.
+    r_i are the observed rates of updates, because a client that waits for the step delivers fewer updates
+    than it could. A buffer then holds different clients; the prediction draws them one after the other, which
+    is an approximation.
     """
     versions, seeds = (1_500, (1,)) if quick else (4_000, (1, 2, 3))
     factors = (1.0, 4.0) if quick else (1.0, 1.5, 2.0, 4.0)
@@ -107,14 +108,14 @@ def _expected(rates: Sequence[float], rule: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Targeted(FedStaleWeight):
-    """FedStaleWeight whose p_i are in proportion to 1, 2, 3, … for the clients 0, 5, 10, 1, 6, 11, …"""
+    """FedStaleWeight with target weights p_i in proportion to 1, 2, 3, … for clients 0, 5, 10, 1, 6, 11, …"""
 
     def importance(self, devices: Sequence[Client]) -> Sequence[float]:
         return [float(p) for p in target(len(devices)) / len(devices)]
 
 
 def target(clients: int) -> Shares:
-    """Return n·p_i of `Targeted`.
+    """Return n·p_i of `Targeted` by client.
 
     >>> (3.5 * target(6)).tolist()
     [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]

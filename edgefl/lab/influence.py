@@ -89,7 +89,10 @@ def arrivals(
     factors: Sequence[float] | None = None,
     **how: object,
 ) -> tuple[MemoryRun, float]:
-    """Run clients that train nothing and take ``factors`` times ``delays``; return the run and its end, s."""
+    """Run clients that train nothing; return the run and its end, emulated s.
+
+    A trip takes a random duration from its client's delay, times the client's factor.
+    """
 
     def duration(client: int, trip: int) -> float:
         drawn = delays[client].draw(stream(seed, "trip", client, trip))
@@ -101,7 +104,7 @@ def arrivals(
 def gains_of_slowing(
     strategy: Strategy, slowed: Sequence[float], versions: int, seed: int = 0
 ) -> list[float]:
-    """Return, for each factor, the share of client 0 when slowed by it ÷ its share at full speed.
+    """Return, for each factor, client 0's share of the weight when slowed by this factor ÷ at full speed.
 
     A value of at most 1 means that slowing down does not pay (strategy-proofness, section 4.2.1).
     """
@@ -116,15 +119,15 @@ class Stale(NamedTuple):
     staleness: npt.NDArray[np.int64]
     """Staleness of each update; −1 if it was not applied."""
     started: npt.NDArray[np.int64]
-    """Number of arrivals before the start of its trip."""
+    """Number of arrivals before the start of each update's trip."""
 
 
 def staleness_by_buffer(delays: Sequence[Delay], sizes: Sequence[int], trips: int) -> dict[int, Stale]:
-    """Return the staleness of the first ``trips`` arrivals for each buffer size: FedBuff's appendix A.
+    """Return the staleness of the first ``trips`` arrivals for each buffer size (FedBuff, appendix A).
 
-    Arrivals have the same order for every buffer size, so that τ_K ≤ ⌈τ_1/K⌉ can be checked for each.
+    Arrivals have the same order for every buffer size, so that τ_K ≤ ⌈τ_1/K⌉ can be checked for each update.
     """
-    full = min(trips // size * size for size in sizes)  # number in full buffers of every size
+    full = min(trips // size * size for size in sizes)  # number of updates in full buffers, for all sizes
     found = {}
     for size in sizes:
         run, _ = arrivals(FedBuff(buffer_size=size), delays, Stop(trips=trips), seed=0)

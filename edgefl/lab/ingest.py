@@ -2,13 +2,14 @@
 
 Only the training is missing: server process, forked clients, sockets, slots, checksums, core (FedBuff),
 kernel, journal and record are real. Clients compute nothing and wait for nothing (`IdleWorkload`), so the
-rate is the highest that this machine can serve. It is read from the record, by the server's clock, from the
-second third of a turn on: in the first third clients start and touch their memory for the first time. The
-times of a trip's stages on the server are those of the whole turn.
+rate is the highest that this machine can serve. It is computed from the record, by the server's clock,
+without the first third of a turn, in which clients start and touch their memory for the first time. The times
+of a trip's stages on the server are measured over the whole turn.
 
-The limits (`edgefl.lab.bare`) use the same number of processes: ``socket`` passes the same frames over ZeroMQ
-only, ``memory`` copies the same bytes and sums them, ``passes`` (``shm``) makes a trip's passes over memory.
-System and limits alternate, and so do the cases. Each figure is the median over a case's turns.
+The limits (`edgefl.lab.bare`) use the same number of processes: ``socket`` sends the same frames over ZeroMQ
+and does nothing else, ``memory`` copies the same bytes and sums them, ``passes`` (for ``shm``) makes a trip's
+passes over memory. edgefl and the limits are measured in turns, and so are the cases. Each figure is the
+median over a case's turns.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ CLIENTS = 8
 UPDATES = 5
 """Updates per sum: FedStaleWeight's b."""
 STAGES = ("receive", "check", "decide", "sum", "publish", "send", "record", "report", "wait")
-"""Stages of the server's stopwatch. ``check`` parses and validates a message and leases slots: everything
-outside the other stages. ``send`` is the reply, the next task."""
+"""Stages of the server's stopwatch. ``check`` is all time outside the other stages: parsing and validating
+messages, and leasing slots. ``send`` sends the reply, which is the next task."""
 SHOWN = {"receive": "recv", "check": "chk", "sum": "sum", "publish": "pub", "send": "rep"}
 """Stages in the table, and their abbreviations in a narrow terminal."""
 SHORT = {"of bare ZeroMQ": "sock", "of memory's limit": "mem", "of its passes": "pass", "trip, µs": "trip"}
-"""Other abbreviations."""
+"""Other columns and their abbreviations."""
 FEW = 3
 """Minimum trips per client in a turn, on average."""
 LONGEST_S = 60.0
-"""Maximum length of a turn, s. If it still has too few trips, that is an error."""
+"""Maximum length of a turn, s; it is an error if even such a turn has too few trips."""
 COPIES = 4
 """Number of model-sized vectors in a client's own memory: model, base, update, and one on the wire."""
 
@@ -87,8 +88,9 @@ def run(
 
     ``cases`` has one entry per transport and size: its ``turns``, its ``trips`` in total, ``trips_per_s`` and
     its ``spread`` (interquartile range ÷ median), ``gbytes_per_s`` (a model down and an update up),
-    ``server_trip_us`` (median cost of a trip to the server, without the sum), ``server_us`` (its whole time
-    per trip except waiting), ``stages_us``, and for each of ``limits`` its ``trips_per_s`` and ``of_limit``.
+    ``server_trip_us`` (the server's median time for a trip, without the sum), ``server_us`` (the server's
+    whole time per trip except waiting), ``stages_us``, and for each of ``limits`` its ``trips_per_s`` and
+    ``of_limit`` (the case's rate ÷ the limit's).
 
     Raises `RunError` if an update was lost, altered or not applied in its turn, or if turns of a minute are
     too short.
@@ -118,7 +120,7 @@ def run(
 
 @dataclass
 class _Case:
-    """A transport and size, and its turns so far."""
+    """A case (transport and model size) and its turns so far."""
 
     transport: Transport
     parameters: int
@@ -131,7 +133,7 @@ class _Case:
     """Seconds of the last turn, including its limits."""
 
     def turn(self) -> None:
-        """Measure the system once, and then each limit."""
+        """Measure edgefl once, and then each limit."""
         began_s = time.monotonic()
         found, self.seconds = _long_enough(self.transport, self.parameters, self.clients, self.seconds)
         self.turns.append(found)
@@ -202,7 +204,7 @@ def limit_of(case: LimitCase) -> float:
 def measured(
     transport: Transport, parameters: int, clients: int, seconds: float, out: Path | None = None
 ) -> IngestFigures:
-    """Run the system for ``seconds``; the folder ``out`` keeps the record."""
+    """Run edgefl for ``seconds`` and return its figures; the record is kept if ``out`` names a folder."""
     experiment = bench.settings(
         fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory="off"),
         model=Model(name="idle", args={"parameters": parameters}),
@@ -234,7 +236,7 @@ def _figures(record: Record) -> IngestFigures:
     span_s = float(arrived[-1] - arrived[0])
     steady = arrived[np.searchsorted(arrived, arrived[0] + span_s / 3) :]
     stages = {stage: costs.get(stage, 0.0) / count * 1e6 for stage in STAGES}
-    # The stopwatch also ran while clients joined and left; only the rest of the span is a wait for updates.
+    # The stopwatch also ran while clients joined and left: count only the rest of the span as waiting.
     stages["wait"] = max(0.0, span_s / count * 1e6 - sum(stages.values()) + stages["wait"])
     rate = (len(steady) - 1) / float(steady[-1] - steady[0]) if len(steady) > 1 else (count - 1) / span_s
     return IngestFigures(count, rate, float(record.meta.server_trip_us or 0.0), stages)
@@ -269,12 +271,12 @@ def show(result: dict[str, Any]) -> None:
     abbreviated = SHORT | {f"{stage}, µs": name for stage, name in SHOWN.items()}
     tables.show(
         tables.table(
-            heads, rows, "Client trips that the server takes in, and its time per trip", short=abbreviated
+            heads, rows, "Client trips that the server processes, and its time per trip", short=abbreviated
         ),
         f"{bench.machine_line(facts, facts['backend'])}; "
         f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
-        f"{turns} of {result['seconds']:g} s or more. Shares: of what bare ZeroMQ "
-        "does with the same frames, of what copying and summing the same bytes allows, and of a trip's "
-        "passes over memory. trip: median of one trip, without the sum"
+        f"{turns} of {result['seconds']:g} s or more. Shares: of the rates of bare "
+        "ZeroMQ with the same frames, of copying and summing the same bytes, and of a trip's passes over "
+        "memory. trip: median time for one trip, without the sum"
         + (f"; left out because time was up: {', '.join(left_out)}" if left_out else ""),
     )

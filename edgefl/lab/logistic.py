@@ -1,9 +1,9 @@
-"""A logistic regression whose constants are known: a convergence theorem on a problem that is not quadratic.
+"""Tests a convergence theorem on a problem that is not quadratic: a logistic regression with known constants.
 
-f_i(w) is the mean over client i's examples (x, y) of log(1 + exp(−y·xᵀw)). L is an eigenvalue of the
-examples' second moments, σ² and γ² are bounded by mean ‖x‖², and Newton's method finds f*. The mean of ‖∇f‖²
-over a run is predicted by two computations without clients: gradient descent on all examples, and the
-covariance of a linear recursion at the optimum.
+f_i(w) is the mean over client i's examples (x, y) of log(1 + exp(−y·xᵀw)). L follows from the largest
+eigenvalue of the examples' second moments, σ² and γ² are bounded by mean ‖x‖², and Newton's method finds f*.
+The mean of ‖∇f‖² over a run is predicted by two computations without clients: gradient descent on all
+examples, and the covariance of a linear recursion at the optimum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgefl.testing import Vector
 
 
 class Logistic:
-    """Examples of ``clients`` clients, with Gaussian features whose mean differs from client to client."""
+    """Examples of ``clients`` clients with Gaussian features, whose mean differs from client to client."""
 
     def __init__(self, clients: int, examples: int, features: int, scale: float, seed: int = 0) -> None:
         draws = stream(seed, "logistic")
@@ -62,7 +62,7 @@ class Logistic:
         return w
 
     def constants(self) -> Constants:
-        """Return L exactly, and bounds of σ² and γ² that hold for every w; w_0 is 0."""
+        """Return the exact L, and bounds on σ² and γ² that hold for every w; w_0 is 0."""
         moments = np.einsum("ijk,ijl->ikl", self.x, self.x) / self.x.shape[1]
         squares = float(np.sum(self.x**2, axis=2).mean(axis=1).max())
         gap = float(np.mean(self.losses(np.zeros(self.x.shape[-1])) - self.losses(self.optimum)))
@@ -131,7 +131,7 @@ def noise(problem: Logistic, versions: int, step: float, updates: int) -> float:
 
 
 def logistic(quick: bool = False) -> Finding:
-    """Run FedBuff with the theorem's step sizes from 0, and from the optimum."""
+    """Run FedBuff with the theorem's step sizes, once from w = 0 and once from the optimum."""
     versions, scale = (4_000, 0.35) if quick else (8_000, 0.5)
     steps, size, problem = 2, 8, Logistic(8, 40, 16, scale)
     of = problem.constants()

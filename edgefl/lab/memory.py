@@ -37,7 +37,7 @@ BATCH: Final = 8
 MEDIAN_LIMIT, P90_LIMIT = 0.10, 0.25
 QUICK: Final = ("mobilenetv2_100", "resnet18", "vit_tiny_patch16_224")
 _MMAP_THRESHOLD: Final = -3
-"""glibc's number of the parameter of `mallopt`."""
+"""M_MMAP_THRESHOLD, a parameter of glibc's `mallopt`."""
 
 Make = Callable[[], torch.nn.Module]
 
@@ -60,7 +60,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
 def run(quick: bool = False, *, say: Say = silent) -> dict[str, Any]:
     """Predict and measure the networks of `edgefl bench truth`; returns plain values.
 
-    ``quick`` takes three networks. Raises `ConfigError` without timm.
+    ``quick`` measures only three networks. Raises `ConfigError` without timm.
     """
     rows: list[MemoryRow] = []
     for network in QUICK if quick else NETWORKS:
@@ -94,9 +94,12 @@ def _predicted(make: Make, shape: tuple[int, ...], batch: int) -> list[float]:
 
 
 def _grown_mib(make: Make, shape: tuple[int, ...], batch: int) -> float:
-    """Train two steps as a client does; the peak while the network is made does not count."""
+    """Return the growth of resident memory, MiB, in two training steps as on a client.
+
+    The peak while the network is built does not count.
+    """
     _libc.mallopt(_MMAP_THRESHOLD, 1 << 16)
-    kept = make()  # its imports and caches must not count as the network's memory
+    kept = make()  # build once before: imports and caches must not count as the network's memory
     x, y = np.ones((batch, *shape), np.float32), np.zeros(batch, np.int64)
     del kept
     gc.collect()
@@ -119,7 +122,7 @@ def _status_mib(name: str) -> float:
 
 
 def _in_fork(measure: Callable[[], list[float]]) -> list[float]:
-    """The figures that ``measure`` returns in a forked process."""
+    """Call ``measure`` in a forked process and return its figures."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:

@@ -1,7 +1,7 @@
-"""Wrong implementations of the strategies, which measure the power of verdicts of `edgefl reproduce`.
+"""Deliberately wrong implementations of the strategies: they test the verdicts of `edgefl reproduce`.
 
-A mutant replaces the arm of a claim, with the arm's settings, steps and seeds. If a mutant gets the arm's
-verdict, the claim does not show that the arm is correct (`edgefl.lab.claims`).
+A mutant replaces the arm of a claim, with the arm's settings, step sizes and seeds. If a mutant gets the
+arm's verdict, the claim does not show that the arm is correct (`edgefl.lab.claims`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _one(weights: Sequence[float], kept: int) -> list[float]:
 
 
 class _DividesTwice:
-    """Mixin: a step of 1/n² in place of 1/n."""
+    """Mixin: divides the sum of updates by n² instead of n."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         right = super().weights(state, updates, view)  # type: ignore[misc]
@@ -49,14 +49,14 @@ class _FirstUpdateOnly:
 
 
 class SquaredWeights(FedStaleWeight):
-    """α² in place of α."""
+    """Weights updates by α² instead of α."""
 
     def raw(self, staleness: float, size: int) -> float:
         return super().raw(staleness, size) ** 2
 
 
 class FourthRootWeights(FedStaleWeight):
-    """α^¼ in place of α."""
+    """Weights updates by α^¼ instead of α."""
 
     def raw(self, staleness: float, size: int) -> float:
         return math.sqrt(math.sqrt(super().raw(staleness, size)))
@@ -71,7 +71,7 @@ class OnlyTheStalest(FedStaleWeight):
 
 
 class BenchWeights(FedStaleWeight):
-    """Weights of the published benchmark: b·E[τ]/n, without + 1 and without the newest staleness."""
+    """Uses the weights of the published benchmark: b·E[τ]/n, without + 1 and without the newest staleness."""
 
     def raw(self, staleness: float, size: int) -> float:
         return size * staleness
@@ -92,7 +92,7 @@ class BenchWeights(FedStaleWeight):
 
 
 class GrowingWeights(FedBuff):
-    """(1 + τ)^exponent in place of s(τ) = (1 + τ)^−exponent."""
+    """Weights updates by (1 + τ)^exponent instead of s(τ) = (1 + τ)^−exponent."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         right = super().weights(state, updates, view)
@@ -101,7 +101,7 @@ class GrowingWeights(FedBuff):
 
 
 class DividesByKTwice(_DividesTwice, FedBuff):
-    """A step of 1/K² in place of 1/K."""
+    """Divides the sum of updates by K² instead of K."""
 
 
 class FirstOfTheBuffer(_FirstUpdateOnly, FedBuff):
@@ -109,14 +109,14 @@ class FirstOfTheBuffer(_FirstUpdateOnly, FedBuff):
 
 
 class OneMoreInTheBuffer(FedBuff):
-    """A buffer of K + 1."""
+    """Makes a version from K + 1 updates instead of K."""
 
     def size(self, clients: int) -> int:
         return super().size(clients) + 1
 
 
 class TenInTheBuffer(FedBuff):
-    """A buffer of ten for every K."""
+    """Makes a version from ten updates, whatever K is."""
 
     def size(self, clients: int) -> int:
         return 10
@@ -126,14 +126,14 @@ class TenInTheBuffer(FedBuff):
 
 
 class CountsOnce(DeFedAvgNIID):
-    """A client drawn twice counts once."""
+    """Counts a client that is drawn twice only once."""
 
     def _average(self, updates: Sequence[Update]) -> Step:
         return super()._average(list({update.task: update for update in updates}.values()))
 
 
 class DrawsTheReady(DeFedAvgNIID):
-    """Clients with a full send buffer are drawn first: fast clients more often than slow ones."""
+    """Draws clients with a full send buffer first, so fast clients more often than slow ones."""
 
     def draw(self, state: Buffers, view: View, present: Sequence[int], count: int) -> list[int]:
         ready = list(state.latest)[:count]
@@ -141,14 +141,14 @@ class DrawsTheReady(DeFedAvgNIID):
 
 
 class DrawsTheFirstHalf(DeFedAvgNIID):
-    """Half of the clients are never drawn."""
+    """Never draws the second half of the clients."""
 
     def draw(self, state: Buffers, view: View, present: Sequence[int], count: int) -> list[int]:
         return super().draw(state, view, present[: max(1, len(present) // 2)], count)
 
 
 class AveragesTwice(DeFedAvgNIID):
-    """A step of 1/n² in place of 1/n."""
+    """Divides the sum of updates by n² instead of n."""
 
     def _average(self, updates: Sequence[Update]) -> Step:
         right = super()._average(updates)
@@ -156,7 +156,7 @@ class AveragesTwice(DeFedAvgNIID):
 
 
 class DividesByNTwice(_DividesTwice, DeFedAvgIID):
-    """A step of 1/n² in place of 1/n."""
+    """Divides the sum of updates by n² instead of n."""
 
 
 class FirstToFinish(_FirstUpdateOnly, DeFedAvgIID):
@@ -168,7 +168,7 @@ def _class(label: str, kind: type) -> Mutant:
 
 
 STALENESS = "staleness"
-"""Key of the mutants for claims about staleness and K."""
+"""Key in `MUTANTS` for claims about the effect of K on staleness."""
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "fedstaleweight": (
         _class("α²", SquaredWeights),

@@ -31,17 +31,17 @@ TRIP = (
     "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight", "fate",
     "steps", "examples", "loss", "checksum_sent", "trip_declared_s",
 )  # fmt: skip
-"""Columns of a trip that are computed and not measured under the virtual clock."""
+"""Columns of a trip that are computed, not measured, under the virtual clock."""
 VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
 """Incidents that no kill may cause: an update differs from the one sent, or belongs to another version."""
 REPEATED = "another sum"
-"""Part of a refusal's text that no kill of one process may cause: hidden updates were in an earlier sum."""
+"""Text of a refusal that no kill of one process may cause: hidden updates were already in an earlier sum."""
 MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")
 
 
 def counts(folder: Path) -> tuple[int, int]:
-    """Return the recorded versions and trips; (0, 0) if there is no record."""
+    """Return the numbers of recorded versions and trips; (0, 0) without a record."""
     try:
         with Record(folder) as record:
             return int(record.versions["version"].max(initial=0)), len(record.trips["task"])
@@ -151,7 +151,7 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
     try:
         verify(folder, code=code)
     except EdgeflError as error:
-        yield f"made again from its journal: {error}"
+        yield f"recomputed from its journal: {error}"
 
 
 class Acknowledged(NamedTuple):
@@ -183,7 +183,7 @@ def read_log(path: Path) -> list[Acknowledged]:
 
 
 def log_problems(path: Path, folder: Path) -> list[str]:
-    """Describe each acknowledgement in the log ``path`` that ``folder`` lacks, repeats or changes."""
+    """Describe each acknowledgement in the log ``path`` that the record lacks, repeats or contradicts."""
     with Record(folder) as record:
         arrivals = Counter(
             (event.client, event.task) for _, event in record.events() if type(event) is Arrived
@@ -217,7 +217,7 @@ class Kill(msgspec.Struct):
     kind: str
     round: int
     command: int
-    """Which of the round's commands was running, counted from 1."""
+    """Number of the round's command that was running, counted from 1."""
     at_s: float
     recovery_s: float | None = None
     """Seconds until a version newer than all earlier ones was recorded; None if the run ended without one."""
@@ -234,7 +234,7 @@ class DisturbedRun(msgspec.Struct, kw_only=True):
     versions: int = 0
     trips: int = 0
     acknowledged: int = 0
-    """Number of updates acknowledged by the server, by the clients' own logs (wall clock)."""
+    """Number of updates that the server acknowledged, from the clients' own logs (wall clock only)."""
     outlived_s: float = 0.0
     """Maximum seconds that a process of the run outlived its supervisor."""
     judged: bool = False
@@ -253,18 +253,18 @@ class Findings:
 
     @property
     def violations(self) -> list[str]:
-        """One line per violated promise."""
+        """One line per violation, with the seed of its round."""
         return [f"seed {each.seed}: {line}" for each in self.rounds for line in each.violations]
 
     @property
     def kinds(self) -> list[str]:
-        """Processes and failpoints of the kills."""
+        """Kinds of killed processes, and failpoints at which processes died."""
         made = {kill.kind for kill in self.kills}
         return [kind for kind in (*KINDS, *PLACES) if kind in made]
 
     def recovery(self, kind: str | None = None) -> tuple[int, dict[str, float]]:
-        """Return the number of kills, of one kind or all, and median, 95th percentile and worst of the
-        recoveries."""
+        """Return the number of kills, of one kind or all, and median, 95th percentile and worst of the times
+        to recover, s."""
         kills = [kill for kill in self.kills if kind in (None, kill.kind)]
         seconds = [kill.recovery_s for kill in kills if kill.recovery_s is not None]
         if not seconds:

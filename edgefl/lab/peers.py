@@ -1,4 +1,4 @@
-"""Measure whole experiments of edgefl and of other frameworks: same machine, local training and data.
+"""Measure whole experiments of edgefl and other frameworks on one machine, with the same training and data.
 
 Each framework runs in an environment of its own, which this module creates with pip. The programs in
 `edgefl.lab.rivals` report when each new model is complete; the speed is measured over all models after the
@@ -40,7 +40,7 @@ PACKAGES = {
 }
 """Packages that pip installs for each framework; ``{torch}`` is the version that edgefl uses."""
 FRAMEWORKS = ("edgefl", "torch", *PACKAGES)
-"""``torch`` is the limit: training alone, with edgefl's own interpreter."""
+"""``torch`` is the upper limit: training without a framework, in edgefl's own environment."""
 PATIENCE_S = 300.0
 """Seconds without a new model after which a program is stopped."""
 LOOK_S = 1.0
@@ -69,7 +69,7 @@ SETTINGS = {
 """pfl-research's CIFAR-10 benchmark without noise (``image_classification/configs/baseline.yaml``: 50 images
 per client); FLUTE's logistic regression (``experiments/cv_lr_mnist``); FedStaleWeight's FashionMNIST setting
 (Ma 2024, section 6.2), here on MNIST's images of the same size. Frameworks without an asynchronous mode train
-rounds of its buffer's size."""
+rounds of as many clients as FedStaleWeight's buffer holds updates."""
 
 
 class Case(NamedTuple):
@@ -93,11 +93,11 @@ class Turn(NamedTuple):
     start_s: float
     """Seconds until the first new model, minus the time that its trips take at the later speed."""
     peak_mib: float
-    """Peak of the proportional memory (PSS) of all its processes together."""
+    """Peak of the proportional memory (PSS) of all the program's processes together."""
 
 
 def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
-    """Return every arrangement that could be a framework's best: all cores as processes, or as threads."""
+    """Return the arrangements that may be a framework's fastest: all cores for processes, or for threads."""
     cores = usable_cores()
     each = {name: [(cores, 1)] for name in ("edgefl", "torch")}
     each |= {"pfl": [(1, 1), (1, cores), (cores, 1)], "flower": [(cores, 1), (1, cores)]}
@@ -126,9 +126,9 @@ def run(
 ) -> dict[str, Any]:
     """Measure all cases in turn; return plain values for `show` and a JSON file.
 
-    ``only`` and ``settings`` are comma-separated names. ``rows`` has an entry per case: medians over the
-    turns of `Turn`'s figures, the ``spread`` of ``trips_per_s``, and ``why``, the reason if it has no
-    figures.
+    ``only`` and ``settings`` are comma-separated names. ``rows`` has an entry per case: the medians of
+    `Turn`'s figures over all turns, the ``spread`` of ``trips_per_s``, and ``why``, the reason if a case has
+    no figures.
     """
     frameworks = chosen("--only", only, FRAMEWORKS)
     wanted = cases(chosen("--settings", settings, list(SETTINGS)), frameworks)
@@ -223,7 +223,7 @@ def measured(case: Case, python: str, seconds: float) -> Turn:
 
 
 def write_task(case: Case, folder: Path, seconds: float) -> None:
-    """Write what a program reads: ``task.json``, and all clients' examples in ``x`` and ``y``."""
+    """Write a program's input files: ``task.json``, and ``x`` and ``y`` with all clients' examples."""
     from edgefl.learning.data import load_data
 
     setting = SETTINGS[case.setting]
@@ -280,7 +280,7 @@ def _peak_memory(program: subprocess.Popen[str]) -> Iterator[list[float]]:
 
 
 def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) -> Turn:
-    """Return the figures in a program's report. Raises `RunError` if it made fewer than two models.
+    """Return the figures of a program from its report. Raises `RunError` if it has fewer than two models.
 
     >>> rounds = [{"trips": 10, "at_s": 107.0}, {"trips": 20, "at_s": 109.0}, {"trips": 30, "at_s": 111.0}]
     >>> speed([{"version": "1.0"}, *rounds], started_s=100.0, peak_mib=50.0)
@@ -297,7 +297,7 @@ def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) 
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row per case, with edgefl's speed in the same setting divided by its own."""
+    """Print a row per case, with edgefl's speed in the same setting divided by the case's speed."""
     heads = ["setting", "framework", "version", ">processes", ">threads"]
     heads += [">trips/s", ">spread", ">edgefl ÷ it", ">start s", ">peak MiB"]
     rows, reasons = [], []

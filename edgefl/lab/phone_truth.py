@@ -3,8 +3,9 @@
 The bases of a prediction are:
 
 - ``profile``: the phone's model has a profile;
-- ``core``: its model has none; its core, clock and RAM are known;
-- ``one-network``: the same, and the measured time of one network (`REFERENCE`), which is not judged.
+- ``core``: its model has none, but its core, clock and RAM are known;
+- ``one-network``: like ``core``, but the time of one network (`REFERENCE`) is known too. This network is not
+  judged.
 
 Errors are |predicted ÷ measured − 1|.
 """
@@ -31,13 +32,13 @@ from edgefl.results.tables import percent
 
 Works = dict[str, StepWork]
 NUMBERS = ("max_ghz", "ram_gib", "first_ms", "median_ms", "p10_ms", "p90_ms")
-"""Columns that are written as numbers."""
+"""Columns that are converted to numbers."""
 
 
 def run(quick: bool = False, *, rows: Path, networks: Path, say: Say = silent) -> dict[str, Any]:
     """Predict all rows; ``phones`` of the result has one entry per row and basis, times in seconds.
 
-    ``quick`` changes nothing: all rows take a second.
+    ``quick`` changes nothing: all rows together take a second.
     """
     measured, layers, table = read_rows(rows), read_networks(networks), phone_table()
     networks_named(layers, [row.network for row in measured], networks)
@@ -48,7 +49,7 @@ def run(quick: bool = False, *, rows: Path, networks: Path, say: Say = silent) -
 
 
 def judge(table: PhoneTable, rows: Sequence[PhoneRow], works: Works) -> Iterator[dict[str, Any]]:
-    """Yield a row per measured row and basis that is possible for it."""
+    """Yield a result for each measured row and each basis on which it can be predicted."""
     by_unit: dict[phones.About, list[PhoneRow]] = {}
     for row in rows:
         by_unit.setdefault(row.about, []).append(row)

@@ -2,8 +2,8 @@
 
 f_i(w) = L/2 ‖w − c_i‖², in three independent blocks of coordinates, each for one effect:
 
-- **descent**: no noise, all c_i = 0, a start at a distance: the theorems' first term;
-- **noise**: normal noise on every gradient, a start at the optimum: their variance term;
+- **descent**, for the theorems' first term: no noise, all c_i = 0, and a start away from the optimum;
+- **noise**, for their variance term: normal noise on every gradient, and a start at the optimum;
 - **shares**: one coordinate per client, in which its c_i is n and the others' are 0, so that the model's mean
   over time is the client's share of all weight, times n (Ma 2024, eq. 3: 1 is fair).
 
@@ -46,7 +46,7 @@ class Quadratic(NamedTuple):
     skewed: bool = False
     """True: only client 0 has a different objective; the diversity stays the same."""
     batches: tuple[int, ...] = ()
-    """Examples of each client's batch; empty: 1 for all. A gradient's variance is σ² divided by them."""
+    """Number of examples in each client's batch; empty: 1 for all. It divides σ², a gradient's variance."""
 
     @property
     def spreads(self) -> Vector:
@@ -82,7 +82,7 @@ class Quadratic(NamedTuple):
         return rows
 
     def start(self, shares: Sequence[float] | None = None) -> Vector:
-        """Return w_0: the optimum of clients with these shares, times n, but ``distance`` in `DESCENT`."""
+        """Return w_0: the optimum for these clients' shares (times n), but ``distance`` in `DESCENT`."""
         fair = np.ones(self.clients) if shares is None else np.asarray(shares)
         return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spreads * fair])
 
@@ -101,7 +101,7 @@ class Trajectory(NamedTuple):
     """Largest ‖∇f_i‖² at the start of a trip, by client."""
 
     def mean_square(self, block: slice | None = None) -> float:
-        """Return the mean of ‖∇f‖² over all versions but the last, in one block or in all."""
+        """Return the mean of ‖∇f‖² over all versions except the last, in one block or in all blocks."""
         away = self.models[:-1] - self.problem.centres().mean(axis=0)
         part = away if block is None else away[:, block]
         return float(self.problem.smoothness**2 * np.mean(np.sum(part**2, axis=1)))
@@ -127,8 +127,8 @@ def descend(
     """Run ``versions`` versions, with trips of ``steps`` SGD steps of size ``rate``.
 
     By default a trip takes Exp(1), so that the next arrival is uniform over the clients, as the proofs
-    assume. The start is `Quadratic.start` for ``shares``. ``devices`` holds facts about the clients; by
-    default there are none.
+    assume. The start is `Quadratic.start` for ``shares``. ``devices`` are facts about the clients for
+    the strategy; by default there are none.
     """
     centres, size = problem.centres(), NOISE.stop - NOISE.start
     noise, delays = (
@@ -187,7 +187,7 @@ def play(
 
 
 class Expected(NamedTuple):
-    """Prediction of the mean of ‖∇f‖² over ``versions`` versions, from the steps alone.
+    """Prediction of the mean of ‖∇f‖² over ``versions`` versions, from the step sizes and weights.
 
     With r = 1 − ηL, a trip of Q steps moves its model by (1 − r^Q) of the way to c_i, and adds noise of
     variance η²σ²(1 − r^{2Q})/(1 − r²). A version with sum of weights ``gain`` and sum of squares

@@ -1,9 +1,9 @@
 """FedBuff's learning-rate normalisation: the theorem of appendix C.6.1 (Nguyen 2022), on the real trainer.
 
-A client's step on a batch of b ≤ B examples has the size η·b/B. The problem is F(w) = L/2 ‖w‖², and the
-gradient of an example has known noise: the first coordinate has none and starts at a distance, the others
-start at the optimum. Every trip has new examples, as the theorem assumes, and continues from the model of the
-last trip.
+A client's step on a batch of b ≤ B examples has the size η·b/B. The problem is F(w) = L/2 ‖w‖². The gradient
+of an example has noise of known variance in all coordinates but the first. The first coordinate starts at a
+distance from the optimum, the others at the optimum. Every trip has new examples, as the theorem assumes, and
+continues from the model of the previous trip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMOOTHNESS, VARIANCE, DISTANCE = 2.0, 3.0, 4.0
 NOISY = 256
 """Number of coordinates with noise."""
 BATCH = 8
-"""B."""
+"""B, the full batch size."""
 RATE = 0.1
 """η, below 1/(L·(M/B + 1)) with M = 0."""
 
@@ -36,7 +36,7 @@ class Squares(NamedTuple):
 
 
 def expected(sizes: Sequence[int]) -> Squares:
-    """Return the weighted means by the recursion of E w², for batches of these sizes."""
+    """Compute the weighted means for batches of these sizes, by the recursion of E w²."""
     rates = [RATE * size / BATCH for size in sizes]
     left, noise, means = DISTANCE**2, 0.0, np.zeros(2)
     for rate, size in zip(rates, sizes, strict=True):

@@ -1,8 +1,8 @@
 """Measure clients' start-up time and memory, compared with a process that imports torch itself.
 
-The run has synchronous rounds of all clients. Each client notes when it was forked and when it first trained:
-the first one trains as soon as the last one is ready. Its memory is read on its second trip, because
-a client that has never trained has touched few of its pages.
+The run has synchronous rounds of all clients. Each client records when it was forked and when it first
+trained; the earliest training begins as soon as the last client is ready. A client's memory is read on its
+second trip, because a client that has never trained has touched few of its pages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUICK_COUNTS = COUNTS[:4]
 TIME_SCALE = 1e-4
 """Wall seconds per emulated second; small enough that pacing never waits."""
 PATIENCE_S = 120.0
-"""Heartbeat limit: all clients train and read their memory at once on a few cores."""
+"""Heartbeat limit, s; long, because all clients train and read their memory at once on a few cores."""
 _IMPORT = """
 import time; started = time.perf_counter()
 import torch
@@ -47,9 +47,9 @@ print(seconds, flush=True); input()
 
 
 class StartWorkload(Workload):
-    """The real workload; each client writes a note into the run's base folder.
+    """The real workload, but each client also writes a file into the run's base folder.
 
-    A note holds the times of its fork and first training on the monotonic clock, and its memory (`_memory`).
+    The file has the times of its fork and first training on the monotonic clock, and its memory (`_memory`).
     """
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
@@ -146,7 +146,7 @@ def _memory(pid: int) -> tuple[float, float]:
 
 
 def _import_torch() -> tuple[float, float, float]:
-    """Return seconds and memory of a process that imports torch by itself and computes one gradient."""
+    """Return import time, s, and memory, MiB, of a process that imports torch and computes one gradient."""
     with subprocess.Popen(
         [sys.executable, "-c", _IMPORT],
         stdin=subprocess.PIPE,

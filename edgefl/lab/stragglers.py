@@ -1,7 +1,7 @@
-"""Times of rounds and of FedBuff's updates under exponential training times, and the clients that they use.
+"""Seconds per update of rounds and of FedBuff, and the sizes of the clients whose updates they use.
 
-These are appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022.
-A trip of client i takes Exp with mean λ·n_i, where n_i is its number of examples. Clients train nothing.
+These are appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022. The duration of client i's trips is
+exponential with mean λ·n_i, where n_i is the client's number of examples. Clients train nothing.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ class Rates(NamedTuple):
 def rounds(needed: int, selected: int) -> Rates:
     """Return the expected `Rates` of rounds that use the first ``needed`` of ``selected`` clients.
 
-    A round's clients are drawn without replacement. So the number of them that have finished at time t is
-    hypergeometric, given the number of all clients with a time of at most t, which is a sum of binomials.
+    A round's clients are drawn without replacement. So, given the number of clients in the fleet that would
+    have finished at time t (a sum of binomials), the number of finished clients in the round is
+    hypergeometric.
     """
     longest_s = STRAGGLER * max(size for size, _ in SIZES) * 25.0
-    edges = longest_s * np.linspace(0.0, 1.0, STEPS_OF_TIME + 1) ** 3  # finer where clients finish
+    edges = longest_s * np.linspace(0.0, 1.0, STEPS_OF_TIME + 1) ** 3  # finer where most finish
     times, widths = (edges[1:] + edges[:-1]) / 2.0, np.diff(edges)
     done = [1.0 - np.exp(-times / (STRAGGLER * size)) for size, _ in SIZES]
     counts = [count for _, count in SIZES]
@@ -68,7 +69,7 @@ def rounds(needed: int, selected: int) -> Rates:
 
 
 def _below(done: Sequence[Values], counts: Sequence[int], needed: int, selected: int) -> Values:
-    """Return, by time, the probability that fewer than ``needed`` of ``selected`` members have finished."""
+    """Return, by time, the probability that fewer than ``needed`` of ``selected`` clients have finished."""
     total = sum(counts)
     fewer = stats.hypergeom.cdf(needed - 1, total, np.arange(total + 1), selected)
     out = np.empty(len(done[0]))
@@ -83,9 +84,9 @@ def _below(done: Sequence[Values], counts: Sequence[int], needed: int, selected:
 def buffered(concurrency: int) -> Rates:
     """Return the expected `Rates` if a constant number of clients trains at once, as with FedBuff.
 
-    Whenever one finishes, a client is drawn uniformly from the idle ones. The set S of training clients then
+    Whenever a client finishes, one is drawn uniformly from the idle clients. A set of M training clients then
     has a probability in proportion to the product of its n_i, so that the updates per second are
-    (N − M + 1)·e_{M−1}/(λ·e_M), where e_k is the elementary symmetric polynomial of the n_i.
+    (N − M + 1)·e_{M−1}/(λ·e_M), where e_k is the elementary symmetric polynomial of degree k of all n_i.
     """
     whole = _symmetric([count for _, count in SIZES])
     chances = []
@@ -127,7 +128,7 @@ def measured(strategy: Strategy, updates: int, seed: int) -> Rates:
 
 
 def times(quick: bool = False) -> Finding:
-    """Compare measured times of rounds, over-selected rounds and FedBuff with their expectations."""
+    """Compare measured `Rates` of rounds, over-selected rounds and FedBuff with the expected ones."""
     updates, seeds = (5_000, (1,)) if quick else (15_000, (1, 2, 3))
     seconds, examples = [], []
     arms = [arm for concurrency in CONCURRENCY for arm in _arms(concurrency)]
@@ -155,7 +156,7 @@ def times(quick: bool = False) -> Finding:
 
 
 def _arms(concurrency: int) -> list[tuple[Strategy, Rates]]:
-    """Return rounds, over-selected rounds and FedBuff, with ``concurrency`` clients training at once."""
+    """Return rounds, over-selected rounds and FedBuff for this ``concurrency``, with the expected `Rates`."""
     needed = math.floor(concurrency / OVER_SELECTION)
     selecting = FedAvg(cohort=needed, over_selection=OVER_SELECTION)
     return [

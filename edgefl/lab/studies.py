@@ -22,7 +22,7 @@ FURTHER: Mapping[str, Callable[[Curves], Sequence[Finding]]] = {
     "ablations-fedbuff": ablations_fedbuff.claims,
     "ablations-privacy": ablations_privacy.claims,
 }
-"""Claims other than races, by study."""
+"""Functions that judge a study's claims other than races, by study."""
 
 
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def load(name: str) -> Study:
-    """Load the study of that name. Raises ConfigError for an invalid file.
+    """Load a study by its name. Raises ConfigError for an invalid file.
 
     >>> [arm.label for arm in load("table2-fedbuff").arms]
     ['FedBuff', 'FedBuff, K = 1', 'FedBuff, K = 100']

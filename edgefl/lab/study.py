@@ -43,20 +43,20 @@ class Finding(NamedTuple):
     source: str
     """Place of the claim in the paper."""
     paper: str
-    """The paper's figure."""
+    """The paper's result, as text."""
     ours: str
     verdict: Verdict
     note: str = ""
     mine: tuple[str, ...] = ()
     """Arms that the claim is about; a mutant replaces them."""
     others: tuple[str, ...] = ()
-    """Arms with which those are compared."""
+    """Arms with which ``mine`` are compared."""
     p: float | None = None
     """One-sided p-value, paired over seeds; None for a claim without statistics."""
     survives: bool | None = None
     """True if the p-value passes the correction over all claims of the study."""
     family: str = ""
-    """Mutants to try instead of those of the arm's strategy."""
+    """Key of the mutants to try (`edgefl.lab.mutants.MUTANTS`); "": the arm's strategy."""
     mutants: Mapping[str, Verdict] = {}
     """Verdict of each mutant that was run in place of the arms."""
 
@@ -76,7 +76,7 @@ class Finding(NamedTuple):
 
     @property
     def undistinguished(self) -> list[str]:
-        """Mutants that are reproduced too, or whose runs ended too early to judge."""
+        """Mutants for which the claim is reproduced too, or whose runs ended too early to judge."""
         return [label for label, found in self.mutants.items() if found in ("reproduced", "out of reach")]
 
     @property
@@ -109,8 +109,8 @@ LAST = statistics.WINDOW
 class Curves:
     """The records of a study by arm and seed.
 
-    Figures of an arm have one value per seed, in the order of the seeds, so that arms can be paired; NaN if a
-    run has none.
+    Figures of an arm have one value per seed, in the order of the seeds, so that arms can be paired by seed;
+    NaN if a run has no value.
     """
 
     def __init__(self, records: Mapping[str, Sequence[Record]], settings: str = "") -> None:
@@ -132,7 +132,10 @@ class Curves:
         return next((other for other in self.records if self.hashes(other) == mine and other != label), "")
 
     def accuracy(self, label: str, last: int = LAST) -> list[float]:
-        """Return mean accuracies over the last evaluations; 0 means all of them: fast learning counts."""
+        """Return each run's mean accuracy over the ``last`` evaluations; 0 means over all evaluations.
+
+        A mean over all evaluations also rewards fast learning.
+        """
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
@@ -188,7 +191,7 @@ class Arm:
 
     label: str
     changes: tuple[str, ...]
-    """Assignments as in ``edgefl run --set``."""
+    """Assignments in the form of ``edgefl run --set``."""
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further changes by name of the settings (see `Study.settings`), such as a paper's step sizes; tuned
     steps (`edgefl.lab.tuning`) replace them."""
@@ -204,7 +207,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Tuning:
-    """Search for each arm's step sizes: those with the largest area under the learning curve win."""
+    """Search for each arm's step sizes: the sizes with the largest area under the learning curve win."""
 
     grid: Mapping[str, tuple[float, ...]]
     """Values to try by key of the experiment; all combinations are run."""
@@ -220,11 +223,11 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Study:
-    """A paper's comparison."""
+    """A paper's comparison of algorithms: settings, arms, seeds and claims."""
 
     name: str
-    """Also the name of its settings in ``experiments/papers``; other settings have a suffix such as
-    ``-quick``."""
+    """Also the name of its settings file in ``experiments/papers``; the files of other settings have a suffix
+    such as ``-quick``."""
     title: str
     citation: str
     arms: tuple[Arm, ...]
@@ -303,7 +306,7 @@ class Study:
         return toml.read(file) if file.is_file() else {}
 
     def experiment(self, arm: Arm, seed: int, settings: str = "", more: Sequence[str] = ()) -> Experiment:
-        """Return the run of one arm and seed; ``more`` changes are applied last."""
+        """Return the experiment of one arm and seed; ``more`` changes replace tuned steps."""
         tuned = self.tuned(settings)
         steps = tuned.get(arm.steps_of or arm.label, ()) if not more else ()
         changes = (*arm.changes, *arm.at.get(settings, ()), *steps, *self.changes, *more)
@@ -323,7 +326,7 @@ class Study:
         say: Callable[[str], None],
         quiet: bool = True,
     ) -> Curves:
-        """Carry out the runs of these arms (default: the study's) that are missing in ``out``; return all
+        """Carry out all runs of these arms (default: the study's) that are missing in ``out``; return all
         records.
 
         Unless ``quiet``, a terminal shows each run's progress. Raises `ConfigError` if the data is missing,
@@ -350,7 +353,7 @@ class Study:
         return Curves(records, settings)
 
     def remarks(self, settings: str = "") -> list[str]:
-        """Return notes for the report: differences from the paper, and the origin of the steps."""
+        """Return notes for the report: differences from the paper, and the origin of the step sizes."""
         small = [IN_SMALL] if settings == QUICK else []
         steps = []
         if self.tuning is not None:

@@ -1,12 +1,12 @@
-"""Measures the papers' theorems on the real core, with vectors of a few numbers and no data.
+"""Tests the papers' theorems by measurements on the real core, with models of a few numbers and no data.
 
-Staleness, fairness and strategy-proofness come from fleets whose clients' times follow a distribution: their
-arrivals are those of a run with the same seed under the virtual clock. Other modules of `edgefl.lab` have the
-rest: `incentive` equations 9 and 1 of FedStaleWeight, `stragglers` FedBuff's times of rounds, `short_batches`
-its learning-rate normalisation, `convergence` the convergence theorems, `unbounded` and `logistic` the
-theorem of Toghani and Uribe, and `delays` the delays of DeFedAvg's fleet. Each finding is decided by figures
-that the theory determines, so that a wrong implementation fails; the tests try a set of wrong
-implementations.
+Staleness, fairness and strategy-proofness are measured in fleets whose trip durations have a known
+distribution; updates arrive as in a run with the same seed under the virtual clock. Other modules of
+`edgefl.lab` have the rest: `incentive` equations 9 and 1 of FedStaleWeight, `stragglers` the durations of
+rounds and of FedBuff's updates, `short_batches` FedBuff's learning-rate normalisation, `convergence` the
+convergence theorems, `unbounded` and `logistic` the theorem of Toghani and Uribe, and `delays` the delays of
+DeFedAvg's fleet. Each finding is decided by figures that the theory determines, so that a wrong
+implementation fails; the tests try a set of wrong implementations.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PAPERS_B: dict[str, Any] = {"buffer_size": 5, "restart": "immediate"}
 """FedStaleWeight with the paper's b; its derivation assumes that clients restart immediately."""
 UNCAPPED: dict[str, Any] = {**PAPERS_B, "normalize": "running", "max_step": 1e9}
 WAITING: dict[str, Any] = {**UNCAPPED, "restart": "after-step"}
-"""With the restart rule of the paper's appendix A and experiments."""
+"""`UNCAPPED` with the restart rule of the paper's appendix A and experiments."""
 SLOWED = (1.5, 2.0, 4.0)
 LARGER = (2, 4, 8)
 SKIP = 200
@@ -117,7 +117,7 @@ def fixed_delay(quick: bool = False) -> Finding:
 
 
 def _root(delay: int, step: float) -> float:
-    """Return the largest root of z^{τ+1} − z^τ + a = 0."""
+    """Return the largest absolute value of a root z of z^{τ+1} − z^τ + a = 0, where a is ``step``."""
     roots = np.roots([1.0, -1.0, *[0.0] * (delay - 1), step] if delay else [1.0, step - 1.0])
     return float(np.abs(roots).max())
 
@@ -139,7 +139,7 @@ def expected_staleness(quick: bool = False) -> Finding:
 
 
 def waiting_staleness(quick: bool = False) -> Finding:
-    """Measure equation 6 if clients wait for the step: client i is in one of E[τ_i] + 1 versions."""
+    """Test equation 6 if clients wait for the step: client i has an update in one of E[τ_i] + 1 versions."""
 
     def ratio(seen: Outcome) -> Shares:
         number = np.bincount(seen.client)
@@ -159,8 +159,7 @@ def waiting_staleness(quick: bool = False) -> Finding:
 
 
 def fair_influence(quick: bool = False) -> Finding:
-    """Measure equations 7 and 8 without normalisation in the buffer: the running form with unbounded
-    steps."""
+    """Test equations 7 and 8 without normalisation in the buffer: the running form with unbounded steps."""
     return judged(
         "b·E[τ_i] + 1 gives each client 1/n of the weight",
         "Ma 2024, equations 3, 7 and 8",
@@ -171,8 +170,10 @@ def fair_influence(quick: bool = False) -> Finding:
 
 
 def normalized_influence(quick: bool = False) -> Finding:
-    """Compare the clients' shares of weight under FedStaleWeight's section 4.2.1 with those that the
-    composition of the buffers implies."""
+    """Compare clients' shares of the weight, normalised as in section 4.2.1, with their predictions.
+
+    The predictions follow from the composition of the buffers.
+    """
     size = PAPERS_B["buffer_size"]
     made, plain = (composition(RATES, size, raw).shares for raw in (fair_weights(RATES), [1.0] * len(RATES)))
 
@@ -224,16 +225,16 @@ def slowing_down(quick: bool = False) -> Finding:
 
 # ---- the fairest weights under a bounded step: the tables of docs/findings.md, `benchmarks.frontier` ----
 #
-# A version's weights add up to at most c. A group of clients that is in φ of all versions therefore gets at
-# most c·φ of weight per version from any strategy. If that is less than its share of the fleet, no weights
-# are fair.
+# A version's weights add up to at most c. Therefore a group of clients with updates in a share φ of all
+# versions gets at most the weight c·φ per version from any strategy. If this is less than the group's share
+# of the fleet, no weights are fair.
 
 
 class Short(NamedTuple):
     """Weight of slow clients under a cap ÷ their weight without one; one value per seed."""
 
     most: list[float]
-    """Upper bound by the cap: weight c·φ per version, at most 1."""
+    """Upper bound set by the cap, from the weight c·φ per version; at most 1."""
     running: list[float]
     credit: list[float]
     owed: list[float]
@@ -241,9 +242,10 @@ class Short(NamedTuple):
 
 
 def measure(cap: float, slow_by: float, versions: int, seeds: Sequence[int], churn: bool = False) -> Short:
-    """Run FedStaleWeight's fleet, its slow clients ``slow_by`` times slower, in the running and credit forms.
+    """Run FedStaleWeight's running and credit forms on its fleet, with slow clients ``slow_by`` times slower.
 
-    Clients restart immediately, as in equation 6: without a cap each of them then has 1/n.
+    Clients restart immediately, as in equation 6: without a cap each client then has 1/n of
+    the weight.
     """
     seen = Short([], [], [], [])
     slow = slice(len(FAST_ONES), None)
@@ -290,7 +292,7 @@ def credit_reaches_it(quick: bool = False) -> Finding:
     return judged(
         "with credit slow clients have 1/n each, or all that max_step = 2 lets any weights give them",
         "ours, beyond the paper",
-        "at most c·φ a version, φ of the versions being with them",
+        "at most c·φ a version, φ the share of versions with their updates",
         [worst("weight of slow clients", ratios, 0.04)],
         f"slow clients 1, 1.5, 4 times slower: {paid} short of 1/n; running form {plain}",
         max(map(max, ratios)) <= 1.0 + 1e-9,

@@ -1,4 +1,4 @@
-"""Compares predicted with measured times: every published training step that edgefl has, and this host's.
+"""Compares predicted with measured times of training steps: all published ones in edgefl, and this host's.
 
 A profile's prediction of steps that it was fitted to proves little. Therefore a second prediction is shown,
 from a fit without any step of that network. Devices with scaled costs were not fitted to their steps. Errors
@@ -442,7 +442,7 @@ def measure(
     networks: Sequence[str] = NETWORKS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[HeldOutPrediction]:
-    """Measure the kit and the networks here on ``threads`` threads of torch; one thread: by CPU time.
+    """Measure the kit and the networks here on ``threads`` threads of torch; on one thread, by CPU time.
 
     Returns each network with its prediction by a fit to the kit's parts.
     """

@@ -1,4 +1,4 @@
-"""Chooses the steps of each arm of a study: runs a grid on separate seeds and saves the best."""
+"""Chooses the step sizes of a study's arms: runs a grid of them on separate seeds and saves the best."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from edgefl.run.sweep import warm
 
 Grid = Mapping[str, Sequence[float]]
 VALIDATION = 0.1
-"""Share of the examples for evaluation during tuning, if the study's settings hold out none."""
+"""Share of the examples for evaluation during tuning, if the settings hold out no validation examples."""
 
 
 class Chosen(NamedTuple):
-    """Best steps of an arm."""
+    """Best step sizes of an arm."""
 
     label: str
     changes: tuple[str, ...]
@@ -39,11 +39,11 @@ class Chosen(NamedTuple):
 def tune(
     study: Study, out: Path, settings: str = "", *, say: Callable[[str], None], quiet: bool = True
 ) -> Path:
-    """Choose each arm's steps and write them to the file that the study's races read; return its path.
+    """Choose each arm's step sizes and write them to the file that the study's races read; return its path.
 
     Every point of the grid gets the same budget of the race's cost, on each seed of the tuning; the point
-    with the largest area under the accuracy curve is kept. Accuracies are those of validation examples, on
-    which no race trains or tests if the settings have `Data.validation_fraction`. Runs in ``out`` are not
+    with the largest area under the accuracy curve is kept. The accuracy is that on validation examples; no
+    race trains or tests on these if the settings have `Data.validation_fraction`. Runs in ``out`` are not
     repeated. Raises like `Study.run`, and `ConfigError` for a study without a grid.
     """
     tuning = study.tuning

@@ -1,4 +1,4 @@
-"""Toghani and Uribe's theorem for FedBuff, its remarks and its assumptions, on problems with known constants.
+"""Tests Toghani and Uribe's theorem for FedBuff, its remarks and its assumptions, with known constants.
 
 Each bound is loose, so the claims are decided by the size of the bounded quantity, which the step sizes, the
 buffer and the clients' batches, objectives and arrival rates determine (`edgefl.lab.quadratic`). A problem
@@ -87,7 +87,7 @@ def _stalest(runs: Sequence[Sequence[Trajectory]]) -> int:
 
 
 def toghani_uribe(quick: bool = False) -> Finding:
-    """Run FedBuff with β = 1/K and η = 1/(Q·√(LT)); times of U(0.5, 1.5) keep τ, and with it T, small."""
+    """Run FedBuff with β = 1/K and η = 1/(Q·√(LT)); trips of U(0.5, 1.5) s keep τ and the least T small."""
     lengths = (2_000, 5_000) if quick else (2_000, 8_000, 32_000)
     problem, steps = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2
     settings = [_setting(problem, versions, steps, 4) for versions in lengths]
@@ -127,7 +127,7 @@ GAINS = (0.5, 2.0)
 
 
 def remark_1(quick: bool = False) -> Finding:
-    """Run several β: the proof needs βK = O(1) only, and the terms scale with βK as for a single step."""
+    """Run several β: the proof needs only βK = O(1); descent is in proportion to 1/βK, and noise to βK."""
     lengths = (1_000, 3_000) if quick else (2_000, 8_000)
     problem, steps = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2
     cases = [(gain, versions) for gain in GAINS for versions in lengths]
@@ -158,8 +158,8 @@ def remark_1(quick: bool = False) -> Finding:
 def remark_2(quick: bool = False) -> Finding:
     """Run two populations with the same mean diversity γ²; in one, a single client has nearly all of it.
 
-    Few of many clients train at once, drawn uniformly: one that trains is not drawn again. Its next draws are
-    therefore slightly regular, which lowers the variance of the sampling by 2(C − 1)/(n − 1).
+    C of n clients train at once. They are drawn uniformly from the clients that do not train, so a client's
+    draws are slightly regular. This lowers the variance of the sampling by the share 2(C − 1)/(n − 1).
     """
     clients, size, steps, smoothness, versions = 64, 4, 1, 0.18, (8_000 if quick else 20_000)
     strategy = FedBuff(buffer_size=size, exponent=0.0, concurrency=size)
@@ -221,7 +221,7 @@ def unequal_batches(quick: bool = False) -> Finding:
 
 
 SLOWER = 9.0
-"""Pace of the fast clients ÷ that of the slow ones, where arrivals are not uniform."""
+"""Speed of the fast clients ÷ speed of the slow clients in `not_uniform`."""
 
 
 def uneven(draws: np.random.Generator, client: int) -> float:
@@ -232,8 +232,8 @@ def uneven(draws: np.random.Generator, client: int) -> float:
 def not_uniform(quick: bool = False) -> Finding:
     """Break assumption 1: clients arrive at unequal rates, from a start at the optimum and without noise.
 
-    With shares p_i of the arrivals the model moves to Σ p_i c_i, so mean ‖∇f‖² rises to ‖∇f(Σ p_i c_i)‖²
-    however long the run, while the bound falls to 0.
+    If client i has the share p_i of the arrivals, the model moves to Σ p_i c_i, so mean ‖∇f‖² rises to
+    ‖∇f(Σ p_i c_i)‖² in a long run, while the bound falls to 0.
     """
     clients, size, steps, smoothness, lengths = 4, 2, 1, 2e-4, (4_000, 16_000)
     problem = Quadratic(clients, smoothness, variance=0.0, distance=0.0, spread=1.0)

@@ -1,4 +1,4 @@
-"""Verify a finished run: train every update and sum every version again, as its journal orders.
+"""Verify a finished run: recompute every update and every version in the order of its journal.
 
 The journal holds all events in order, from which the core derives each task's base version and client. One
 process can therefore check a run of either clock to the last bit, without waiting.
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from edgefl.run.secure_parties import SumReply
 
 Say = Callable[[int, int], None]
-"""Called with the number of versions made again so far, and their total."""
+"""Called with the number of versions recomputed so far, and their total."""
 
 
 _ARRIVAL = ("arrived_s", "staleness", "examples", "steps", "loss")
@@ -118,7 +118,7 @@ class _Replay:
         self._aggregator.begin()
         self._update = UpdateMaker(workload, buffer)
         self._trained: dict[int, tuple[Train, Floats]] = {}
-        """Running tasks, each with its order and base model."""
+        """The order and the base model of each running task."""
         self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
 
@@ -144,7 +144,7 @@ class _Replay:
                     assert entry is not None, "nobody else reads this ring"
                     found = self._aggregator.sum(order, entry, zero=zero)
                     if found.bad or found.zero != zero:
-                        what = f"version {order.version} cannot be made again"
+                        what = f"version {order.version} cannot be recomputed"
                         raise RunError(f"{what}: an update is not finite")
                     if (list(order.tasks), list(found.weights or order.weights)) != sums.get(version):
                         wrong = "is made of other updates or weights than the record says"
@@ -269,7 +269,7 @@ def check_results(folder: Path, record: Record) -> None:
     """Raise `RunError` if an existing file that is derived from the record differs from it."""
     for name, text in ((run_folder.SUMMARY_FILE, summary_text(record)), (TRACE_FILE, trace_text([record]))):
         if (path := folder / name).is_file() and path.read_bytes() != text.encode():
-            raise RunError(f"{path} differs from what the record gives")
+            raise RunError(f"{path} does not match the record")
     if (path := folder / REPORT_FILE).is_file() and not is_whole(path.read_bytes()):
         raise RunError(f"{path} was changed after it was written")
 

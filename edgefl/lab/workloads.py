@@ -1,6 +1,6 @@
-"""Workloads for benches, which replace `edgefl.run.workload.Workload` in the zygote.
+"""Workloads for benches; they replace `edgefl.run.workload.Workload` in the zygote.
 
-`IdleWorkload` computes nothing and takes no time: what remains of a trip is the system's cost.
+`IdleWorkload` computes nothing and takes no time, so that a trip costs only edgefl's own work.
 `ExerciseWorkload` multiplies matrices, a known amount of arithmetic. Neither needs torch.
 """
 
@@ -27,7 +27,7 @@ from edgefl.run.messages import NO_SCORES, ClientScores
 Done = Callable[[float], None] | None
 IDLE = "edgefl.lab.workloads:IdleWorkload"
 NOMINAL_S = 1.0
-"""Stated duration of a trip that takes no time, because such a trip could not be paced, s."""
+"""Declared duration, s, of a trip that takes no time, because a duration of 0 could not be paced."""
 DELTA = 2.0**-20
 """Client i adds (i + 1) times this to its first parameter, so that each client's checksum differs."""
 
@@ -142,7 +142,7 @@ class ExerciseArgs(NamedTuple):
 
 
 class ExerciseWorkload(IdleWorkload):
-    """A model of zeros, whose training is matrix products."""
+    """A model of zeros; its training consists of matrix products."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         super().__init__(experiment, clients, base)

@@ -201,9 +201,9 @@ def test_what_cannot_be_done_is_refused_in_one_line(
     [
         ("acknowledges-first", " is lost| is not that of the record"),
         ("counts-twice", "a traceback of run"),
-        ("skips-held", "made again from its journal"),
-        ("sums-twice", "made again from its journal"),
-        ("sums-twice with masks", "made again from its journal"),
+        ("skips-held", "recomputed from its journal"),
+        ("sums-twice", "recomputed from its journal"),
+        ("sums-twice with masks", "recomputed from its journal"),
     ],
 )
 def test_a_broken_build_is_found(mutant: str, says: str, tmp_path: Path) -> None:

@@ -387,7 +387,7 @@ def other_report(folder: Path) -> None:
         (sql("UPDATE evaluations SET loss = 0.0 WHERE version = 12"), "version 12 has loss"),
         (other_model, "is not that of version 12"),
         (no_model, "cannot be read"),
-        (other_summary, "summary.json differs from what the record gives"),
+        (other_summary, "summary.json does not match the record"),
         (other_report, "report.html was changed after it was written"),
     ],
 )

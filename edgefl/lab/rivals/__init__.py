@@ -1,7 +1,8 @@
 """Programs of ``edgefl bench peers``: one for each framework, all with the same local training.
 
-Each runs in the interpreter of its framework's environment, where edgefl is not installed. Therefore these
-modules import only the standard library, numpy and torch; they import the framework inside functions.
+The program of another framework runs in the interpreter of that framework's environment, where edgefl is not
+installed. Therefore these modules import only the standard library, numpy and torch; they import the
+framework inside functions.
 
 task          the data, the network and the local training of a setting; how a program reports its speed
 with_edgefl   edgefl under the virtual clock

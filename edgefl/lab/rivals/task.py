@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 MIN_ROUNDS = 3
-"""Reported rounds after which a program may end; the first one is the start and is not counted."""
+"""Minimum number of reported rounds; the first round includes the start and does not count for the speed."""
 
 
 class Task(NamedTuple):
-    """One setting and arrangement; `edgefl.lab.peers` writes it to ``task.json`` beside ``x`` and ``y``."""
+    """A setting with its processes and threads, which `edgefl.lab.peers` writes to ``task.json``."""
 
     net: str
     """A key of `NETS`."""
@@ -122,7 +122,7 @@ class Report:
 
 
 def prepare(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
-    """`read` the task, and limit torch to the task's number of threads."""
+    """`read` the task and examples, and limit torch to the task's number of threads."""
     found = read(folder)
     torch.set_num_threads(found[0].threads)
     return found

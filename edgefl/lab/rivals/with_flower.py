@@ -1,6 +1,6 @@
 """Flower: FedAvg on its simulation engine. Each of Ray's actors is a process with its share of the cores.
 
-Data and network are loaded once per actor and kept, which a client app has to do for itself.
+Data and network are loaded once per actor and kept; Flower leaves this to the client app.
 """
 
 from __future__ import annotations

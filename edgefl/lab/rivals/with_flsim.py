@@ -1,9 +1,9 @@
 """FLSim: its synchronous trainer with FedAvg, or its asynchronous trainer with FedBuff, in one process.
 
-FLSim 0.1.0 is for Python 3.10 and older: its settings have mutable defaults, which later versions refuse
-unless they can be hashed. `_importable` gives them a hash. It also declares the operators that a torchvision
-with CUDA lacks beside a torch without it; FLSim imports torchvision, but does not use them. Nothing else is
-changed.
+FLSim 0.1.0 is for Python 3.10 and older: its settings have mutable defaults, which later versions of Python
+reject unless they are hashable. `_importable` makes them hashable. It also declares the operators that are
+missing if torchvision was built with CUDA and torch without it: FLSim imports torchvision, but does not use
+these operators. Nothing else is changed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def main(folder: str) -> None:
 
     class Trainer(made):  # type: ignore[misc,valid-type,unused-ignore]
         def _calc_post_epoch_communication_metrics(self, *_: object) -> None:
-            """Report a new model: both trainers call this after each."""
+            """Report a new model: both trainers call this method after each new model."""
             if report.add(task.cohort):
                 raise _Ended
 
@@ -122,7 +122,7 @@ def _synchronous(task: shared.Task) -> tuple[Any, Any]:
 
 
 def _asynchronous(task: shared.Task) -> tuple[Any, Any]:
-    """FedBuff with as many trips at a time as there are clients."""
+    """Return FedBuff's trainer and settings, with as many concurrent trips as clients."""
     from flsim.optimizers.async_aggregators import FedAvgWithLRFedBuffAggregatorConfig
     from flsim.trainers.async_trainer import AsyncTrainer, AsyncTrainerConfig
     from flsim.utils.async_trainer.training_event_generator import AsyncTrainingEventGeneratorConfig

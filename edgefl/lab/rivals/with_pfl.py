@@ -80,7 +80,7 @@ def _loss(self: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _metrics(self: nn.Module, x: Tensor, y: Tensor) -> Any:
-    """Evaluate nothing: pfl asks for it before and after each trip of round 0."""
+    """Return an empty evaluation: pfl evaluates before and after each trip of round 0."""
     from pfl.metrics import Weighted
 
     return {"loss": Weighted(0.0, len(y))}

@@ -1,4 +1,4 @@
-"""Local training alone: processes take clients at random, and nothing is sent, summed or recorded."""
+"""Local training alone: processes train random clients; no update is sent, summed or recorded."""
 
 from __future__ import annotations
 
