@@ -11,7 +11,7 @@ peers        whole experiments of other frameworks compared with edgefl; rivals:
 fidelity     the emulation's errors: runs, limits and verdicts
 memory       predicted and measured memory of training steps on this host
 truth        predicted and measured step times of all devices and this host, and their limits
-board_truth  predicted and measured rates of boards, for code that is not torch
+board_truth  predicted and measured speeds of single-board computers, for code without torch
 phone_truth  predicted and measured inference times on phones
 workloads    computations that replace training in a bench
 chaos        kills processes of a run and resumes it until it is done; outcome: judges the results

@@ -3,8 +3,8 @@
 All GB/s in a row count the same bytes, (K+2)·D·4 for K float32 updates of D parameters: the updates and the
 base are read, and the result is written. The limits are a loop that only reads as many bytes, and STREAM's
 triad. Contenders take turns, so that a slowdown of the host affects all of them. Each figure is the median of
-9 turns, or of at least 3 if the contender is slow (this is marked). A row that the host disturbed is marked
-with the reason.
+9 turns, or of at least 3 if the contender is slow (marked ~). A row that the host disturbed is marked !, and
+the reason is printed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TURNS = 9
 _TURN_S = 0.004
 """Approximate duration of a contender's turn, in which its call is repeated, s."""
 _SLOW_S = 5.0
-"""Total seconds after which a contender gets no more than three turns."""
+"""A contender whose turns have taken longer than this in total, s, gets no further turns after the third."""
 _CALM_S = 0.04
 """Pause, s, after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
@@ -54,7 +54,7 @@ HOST_LIMITS = {
     "steal": (STOLEN, STEAL_MAX),
     "throttled": (THROTTLED, THROTTLED_MAX),
 }
-"""Shares of the host's cores: a description, and the limit above which a row does not count."""
+"""Description of each measured share of the host's cores, and the limit above which a row does not count."""
 SPREAD_MAX = 0.30
 """A row does not count if the spread of an edgefl contender or of the read loop is larger."""
 
@@ -232,7 +232,8 @@ def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArr
 def contenders(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     """Yield each contender's name and call.
 
-    First, the back ends' sums are compared with each other bit for bit, and usual implementations with NumPy.
+    Before that, the result is checked: back ends must agree with each other bit for bit, and the usual
+    implementations approximately with NumPy.
     """
     stacked, scales, base, out, weights, _ = arrays
     rows, reference = list(stacked), np.empty_like(out)

@@ -42,7 +42,7 @@ Limit = Literal["socket", "memory", "passes"]
 TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
 """Headers of the same lengths as in a run; ``LEAVE`` ends a client."""
 PATIENCE_S = 60.0
-"""Seconds without a message after which a process assumes that the other one has ended."""
+"""Seconds without a message after which a process assumes that the other side has ended."""
 LOOK_PARAMETERS = 100_000
 """Parameters copied between two readings of the clock."""
 FORK = multiprocessing.get_context("fork")
@@ -62,7 +62,7 @@ class LimitCase(NamedTuple):
 
 @contextmanager
 def _clients(count: int, life: Callable[[int], None]) -> Iterator[list[ForkProcess]]:
-    """Run ``life(number)`` in ``count`` processes and wait for their ends. Raises `RunError` if one fails."""
+    """Run ``life(number)`` in ``count`` processes; wait for all on exit. Raises `RunError` if one fails."""
     processes = [FORK.Process(target=life, args=(number,), daemon=True) for number in range(count)]
     for process in processes:
         process.start()
@@ -170,7 +170,7 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
 
 
 def _repeat(call: Callable[[], None], times: int) -> None:
-    """Call without measuring: the first calls touch fresh memory."""
+    """Make calls that are not measured, because the first calls touch fresh memory."""
     for _ in range(times):
         call()
 

@@ -27,7 +27,7 @@ def silent(text: str) -> None:
 
 
 def machine(**more: Any) -> dict[str, Any]:
-    """Return facts about the host and its present load, for the ``host`` of a result."""
+    """Return facts about the host and its present load, for the key ``host`` of a result."""
     return {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), **more}
 
 
@@ -50,8 +50,10 @@ def settings(**fields: Any) -> Experiment:
 
 @contextmanager
 def run_record(experiment: Experiment, workload: str, out: Path | None = None) -> Iterator[Record]:
-    """Run the experiment with the class ``workload`` and yield its record; the run's folder is kept only as
-    ``out``."""
+    """Run the experiment with the class ``workload`` and yield its record.
+
+    The run is kept only if ``out`` names its folder.
+    """
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name) / "run" if out is None else out
         done = supervisor.run(experiment, folder, quiet=True, base=folder.parent, workload=workload)

@@ -44,7 +44,7 @@ class BoardRate(NamedTuple):
     quantity: str
     measured: float
     predicted: Rate | None
-    """None: the core is unknown."""
+    """None if the core is unknown."""
     basis: str
 
     def plain(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from edgefl.run.client import WITNESS
 from edgefl.seeds import stream
 
 BESIDE = ("die", *failpoints.OF_SUMS)
-"""Failpoints at which another process than the server dies; the server continues."""
+"""Failpoints at which a process other than the server dies; the server continues."""
 PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 """Processes whose death does not end the command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
@@ -69,13 +69,13 @@ logarithmic scale; checkpoints are rare, so it is small at their failpoints."""
 MOST_TURNS = 4
 """Maximum number of deaths at each failpoint during one command; then the run is ended and resumed."""
 MOST_FRUITLESS = 3
-"""Number of servers that did not reach a failpoint in time, after which the failpoint is given up as one that
-the experiment never reaches."""
+"""Number of servers that did not reach a failpoint in time, after which the failpoint counts as
+unreachable in this experiment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """An experiment file, and the number and kind of kills of its run's processes."""
+    """The experiment file, and the number and kinds of processes to kill."""
 
     file: Path
     changes: tuple[str, ...] = ()
@@ -85,9 +85,9 @@ class Plan:
     seed: int = 0
     """Seed of the random times and processes of the kills."""
     every_s: float = 1.0
-    """Mean seconds from a recovery to the next kill, or from kill to kill."""
+    """Mean seconds from a recovery to the next kill; for early kills, from the previous kill."""
     failpoints: int = 0
-    """Number of server deaths at each failpoint that the experiment passes; replaces ``kills``."""
+    """Number of deaths at each failpoint that the experiment reaches; replaces ``kills``."""
     only: frozenset[str] = frozenset()
     """Kinds of processes to kill, or failpoints; empty: all."""
 
@@ -103,7 +103,7 @@ Tell = Callable[[Findings, str], None]
 
 
 def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None) -> Findings:
-    """Kill, resume and judge as ``plan`` states, in the new folder ``folder``.
+    """Kill, resume and judge runs by this plan, in the new folder ``folder``.
 
     Rounds without a violation are removed from the folder. After Ctrl-C the function returns the findings so
     far. Raises `ConfigError` if the experiment is invalid.
@@ -127,7 +127,7 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     except KeyboardInterrupt:
         findings.interrupted = True
     with contextlib.suppress(OSError):
-        folder.rmdir()  # fails if a round with a violation is kept
+        folder.rmdir()  # fails if it still has the folder of a round with a violation
     return findings
 
 
@@ -226,7 +226,7 @@ class _RandomKiller:
         return self._left > 0
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
-        """Kill a process if a kill is due; return the process's kind, or ""."""
+        """Kill a process if a kill is due; return its kind, or "" without a kill."""
         if self._from_s is None and (steady or self._early):
             self._from_s = now_s
         if self._from_s is None or now_s < self._from_s + self._gap_s or not self.more:
@@ -428,7 +428,7 @@ class _Round:
                     last_s = now_s
                 if now_s - last_s > PATIENCE_S:
                     self._violated(
-                        f"no version for {PATIENCE_S:g} s after {_in_words(killed) or 'its start'}"
+                        f"no version for {PATIENCE_S:g} s, with {_in_words(killed) or 'nothing'} killed"
                     )
                     return False
                 waiting = [kill.kind for kill in self._waiting]
@@ -509,13 +509,19 @@ class _Round:
         code, output = command.process.returncode, command.output()
         last = output[-1] if output else f"exit code {code}"
         if any("Traceback" in line for line in output):
-            self._violated(f"a traceback of {what} after {_in_words(killed) or 'nothing'}: {last}")
+            self._violated(
+                f"edgefl {what}, with {_in_words(killed) or 'nothing'} killed, printed a traceback: {last}"
+            )
         if code == 0 or outcome.over(self._run):
             return True
         if code == 2:
-            self._violated(f"{what} after {_in_words(killed) or 'nothing'}: {last}")
+            self._violated(
+                f"edgefl {what}, with {_in_words(killed) or 'nothing'} killed, had exit code 2: {last}"
+            )
         elif not set(killed) - PEERS:
-            self._violated(f"{what} ended, with {_in_words(killed) or 'nothing'} killed: {last}")
+            self._violated(
+                f"edgefl {what}, with {_in_words(killed) or 'nothing'} killed, ended early: {last}"
+            )
         return False
 
     def _judge(self) -> None:

@@ -1,4 +1,4 @@
-"""Claims about races: one algorithm costs a factor more than another to reach a target accuracy.
+"""Claims about races: one algorithm reaches a target accuracy at a lower cost than another.
 
 `examined` limits the errors of a study's verdicts. A claim counts as reproduced only if no mutant of its arm
 gets that verdict. Runs that equal another arm's bit for bit do not count as a result of their own. A claim
@@ -219,7 +219,7 @@ def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant
 def _to_be_tried(
     study: Study, settings: str, findings: Sequence[Finding]
 ) -> Mapping[tuple[tuple[str, ...], Mutant], list[int]]:
-    """Map (arms, a mutant of them) to the indices of the arms' claims that would be reproduced."""
+    """Map (arms, mutant to replace them) to the indices of the arms' claims that would be reproduced."""
     places: dict[tuple[tuple[str, ...], Mutant], list[int]] = {}
     for place, one in enumerate(findings):
         if one.verdict == "reproduced" and one.mine:

@@ -2,8 +2,8 @@
 
 Bounds are loose: wrong algorithms satisfy them too. Each finding therefore also predicts the bounded quantity
 to a few per cent, from the contributions of descent, noise and the clients' shares
-(`edgefl.lab.quadratic`). Three theorems do not hold as printed; for each, a run shows this, and the missing
-term is given.
+(`edgefl.lab.quadratic`). Three theorems do not hold as printed: a run shows this for
+each, and its finding states the missing term.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def slope(
 
 
 def of_bound(runs: Sequence[Sequence[Trajectory]], bounds: Callable[[int, Trajectory], float]) -> float:
-    """Return the largest ratio of a mean ‖∇f‖² to its bound ``bounds(setting, outcome)``."""
+    """Return the largest mean ‖∇f‖² ÷ its bound; ``bounds`` takes the setting's index and the run."""
     return max(out.mean_square() / bounds(at, out) for row in runs for at, out in enumerate(row))
 
 
@@ -232,7 +232,8 @@ def fedbuff_as_printed(quick: bool = False) -> Finding:
 # ---- FedStaleWeight --------------------------------------------------------------------------
 
 RATES = (1 / 1.5,) * 10 + (1 / 10,) * 5
-"""Trips per second in FedStaleWeight's fleet, section 6.2: ten clients of U(1, 2) s, five of U(8, 12) s."""
+"""Trips per second in FedStaleWeight's fleet, section 6.2: ten clients with trips
+of U(1, 2) s, five of U(8, 12) s."""
 
 
 def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:

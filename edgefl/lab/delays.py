@@ -207,7 +207,7 @@ class Response(NamedTuple):
     shares: Vector
     """q by delay, float64."""
     step: float
-    """a."""
+    """Step size a."""
 
     def path(self, versions: int, before: float) -> Vector:
         """Return e_0 = 1, …, e_{T−1}, float64; ``before`` is e_t for t < 0.
@@ -253,9 +253,9 @@ class Edge(NamedTuple):
     problem: Quadratic
     versions: int
     local: float
-    """η̄."""
+    """Local step size η̄."""
     server: float
-    """η."""
+    """Server step size η."""
 
     def run(self, strategy: Strategy, seed: int) -> Trajectory:
         """Run the problem on the emulated fleet, one local step per trip."""

@@ -1,4 +1,4 @@
-"""Measures the fidelity of the emulation: compares every mechanism and quantity with its declared value.
+"""Measures the fidelity of the emulation: compares each quantity with its declared value.
 
 Each figure comes from an ordinary run with real client processes; only the training is replaced, by matrix
 products whose number of operations is known. A figure is INVALID if the host's conditions made its run
@@ -153,7 +153,7 @@ HOT_WORK = ExerciseArgs(1000, compute_s=20.0, real=0.004)
 
 
 def _links(length: Mapping[str, float], say: Say) -> list[Judged]:
-    """Measure two runs, one with links up to 10 Mbps and one with links from 100 Mbps."""
+    """Measure two runs, one with links of up to 10 Mbps, and one with links of 100 and 400 Mbps."""
     lossy: dict[str, Link] = {
         name: {"up": {"rate_mbps": LOSSY_MBPS, "loss_pct": pct}} for name, pct in LOSSY.items()
     }
@@ -213,7 +213,7 @@ class TripTimes(NamedTuple):
     conditions: Conditions
 
     def of(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return the mask of the trips of a profile, or on a network."""
+        """Return a mask of the trips of a profile or network."""
         return np.array([name in pair for pair in self.clients])[self.client]
 
     def times(self, quantity: str, name: str = "") -> tuple[Doubles, Doubles]:
@@ -362,7 +362,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
     return found, Conditions(others=used["others"], steal=used["steal"])
 
 
-# ---- bars and verdicts -------------------------------------------------------------------------
+# ---- limits and verdicts -----------------------------------------------------------------------
 
 ALPHA = 0.01
 CONFIDENCE = 0.99
@@ -473,7 +473,7 @@ def ranks(run: TripTimes, rates: Mapping[str, float]) -> Judged:
     return judged(what, count, {"rho": rho}, "ρ from 0.99", rho >= 0.99, run.conditions)
 
 
-# ---- what is printed ---------------------------------------------------------------------------
+# ---- printed output ----------------------------------------------------------------------------
 
 
 def show(result: dict[str, Any]) -> None:

@@ -35,15 +35,15 @@ def utility(
     >>> u, slope
     (0.125, 0.03125)
     """
-    others = sum(each * count for each, count in groups)  # A
+    others = sum(each * count for each, count in groups)  # A of equation 9
     u = slope = 0.0
     for picked in product(range(len(groups)), repeat=size - 1):
         left, chance = [count for _, count in groups], 1.0
         for at in picked:
             chance *= left[at] * groups[at][0] / sum(n * r for n, (r, _) in zip(left, groups, strict=True))
             left[at] -= 0 if again else 1
-        inverse = sum(1.0 / groups[at][0] for at in picked)  # C
-        rest = sum((others - groups[at][0]) / groups[at][0] for at in picked)  # D
+        inverse = sum(1.0 / groups[at][0] for at in picked)  # C of equation 9
+        rest = sum((others - groups[at][0]) / groups[at][0] for at in picked)  # D of equation 9
         below = inverse * rate**2 + (size + rest) * rate + others
         u += chance * rate / below
         slope += chance * (others - inverse * rate**2) / below**2

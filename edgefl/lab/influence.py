@@ -66,7 +66,7 @@ def simulate(
     """Run `FEDSTALEWEIGHT`'s fleet under ``strategy`` for ``versions`` versions.
 
     Client 0 is slower by the factor ``slowed``, and each slow client by the factor ``slow_by``. The first
-    ``skip`` versions are ignored. ``events``, such as `Left`, occur at the times that they hold.
+    ``skip`` versions are ignored. ``events``, such as `Left`, occur at the times in them.
     """
     factors = [slowed, *[1.0] * (len(FAST_ONES) - 1), *[slow_by] * (len(FEDSTALEWEIGHT) - len(FAST_ONES))]
     run, now_s = arrivals(strategy, FEDSTALEWEIGHT, Stop(versions=versions), seed, factors, events=events)

@@ -178,7 +178,7 @@ def _take_turns(cases: list[_Case], most: int, most_s: float, say: Say) -> None:
 def _long_enough(
     transport: Transport, parameters: int, clients: int, seconds: float
 ) -> tuple[IngestFigures, float]:
-    """Repeat a turn, twice as long each time, until clients made enough trips; return it and its length."""
+    """Repeat a turn, twice as long each time, until clients made enough trips; return figures and length."""
     while True:
         found = measured(transport, parameters, clients, seconds)
         if found.trips >= FEW * clients:

@@ -49,14 +49,14 @@ class _FirstUpdateOnly:
 
 
 class SquaredWeights(FedStaleWeight):
-    """Weights updates by α² instead of α."""
+    """Uses the weight α² instead of α."""
 
     def raw(self, staleness: float, size: int) -> float:
         return super().raw(staleness, size) ** 2
 
 
 class FourthRootWeights(FedStaleWeight):
-    """Weights updates by α^¼ instead of α."""
+    """Uses the weight α^¼ instead of α."""
 
     def raw(self, staleness: float, size: int) -> float:
         return math.sqrt(math.sqrt(super().raw(staleness, size)))
@@ -92,7 +92,7 @@ class BenchWeights(FedStaleWeight):
 
 
 class GrowingWeights(FedBuff):
-    """Weights updates by (1 + τ)^exponent instead of s(τ) = (1 + τ)^−exponent."""
+    """Uses the weight (1 + τ)^exponent instead of s(τ) = (1 + τ)^−exponent."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         right = super().weights(state, updates, view)

@@ -63,7 +63,7 @@ def unreadable(folder: Path) -> Iterator[str]:
             if record.meta.status != "done":
                 yield f"the record says that the run is {record.meta.status}"
             if strange := set(record.trips["fate"].tolist()) - {"", *FATES}:
-                yield f"trips on record with unknown fates: {', '.join(sorted(map(str, strange)))}"
+                yield f"recorded trips with unknown fates: {', '.join(sorted(map(str, strange)))}"
             events = sum(1 for _ in record.events())
         checkpoint.latest(folder / CHECKPOINTS, journal_seq=events)
         Result(folder).model()
@@ -145,7 +145,7 @@ def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
             problems.append(f"{each} was dropped without a reason")
     for task, row in rows.items():
         if row[-1] != summed[task]:
-            problems.append(f"task {task} was summed {summed[task]} times, recorded are {row[-1]}")
+            problems.append(f"task {task} was summed {summed[task]} times, but the record counts {row[-1]}")
     if problems:
         yield f"{problems[0]}{f', and {len(problems) - 1} more' if len(problems) > 1 else ''}"
     try:
@@ -196,7 +196,7 @@ def log_problems(path: Path, folder: Path) -> list[str]:
         if times > 1
     ]
     accounts = read_log(path)
-    found += [f"{each} twice" for each, times in Counter(accounts).items() if times > 1]
+    found += [f"{each} is logged more than once" for each, times in Counter(accounts).items() if times > 1]
     for each in accounts:
         if not arrivals[each.client, each.task]:
             found.append(f"{each} is lost")

@@ -73,7 +73,7 @@ rounds of as many clients as FedStaleWeight's buffer holds updates."""
 
 
 class Case(NamedTuple):
-    """One framework in one arrangement of processes and threads."""
+    """One framework in one setting, with its numbers of processes and threads."""
 
     setting: str
     framework: str
@@ -91,7 +91,7 @@ class Turn(NamedTuple):
     version: str
     trips_per_s: float
     start_s: float
-    """Seconds until the first new model, minus the time that its trips take at the later speed."""
+    """Start-up time, s: time until the first new model, minus the time of its trips at the measured speed."""
     peak_mib: float
     """Peak of the proportional memory (PSS) of all the program's processes together."""
 

@@ -46,7 +46,8 @@ class Quadratic(NamedTuple):
     skewed: bool = False
     """True: only client 0 has a different objective; the diversity stays the same."""
     batches: tuple[int, ...] = ()
-    """Number of examples in each client's batch; empty: 1 for all. It divides σ², a gradient's variance."""
+    """Number of examples in each client's batch; empty: 1 for all. A gradient's variance is σ²
+    divided by this number."""
 
     @property
     def spreads(self) -> Vector:
@@ -82,7 +83,7 @@ class Quadratic(NamedTuple):
         return rows
 
     def start(self, shares: Sequence[float] | None = None) -> Vector:
-        """Return w_0: the optimum for these clients' shares (times n), but ``distance`` in `DESCENT`."""
+        """Return w_0: ``distance`` in `DESCENT`, elsewhere the optimum for these client shares (times n)."""
         fair = np.ones(self.clients) if shares is None else np.asarray(shares)
         return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spreads * fair])
 

@@ -1,6 +1,7 @@
 """The studies of ``edgefl reproduce``: ``experiments/papers/studies/NAME.toml`` has a paper's arms and races.
 
-A paper whose claims are not only races has a module here with ``claims(curves)``, judged after the races.
+A paper with claims other than races also has a module in `edgefl.lab`; its ``claims(curves)`` judges these
+claims after the races.
 """
 
 from __future__ import annotations

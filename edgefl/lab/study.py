@@ -62,7 +62,7 @@ class Finding(NamedTuple):
 
     @property
     def says(self) -> str:
-        """The verdict, with what is known about its power.
+        """The verdict, with the mutants that it does not distinguish, or a note that none were run.
 
         >>> Finding("", "", "", "", "holds", mutants={"α²": "reproduced", "α^¼": "smaller"}).says
         'holds, does not distinguish: α²'
@@ -180,7 +180,7 @@ class Curves:
 
 SEEDS = (1, 2, 3)
 QUICK = "quick"
-"""Settings whose runs take minutes."""
+"""Name of the settings whose runs take only minutes."""
 IN_SMALL = "--quick: scikit-learn's digits and an MLP replace the data and models named here."
 UNSETTLED = "runs ended too early to judge: raise stop.trips"
 
@@ -200,7 +200,7 @@ class Arm:
     steps_of: str = ""
     """Arm whose tuned steps this arm uses."""
     grid_at: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
-    """Grids by settings, where they differ."""
+    """Grids by settings, if they differ from ``grid``."""
     only: tuple[str, ...] = ()
     """Settings that include this arm; empty: all."""
 

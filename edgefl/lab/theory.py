@@ -43,7 +43,7 @@ TITLE = "What the papers prove, measured"
 CITATION = "Nguyen 2022 (app. A); Toghani and Uribe 2022 (theorem 1); Ma 2024 (theorem 1, §4.2.1); Wang 2024"
 
 PAPERS_B: dict[str, Any] = {"buffer_size": 5, "restart": "immediate"}
-"""FedStaleWeight with the paper's b; its derivation assumes that clients restart immediately."""
+"""FedStaleWeight with the paper's b; the paper's derivation assumes that clients restart immediately."""
 UNCAPPED: dict[str, Any] = {**PAPERS_B, "normalize": "running", "max_step": 1e9}
 WAITING: dict[str, Any] = {**UNCAPPED, "restart": "after-step"}
 """`UNCAPPED` with the restart rule of the paper's appendix A and experiments."""
@@ -244,8 +244,8 @@ class Short(NamedTuple):
 def measure(cap: float, slow_by: float, versions: int, seeds: Sequence[int], churn: bool = False) -> Short:
     """Run FedStaleWeight's running and credit forms on its fleet, with slow clients ``slow_by`` times slower.
 
-    Clients restart immediately, as in equation 6: without a cap each client then has 1/n of
-    the weight.
+    Clients restart immediately, as in equation 6: without a cap each client then has 1/n of the
+    weight.
     """
     seen = Short([], [], [], [])
     slow = slice(len(FAST_ONES), None)
@@ -281,7 +281,7 @@ def comings_and_goings(versions: int, seed: int) -> list[Event]:
 
 
 def credit_reaches_it(quick: bool = False) -> Finding:
-    """Compare both forms at c = 2, for fleets in which fair weights are possible or impossible."""
+    """Compare the running and credit forms at c = 2, in fleets where fair weights are or are not possible."""
     versions, seeds = (2_000, (1,)) if quick else (8_000, (1, 2, 3))
     rows = [measure(2.0, slow_by, versions, seeds) for slow_by in (1.0, 1.5, 4.0)]
     ratios = [[one.credit[at] / one.most[at] for one in rows] for at in range(len(seeds))]

@@ -225,9 +225,10 @@ COLOURS = ("#2a6fc9", "#df6a2c", "#1b9a74", "#7a5bd0", "#cf9a12", "#d4568d", "#4
 
 
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
-    """Plot predicted against measured seconds, networks beside single layers, into each of ``paths``.
+    """Plot predicted against measured seconds, and save the plot to each of ``paths``.
 
-    Predictions are from fits without the network, if there are any.
+    Networks and single layers have a panel each. Predictions are from fits without the network, if there are
+    any.
     """
     from matplotlib.figure import Figure
 

@@ -48,7 +48,7 @@ def tune(
     """
     tuning = study.tuning
     if tuning is None:
-        raise ConfigError(f"--tune: {study.name} has no grid of steps: its paper gives them")
+        raise ConfigError(f"--tune: {study.name} has no grid of step sizes: its paper gives them")
     apart = config.load(study.file(settings), study.changes).data.validation_fraction or VALIDATION
     on = (f"data.validation_fraction={apart}", "data.evaluate_on=validation")
     budget, seeds = tuning.budget[settings], tuning.seeds_at.get(settings, tuning.seeds)
@@ -92,7 +92,7 @@ def choices(grid: Grid) -> list[list[str]]:
 
 
 def choose(label: str, scored: Sequence[tuple[float, list[str]]], grid: Grid) -> Chosen:
-    """Return the best point, the first of equals; a run that diverged (NaN) is never the best.
+    """Return the best point, or the first of equally good ones; a run that diverged (NaN) is never the best.
 
     >>> choose("a", [(0.2, ["training.lr=0.1"]), (0.5, ["training.lr=0.2"])], {"training.lr": (0.1, 0.2)})
     Chosen(label='a', changes=('training.lr=0.2',), score=0.5, border=('training.lr',))

@@ -230,7 +230,7 @@ def uneven(draws: np.random.Generator, client: int) -> float:
 
 
 def not_uniform(quick: bool = False) -> Finding:
-    """Break assumption 1: clients arrive at unequal rates, from a start at the optimum and without noise.
+    """Violate assumption 1: updates arrive at unequal rates. The run starts at the optimum and has no noise.
 
     If client i has the share p_i of the arrivals, the model moves to Σ p_i c_i, so mean ‖∇f‖² rises to
     ‖∇f(Σ p_i c_i)‖² in a long run, while the bound falls to 0.
@@ -265,6 +265,6 @@ def not_uniform(quick: bool = False) -> Finding:
 
 
 def _left(expected: Expected) -> float:
-    """Return the mean over the versions of (1 − ρ^t)², for a model that leaves its start."""
+    """Return the mean over the versions of (1 − ρ^t)², for a model that moves away from its start."""
     t = np.arange(expected.versions)
     return float(np.mean((1.0 - (1.0 - expected.step) ** t) ** 2))

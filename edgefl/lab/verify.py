@@ -138,7 +138,7 @@ class _Replay:
                     self._compare(event, rows.get(task, [0]))
                 case Summed(version=version, bad=(), at_s=at_s, zero=zero) if order is not None:
                     if made_at_s.get(version) != at_s:
-                        said = f"the record says {made_at_s.get(version)}"
+                        said = f"but the record says {made_at_s.get(version)}"
                         raise RunError(f"version {version} was made at {at_s} s, {said}")
                     entry = self._aggregator.free_entry()
                     assert entry is not None, "nobody else reads this ring"

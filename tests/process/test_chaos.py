@@ -200,7 +200,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(
     ("mutant", "says"),
     [
         ("acknowledges-first", " is lost| is not that of the record"),
-        ("counts-twice", "a traceback of run"),
+        ("counts-twice", "edgefl run, with .* printed a traceback"),
         ("skips-held", "recomputed from its journal"),
         ("sums-twice", "recomputed from its journal"),
         ("sums-twice with masks", "recomputed from its journal"),

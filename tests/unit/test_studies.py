@@ -423,7 +423,7 @@ def test_races_take_the_steps_that_were_tuned_on_their_data(
 
 
 def test_a_study_whose_paper_gives_the_steps_is_not_tuned(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--tune: fedstaleweight has no grid of steps"):
+    with pytest.raises(ConfigError, match="--tune: fedstaleweight has no grid of step sizes"):
         tuning.tune(load("fedstaleweight"), tmp_path, "quick", say=print)
 
 

@@ -1,4 +1,4 @@
-"""The data, network and local training of a setting, and the report of a round, for all programs."""
+"""Data, network, local training and speed report, shared by all programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Task(NamedTuple):
     steps: int | None
     """SGD steps of a trip; None for an epoch."""
     asynchronous: bool
-    """Every client trains at any time (FedBuff, FedStaleWeight), instead of rounds of a cohort (FedAvg)."""
+    """True if all clients train all the time (FedBuff, FedStaleWeight), not a cohort per round (FedAvg)."""
     data: str
     """edgefl's name of the data set."""
     shape: list[int]
