@@ -64,7 +64,7 @@ def run(quick: bool = False, *, boards: Path | None = None, say: Say = silent) -
         found = list(compared(read_boards(boards), lambda board: core_table()))
         return {"boards": [each.plain() for each in found], "quantities": summaries(found)}
     known = read_boards(bundled_boards())
-    say("fitting without each board in turn, and without each SoC")
+    say("fitting with each board left out in turn, then with each SoC left out")
     found = list(compared(known, lambda left: fit([each for each in known if each.result != left.result])))
     if quick:
         return {"boards": [each.plain() for each in found], "quantities": summaries(found)}

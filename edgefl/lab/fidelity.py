@@ -161,7 +161,7 @@ def _links(length: Mapping[str, float], say: Say) -> list[Judged]:
         kind: {"up": {"delay_ms": delay, "jitter_ms": spread, "jitter_dist": kind}}
         for kind, (delay, spread, _) in JITTER.items()
     }
-    say("links to 10 Mbps, with jitter and loss")
+    say("links of up to 10 Mbps, with jitter and loss")
     links = {**SLOW, **lossy, **jittery}
     fleet = dict.fromkeys(DEVICES[: len(links)], EACH)
     slow = trial(fleet, links, SLOW_WORK, length["links"], assigned=dict(zip(fleet, links, strict=True)))

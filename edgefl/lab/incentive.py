@@ -20,7 +20,7 @@ RULES: tuple[Literal["immediate", "after-step"], ...] = ("immediate", "after-ste
 SIZE = 5
 """Buffer size b."""
 SKIP = 200
-"""Number of first versions to ignore, until slow clients have delivered."""
+"""Number of first versions that are ignored, because slow clients have not delivered yet."""
 
 
 def utility(

@@ -1,9 +1,9 @@
 """FedBuff's learning-rate normalisation: the theorem of appendix C.6.1 (Nguyen 2022), on the real trainer.
 
 A client's step on a batch of b ≤ B examples has the size η·b/B. The problem is F(w) = L/2 ‖w‖². The gradient
-of an example has noise of known variance in all coordinates but the first. The first coordinate starts at a
-distance from the optimum, the others at the optimum. Every trip has new examples, as the theorem assumes, and
-continues from the model of the previous trip.
+of an example has noise of known variance in all coordinates except the first. The first coordinate starts at
+a distance from the optimum, the others at the optimum. Every trip has new examples, as the theorem assumes,
+and continues from the model of the previous trip.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ WAITING: dict[str, Any] = {**UNCAPPED, "restart": "after-step"}
 SLOWED = (1.5, 2.0, 4.0)
 LARGER = (2, 4, 8)
 SKIP = 200
-"""Number of first versions to ignore, until slow clients have delivered: fairness is a long-run property."""
+"""Number of first versions that are ignored, because slow clients have not delivered yet."""
 
 
 def findings(*, quick: bool, say: Callable[[str], None]) -> list[Finding]:
