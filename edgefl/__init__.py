@@ -101,12 +101,12 @@ def run(
     """Run an experiment (an object or a TOML file) into the folder ``out``, and return its result.
 
     By default ``out`` is a new folder in ``runs/``. With ``web=True`` a local web page shows the run live and
-    its address is printed on standard error; a number selects the port. The other arguments replace what the
-    experiment names: ``strategy`` (such as ``Mine(server_lr=0.1)``), ``model`` (a function that creates it),
+    its address is printed on standard error; a number selects the port. The other arguments replace parts of
+    the experiment: ``strategy`` (such as ``Mine(server_lr=0.1)``), ``model`` (a function that creates it),
     ``data`` (a function that loads it, a `Dataset`, or train_x, train_y, test_x, test_y) and ``partition`` (a
-    function that splits it). Each may also be a name, ``strategy="fedbuff"``: the strategy then has its
-    defaults. Classes and functions must be defined in an importable file, because the run's processes import
-    them again. Arrays are saved in the run's folder.
+    function that splits it). Each may also be a name, such as ``strategy="fedbuff"``, which selects the
+    strategy with its defaults. Classes and functions must be defined in an importable file, because the run's
+    processes import them again. Arrays are saved in the run's folder.
 
         >>> print(edgefl.run("experiments/minimal.toml", strategy="fedstaleweight"))      # doctest: +SKIP
 
@@ -132,7 +132,7 @@ def run(
     if out is not None:
         return into(Path(out))
     while True:
-        with suppress(FolderTaken):  # another run took the name at the same moment: try the next
+        with suppress(FolderTaken):  # another run took the name at the same moment: try another name
             return into(new_run_folder(given.name))
 
 
@@ -154,16 +154,17 @@ def sweep(
 ) -> Sweep:
     """Run an experiment for every combination of ``grid`` and every seed.
 
-    ``grid`` maps keys of the experiment to lists of values, ``{"strategy.server_lr": [0.1, 1.0]}``; those of
-    ``"strategy"`` may be objects and names: ``[Mine(), "fedbuff"]``. Each run gives the same results as
-    `run`. The folder ``out`` (by default ``runs/NAME-sweep``) holds the runs, a page that compares them
-    (report.html), their curves (curves.pdf) and their results (runs.csv). Finished runs are not repeated, so
-    the same call continues after Ctrl-C or adds seeds. The time to the accuracy ``target`` is compared seed
-    by seed; the default target is ``stop.accuracy``, else the highest accuracy that every run reached. With
-    ``fleets``, the seeds are 1 to ``fleets``, and each draws the fleet's compute times from the profiles'
-    intervals (`Sweep.fleets`). ``jobs`` runs are made side by side, each on its share of the cores; they need
-    the virtual clock. A line per run is printed on standard error if that is a terminal, else only
-    with ``quiet=False``. For the other arguments and the errors see `run`.
+    ``grid`` maps keys of the experiment to lists of values, such as ``{"strategy.server_lr": [0.1, 1.0]}``.
+    The values of ``"strategy"`` may be objects and names: ``[Mine(), "fedbuff"]``. Each run gives the same
+    results as `run`. The folder ``out`` (by default ``runs/NAME-sweep``) holds the runs, a page that compares
+    them (report.html), their curves (curves.pdf) and their results (runs.csv). Finished runs are not
+    repeated: the same call continues after Ctrl-C, and a call with more seeds adds their runs. The time to
+    the accuracy ``target`` is compared seed by seed; the default target is ``stop.accuracy``, else the
+    highest accuracy that every run reached. With ``fleets``, the seeds are 1 to ``fleets``, and each draws
+    the fleet's compute times from the profiles' intervals (`Sweep.fleets`). Up to ``jobs`` runs execute in
+    parallel, each on its share of the cores; this needs the virtual clock. A line per run is printed on
+    standard error if that is a terminal, else only with ``quiet=False``. For the other arguments and the
+    errors see `run`.
 
         >>> found = edgefl.sweep(experiment, grid={"strategy": [Mine(), "fedbuff"]})  # doctest: +SKIP
         >>> found.plot("figure.pdf")                                                  # doctest: +SKIP

@@ -16,7 +16,7 @@ MOST_PROCESSES = 100_000
 """Maximum number of clients under the wall clock, where each is a process."""
 MIN_FLOAT32, MAX_FLOAT32 = 1.2e-38, 3e38
 MAX_CLIP_NORM = 1e12
-"""Keeps noise, which is proportional to the clipping norm, far below the largest float32."""
+"""Maximum clipping norm. It keeps noise, which is proportional to the norm, far below float32's maximum."""
 
 Positive = Annotated[float, Meta(gt=0)]
 """A number above 0."""
@@ -32,7 +32,7 @@ Clients = Annotated[int, Meta(ge=1, le=MAX_CLIENTS)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults=True):
-    """Options that all tables of an experiment share."""
+    """Base class of the tables of an experiment."""
 
 
 class Churn(Settings, frozen=True, kw_only=True):
@@ -101,8 +101,8 @@ class Fleet(Settings, frozen=True, kw_only=True):
     thermal: bool = False
     """Emulate heat: devices with a complete thermal model in their profile slow down as they get hot."""
     battery: bool = False
-    """Emulate batteries: a device whose profile has a ``[battery]`` goes offline at ``min_soc`` until it is
-    charged."""
+    """Emulate batteries: a device whose profile has a ``[battery]`` table goes offline at ``min_soc`` until
+    it is charged."""
     charge: Annotated[float, Meta(ge=0, le=1)] = 1.0
     """Battery charge at the start of the run, from 0 to 1."""
     availability: str | None = None
@@ -176,10 +176,10 @@ class Data(Settings, frozen=True, kw_only=True):
     max_examples: Count | None = None
     """Number of training examples used, drawn by the seed; None: all."""
     growth: Growth | None = None
-    """Clients start with a share of their examples and gain more with each trip; None: they have all from the
-    start."""
+    """Clients start with a share of their examples and gain more with each trip; None: they have all
+    examples from the start."""
     image_size: Annotated[int, Meta(ge=1, le=4096)] = 84
-    """Pixels of a side, for photos that come in other sizes (LEAF's CelebA)."""
+    """Width and height in pixels to which photos are scaled (LEAF's CelebA)."""
 
 
 class Model(Settings, frozen=True, kw_only=True):
@@ -241,24 +241,24 @@ class Secure(Settings, frozen=True, kw_only=True):
     """Secure aggregation: the server learns weighted sums of updates, but no single one (docs/secure.md)."""
 
     kind: Literal["masks", "pairwise", "trusted"] = "masks"
-    """``masks``: one-time coded masks, which holders remove from sums; ``pairwise``: masks between each two
-    clients of a round, for strategies of rounds; ``trusted``: a process of its own opens encrypted updates
-    and releases sums."""
+    """``masks``: one-time coded masks, which holders remove from sums; ``pairwise``: masks between each pair
+    of clients of a round, for strategies with rounds; ``trusted``: a separate process decrypts updates and
+    releases sums."""
     clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     """``masks``, ``pairwise``: limit of the magnitude of each element of an update."""
     resolution: Annotated[int, Meta(ge=1, le=4096)] = 256
-    """``masks``, ``pairwise``: weights are rounded to multiples of the largest weight (of the sum's clients;
-    ``pairwise``: of the fleet's) divided by ``resolution``; ``trusted``: clients with less than this share do
-    not count for ``least_clients``."""
+    """``masks``, ``pairwise``: weights are rounded to multiples of the largest weight (``masks``: among the
+    sum's clients, ``pairwise``: in the fleet) divided by ``resolution``; ``trusted``: clients with a smaller
+    weight than this do not count for ``least_clients``."""
     holders: Annotated[int, Meta(ge=2, le=1000)] = 5
-    """``masks``: N: number of clients, drawn by the seed, that hold shares of all masks."""
+    """``masks``: N, the number of clients, drawn by the seed, that hold shares of all masks."""
     recover: Annotated[int, Meta(ge=2, le=1000)] = 4
-    """``masks``: U: number of holders whose shares recover a sum; above (N + T) / 2."""
+    """``masks``: U, the number of holders whose shares recover a sum; above (N + T) / 2."""
     private: Annotated[int, Meta(ge=1, le=1000)] = 1
-    """``masks``: T: number of holders that together with the server learn nothing but sums."""
+    """``masks``: T, the number of holders that together with the server learn nothing but sums."""
     least_clients: Annotated[int, Meta(ge=2, le=10**6)] = 2
-    """Minimum number of clients in a sum; sums of fewer are refused. ``pairwise``: also those of half of a
-    round's clients or fewer."""
+    """Minimum number of clients in a sum; sums of fewer are refused. ``pairwise`` also refuses sums of
+    half of a round's clients or fewer."""
 
 
 class Server(Settings, frozen=True, kw_only=True):
@@ -298,7 +298,7 @@ class Privacy(Settings, frozen=True, kw_only=True):
     0: clip without noise."""
     local_noise_multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Standard deviation, relative to L, of the noise that each client adds to its clipped update before it
-    sends it; 0: none. The client clips then, and the server does not."""
+    sends it; 0: none. If it is above 0, the client clips and the server does not."""
     mechanism: Literal["tree", "gaussian"] = "tree"
     """``tree``: DP-FTRL's tree aggregation over versions; ``gaussian``: independent noise per version
     (DP-SGD)."""
@@ -310,12 +310,13 @@ class Privacy(Settings, frozen=True, kw_only=True):
     """γ: adapt the clipping norm, which starts at ``clip_norm``, to this quantile of the updates' norms;
     None: keep it fixed."""
     quantile_rate: Positive = 0.2
-    """η of L ← L·exp(−η(b − γ)), b the noisy share of a step's updates that are within L."""
+    """η of L ← L·exp(−η(b − γ)), where b is the noisy share of a step's updates that are within L."""
     quantile_noise: Positive | None = None
     """Standard deviation of the noise added to the number of updates within L; None: a twentieth of a step's
     updates."""
     max_participations: Count | None = None
-    """Maximum number of updates applied per client; None: no limit. With local noise: of trips started."""
+    """Maximum number of updates applied per client; None: no limit. With local noise, maximum
+    number of trips that a client starts."""
     min_separation: Count = 1
     """Minimum number of versions between two updates of one client."""
     delta: Annotated[float, Meta(gt=0, le=0.01)] = 1e-7
@@ -376,7 +377,7 @@ class Stop(Settings, frozen=True, kw_only=True):
     """Number of consecutive evaluations without improvement of ``metric``; without a ``metric``, of the
     accuracy, or of the loss if the task has no accuracy."""
     min_improvement: NonNegative = 0.0
-    """Smallest change over the best evaluation so far that counts as an improvement."""
+    """Smallest change from the best evaluation so far that counts as an improvement."""
 
     @property
     def measured(self) -> bool:

@@ -23,7 +23,7 @@ its third. The variable is read once, at the start of a process; without it fail
 | `committed` | after a commit, before it sends messages about it                     |
 | `sum`     | before a sum                                                            |
 | `summed`  | after a sum, before it publishes the version                            |
-| `published` | after it publishes a version, before it records that                  |
+| `published` | after it publishes a version, before it records the version           |
 | `event`   | after an event of the virtual clock's agenda                            |
 | `torn`    | after it has written a part of a checkpoint                             |
 | `unnamed` | after it has written a checkpoint, before the rename                    |
@@ -58,7 +58,7 @@ NAMES = ("die", "hang", "rubbish", "nan", "alter", "stale", "memory", "leave", *
 
 
 def parse(text: str) -> frozenset[tuple[str, int, int]]:
-    """Parse failpoints: tuples of name, client and trip.
+    """Parse failpoints into tuples of name, client and trip.
 
     >>> sorted(parse("die:3:0,nan:1:2"))
     [('die', 3, 0), ('nan', 1, 2)]
@@ -105,7 +105,7 @@ failpoint applies."""
 
 
 def pass_by(name: str) -> None:
-    """Kill this process if a failpoint is set for this visit of the place ``name``."""
+    """Count a visit of the place ``name``, and kill this process if a failpoint is set for this visit."""
     if _points and os.path.exists(_while):
         if (name, restarts, _passed[name]) in _points:
             die(name)

@@ -31,7 +31,7 @@ KEYS = (
 )
 """Keys of an experiment whose values may name code."""
 OF_PACKAGES = ("timm:", "hf:", "flwr:")
-"""Prefixes of values that name what a package has, and no code of the user."""
+"""Prefixes of values that name a model, a data set or a partitioner of a package, and not the user's code."""
 
 
 importing: list[str] = []

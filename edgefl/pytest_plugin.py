@@ -1,11 +1,11 @@
-"""The pytest plugin: run a function in a process held to a device's pace and memory, and judge its cost.
+"""The pytest plugin: run a function in a process limited to a device's speed and memory; check its cost.
 
     @pytest.mark.edge_device("pixel-3a", "moto-g4")
     def test_training_step(edge_device):
         edge_device.run(training_step, batch=32).assert_budget(seconds=2.0, peak_mib=120)
 
-Every pytest session loads this module. Until a test uses the mark or the fixture, it imports nothing that
-measures.
+Every pytest session loads this module. It imports the measuring code only when a test uses the mark or the
+fixture.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FIXTURE = "edge_device"
 ITSELF = "_edge_device_itself"
 UNKNOWN = "–"
-"""Stands for the device of a failure that belongs to none."""
+"""Shown as the device of a failure that belongs to no device."""
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
     "sent_mib=, joules=, end='middle', tolerance=0, counted='python'): run on these emulated devices, one "
@@ -127,7 +127,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _require_one_mark(definition: pytest.Item) -> None:
-    """Raise CollectError if the closest function, class or module that has marks has more than one."""
+    """Raise CollectError if the closest function, class or module with marks has more than one."""
     marks = next(filter(None, map(_own_marks, reversed(definition.listchain()))), [])
     if len(marks) > 1:
         devices = ", ".join(dict.fromkeys(f'"{device}"' for mark in marks for device in mark.args))
@@ -138,7 +138,7 @@ def _require_one_mark(definition: pytest.Item) -> None:
 
 
 def _own_marks(node: Any) -> list[pytest.Mark]:
-    """Return a node's marks edge_device, without those that a class inherits."""
+    """Return a node's own edge_device marks, without marks that a class inherits."""
     own = vars(node.obj).get("pytestmark", []) if isinstance(node, pytest.Class) else node.own_markers
     marks: list[Any] = [
         getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own])
@@ -147,7 +147,7 @@ def _own_marks(node: Any) -> list[pytest.Mark]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse a test with the mark that has no device: it would pass without being measured."""
+    """Fail a test that has the mark but no device: it would pass without being measured."""
     if not isinstance(item, pytest.Function) or item.get_closest_marker("edge_device") is None:
         return
     given = item.callspec.params if hasattr(item, "callspec") else {}
@@ -232,7 +232,7 @@ def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
 
 @pytest.hookimpl(specname="pytest_pyfunc_call")
 def pytest_pyfunc_call_async(pyfuncitem: pytest.Function) -> None:
-    """Refuse an ``async def`` that no other plugin has run."""
+    """Fail an ``async def`` that no other plugin has run."""
     if pyfuncitem.stash.get(_DEVICE, None) is not None and inspect.iscoroutinefunction(pyfuncitem.obj):
         from edgefl.errors import ConfigError
 
@@ -283,7 +283,7 @@ def _error_row(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
 
 
 def _failure(test: str, label: str, device: str, why: str) -> ResultRow:
-    """Return the row of a failure that is no function's."""
+    """Return the row of a failure that belongs to no measured function."""
     from edgefl.regression.table import ResultRow
 
     return ResultRow(test=test, label=label, function="", device=device, outcome="FAIL", why=why)
@@ -307,7 +307,7 @@ def _label(nodeid: str, params: Mapping[str, object]) -> str:
 
 
 def _short_name(profile: str) -> str:
-    """Return the name of a profile or of its file."""
+    """Return a profile's name, or its file's name without folder and suffix."""
     return Path(profile).stem if "/" in profile else profile
 
 
@@ -319,7 +319,7 @@ class _SessionReport:
         self._worker = hasattr(config, "workerinput")
         self._plain: list[dict[str, Any]] = []
         self._places: list[tuple[str, int | None]] = []
-        """File, from the root folder, and line of each row's test."""
+        """File, relative to the root folder, and line of each row's test."""
         self._uncollected: list[pytest.CollectReport] = []
         """Files that could not be collected. Whether they have tests on devices is not known."""
         self._notes: list[str] = []
@@ -357,7 +357,7 @@ class _SessionReport:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _published(self) -> Written:
-        """Write the results wherever they are wanted."""
+        """Write the results to all files that the options request."""
         from edgefl.regression.publish import Outlets, PlacedRow, gate_results, publish
 
         option, base = self._config.getoption, self._config.stash[_BASE]
@@ -400,7 +400,7 @@ class _SessionReport:
 
 
 def _session(config: pytest.Config) -> Session:
-    """Return the session; created with the first device."""
+    """Return the session, which is created with the first device."""
     if _SESSION not in config.stash:
         from edgefl.regression.progress import Progress
         from edgefl.regression.session import Session, SessionOptions

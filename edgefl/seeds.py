@@ -35,4 +35,4 @@ def stream(seed: int, purpose: str, *ids: int) -> np.random.Generator:
     name = " ".join((purpose, str(seed), *map(str, ids)))
     bits = hashlib.blake2b(name.encode(), digest_size=32).digest()
     first = _FirstState(np.frombuffer(bits, np.uint64))
-    return np.random.Generator(np.random.PCG64(first))  # type: ignore[arg-type]  # a stub too narrow
+    return np.random.Generator(np.random.PCG64(first))  # type: ignore[arg-type]  # the stub is too narrow

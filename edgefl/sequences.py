@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 BLOCK = 16_384
-"""Range of numbers per array: an insertion or removal moves at most so many items."""
+"""Range of numbers per array: an insertion or removal moves at most this many items."""
 MAX_SHUFFLED = 10_000
 """Maximum length of a sequence that `sample` permutes as a whole."""
 
@@ -100,7 +100,7 @@ def rank(ascending: Sequence[int], number: int) -> int:
 
 
 class PatchedSequence(Sequence[int]):
-    """A view of sorted ``numbers`` minus ``without`` plus ``more``, a few numbers not in ``numbers``.
+    """A view of the sorted ``numbers`` minus ``without`` plus ``more``, which holds few and only new numbers.
 
     >>> left = PatchedSequence([2, 3, 5, 8], without={3, 4, 8}, more=[9, 4])
     >>> len(left), [left[at] for at in range(4)]
@@ -147,7 +147,7 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """Base class; a subclass defines ``__len__`` and `make`. Slices are lists.
+    """Base class of sequences that create items on access, by `make`; a subclass also defines ``__len__``.
 
     >>> class Squares(LazySequence[int]):
     ...     def __len__(self): return 4

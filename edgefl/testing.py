@@ -283,7 +283,7 @@ class _Executor:
         return all(np.isfinite(one).all() for one in (self.updates[task], *self.trips[task].send.values()))
 
     def step_vectors(self, action: core_events.Sum, model: Vector) -> None:
-        """Make the strategy's next vectors, and add to the model those that change it."""
+        """Compute the strategy's next vectors, and add to the model the vectors that change it."""
         made, sent = {}, self.core.strategy.vectors
         for name, vector in self.result.vectors[-1].items():
             part = action.parts.get(name, VectorSum(action.weights if name in sent else ()))
@@ -324,9 +324,9 @@ class _Executor:
 def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, seed: int = 0) -> MemoryRun:
     """Assert the rules of every strategy, including your own, while clients leave, return and send NaN.
 
-    It must reach ``versions`` without stalling, use only held updates, release each task at most once, never
-    give a client two tasks, start and hold no more than `Strategy.max_training` and `max_held`, and do
-    exactly the same when the same events are replayed. Returns the run.
+    The strategy must reach ``versions`` without stalling, use only held updates, release each task at most
+    once, never give a client two tasks, train at most `Strategy.max_training` clients, hold at most
+    `Strategy.max_held` updates, and do exactly the same when the same events are replayed. Returns the run.
 
     >>> from edgefl.strategies.fedbuff import FedBuff
     >>> check_strategy(FedBuff(buffer_size=4)).models[-1].shape

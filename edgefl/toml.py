@@ -49,7 +49,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """Parse TOML ``text`` as plain data; errors call it ``source``.
+    """Parse TOML ``text`` as plain data; error messages start with ``source``.
 
     >>> parse("[stop]\\nversions = 10", "a.toml")
     {'stop': {'versions': 10}}
@@ -65,7 +65,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
         found, what = _AT.search(str(error)), _AT.sub("", str(error))
         if found is None:
             raise ConfigError(f"{source}: {what}") from None
-        if found[1] is None or int(found[1]) > text.count("\n"):  # Python names the last line either way
+        if found[1] is None or int(found[1]) > text.count("\n"):  # at the end: name the last line of text
             line = len(text.rstrip("\r\n").splitlines()) or 1
             raise ConfigError(f"{source}: line {line}: {what}") from None
         raise ConfigError(f"{source}: line {found[1]}, column {found[2]}: {what}") from None
@@ -89,9 +89,10 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def assignment(text: str) -> tuple[tuple[str, ...], Any]:
-    """Parse a ``--set`` argument to its keys and value.
+    """Parse a ``--set`` argument into its keys and value.
 
-    The value is TOML or, unless it begins like a string, array or table, a plain string.
+    The value is parsed as TOML. If it is not valid TOML and does not begin like a string, array or table, it
+    is a plain string.
 
     >>> assignment("strategy.name=fedbuff")
     (('strategy', 'name'), 'fedbuff')
@@ -147,7 +148,7 @@ def keys(key: str) -> tuple[str, ...] | None:
 
 
 def flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by dotted key; empty tables have none.
+    """Yield each value of nested tables with its dotted key; empty tables yield nothing.
 
     >>> dict(flat({"seed": 3, "fleet": {"devices": {"pi-4": 2}, "network": {}}}))
     {'seed': 3, 'fleet.devices.pi-4': 2}
@@ -162,7 +163,7 @@ def flat(tables: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 def write(tables: Mapping[str, Any]) -> str:
     """Write ``tables`` as TOML text: single values, then one section per table, with inner tables inline.
 
-    Values are str, int, float, bool, lists and tables of those; None is left out.
+    Values are str, int, float, bool, and lists and tables of these; None is left out.
 
     >>> print(write({"seed": 3, "fleet": {"devices": {"pi-4": 2}, "network": "lte"}}), end="")
     seed = 3

@@ -27,7 +27,7 @@ _LONGEST = 60
 
 
 class Fault(ConfigError):
-    """A fault at the dotted ``key``, which the message names."""
+    """An invalid value or key at the dotted ``key``, which the message names."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -151,7 +151,7 @@ def _table_faults(table: Mapping[str, Any], kind: Table, key: str, known: list[s
 
 
 def parts(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """Yield the types of a union, or any other type itself."""
+    """Yield the types of a union; of any other type, the type itself."""
     if isinstance(kind, inspect.Metadata):
         yield from parts(kind.type)
     elif isinstance(kind, inspect.UnionType):

@@ -38,7 +38,7 @@ def fast(strategy: T) -> T:
     The copy's class is a subclass of the strategy's. It averages in the order of the replies: float32 layers
     are bit-identical to Flower's `aggregate_arrayrecords` (except +0.0 where all terms are −0.0), and equal
     within float32 rounding to the older API's two functions. Layers of other types are averaged by Flower's
-    function, and the log says so. For a strategy that wraps another, wrap a fast one:
+    function, and a log line reports it. For a strategy that wraps another, wrap a fast one:
     ``DifferentialPrivacyServerSideFixedClipping(fast(FedAvg()), …)``.
 
     Raises `ConfigError` if Flower is not installed, or if the strategy does not use Flower's weighted average
@@ -86,8 +86,7 @@ def _replacements() -> dict[object, Callable[..., Any]]:
 
 
 def _methods_called(kind: type) -> Iterator[tuple[type, str]]:
-    """Yield the methods that a call runs: the class's own, then the next in the MRO while they call
-    `super`."""
+    """Yield the methods that a call runs: the class's own, and the next in the MRO after each `super`."""
     for name in _AVERAGING:
         for owner in kind.__mro__:
             method = vars(owner).get(name)
@@ -116,7 +115,7 @@ def _with_globals(method: FunctionType, names: dict[str, Any]) -> FunctionType:
 
 
 def _average_records(original: Callable[..., Any], records: Sequence[Any], weighted_by_key: str) -> Any:
-    """`aggregate_arrayrecords`: the weighted average of the records, as one ArrayRecord."""
+    """Replace `aggregate_arrayrecords`: return the weighted average of the records as one ArrayRecord."""
     from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
     metrics = [_all_of(record, MetricRecord)[0] for record in records]
@@ -144,14 +143,14 @@ def _average_records(original: Callable[..., Any], records: Sequence[Any], weigh
 
 
 def _all_of(record: Any, kind: type) -> list[Any]:
-    """Return a message's records of one kind; its `array_records` and `metric_records` copy (10 µs each)."""
+    """Return a message's records of one kind, without the copy that `array_records` makes (10 µs)."""
     return [value for value in record.values() if isinstance(value, kind)]
 
 
 def _average_arrays(
     original: Callable[..., Any], results: Sequence[tuple[list[NDArray[Any]], int]]
 ) -> list[NDArray[Any]]:
-    """`aggregate`: the weighted average of lists of arrays."""
+    """Replace `aggregate`: return the weighted average of lists of arrays."""
     factors = _factors([examples for _, examples in results])
     if factors is None or len({len(arrays) for arrays, _ in results}) != 1:
         return list(original(results))
@@ -166,7 +165,7 @@ def _average_arrays(
 
 
 def _average_results(original: Callable[..., Any], results: Sequence[tuple[Any, Any]]) -> list[NDArray[Any]]:
-    """`aggregate_inplace`: the weighted average of the clients' results, as arrays."""
+    """Replace `aggregate_inplace`: return the weighted average of the clients' results as arrays."""
     factors = _factors([answer.num_examples for _, answer in results])
     tensors = [answer.parameters.tensors for _, answer in results]
     if factors is None or len({len(each) for each in tensors}) != 1:

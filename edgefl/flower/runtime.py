@@ -70,7 +70,7 @@ def check(app: Path) -> None:
 def run(
     app: Path, phones: Sequence[Phone], options: ProgramOptions, run_config: Sequence[str] = ()
 ) -> FlowerResult:
-    """Run a Flower app on these phones to its end; their commands and connections are set here.
+    """Run a Flower app on these phones to its end. This sets the phones' commands and connections.
 
     The app's ServerApp starts once all SuperNodes are online; ``run_config`` has the format of ``flwr run``.
     Raises `ConfigError` for invalid arguments, `RunError` if a SuperNode ends before the app starts.
@@ -144,7 +144,7 @@ def _node(phone: Phone, number: int, count: int, way: int, link: int, port: int,
 
 
 def _server(app: Path, port: int, nodes: int, home: Path, out: Path, run_config: Sequence[str]) -> Phone:
-    """Return SuperLink and ``flwr run`` as one process tree without limits."""
+    """Return a phone without limits whose command runs the SuperLink and ``flwr run``."""
     own = home / "superlink"
     environment = _environment(own)
     (own / "config.toml").write_text(

@@ -38,12 +38,13 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of one thread per second of CPU time: a multiply-add is two FLOP, a GB 10⁹ bytes."""
+    """Rates of one thread, per second of CPU time. A multiply-add counts as two FLOP; a GB is 10⁹ bytes."""
 
     gemm_gflops: dict[str, Rate]
     """fp32 matrix product by size: ``64``, ``256``, ``1024``."""
     conv_gflops: dict[str, Rate]
-    """``3x3``: 64 → 64 channels at 56 × 56, ``1x1``: 128 → 128 at 28 × 28; one image."""
+    """fp32 convolution of one image, by kernel size: ``3x3``, 64 → 64 channels at 56 × 56 pixels; ``1x1``,
+    128 → 128 channels at 28 × 28."""
     depthwise_gflops: Rate
     train_gflops: Rate
     """One SGD step of FLASH's FEMNIST CNN on a batch of 10."""
@@ -53,11 +54,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     cache_mib: float
     blas: str
     code: dict[str, Rate] = {}
-    """Rates by class of code that is not torch, in the units of `edgefl.devices.code.UNITS`; without
-    ``integer``, ``memory``, ``crypto``, ``division`` and ``float`` if the C extension was not built."""
+    """Rates of code other than torch, by class, in the units of `edgefl.devices.code.UNITS`. The classes
+    ``integer``, ``memory``, ``crypto``, ``division`` and ``float`` are missing without the C extension."""
 
     def rates(self) -> Iterator[tuple[str, Rate, str]]:
-        """Yield the name, rate and unit of each measurement of torch."""
+        """Yield the name, rate and unit of each torch measurement."""
         for size, rate in self.gemm_gflops.items():
             yield f"gemm {size}", rate, "GFLOPS"
         for kernel, rate in self.conv_gflops.items():
@@ -159,12 +160,12 @@ def fingerprint() -> str:
 
 
 def library() -> str:
-    """Return the names and versions of the libraries that compute here."""
+    """Return the names and versions of torch and NumPy, on which the rates depend."""
     return f"torch {version('torch')}, numpy {version('numpy')}"
 
 
 def measure_step(model: str, batch: int, dtype: str, input_shape: Sequence[int]) -> Rate:
-    """Measure training steps of a model per CPU second of one thread, in a separate process.
+    """Measure how many training steps of a model one thread makes per CPU second, in a separate process.
 
     ``model`` is named as in `edgefl.learning.models.make_model`; ``dtype`` and ``input_shape`` are those of
     one example. Raises `RunError` if a step fails.

@@ -1,4 +1,4 @@
-"""Host capacity: the time scale at which a fleet fits the host, and its cores, quotas and CPU usage."""
+"""Host capacity: the host's cores, CPU quotas and CPU usage, and the time scale at which a fleet fits it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIP_OVERHEAD_S = 0.002
 """CPU seconds of a trip in addition to its training steps: messages, copies, the server's work."""
 SERVER_TRIP_S = 0.0003  # part of a trip's overhead spent by the server, which handles clients one by one
 TARGET_LOAD = 0.5  # share of the host's cores for a fleet; pacing was accurate to 0.2% up to this load
-LEAST_STRETCH = 1.15  # smaller stretches to reach the target load are not applied: real time is kept
+LEAST_STRETCH = 1.15  # smallest time scale that is used to reach the target load; below it, 1 is kept
 CLIENT_SHARE = 0.7  # share of one core that a client may use during its trip
 BURST_SHARE = 0.3
 """Share of one core that a client may use until its training is due; the rest is the slack that keeps it on
@@ -39,7 +39,7 @@ Together = Literal["never", "at first", "always"]
 
 
 class Burst(NamedTuple):
-    """CPU seconds of the host within a window of a client's trip; the window is in emulated seconds."""
+    """Host CPU seconds that a client needs within a window of its trip; the window is in emulated seconds."""
 
     host_cpu_s: float
     start_s: float
@@ -47,7 +47,7 @@ class Burst(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """One trip of a client, and its training: CPU seconds of the host, emulated seconds of the device."""
+    """Host CPU seconds and emulated seconds of one client trip, and of its training (``compute``)."""
 
     host_cpu_s: float
     emulated_s: float
@@ -190,7 +190,7 @@ def _coincident(bursts: Sequence[Burst]) -> float:
 
 
 def capacity_cores() -> float:
-    """Cores that this process and its descendants may use together: affinity and the outer CPU quota."""
+    """Number of cores that this process and its descendants may use, by CPU affinity and CPU quotas."""
     quota = cpu_quota()
     return float(usable_cores()) if quota is None else min(quota, float(usable_cores()))
 
@@ -212,7 +212,7 @@ def host() -> Host:
 
 
 def machine() -> str:
-    """Return the boot id, which containers share and a reboot changes; the host's name if it is unknown."""
+    """Return the boot id, which a machine's containers share and a reboot changes, else the host name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -220,7 +220,7 @@ def machine() -> str:
 
 
 def cpu_quota() -> float | None:
-    """Cores that the control groups around this process allow together, or None without a quota."""
+    """Number of cores that the control groups of this process allow; None without a quota."""
     quotas = []
     for folder, version in _around("cpu"):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
@@ -231,7 +231,7 @@ def cpu_quota() -> float | None:
 
 
 def memory_limit_bytes() -> int | None:
-    """Memory limit of the control groups around this process, bytes, or None without a limit."""
+    """Memory limit of the control groups of this process, bytes; None without a limit."""
     found = [
         read_words(folder / ("memory.limit_in_bytes" if version == 1 else "memory.max"))
         for folder, version in _around("memory")
@@ -242,13 +242,13 @@ def memory_limit_bytes() -> int | None:
 
 
 def thread_limit() -> int | None:
-    """Maximum number of processes and threads in the control groups around this process, or None."""
+    """Maximum number of processes and threads in the control groups of this process; None without a limit."""
     found = [read_words(folder / "pids.max") for folder, _ in _around("pids")]
     return min((int(text[0]) for text in found if text and text[0].isdecimal()), default=None)
 
 
 def _around(controller: str) -> Iterator[Place]:
-    """Yield the control group of this process and its ancestors, as far as they are visible."""
+    """Yield this process's control group and the groups that contain it, as far as they are visible."""
     try:
         folder, version = find(controller)
     except NoGroup:
@@ -275,7 +275,7 @@ class StealMeter:
 
 
 class ThrottleMeter:
-    """Measures the time that CPU quotas around this process have kept its control group from running."""
+    """Measures how long CPU quotas keep this process's control group, or one around it, from running."""
 
     def __init__(self) -> None:
         # Read the groups here, once: if the process is moved later, the time was still spent in these groups.
@@ -284,7 +284,7 @@ class ThrottleMeter:
         self._before = self._throttled_s()
 
     def share(self) -> float | None:
-        """Share of wall time in which a core was idle for lack of quota; None if it is not reported."""
+        """Share of wall time in which an exhausted quota kept a core idle; None if it is not reported."""
         now, wall_s = self._throttled_s(), time.monotonic() - self._start_s
         if not now or wall_s <= 0:
             return None
@@ -299,7 +299,7 @@ class ThrottleMeter:
 class UsageMeter:
     """Measures CPU usage since its creation, but steal and throttling only from `begin` to `end`.
 
-    ``elsewhere_s`` returns the CPU seconds of ended processes of the run that are not children of this one.
+    ``elsewhere_s`` returns the CPU seconds of ended processes of the run that were not its children.
     """
 
     def __init__(self, elsewhere_s: Callable[[], float] = float) -> None:
@@ -319,7 +319,7 @@ class UsageMeter:
             self._taken = {"steal": self._meters[0].share(), "throttled": self._meters[1].share()}
 
     def usage(self) -> dict[str, float | None]:
-        """Return the shares named in `fidelity.Conditions`; call it after the processes have ended."""
+        """Return the shares for `verdict.Conditions`; call it after the run's processes have ended."""
         core_s = (time.monotonic() - self._began_s) * usable_cores()
         own_s = self._cpu_s() - self._own_s
         if core_s <= 0:

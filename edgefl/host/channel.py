@@ -38,7 +38,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Channel(Generic[R]):
-    """One end of the pipe, which receives messages of ``incoming``'s type and sends any msgspec struct.
+    """One end of a channel. It receives messages of type ``incoming`` and sends any msgspec struct.
 
     >>> a, b = pair()
     >>> left, right = Channel(a, int), Channel(b, int)

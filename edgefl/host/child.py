@@ -18,7 +18,7 @@ INTERNAL = (ArithmeticError, AssertionError, AttributeError, LookupError, NameEr
 
 
 def main(channel_fd: int, parent_pid: int, module: str, *arguments: str) -> int:
-    """Run ``module``; return its exit code, or 1 after telling the supervisor why it cannot run."""
+    """Run ``module``; return its exit code, or 1 after reporting to the supervisor why it failed."""
     try:
         code: int | None = import_module(module).main(channel_fd, parent_pid, *arguments)
         return code or 0

@@ -139,9 +139,9 @@ def exit_of(child: Child, timeout_s: float) -> Exit | None:
 
 
 def end_child(child: Child, grace_s: float) -> Exit:
-    """Wait for a child to exit, as it does once its channel is closed; kill its tree after ``grace_s``.
+    """Wait for a child to exit after its channel was closed; kill it and its descendants after ``grace_s``.
 
-    An exception, such as Ctrl-C during the wait, leaves the child running: it still cleans up.
+    An exception, such as Ctrl-C during the wait, leaves the child running, so that it can clean up.
     """
     try:
         return Exit(child.wait(grace_s))

@@ -1,4 +1,4 @@
-"""Measures one thread of this host for each class of code except torch, in units of `edgefl.devices.code`.
+"""Measure the speed of one thread for each class of code except torch, in units of `edgefl.devices.code`.
 
 The programs are ``kernels/code.c`` and, in Python, the five-body problem. `SCALES` converts their rates to
 the units of 7-zip, OpenSSL and sysbench, which were measured on the same host (docs/code.md).
@@ -19,10 +19,10 @@ from edgefl.host.calibration import Rate
 Timer = Callable[[Callable[[], Any], float], Rate]
 """`host_operations.rate`: measures the work per CPU second of a function."""
 AMOUNTS = {"integer": 2_000_000, "memory": 25_000, "crypto": 10_000_000, "division": 20, "floats": 100_000}
-"""Work of one call of each program: bytes, positions, bytes, searches, steps. `SCALES` holds only for these
-amounts, because the decoder speeds up while its probabilities adapt."""
+"""Work in one call of each program: bytes, positions, bytes, searches, steps. `SCALES` holds only for these
+amounts, because the decoder of ``integer`` speeds up while its probabilities adapt."""
 SCALES = {"integer": 4.6e-5, "memory": 2.05e-3, "crypto": 0.94e-6, "division": 0.93, "floats": 1.0}
-"""Published units per byte, position, byte, search and step."""
+"""Published units per unit of work: per byte, position, byte, search and step."""
 SCALE_SPREADS = {
     "integer": 1.15,
     "memory": 1.4,
@@ -49,8 +49,9 @@ _MIB = 1 << 20
 
 
 def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
-    """Measure all classes except ``simd``; those of the C extension are missing if it was not built."""
-    found = {"copy": timer(*copy_program(copy_mib))}
+    """Measure all classes except ``simd``. Without the C extension, the classes that need it are missing."""
+    found = {"copy": timer(*_copy(copy_mib))}
+CODE_S = 2.0  # CPU seconds of repetitions for a class of code
     for name in ("interpreter", *CLASSES.values()):
         with contextlib.suppress(ImportError):
             found[name] = timer(*program(name))
@@ -60,7 +61,7 @@ def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
 def program(code_class: str) -> tuple[Callable[[], Any], float]:
     """Return a program of a class other than ``copy`` and ``simd``, and its work in published units.
 
-    Raises ImportError if the class needs the C extension and that was not built.
+    Raises ImportError if the class needs the C extension, which was not built.
     """
     if code_class == "interpreter":
         return lambda: python_bodies(PYTHON_STEPS), PYTHON_STEPS

@@ -1,7 +1,7 @@
 """Memory limits and CPU throttles of a run's clients, in addition to their own pacing.
 
-The supervisor checks what works here (`enforced`) and creates the control groups; the zygote creates a
-`ClientLimits` for each client before forking it; the client applies it to itself.
+The supervisor checks which mechanisms work here (`enforced`) and creates the control groups. Before it forks
+a client, the zygote creates the client's `ClientLimits`, which the client then applies to itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Enforcement(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def enforced(experiment: Experiment) -> Iterator[Enforcement]:
-    """Prepare the experiment's limits; undo them at the end. Raises ConfigError if one does not work here."""
+    """Prepare the experiment's limits; undo them at the end. Raises ConfigError if one cannot be enforced."""
     if experiment.clock.kind == "virtual":
         yield Enforcement()
         return
@@ -86,7 +86,7 @@ class ClientLimits:
         return self._memory
 
     def out_of_memory(self, gave_up: bool) -> str:
-        """Describe a death from lack of memory; "" for another death. ``gave_up``: an allocation failed."""
+        """Return how the process died from lack of memory, else "". ``gave_up``: an allocation failed."""
         killed = isinstance(self._memory, GroupMemory) and self._memory.kills > 0
         if not (gave_up or killed):
             return ""

@@ -59,8 +59,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def excess(self) -> float:
-        """Error ÷ bound, the larger of median and p95; an error within `PHASE_WALL_S` counts as 0. Above 1
-        gives a warning."""
+        """The larger of median and p95 error, each divided by its bound (errors within `PHASE_WALL_S`: 0).
+        A value above 1 gives a warning."""
         return max(
             self.median_abs_error / MEDIAN_MAX * (self.median_wall_s > PHASE_WALL_S),
             self.p95_abs_error / P95_MAX * (self.p95_wall_s > PHASE_WALL_S),
@@ -155,7 +155,7 @@ def assess(
     held = verdict.judge([errors], sums, conditions or Conditions(), reasons)
     reasons = [*held.reasons, *_worst_device(by_device)]
     if reasons:
-        reasons[1:1] = held.conditions.busy  # the causes follow the first effect
+        reasons[1:1] = held.conditions.busy  # insert the likely causes after the first reason
     lateness = np.asarray([] if lateness_s is None else lateness_s, dtype=np.float64)
     return Fidelity(
         valid=not reasons,

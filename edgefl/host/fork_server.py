@@ -1,7 +1,7 @@
 """The fork server: a process that has imported all modules of a run's processes, and forks these processes.
 
 Consecutive runs share one fork server, because importing torch takes most of the time of a short run. A
-forked process has the state of one that was just started, so results are bit-identical.
+forked process has the same state as a newly started one, so results are bit-identical.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ GRACE_S = 1.0
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Request to run the ``main`` of a module in a forked process. The message carries the process's end of
-    its channel."""
+    """Request to run the ``main`` of a module in a forked process. The message carries a descriptor: the
+    process's end of its channel."""
 
     module: str
     arguments: tuple[str, ...]
@@ -45,7 +45,7 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 class Warm(msgspec.Struct, frozen=True, tag="warm"):
-    """All modules are imported."""
+    """Report that all modules are imported."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
@@ -53,7 +53,7 @@ class Forked(msgspec.Struct, frozen=True, tag="forked"):
 
 
 class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
-    """A process has ended. ``cpu_s`` includes the children that it waited for."""
+    """Report that a process has ended. ``cpu_s`` includes the children that it waited for."""
 
     pid: int
     exit_code: int
@@ -64,7 +64,7 @@ FromForkServer = Warm | Forked | Reaped
 
 
 class ForkServer:
-    """Starts processes that have all modules imported. A context manager: its processes end with it.
+    """Starts processes that have all modules imported. As a context manager, it ends its processes on exit.
 
     With ``channel`` it uses a fork server that another process has started (`another`). Raises `RunError` if
     the fork server's process is gone.
@@ -94,14 +94,14 @@ class ForkServer:
             self._channel.tell(request, theirs.fileno())
         try:
             pid = self._expect(Forked).pid
-            self._exit_codes.pop(pid, None)  # of an earlier process with the same id
+            self._exit_codes.pop(pid, None)  # drop the code of an earlier process with the same id
             return ForkedChild(pid, self), Channel(ours, incoming)
         except BaseException:
             ours.close()
             raise
 
     def another(self) -> Channel[FromForkServer]:
-        """Fork another fork server; return its channel. It exits when the channel is closed everywhere."""
+        """Fork another fork server; return its channel. It exits when all processes closed the channel."""
         return self.start(__name__, FromForkServer, dict(os.environ))[1]
 
     def cpu_s(self) -> float:
@@ -119,7 +119,7 @@ class ForkServer:
                 return None
             try:
                 self._take(self._channel.receive())
-            except Closed:  # its processes were killed with it
+            except Closed:  # the fork server is dead, and its processes died with it
                 return -signal.SIGKILL
         return self._exit_codes[pid]
 

@@ -22,8 +22,8 @@ PROC = Path("/proc")
 _NAME = re.compile(r"edgefl-(\d+)-(\d+)")
 ACCOUNTING = "cpuacct"
 _OWN = "own"
-"""Version 2: subgroup for moved processes; a group that delegates controllers may hold no process."""
-_PATIENCE_S = 2.0  # wait for ended processes to leave their group
+"""Version 2: subgroup for moved processes, because a group that delegates controllers may hold no process."""
+_PATIENCE_S = 2.0  # maximum time to wait until ended processes have left their group
 
 
 class NoGroup(ConfigError):
@@ -63,7 +63,10 @@ def find(controller: str, pid: int | str = "self") -> Place:
 
 
 def _below(fields: list[str], path: str) -> Path:
-    """Return a group's folder below a mount (``fields`` of mountinfo) that may show part of the hierarchy."""
+    """Return a group's folder below a mount, which may show only part of the hierarchy.
+
+    ``fields`` are the mount's fields in mountinfo.
+    """
     root, mount = fields[3], Path(fields[4].replace("\\040", " "))
     relative = os.path.relpath(path, root)
     # In a container the path may be the host's; the visible part starts at the mount itself.
@@ -83,14 +86,14 @@ def read_counters(file: Path) -> dict[str, int]:
 
 
 def used_ns(place: Place) -> int:
-    """CPU time of all present and past processes of a group of `ACCOUNTING`, ns."""
+    """CPU time of all present and past processes of a group that has the controller `ACCOUNTING`, ns."""
     if place.version == 1:
         return int(_text(f"{place.folder}/cpuacct.usage") or 0)
     return read_counters(place.folder / "cpu.stat").get("usage_usec", 0) * 1000
 
 
 def throttled_ns(place: Place) -> int:
-    """Time that a group's quota has kept it from running, summed over cores, ns."""
+    """Time for which a group's quota has kept the group from running, summed over cores, ns."""
     name, unit_ns = {1: ("throttled_time", 1), 2: ("throttled_usec", 1000)}[place.version]
     return read_counters(place.folder / "cpu.stat").get(name, 0) * unit_ns
 
@@ -118,8 +121,9 @@ def _text(file: str | Path) -> str:
 class Groups(contextlib.AbstractContextManager["Groups"]):
     """Control groups for ``controllers`` (``cpu``, ``memory``), below this process's own group.
 
-    All groups of a process are in one folder per hierarchy, named by pid and start time; the next process
-    that creates groups there removes folders of killed owners. Raises `NoGroup` if none can be created.
+    All groups of a process are in one folder per hierarchy, whose name is the process's pid and start time.
+    The folder of a killed process is removed by the next process that creates groups there. Raises `NoGroup`
+    if no group can be created.
     """
 
     _lock = threading.RLock()
@@ -142,7 +146,7 @@ class Groups(contextlib.AbstractContextManager["Groups"]):
         self._open = True
 
     def folders(self) -> dict[str, tuple[str, int]]:
-        """Return the path prefix and version of new groups by controller: the input of `ControlGroup`."""
+        """Return the path prefix and version of new groups by controller, as `ControlGroup` needs them."""
         return {
             name: (str(place.folder / self._prefix), place.version) for name, place in self._places.items()
         }
@@ -177,7 +181,7 @@ class ControlGroup:
             _make(place.folder, f"{place.folder} cannot be created")
 
     def place(self, controller: str) -> Place:
-        """Return folder and version for one controller."""
+        """Return the group's folder and version for one controller."""
         return self._places[controller]
 
     def enter(self, pid: int = 0) -> None:
@@ -269,7 +273,7 @@ def remove_orphans(outer: Path, kill: str = "") -> list[str]:
         match = _NAME.fullmatch(folder.name)
         if match and started(int(match[1])) != match[2]:
             for group in _children(folder) if kill else ():
-                if group.name.partition("-")[2].startswith(kill):  # of NUMBER-NAME
+                if group.name.partition("-")[2].startswith(kill):  # groups are named NUMBER-NAME
                     _kill(group)
             _empty(folder, outer)
             remove(folder)
@@ -288,7 +292,7 @@ def _kill(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a group and those below it. One still in use after `_PATIENCE_S` is left for a later sweep."""
+    """Remove a group and the groups below it; a group still in use after `_PATIENCE_S` stays."""
     for child in _children(folder):
         remove(child)
     until = time.monotonic() + _PATIENCE_S

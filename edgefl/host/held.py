@@ -1,9 +1,9 @@
 """A compute phase slowed down by a run's governor, which limits the client to a share of a core.
 
-Through a pipe the client sends the governor its CPU share at the start of a phase, then corrections between
-steps, computed from the measured cost of its work, and finally the end of the phase. The share is chosen so
-that the work ends slightly before the device's would, because throttles are not exact; the client then sleeps
-until the device's end.
+At the start of a phase the client sends its CPU share to the governor through a pipe. Between steps it
+sends corrections, computed from the measured cost of its work; finally it reports the end of the phase. The
+share is chosen so that the work ends slightly earlier than on the device, because throttles are not exact.
+The client then sleeps until the device would end.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Cost:
             self.ns_per_work = (self.ns_per_work + used_ns / work) / 2
 
     def within(self, total: float, work: float, used_ns: float) -> float:
-        """Return the estimated cost, ns, after ``work`` of a phase's ``total`` has used ``used_ns``."""
+        """Return the estimated ns per unit of work, after ``work`` of ``total`` units took ``used_ns``."""
         prior = PRIOR * total
         return (self.ns_per_work * prior + used_ns) / (prior + work)
 
@@ -182,8 +182,7 @@ class Governor:
             self._queue.add(held, request.at_ns)
 
     def run_due(self, now_ns: int) -> int | None:
-        """Run the throttles that are due; return the time of the next. Raises `RunError` if one has
-        failed."""
+        """Run the throttles that are due; return when the next is due. Raises `RunError` if one fails."""
         due_ns = self._queue.run_due(now_ns)
         for why in self._queue.trouble.values():
             raise RunError(f"a phone can no longer be limited to its CPU share: {why}")

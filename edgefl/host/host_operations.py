@@ -28,9 +28,9 @@ from edgefl.host.calibration import MAX_CV, Measured, Rate
 from edgefl.learning.networks import cnn_femnist
 
 REPETITIONS = 9
-ROUNDS = 5  # at most; a noisy rate is measured again, and the least noisy round counts
-USUAL_S = 5.0  # CPU time of the usual rate's repetitions
-CODE_S = 2.0  # CPU time of the repetitions of a class of code
+ROUNDS = 5  # maximum number of rounds: a noisy rate is measured again, and the least noisy round is used
+USUAL_S = 5.0  # CPU seconds of repetitions for `usual_rate`
+CODE_S = 2.0  # CPU seconds of repetitions for a class of code
 GEMM_SIZES = (64, 256, 1024)
 TRIAD_MIN_MIB = 64  # minimum size of each of the triad's three arrays
 _REPETITION_S = 0.05
@@ -45,7 +45,7 @@ the work for which the devices' ``train`` rates were measured (docs/profiles.md)
 
 
 def measure(sizes: tuple[int, ...] = GEMM_SIZES, triad_mib: float | None = None) -> Measured:
-    """Measure in this process, and accept noisy rates. By default the triad's arrays exceed the cache."""
+    """Measure all rates in this process, however noisy. By default the triad's arrays exceed the cache."""
     torch.set_num_threads(1)
     cache_mib = last_level_cache_mib()
     if triad_mib is None:
@@ -104,8 +104,8 @@ def usual_rate(run: Callable[[], Any], work: float, least_s: float = USUAL_S) ->
     """Return the work per CPU second of ``run`` after a warm-up, from ``least_s`` CPU seconds of repetitions.
 
     At least `REPETITIONS` are made. The speed of a virtual machine can change by a factor of two for some
-    seconds, because it shares its cores with others. So a program's speed is near this median, and not near
-    that of the least noisy half second.
+    seconds, because it shares its cores with others. So a program's usual speed is near this median, and not
+    near the rate of the least noisy half second.
     """
     samples, spent_s = list[float](), 0.0
     for calls, took_s in _repetitions(run):
@@ -149,7 +149,7 @@ def last_level_cache_mib(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache"))
 
 
 def _triad_mib(cache_mib: float) -> float:
-    """Size of one array, MiB, so that three take twice the cache, but at most an eighth of free memory."""
+    """Size of one array, MiB, so that three fill the cache twice, but at most an eighth of free memory."""
     free_mib: float = psutil.virtual_memory().available / _MIB
     return max(TRIAD_MIN_MIB, min(2 * cache_mib / 3, free_mib / 24))
 

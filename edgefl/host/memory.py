@@ -17,7 +17,7 @@ _MIB = 1 << 20
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 _FORKED = 0x40  # PF_FORKNOEXEC in proc_pid_stat(5): forked and no exec since
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""Part of the text of torch's RuntimeError."""
+"""Part of the message of torch's RuntimeError after a failed allocation."""
 
 
 def is_no_memory(error: BaseException) -> bool:

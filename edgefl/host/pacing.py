@@ -1,8 +1,8 @@
 """Closed-loop pacing: do the real work, then wait until the device would have done it.
 
-A trip is a sequence of phases (download, compute, upload). Each phase is scheduled to start where the one
-before was *scheduled* to end, so errors do not accumulate. Reports use clock readings only: work that took
-longer than the device would take has ``achieved_s > declared_s``.
+A trip is a sequence of phases (download, compute, upload). Each phase is scheduled to start when the previous
+phase was *scheduled* to end, so errors do not accumulate. Reports use clock readings only: work that took
+longer than on the device has ``achieved_s > declared_s``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Takes = Callable[[float], float]
 
 _PR_SET_TIMERSLACK = 29
 
-NEVER_NS = 2.0**62  # a century on the monotonic clock: such a wait ends only by cancellation
+NEVER_NS = 2.0**62  # more than a century: a wait until this time ends only by cancellation
 
 AHEAD_NS = 50_000_000  # wall time by which work within a phase may be ahead of the device
 
@@ -68,7 +68,7 @@ class PhaseTime(msgspec.Struct, frozen=True):
     """Time by which the phase ended after its scheduled end."""
 
     def then(self, after: PhaseTime) -> PhaseTime:
-        """Join this phase and the one ``after`` it."""
+        """Return this phase and the phase ``after`` it as one phase."""
         return PhaseTime(
             self.work + after.work,
             self.declared_s + after.declared_s,

@@ -1,4 +1,4 @@
-"""Short trials of each mechanism on a real process that does not cooperate."""
+"""Short trials of each throttle and memory limit on a real process that does not cooperate."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def memory_group(kind: str) -> ProbeResult:
 
 @contextlib.contextmanager
 def loaded(take_mib: float = 0.0) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that keeps one core busy for `LONGEST_S`, or allocates memory once stdin is closed."""
+    """Start a process that keeps a core busy for `LONGEST_S`, or allocates ``take_mib`` when stdin closes."""
     code = f"{inspect.getsource(_be_load)}\n_be_load({LONGEST_S!r}, {take_mib!r})"
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", code],

@@ -96,7 +96,7 @@ def stops() -> list[signal.Signals]:
 
 @contextmanager
 def handled(numbers: Iterable[int], handle: Callable[[int], None]) -> Iterator[None]:
-    """Call ``handle`` for these signals, but ignore SIGHUP after another one: a closed terminal sends two.
+    """Call ``handle`` for these signals. Ignore SIGHUP after any of them: a closed terminal sends it twice.
 
     Does nothing outside the main thread, where Python allows no handlers.
     """
@@ -230,7 +230,7 @@ def allow_open_files() -> int | None:
 
 
 def ignore_stopped_children() -> None:
-    """Let SIGCHLD report children that end, but not those that a throttle stops. Set its handler first."""
+    """Let SIGCHLD report children that end, but not children that a throttle stops. Set its handler first."""
     if _libc is None:
         return
 
@@ -251,7 +251,7 @@ def ignore_stopped_children() -> None:
 def read_kernel_file(path: str | Path) -> bytes:
     """Return the content of a file of /proc or of a control group. Raises OSError.
 
-    A throttle reads several in each turn, and this takes 0.5 to 0.7 of the time of ``open(path).read()``.
+    A throttle reads several such files per turn. This takes 0.5 to 0.7 of the time of ``open(path).read()``.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

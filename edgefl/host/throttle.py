@@ -1,4 +1,4 @@
-"""A CPU throttle for any process: ``open`` it, ``close`` it.
+"""A CPU throttle for any process, started with `open` and ended with `Throttle.close`.
 
 An `Account` compares the CPU time that a process was allowed with the time that it has used. Based on this,
 `DutyCycle` stops and continues the process with signals, or `Quota` sets the CPU quota of its control group.
@@ -96,8 +96,7 @@ class Account:
 
 
 def checked_share(share: float) -> float:
-    """Return ``share``, cores of this host (1.5: one and a half). Raises ValueError unless finite and above
-    0."""
+    """Return ``share``, a number of host cores. Raises ValueError unless it is finite and above 0."""
     if not 0 < share < math.inf:
         raise ValueError(f"share must be a finite number of cores above 0 (got {share})")
     return share
@@ -210,11 +209,11 @@ LEAST_GAIN = 0.05
 IDLE = 0.1  # a process that used less than this fraction of half a slice in its last run may be asleep
 
 HOST_CORES = os.cpu_count() or 1
-LONGEST_REST_NS = 10_000_000  # longest time between checks of a sleeping process: bounds its unchecked run
+LONGEST_REST_NS = 10_000_000  # longest time between checks of a sleeping process
 
 
 class DutyCycle:
-    """Stops the process half a slice ahead of its share and continues it half a slice behind.
+    """Stops the process when it is half a slice ahead of its share, and continues it half a slice behind.
 
     Because it uses measured CPU time, its error is at most one slice however long it runs (fixed time slots
     accumulate each signal's delay: +63% at a tenth of a core). The CPU clock of a running process advances at
@@ -228,7 +227,7 @@ class DutyCycle:
         self.renew(account)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on. Return True, because a turn must be run at once."""
+        """Use another account from now on. Return True: the next turn must run at once."""
         self.account = account
         self._plan(account.at_ns, account.used_ns, 0.0)
         return True
@@ -250,7 +249,7 @@ class DutyCycle:
         if self._idle and self.target.sleeps():  # stopping it would only disturb its wait
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
-            if ahead_ns < self._half_ns:  # unless it is far ahead
+            if ahead_ns < self._half_ns:  # else it is too far ahead: stop it all the same
                 self._rest_ns = min(2 * self._rest_ns, LONGEST_REST_NS)
                 return max(self._plan(now_ns, used_ns, ahead_ns), now_ns + self._rest_ns)
         self._rest_ns = SHORTEST_NS
@@ -342,13 +341,12 @@ class Quota:
             self._quota_us = quota_us
 
     def measure(self, now_ns: int) -> float:
-        """Return by how much CPU time the process is ahead, ns. Raises ProcessLookupError once it has
-        ended."""
+        """Return the CPU time by which the process is ahead, ns. Raises ProcessLookupError if it ended."""
         used_ns = self.target.cpu_ns()
         return self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
 
     def renew(self, account: Account) -> bool:
-        """Use another account from now on. Return False: nothing is to be done before the next turn."""
+        """Use another account from now on. Return False: the next turn need not run earlier than planned."""
         self.account = account
         return False
 

@@ -70,8 +70,9 @@ def judge(
 ) -> HeldVerdict:
     """Judge errors, ``achieved/declared - 1``, and the host's conditions.
 
-    Each of ``kinds`` has the errors of one kind; the figures of the worst kind count. ``sums`` has the error
-    of sums of emulated times by name, None where nothing was summed. ``doubts`` are reasons known beforehand.
+    ``kinds`` holds one array of errors per kind of time, and the kind with the largest figures is judged.
+    ``sums`` maps the name of each sum of emulated times to its error, None if nothing was summed. ``doubts``
+    are reasons for INVALID that are already known.
 
     >>> judge([[0.01, -0.01], [0.3]], {"trips": -0.04}, Conditions(load=0.5)).reasons
     ('median error 30.0%, at most 5% is allowed', '95th percentile of errors 30.0%, at most 20% is allowed', \
@@ -117,7 +118,7 @@ def exceeded(what: str, share: float | None, most: float) -> list[str]:
 
 
 def drift(what: str, error: float | None) -> list[str]:
-    """Return a line if a sum of emulated times is too far off."""
+    """Return a line if the error of a sum of emulated times is above its bound."""
     if error is None or abs(error) <= MEAN_MAX:
         return []
     longer = "longer" if error > 0 else "less"

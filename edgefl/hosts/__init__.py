@@ -1,9 +1,9 @@
 """More than one machine: clients or workers of a run on nodes (`docs/hosts.md`).
 
-nodes       the nodes of a run, as its `edgefl.run.hosting.Hosts`: who has joined, who hosts which peer
+nodes       the nodes of a run, which implement `edgefl.run.hosting.Hosts`, and the peers that each hosts
 node        one node: a process that joins a run and hosts peers of it, as forks of its own zygote
-messages    what nodes and supervisor send each other
-ray         a Ray cluster's nodes as `nodes.Nodes`; runs in the supervisor
+messages    messages between nodes and supervisor
+ray         turns the nodes of a Ray cluster into `nodes.Nodes`; runs in the supervisor
 ray_driver  the Ray driver, a separate process: starts one actor on each node, which joins the run
 
 Ray places, monitors and restarts the actors; no other package imports Ray. `edgefl.run` does not import this

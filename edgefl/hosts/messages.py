@@ -11,7 +11,7 @@ from edgefl.host.channel import Refused
 from edgefl.run.control import Adopted, Cleared, Departed, Fingerprint, Spawned, ToZygote
 
 Figure = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
-"""A number reported by a node; bounded, because the node may be untrusted."""
+"""A number reported by a node. It is bounded because the node may be untrusted."""
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
@@ -30,11 +30,11 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     device: str = ""
     """Profile of the node's single client, if it emulates one client only."""
     as_is: bool = False
-    """Do not limit that client: the host is a device of that profile."""
+    """Do not limit that client, because the node itself is a device of that profile."""
 
 
 class Agreed(msgspec.Struct, frozen=True, tag="agreed"):
-    """Node → supervisor: data and model are loaded, and a training step takes these CPU seconds."""
+    """Node → supervisor: data and model are loaded; a training step takes ``host_step_s`` CPU seconds."""
 
     fingerprint: Fingerprint
     host_step_s: Figure

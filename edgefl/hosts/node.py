@@ -31,7 +31,7 @@ from edgefl.zeromq.door import CallerSocket, endpoint
 from edgefl.zeromq.sockets import Full
 
 REACH_S = 60.0
-"""Seconds for which a node tries to join."""
+"""Time for which a node tries to join, seconds."""
 GRACE_S = 10.0
 """Time within which the zygote must exit before it is killed, seconds."""
 _EVENTS = (
@@ -68,7 +68,7 @@ def join(
 
 
 class _NodeSocket(CallerSocket):
-    """The connection to the run's door. It detects when it breaks; messages in transit are then lost."""
+    """A node's connection to the run's door. If it breaks, messages in transit are lost."""
 
     def __init__(self, address: str, key: keys.Key) -> None:
         super().__init__(address, key.secret, key.server, events=_EVENTS)
@@ -169,7 +169,7 @@ class _Node:
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
             case control.Adopt():
                 self._usage.begin()
-            case control.Spawn(address=address):  # may be 0.0.0.0 or behind a tunnel
+            case control.Spawn(address=address):  # its host may be 0.0.0.0 or behind a tunnel
                 port = address.rpartition(":")[2]
                 where = self._address.rpartition(":")[0]
                 message = msgspec.structs.replace(message, address=f"{where}:{port}")
@@ -184,7 +184,7 @@ class _Node:
         self._line.watch(self._zygote.fileno())
 
     def _pass_on(self) -> None:
-        """Forward the zygote's messages to the supervisor. Raises if the zygote has failed."""
+        """Forward the zygote's messages to the supervisor. Raises the zygote's error if it has failed."""
         if self._zygote is None:
             return
         try:

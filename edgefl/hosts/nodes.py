@@ -117,11 +117,11 @@ class Node:
     cores: float = 0.0
     """The node's share of its machine's cores."""
     peers: dict[tuple[control.Role, int], int] = field(default_factory=dict)
-    """Epochs of the peers on the node."""
+    """Epoch of each peer on the node, by role and number."""
     hosted: set[int] = field(default_factory=set)
     """Numbers of all peers that the node has ever hosted."""
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
-    """Reasons for ending peers that move to another node: their current tasks are not blamed."""
+    """Reasons why peers are ended that move to another node; their current tasks are not blamed."""
     cleared: int = 0
     outbox: deque[messages.ToNode] = field(default_factory=deque)
 
@@ -163,7 +163,7 @@ def _together(usages: list[dict[str, float | None]]) -> tuple[float, float]:
 
 
 class Nodes:
-    """The nodes that have joined at ``bind`` (``tcp://HOST:PORT``, or ``*`` as port), as a run's `Hosts`.
+    """The nodes that joined at ``bind`` (``tcp://HOST:PORT``, or ``*`` as port); implements `Hosts`.
 
     ``known`` holds the door's secret key and, by name, the public keys of the nodes that may join; if it is
     None, any node may join. The run waits for ``wanted`` nodes. An instance serves one run. Raises `RunError`
@@ -183,8 +183,7 @@ class Nodes:
         self.invitation = ""
         """Line that tells the user how nodes join, shown when the run starts to wait for them."""
         self.outlook: Callable[[], int] | None = None
-        """Returns how many nodes may take part, if a launcher starts them; raises `EdgeflError` if none
-        may."""
+        """If a launcher starts nodes: returns how many may take part; raises `EdgeflError` if none may."""
         self._nodes: dict[str, Node] = {}
         self._unplaced: list[control.Spawn] = []
         """Peers that no node can host yet."""
@@ -195,7 +194,7 @@ class Nodes:
         """Messages of nodes that finished loading before this host, by node."""
         self._adopt: control.Adopt | None = None
         self._reserved: dict[int, str] = {}
-        """Name of the node for each client that is reserved for a node which is a device."""
+        """Clients that are reserved for nodes which are devices: the node's name, by client."""
         self._clearing = 0
         self._next_check_s = 0.0
         self._closed = False
@@ -229,14 +228,14 @@ class Nodes:
             terminal.say(self.invitation, err=True)
 
     def wait(self, timeout_s: float | None) -> float:
-        """Send the nodes their messages, then wait for theirs, at most one second; return 0."""
+        """Send the queued messages to the nodes, then wait up to one second for theirs; return 0."""
         late = any(not self._send(node) for node in self._nodes.values())
         most_ms = 20 if late else ALIVE_MS
         self._door.wait(most_ms if timeout_s is None else min(round(1000 * timeout_s), most_ms))
         return 0.0
 
     def receive(self) -> Iterator[control.FromHosts]:
-        """Yield the messages and losses of nodes that concern the run."""
+        """Yield the nodes' messages that concern the run, and the ends of lost nodes' peers."""
         for name, frames in self._door.receive():
             try:
                 received = _decoder.decode(frames[0])
@@ -351,7 +350,7 @@ class Nodes:
                 yield from self._accept(self._nodes[name], agreed)
 
     def _reserve(self, node: Node) -> str:
-        """Reserve a client of its profile for a node that is a device; return why none is free, or ""."""
+        """If the node is a device, reserve a client of its profile; return why none is free, else ""."""
         device = node.about.device
         if not device:
             return ""
@@ -373,7 +372,7 @@ class Nodes:
         if self._adopt is not None:
             node.outbox.append(self._adopt)
             unplaced, self._unplaced = self._unplaced, []
-            for spawn in unplaced:  # those that the node cannot host continue to wait
+            for spawn in unplaced:  # peers that the node cannot host continue to wait
                 self.spawn(spawn)
         yield control.Gathered(len(self.agreed))
         if self._same_bits:

@@ -23,7 +23,7 @@ from edgefl.terminal import say
 from edgefl.zeromq.keys import public
 
 AUTO = "auto"
-"""Connect to the cluster this host belongs to."""
+"""Address of the cluster to which this host belongs."""
 HEAD_TIMEOUT_S = 5.0
 """Seconds to wait for the cluster's head to accept a connection."""
 GRACE_S = 10.0
@@ -33,8 +33,8 @@ GRACE_S = 10.0
 def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = False) -> Iterator[Nodes]:
     """Admit the nodes of the Ray cluster at ``address`` (``HOST:PORT`` or `AUTO`) to a run.
 
-    New keys are made for this run; Ray gives each node its own. The folder ``base`` is sent to the nodes if
-    the experiment names the user's modules.
+    Each node gets a new key for this run through Ray. The folder ``base`` is sent to the nodes if the
+    experiment names the user's modules.
 
     Raises `ConfigError` if Ray or the cluster is missing, or no node can take part.
     """
@@ -56,7 +56,7 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
         with contextlib.closing(channel), contextlib.closing(_opened(channel, address)) as nodes:
             yield nodes
     finally:
-        end_child(child, GRACE_S)  # the actors already know that the run is over
+        end_child(child, GRACE_S)  # the actors have already received the end of the run
 
 
 def _own_address(head: str) -> str:
@@ -92,7 +92,7 @@ def _opened(channel: Channel[FromDriver], address: str) -> Nodes:
 
 
 class _NodeCounter:
-    """Counts the nodes that may still join the run, and tells the user why others do not."""
+    """Counts the nodes that may still join the run, and shows the user why others do not."""
 
     def __init__(self, channel: Channel[FromDriver], nodes: Nodes, placed: Placed) -> None:
         self._channel, self._nodes = channel, nodes

@@ -128,7 +128,7 @@ def _connect(address: str, code: str) -> None:
 
 
 def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield the living nodes that have cores: a readable name, then Ray's node id and the number of cores.
+    """Yield each living node that has cores: a readable name, and Ray's node id with the number of cores.
 
     >>> node = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeID": "aa", "Resources": {"CPU": 4.0}}
     >>> dict(_named([node, {**node, "NodeID": "bb"}, {**node, "Alive": False}, {**node, "Resources": {}}]))
@@ -182,7 +182,7 @@ def _unavailable(actors: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _outcome(result: Any, fine: str = "the run is over") -> str:
-    """Return why an actor's call has ended."""
+    """Return why an actor's call has ended; ``fine`` if it ended without an error."""
     import ray
 
     try:

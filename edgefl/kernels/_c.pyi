@@ -1,6 +1,7 @@
 """The optional native extension, built from ``kernels/`` by setup.py.
 
-Functions answer None where an argument is not what they need: `edgefl.kernels.arguments` says why.
+A function returns None if it cannot use an argument. The caller then checks and converts the arguments by
+`edgefl.kernels.arguments`, which raises the error.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ def weighted_sum(
     /,
     *step: object,
 ) -> Literal[True] | None:
-    """With the kind, the constants, the old and the new state of a ``step``, that of the sum."""
+    """``step``: kind, constants, old and new state of an optimiser's step, which then follows the sum."""
 
 def quantize(
     out: object,

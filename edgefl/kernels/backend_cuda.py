@@ -1,4 +1,4 @@
-"""The CUDA back end: sums, steps and masks of host memory on a GPU.
+"""The CUDA back end: sums, optimiser steps and masks on a GPU, for arrays in host memory.
 
 Elements and checksums have the same bits as from the reference. Norms are summed in another order: they agree
 to 1e-12 relative and are the same in every run. Other functions run on the CPU, because copying their data to

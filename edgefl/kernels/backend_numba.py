@@ -1,4 +1,4 @@
-"""The numba back end, for machines without a C compiler: loops without the GIL on idle threads.
+"""The numba back end, for machines without a C compiler: compiled loops that run in threads without the GIL.
 
 numba's own parallel layer is not used because it does not survive a fork. Without fastmath, LLVM rounds every
 product and every sum as numpy does.
@@ -168,7 +168,7 @@ def _field_decode(out: Any, words: Any, mask: Any, factor: Any) -> Any:
 
 
 _LAYOUT = np.array([object.__basicsize__, id(np.ndarray), *map(id, arguments.DTYPES)])
-"""Size of the head of a Python object, and the addresses of numpy's array type and of the updates' dtypes."""
+"""Size of a Python object's header, and the addresses of numpy's array type and of the updates' dtypes."""
 _CONTIGUOUS, _WRITEABLE = 0x0001, 0x0400
 
 
@@ -176,8 +176,8 @@ _CONTIGUOUS, _WRITEABLE = 0x0001, 0x0400
 def _kind_of(array: int, size: int, layout: Any) -> int:
     """Return the index of a flat array's type in DTYPES; −1 if it is not a flat array of ``size`` elements.
 
-    Behind its head, an array object is PyArrayObject_fields of numpy's C interface: address, number of
-    dimensions, addresses of sizes and strides, base, dtype, flags.
+    After its header, an array object consists of the PyArrayObject_fields of numpy's C interface: address,
+    number of dimensions, addresses of sizes and strides, base, dtype, flags.
     """
     fields = array + layout[0]
     if word_at(fields - 8) != layout[1]:
@@ -199,7 +199,7 @@ def _overlap(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
 
 @jit(types.boolean(types.Array(I64, 2, "C"), I64, types.Array(I64, 1, "C")))
 def _resolve(listed: Any, size: int, layout: Any) -> bool:
-    """Replace ids of arrays by the entries that `sum_tiles` reads; return False if an array is unsuitable.
+    """Replace the ids of arrays by the entries that `sum_tiles` reads; return False if one is unsuitable.
 
     The first row has the ids of the result, the base (0: none) and the updates, the third row those of their
     scales. Result and base must be float32 of ``size`` elements; the result must be writable and overlap no
@@ -255,9 +255,9 @@ _KINDS: dict[Any, int] = {dtype: kind for kind, dtype in enumerate(arguments.DTY
 
 
 def _usual(given: Any) -> NDArray[np.int64] | None:
-    """Return the arrays as `sum_tiles` reads them, if all are plain; None if anything is unusual.
+    """Return the arrays as `sum_tiles` reads them; None if an argument needs a full check or a conversion.
 
-    They are checked by compiled code, because checks in Python take longer than a small sum.
+    Compiled code checks the arrays, because checks in Python take longer than a small sum.
     """
     out, base, updates, weights, scales, _ = given
     if type(updates) is not list or not updates or type(out) is not np.ndarray or not _FAST_CHECKS:

@@ -49,7 +49,7 @@ def problem() -> str | None:
 
 
 def existing() -> Path | None:
-    """Return the path in EDGEFL_CUDA_LIBRARY, else of the library built from these sources, if it exists.
+    """Return the path in EDGEFL_CUDA_LIBRARY, else that of the library built from these sources, else None.
 
     Raises `ConfigError` if EDGEFL_CUDA_LIBRARY is not set and the user has no home folder.
     """
@@ -96,7 +96,7 @@ def load(abi: int) -> ctypes.CDLL:
 
 
 def _target() -> Path | None:
-    """Return the path for the library built from these sources; their digest is part of the name."""
+    """Return the path for the library built from these sources, whose digest is part of its name."""
     if (folder := sources()) is None:
         return None
     digest = hashlib.sha256()

@@ -1,6 +1,7 @@
 """Weighted sums of the numba back end, and the compiled code of its threads.
 
-A thread waits for work, sums and reports its end within compiled code, without taking the GIL.
+A thread waits for work, computes its part of a sum and reports when it is done in compiled code, without the
+GIL.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from edgefl.kernels.numba_vectors import (
 )
 
 _STREAM_BYTES = 1 << 20
-"""Size from which a result is written past the caches."""
+"""Results of at least this size bypass the caches when they are written."""
 _SPAN = 8
-"""Tiles of a large sum that are added at once: fewer, longer streams from memory."""
+"""Number of tiles per span of a large sum: long spans give fewer, longer streams from memory."""
 _PARTS_PER_THREAD, _PART_TILES = 2, 16
 """Number of parts per thread in a small sum, and size of a part in a large one."""
 
@@ -81,7 +82,7 @@ def _sum_span(
     sums: Floats,
     padded: Any,
 ) -> None:
-    """Add all updates to one span. An incomplete vector of `WIDTH` is padded with zeros."""
+    """Add all updates to one span of elements. An incomplete vector of `WIDTH` is padded with zeros."""
     lanes, vectors, scales = np.empty((GROUP, LANES)), np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
     out, base, updates = listed[0, 0], listed[0, 1], listed[:, 2:]
     count, k = updates.shape[1], 0
@@ -161,14 +162,14 @@ def sum_tiles(listed: Any, weights: Doubles, start: int, stop: int, partial: Dou
 # ---- the threads -----------------------------------------------------------------------------------
 
 SUM, PYTHON, END = range(3)
-"""What a woken thread does: compute its share of a sum; return to Python, which calls a function; end."""
+"""Orders to a woken thread: compute parts of a sum, return to Python to call a function, or end."""
 JOB_WORDS = 32
-"""Size of a job, the memory that a pool shares with its threads."""
+"""Size of a job, the memory that a pool shares with its threads, in 64-bit words."""
 _WAKE, _DONE, _NEXT, _ORDER = 0, 8, 16, 24
-"""Places in a job: two semaphores, posted to wake a thread and by a thread that is done; the number of the
-next part of a sum; what to do. Each has a cache line of its own."""
+"""Positions in a job: the semaphore that wakes threads, the semaphore that a thread posts when it is done,
+the number of the next part of a sum, and the order. Each has a cache line of its own."""
 _SIZE, _PART, _COUNT, _LISTED, _WEIGHTS, _PARTIAL = range(25, 31)
-"""Places of a sum's sizes and addresses in a job."""
+"""Positions of a sum's sizes and addresses in a job."""
 
 _intrinsic: Any = extending.intrinsic
 _numba: Any = numba
@@ -193,7 +194,7 @@ def _call_semaphore(function: str, *more: int) -> Any:
 
 
 def _count_up(_: Any, address: Any) -> Any:
-    """Add 1 to the int64 at an address, atomically; return what it was."""
+    """Add 1 to the int64 at an address, atomically; return its previous value."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Sequence[Any]) -> Any:
         place = builder.inttoptr(arguments[0], _INT64.as_pointer())
@@ -274,7 +275,7 @@ def join_all(job: Any, helpers: int) -> None:
 
 @jit(types.void(_JOB, I64))
 def join(job: Any, helpers: int) -> None:
-    """Wait until all woken threads are done. A thread that is still asleep is not waited for."""
+    """Take back the wake-ups that no thread has received yet, then wait until the other threads are done."""
     while helpers and _sem_trywait(_place(job, _WAKE)) == 0:
         helpers -= 1
     join_all(job, helpers)
@@ -282,7 +283,7 @@ def join(job: Any, helpers: int) -> None:
 
 @jit(I64(_JOB))
 def serve(job: Any) -> Any:
-    """Wait for work and do all sums; return the first other order."""
+    """Wait for orders and compute sums, until another order arrives; return that order."""
     while True:
         _wait(_place(job, _WAKE))
         if job[_ORDER] != SUM:
@@ -293,7 +294,7 @@ def serve(job: Any) -> Any:
 
 @jit(types.void(_JOB, types.Array(I64, 2, "C"), input_of(F64), I64, types.Array(F64, 2, "C"), I64))
 def share_sum(job: Any, listed: Any, weights: Doubles, size: int, partial: Doubles, helpers: int) -> None:
-    """Compute what `sum_tiles` computes, with ``helpers`` other threads."""
+    """Compute the same as `sum_tiles`, together with ``helpers`` other threads."""
     job[_NEXT], job[_SIZE], job[_COUNT] = 0, size, weights.size
     parts = (helpers + 1) * _PARTS_PER_THREAD
     job[_PART] = TILE * max(1, min(-(-size // TILE) // parts, _PART_TILES))

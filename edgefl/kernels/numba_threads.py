@@ -1,6 +1,6 @@
-"""Threads of the numba back end: they wait between calls and share the parts of a vector.
+"""Threads of the numba back end: they wait between calls, and each processes some parts of the vectors.
 
-They wait, and compute sums, in the compiled code of `numba_sums`, without the GIL. Only other work is called
+They wait and compute sums in the compiled code of `numba_sums`, without the GIL. Only other work is called
 from Python.
 """
 
@@ -19,19 +19,19 @@ from edgefl.kernels import numba_sums
 from edgefl.kernels.arguments import TILE, Doubles
 
 CHUNK = 64 * TILE
-"""Number of elements whose temporary arrays fit the cache."""
+"""Maximum number of elements per part, so that temporary arrays fit the cache."""
 _THREAD_ELEMENTS, _SUM_THREAD_ELEMENTS = 1 << 18, 1 << 17
-"""Minimum number of elements per thread, of other work and of a sum. Waking a thread takes as long as summing
-about half of them."""
+"""Minimum number of elements per thread: for other work, and for a sum. Waking a thread takes as long as
+summing about half of them."""
 
 
 def useful_threads(elements: int, threads: int, least: int = _THREAD_ELEMENTS) -> int:
-    """Return the number of threads that pay off for reading ``elements``, at most ``threads``."""
+    """Return how many threads are worth waking to read ``elements``, at most ``threads``."""
     return max(1, min(threads, elements // least))
 
 
 class _Pool:
-    """Threads that wait for work. A forked child starts its own."""
+    """Threads that wait for work. A forked child starts threads of its own."""
 
     def __init__(self) -> None:
         self._free = _thread.allocate_lock()
@@ -43,7 +43,7 @@ class _Pool:
     def sum(
         self, listed: NDArray[np.int64], weights: Doubles, size: int, partial: Doubles, threads: int
     ) -> None:
-        """Compute `numba_sums.sum_tiles` of all elements; in this thread alone if the others are busy."""
+        """Compute `numba_sums.sum_tiles` for all elements, in this thread alone if the others are busy."""
         if threads < 2 or not self._free.acquire(blocking=False):
             numba_sums.sum_tiles(listed, weights, 0, size, partial)
             return
@@ -54,7 +54,7 @@ class _Pool:
             self._free.release()
 
     def run(self, work: Callable[[], None], threads: int) -> None:
-        """Call ``work`` in this thread and in ``threads`` − 1 others; only in this one if they are busy."""
+        """Call ``work`` in this thread and ``threads`` − 1 others, or in this one only if they are busy."""
         if threads < 2 or not self._free.acquire(blocking=False):
             work()
             return
@@ -78,7 +78,7 @@ class _Pool:
     def _wait(self, job: NDArray[np.int64]) -> None:
         while numba_sums.serve(job) != numba_sums.END:
             work: Any = self._work
-            with suppress(BaseException):  # `in_parts` raises it in the caller
+            with suppress(BaseException):  # `in_parts` raises the exception in its caller
                 work()
             del work
             numba_sums.done(job)
@@ -88,7 +88,7 @@ class _Pool:
         return self._size
 
     def close(self) -> None:
-        """End the threads; the next call starts others."""
+        """End the threads; the next call that needs threads starts new ones."""
         with self._free:
             numba_sums.wake(self._job, self._size, numba_sums.END)
             numba_sums.join_all(self._job, self._size)
@@ -104,13 +104,13 @@ close_pool, pool_size = _pool.close, _pool.size
 def shared_sum(
     listed: NDArray[np.int64], weights: Doubles, size: int, partial: Doubles, threads: int
 ) -> None:
-    """Compute `numba_sums.sum_tiles` of ``size`` elements; threads share the parts."""
+    """Compute `numba_sums.sum_tiles` for ``size`` elements, divided among threads."""
     useful = useful_threads(size * len(weights), threads, _SUM_THREAD_ELEMENTS)
     _pool.sum(listed, weights, size, partial, useful)
 
 
 def in_parts(work: Callable[[int, int], None], size: int, threads: int) -> None:
-    """Call work(start, stop) for parts of all elements; threads share the parts.
+    """Call work(start, stop) for each part of the elements, with the parts divided among threads.
 
     Parts are multiples of `TILE` of at most `CHUNK` elements.
     """

@@ -280,13 +280,13 @@ def _splat(builder: Builder, scalar: Value, width: int) -> Value:
 
 
 def _row(builder: Builder, vector: Value, row: int) -> Value:
-    """Return row ``row`` of the lanes: elements 8 · row to 8 · row + 7."""
+    """Return elements 8 · row to 8 · row + 7 of a vector, one per lane."""
     places = [ir.Constant(_INT32, LANES * row + lane) for lane in range(LANES)]
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_INT32, LANES), places))
 
 
 def _fused(builder: Builder, a: Value, b: Value, c: Value) -> Value:
-    """Return a·b + c in float64, rounded once or twice: the product must be exact."""
+    """Return a·b + c in float64. It may be rounded once or twice, so the product must be exact."""
     kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
     return builder.call(_function(builder, kind, f"llvm.fmuladd.v{LANES}f64"), [a, b, c])
 

@@ -21,7 +21,7 @@ ABI = 8
 
 
 class Backend(Protocol):
-    """The functions of a back end. All check their arguments, except ``observe``: its caller does."""
+    """The functions of a back end. All check their arguments except ``observe``, whose caller does so."""
 
     __name__: str
 

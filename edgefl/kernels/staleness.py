@@ -55,7 +55,7 @@ class MovingAverage:
         count: Ids = np.zeros(clients, dtype=np.int64)
         self._flat = Averages(_MODES[mode], width, float(decay), count, np.zeros(clients * width))
         self._means: Doubles = np.zeros(clients)
-        """Current averages: the last that `observe` computed for each client."""
+        """Current averages: for each client the last one that `observe` computed."""
         # The server usually observes one client per call, so these arrays are allocated once.
         self._one_id: Ids = np.zeros(1, dtype=np.int64)
         self._one_value: Doubles = np.zeros(1)
@@ -83,7 +83,7 @@ class MovingAverage:
         ids, numbers = arguments.observations(self.clients, client_ids, values)
         means = np.empty(ids.size)
         self._backend.observe(self._flat, ids, numbers, means)
-        self._means[ids] = means  # of a repeated client the last mean is kept
+        self._means[ids] = means  # a client that occurs twice keeps its last mean
         return float(means[0]) if np.ndim(client_ids) == 0 else means
 
     @overload

@@ -47,7 +47,7 @@ class StepArguments(NamedTuple):
     """Arguments of `weighted_step`, unchecked before `checked`."""
 
     sum: SumArguments
-    """The sum's arguments, with the step's ``out`` and ``base``."""
+    """Arguments of the sum; ``out`` and ``base`` are those of the step."""
     optimizer: ServerOptimizer
     old: list[Floats]
     new: list[Floats]

@@ -20,7 +20,7 @@ PROGRESS = re.compile(r"^\S+/\S+: .* steps, CV")
 def run(
     options: Sequence[str], tell: Callable[[str], None], ssh: str = "", python: str = ""
 ) -> dict[str, Any]:
-    """Run the kit on this machine, or on ``ssh`` (user@host), and return its result; no file is left there.
+    """Run the kit on this machine, or on ``ssh`` (user@host), and return its result; it leaves no file there.
 
     ``python`` is the interpreter; ``tell`` receives a progress line for each part. Raises a one-line
     `RunError` if the host cannot be reached or has no torch.
@@ -35,7 +35,7 @@ def run(
 
 
 def _piped(command: Sequence[str], tell: Callable[[str], None]) -> tuple[int, str, str]:
-    """Return exit code, stdout and last stderr line; ``tell`` gets all lines but the last of a failure."""
+    """Return exit code, stdout and last stderr line. ``tell`` gets all stderr lines but a failure's last."""
     try:
         with (
             open(kit.__file__) as source,

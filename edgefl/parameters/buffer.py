@@ -6,11 +6,11 @@
     ring           one model and the server optimiser's state vectors per entry, float32[D] each
     slots          one update each, in the run's `UpdateFormat`
     sides          per client: which of its two kept blocks is current, and since which task
-    kept           two blocks per client for what it keeps from trip to trip: its strategy's vectors, and the
-                   rounding errors of its last update if error feedback is on
+    kept           two blocks per client for numbers that it keeps from trip to trip: its strategy's vectors,
+                   and the rounding errors of its last update if error feedback is on
     tail           writes to the run's record since its last commit: `edgefl.results.tail`
 
-D is the model's size, plus the vectors that a strategy exchanges with it (see `blocks`).
+D is the size of the model plus that of the vectors that a strategy exchanges together with it (see `blocks`).
 
 The mapping is anonymous (a memfd, or an unlinked file if the kernel has none), so no file outlives the
 processes. The server writes version n+1 into a ring entry without readers and publishes it by one store; a

@@ -45,13 +45,13 @@ class SavedState:
     model: Floats
     vectors: list[Floats]
     held: dict[int, Raw]
-    """Bytes of the updates in the buffer, by task: arrived ones, and computed ones not due yet."""
+    """Bytes of the updates in the buffer, by task: arrived updates, and computed updates not due yet."""
     kept: dict[int, Floats] = field(default_factory=dict)
     """Numbers that clients keep from trip to trip, by client."""
     early: dict[int, Floats] = field(default_factory=dict)
     """Kept numbers after updates that are computed but not due yet, by client."""
     bases: dict[int, Floats] = field(default_factory=dict)
-    """Other versions in use: base versions of tasks, or versions to be evaluated."""
+    """Other versions in use, by number: base versions of tasks, or versions to be evaluated."""
     answers: bytes = b""
     """Workers' results for tasks whose arrival is not due yet, msgpack."""
 

@@ -121,16 +121,17 @@ def local_square(rules: Privacy, trips: int) -> float:
 class PrivacyAccount:
     """The ε spent by the versions of a run so far.
 
-    A client's ``squares`` is Σ c²/σ² over all noisy releases, where c is the number of its updates in the
-    release: a step, or a node of the tree that is used at least once (with Honaker's estimate, every node). A
-    client's updates in one node count as if they were equal. This is exact for the tree, and an upper bound
-    with Honaker's estimate, because the versions do not reveal each node of a tree. Each quantile count adds
-    c²/(4 σ_b²) (Andrew et al. 2021, theorem 1), since an update of zero counts ½ (`Mechanism.clip`).
+    A client's ``squares`` is Σ c²/σ² over all noisy releases, where c is the number of the client's updates
+    in a release. A release is a step, or a node of the tree that is used at least once (with Honaker's
+    estimate: every node). A client's updates in one node count as if they were equal. This is exact for the
+    tree, and an upper bound with Honaker's estimate, because the versions do not reveal each node of a tree.
+    Each quantile count adds c²/(4 σ_b²) (Andrew et al. 2021, theorem 1), since an update of zero counts ½
+    (`Mechanism.clip`).
 
     If each step's cohort is drawn uniformly from all clients, `poisson_rdp` or `sampled_rdp` gives a second
-    bound, and the lower one is used; ``sampling`` is each client's probability and whether clients are drawn
-    independently. The noise of a count is scaled to the ``expected`` number of updates in a step: by default
-    the mean of ``sampling``, else each step's actual number.
+    bound, and the lower bound is used; ``sampling`` is the probability that a client is drawn, and whether
+    clients are drawn independently. The noise of a count is scaled to the ``expected`` number of updates in a
+    step: by default the mean number under ``sampling``, else each step's actual number.
 
     >>> account = PrivacyAccount(Privacy(clip_norm=1.0, noise_multiplier=2.0), clients=3)
     >>> for clients in ([0, 1], [0, 2]): account.version(clients)
@@ -160,7 +161,7 @@ class PrivacyAccount:
                 self._step_divergence = bound(SAMPLED_ORDERS, rate, together)
         self._expected = expected
         self.squares = np.zeros(clients)
-        """By client: squared shift by all its updates, in squared standard deviations of the noise."""
+        """By client: squared shift of the releases by all its updates, in squared deviations of the noise."""
         self.participations = np.zeros(clients, np.int64)
         """By client: number of its applied updates."""
 

@@ -16,18 +16,18 @@ from edgefl.privacy.source import Seeded, Source
 
 @dataclass(frozen=True)
 class LocalNoise:
-    """Sends Δ·min(1, L/‖Δ‖) + N(0, (σL)²) instead of the update Δ. Each client and trip has its own stream.
+    """Sends Δ·min(1, L/‖Δ‖) + N(0, (σL)²) instead of the update Δ, with a random stream per client and trip.
 
-    Two updates that a client might send differ by at most 2L after clipping, so σ bounds what one upload
-    tells about its data (`edgefl.privacy.accounting.local_epsilon`).
+    Two updates that a client might send differ by at most 2L after clipping, so σ bounds how much one upload
+    reveals about the client's data (`edgefl.privacy.accounting.local_epsilon`).
     """
 
     clip_norm: float
-    """L."""
+    """Clipping norm L."""
     noise_multiplier: float
-    """σ."""
+    """Noise multiplier σ."""
     most_trips: int
-    """Maximum number of a client's trips, for which its ε is declared."""
+    """Maximum number of trips per client; the client's declared ε is for this number."""
     source: Source
 
     @classmethod

@@ -31,7 +31,7 @@ class Mechanism:
 
     With local noise the clients have clipped already, and the sum is Σ weights[k]·Δ_k.
 
-    L is ``rules.clip_norm``. If it adapts to a quantile γ, each step sets L ← L·exp(−η(b + noise − γ)), where
+    L is ``rules.clip_norm``. If L adapts to a quantile γ, each step sets L ← L·exp(−η(b + noise − γ)), where
     b is the share of updates with a norm of at most L (Andrew et al. 2021, arXiv:1905.03871, Algorithm 1).
     Here the factor is limited to [1/e, e].
     """

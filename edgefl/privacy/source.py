@@ -35,7 +35,7 @@ class Source(Protocol):
         """Numbers from N(0, 1): float32 of shape (size,)."""
 
     def digest(self, *pieces: bytes | memoryview) -> str:
-        """A digest of the summed content, used in the noise's name; "" if the source needs none."""
+        """Digest of the summed content, for use in the noise's name; "" if the source needs none."""
 
 
 class Seeded:

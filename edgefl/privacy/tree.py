@@ -23,7 +23,7 @@ def nodes(version: int) -> set[Node]:
 
 
 def place(version: int, restart_every: int | None) -> tuple[int, int]:
-    """A version's tree, counted from 0, and its leaf in that tree, counted from 1.
+    """Return the number of a version's tree, from 0, and the number of its leaf in that tree, from 1.
 
     >>> place(5, None), place(5, 4)
     ((0, 5), (1, 1))

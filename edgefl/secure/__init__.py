@@ -1,6 +1,6 @@
 """Secure aggregation: the server learns the weighted sum of K updates and no single update.
 
-    fixed.py      updates as integers modulo p = 2^32 − 5, weights as integers; the error of a sum
+    fixed.py      conversion of updates to integers modulo p = 2^32 − 5, and of weights to integers
     masks.py      masks expanded from seeds
     keys.py       key agreement and authenticated encryption between clients
     coding.py     codes that split a mask into N shares, of which T reveal nothing and U recover it
@@ -29,11 +29,11 @@ ID_BYTES = 16
 SECRET_FILE = "phones.key"
 """File in a run's folder with the secret of the phones' keys; deleted when the run is done."""
 USED_FILE = "phones.used"
-"""File in a run's folder with the holders' used masks: lines of holder, mask id and digest of the sum."""
+"""File in a run's folder that lists used masks. Each line holds a holder, a mask id and the sum's digest."""
 
 
 class SecureRules(Protocol):
-    """The sizes and costs that the rules of every protocol provide."""
+    """Sizes and costs of a protocol; every protocol's rules provide them."""
 
     @property
     def size(self) -> int:

@@ -92,7 +92,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """An update in a request: its client, its mask's id, its weight, and the sealed share."""
+    """An update in a request: its client, the id of its mask, its weight, and the holder's sealed share."""
 
     client: int
     mask: bytes
@@ -119,7 +119,7 @@ def _purpose(client: int, holder: int, mask: bytes) -> bytes:
 
 
 class Sender:
-    """A client's half: masks updates. ``holders`` maps each holder's number to its public key."""
+    """A client's side: masks updates. ``holders`` maps each holder's number to its public key."""
 
     def __init__(self, client: int, keys: KeyPair, holders: Mapping[int, bytes], rules: Rules) -> None:
         if set(holders) != set(range(1, rules.code.holders + 1)):
@@ -157,10 +157,10 @@ class Sender:
 
 
 class Holder:
-    """A holder's half: answers requests. ``clients`` gives the public key of a client, or None.
+    """A holder's side: answers requests. ``clients`` returns the public key of a client, or None.
 
-    ``used`` maps the id of each mask that the holder has answered for to the digest of its request. Answers
-    add to it, and the holder must keep it as long as its keys.
+    ``used`` maps the id of each mask in an answered request to the digest of that request. Each answer adds
+    entries, and the holder must keep ``used`` as long as its keys.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ def _words(raw: bytes, size: int, name: str) -> Words:
 def unmasked(
     rules: Rules, updates: Sequence[Words], weights: Sequence[int], answers: Iterable[Answer]
 ) -> Floats:
-    """Return the weighted sum of masked updates, from the holders' answers to its request.
+    """Return the weighted sum of the updates without their masks, by the holders' answers to the request.
 
     Raises `SecureError` if fewer than U holders answered, if answers contradict each other, or if the masks
     do not cancel.

@@ -1,8 +1,9 @@
 """A code over the integers modulo p that splits a vector into shares with privacy.
 
-The vector's pieces are the coefficients of a polynomial's lower powers, and random vectors those of the T
-upper ones; share j is the polynomial at j. Any T shares are uniformly random, and any U determine the
-polynomial. Shares are linear: the weighted sum of shares is the share of the weighted sum.
+The vector is cut into U − T pieces, which are the coefficients of a polynomial's lower powers. T random
+vectors are the coefficients of the upper powers, and share j is the polynomial's value at j. Any T shares are
+uniformly random, and any U shares determine the polynomial. Shares are linear: the weighted sum of shares is
+the share of the weighted sum.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Code(msgspec.Struct, frozen=True):
     def recovered(self, shares: Mapping[int, Words]) -> Words:
         """Return the vector from at least U shares, keyed by holder.
 
-        Raises `SecureError` if there are fewer, or if further shares disagree with the first U.
+        Raises `SecureError` if there are fewer, or if another share contradicts the first U.
         """
         if len(shares) < self.recover:
             raise SecureError(f"{len(shares)} shares arrived; {self.recover} are needed")

@@ -58,7 +58,7 @@ class FixedPoint(NamedTuple):
     ) -> None:
         """Write Σ n_k Δ_k from the masked ``total`` and the sum of its masks.
 
-        Raises `SecureError` if an element is larger than the ``weights`` allow: then the masks do not cancel.
+        Raises `SecureError` if the masks do not cancel: an element is larger than the ``weights`` allow.
         """
         largest = kernels.field_decode(out, total, mask, self.step, backend)
         allowed = sum(weights) * self.levels

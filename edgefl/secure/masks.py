@@ -12,7 +12,7 @@ from edgefl.kernels.field import PRIME, Words
 
 SEED_BYTES = 32
 _CHUNK = 1 << 15
-"""Words generated at a time; they stay in the cache while they are checked."""
+"""Number of words generated at a time, so that they are still in the cache when they are checked."""
 _ZEROS = bytes(4 * _CHUNK)
 
 

@@ -3,12 +3,12 @@
     1. each client advertises two public keys, and splits two secrets among all clients: its mask key and the
        seed of its own mask (Shamir's scheme; the shares are sealed and relayed by the server)
     2. each client uploads its weighted update plus its own mask, plus or minus one mask per other client
-    3. the server names the clients whose upload arrived; these reveal shares of the seeds of the clients that
-       arrived, and of the mask keys of those that did not
+    3. the server sends the list of clients whose upload arrived to these clients; they reveal shares of the
+       seeds of the clients on the list, and of the mask keys of the others
     4. the server removes the masks from the sum
 
-No client reveals shares of both secrets of another, and more than half of the clients are needed for one
-secret, so an update stays hidden even if the server names different clients to different clients.
+No client reveals shares of both secrets of another client, and more than half of the clients are needed to
+recover one secret. So an update stays hidden even if the server sends different lists to different clients.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def split(
 
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Return the secret of at least ``threshold`` shares. Raises `SecureError` for fewer or wrong ones."""
+    """Recover a secret from ``threshold`` shares or more. Raises `SecureError` for fewer or wrong shares."""
     if len(shares) < threshold:
         raise SecureError(f"{len(shares)} shares of a secret arrived; {threshold} are needed")
     points = tuple(sorted(shares))
@@ -102,14 +102,14 @@ class Advert(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Shares(msgspec.Struct, frozen=True, array_like=True):
-    """Shares that one client gives another: of the giver's mask key, and of its own mask's seed."""
+    """Shares that one client sends to another: of its mask key, and of the seed of its own mask."""
 
     key: bytes
     seed: bytes
 
 
 class Revealed(msgspec.Struct, frozen=True, array_like=True):
-    """A client's answer: shares of the seeds of arrived clients, and of the keys of missing ones."""
+    """A client's answer: shares of the seeds of clients that uploaded, and of the others' mask keys."""
 
     client: int
     seeds: dict[int, bytes]
@@ -133,7 +133,7 @@ class RoundRules(msgspec.Struct, frozen=True):
     size: int
     clients: frozenset[int]
     threshold: int
-    """Minimum number of clients whose upload arrives and who reveal shares."""
+    """Minimum number of clients that upload, and of clients that reveal shares."""
     fixed: FixedPoint
 
     def __post_init__(self) -> None:
@@ -243,7 +243,7 @@ class Participant:
         return Advert(self.client, self._mask_keys.public, self._seal_keys.public)
 
     def meet(self, adverts: Iterable[Advert]) -> dict[int, Shares]:
-        """Store the adverts of all clients, and this client's share for itself; return the others'."""
+        """Store all adverts and this client's shares for itself; return its shares for the others."""
         peers, rules = {advert.client: advert for advert in adverts}, self._rules
         if peers.keys() != rules.clients:
             sent, ours = len(peers), len(rules.clients)
@@ -262,7 +262,7 @@ class Participant:
         return mine
 
     def shares(self, adverts: Iterable[Advert]) -> dict[int, bytes]:
-        """Return the sealed shares for each other client, from the adverts of all."""
+        """Return this client's sealed shares for each other client, given the adverts of all clients."""
         keys, purpose, encode = self._seal_keys, self._purpose(self._content), msgspec.msgpack.encode
         mine = self.meet(adverts)
         return {peer: keys.seal(self._peers[peer].seal_key, purpose, encode(mine[peer])) for peer in mine}
@@ -271,14 +271,14 @@ class Participant:
         return self._rules.name + b" " + content
 
     def receive(self, sender: int, sealed: bytes, content: bytes = b"") -> None:
-        """Store another client's shares, for this ``content``. Raises `SecureError` if they were altered."""
+        """Store another client's shares, sealed for ``content``. Raises `SecureError` for altered shares."""
         if sender not in self._peers or sender in self._held:
             raise SecureError(f"unexpected shares of client {sender}")
         opened = self._seal_keys.open(self._peers[sender].seal_key, self._purpose(content), sealed)
         self._held[sender] = msgspec.msgpack.decode(opened, type=Shares)
 
     def mask(self, update: Floats, weight: int) -> Words:
-        """Return the masked, weighted update. The client takes part once per round."""
+        """Return the masked, weighted update. A client may do this only once per round."""
         rules = self._rules
         if self._masked:
             raise SecureError("this client has already uploaded in this round: a mask is used once")
@@ -304,7 +304,7 @@ class Participant:
         return _added([plain], [weight], chain((own,), pairs))
 
     def reveal(self, arrived: frozenset[int]) -> Revealed:
-        """Return shares that remove the masks of clients that arrived. A client answers once per round."""
+        """Return shares that remove masks if these uploads ``arrived``. A client may do so once per round."""
         rules = self._rules
         if self._revealed:
             raise SecureError("this client has already revealed its shares of this round")
@@ -328,7 +328,7 @@ def _pair_mask(keys: KeyPair, other: bytes, rules: RoundRules) -> Words:
 
 
 def _added(vectors: Sequence[Words], weights: Sequence[int], terms: Iterable[tuple[Words, int]]) -> Words:
-    """Return the weighted sum of ``vectors`` plus each mask times its factor; masks are made one by one."""
+    """Return the weighted sum of ``vectors`` plus each mask times its factor; generate one mask at a time."""
     total, spare = np.empty_like(vectors[0]), np.empty_like(vectors[0])
     kernels.field_sum(total, vectors, weights)
     for mask, factor in terms:
@@ -374,5 +374,5 @@ def _terms(
         keys = KeyPair(join(shares, rules.threshold))
         if keys.public != adverts[missing].mask_key:
             raise SecureError(f"the revealed key of client {missing} is not the one that it advertised")
-        for client in masked:  # add what the missing client would have added
+        for client in masked:  # add the mask that the missing client would have added
             yield _pair_mask(keys, adverts[client].mask_key, rules), _sign(missing, client)

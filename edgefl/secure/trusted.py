@@ -1,8 +1,9 @@
 """A trusted aggregator: a separate process that opens sealed updates and releases only weighted sums.
 
-It stands for a trusted execution environment, as FedBuff's paper proposes. Clients seal their update for the
-aggregator's key; the server stores and relays ciphertext. The aggregator opens the updates of a sum, checks
-the request as a holder of masks would, and returns Σ w_k Δ_k. Sums have the same bits as plain sums.
+It takes the place of the trusted execution environment that FedBuff's paper proposes. Clients encrypt their
+updates with the aggregator's public key; the server stores and relays ciphertext. The aggregator decrypts the
+updates of a sum, checks the request as a holder of masks would, and returns Σ w_k Δ_k. Sums have the same
+bits as plain sums.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
     size: int
     """Elements of an update."""
     least_clients: int
-    """Minimum number of clients in a sum; clients with less than the largest weight / ``resolution`` do not
-    count."""
+    """Minimum number of clients in a sum, not counting weights below the largest weight / ``resolution``."""
     resolution: int = 256
 
     @property
@@ -58,17 +58,17 @@ class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
 
     @property
     def step(self) -> float:
-        """Resolution of the elements: 0, they are not rounded."""
+        """Resolution of the elements: 0, because they are not rounded."""
         return 0.0
 
     @property
     def clip(self) -> float:
-        """Limit of the magnitude of an element: none below float32's."""
+        """Limit of the magnitude of an element: about float32's maximum, so there is no clipping."""
         return 3e38
 
 
 class SealedUpdate(msgspec.Struct, frozen=True):
-    """An encrypted update with its id, and its client and weight in a sum."""
+    """An encrypted update with its id, its client and its weight in the sum."""
 
     client: int
     name: bytes
@@ -97,9 +97,9 @@ def _purpose(client: int, name: bytes) -> bytes:
 
 
 class TrustedAggregator:
-    """Opens and sums updates. ``clients`` gives a client's public key, or None.
+    """Opens and sums updates. ``clients`` returns a client's public key, or None.
 
-    ``used`` maps the id of each update that it has summed to the digest of its sum; further sums add to it.
+    ``used`` maps the id of each summed update to the digest of its sum; each sum adds entries.
     """
 
     def __init__(

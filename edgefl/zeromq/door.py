@@ -1,9 +1,9 @@
 """The door: a ZeroMQ socket for peers on other machines, over TCP with CURVE encryption and authentication.
 
 The public key of a connection determines the name of its peer; names in messages are not used. If a key
-connects again, the newer connection replaces the older one, so that a peer can return immediately after its
-link broke. The number of connections without a message is limited (`edgefl.zeromq.strangers`). TCP keep-alive
-detects machines that have disappeared; the kernel does this, even while a process is stopped.
+connects again, the newer connection replaces the older one, so that a peer can reconnect immediately after a
+link failure. The number of connections without a message is limited (`edgefl.zeromq.strangers`). TCP
+keep-alive detects machines that have disappeared; the kernel does this even while a process is stopped.
 """
 
 from __future__ import annotations

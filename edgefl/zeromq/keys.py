@@ -1,8 +1,8 @@
 """Key files for machines that join a run (Curve25519 keys of ZeroMQ's CURVE).
 
-A server's folder holds ``server.key``, and ``NAME.pub`` for each key that may join. A joining machine needs
-only ``NAME.key``, which holds its secret key and the server's public key. Files are TOML; keys are 32 bytes
-in hexadecimal digits.
+A server's folder holds ``server.key``, and ``NAME.pub`` for each machine that may join. A joining machine
+needs only ``NAME.key``, which holds its secret key and the server's public key. Files are TOML; keys are 32
+bytes in hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _write(folder: Path, name: str, more: str) -> Iterator[Path]:
 
 
 def read_server(folder: Path) -> tuple[bytes, dict[str, bytes]]:
-    """Read a server's secret key, and the public keys that may join, by name.
+    """Read a server's secret key, and the public keys of the machines that may join, by name.
 
     Raises `ConfigError` if a file is missing, invalid, readable by others, or does not match its name.
     """

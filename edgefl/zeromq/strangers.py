@@ -37,9 +37,9 @@ SPARE_DESCRIPTORS = 512
 class Strangers:
     """Connections to this socket that have not yet sent a complete message.
 
-    A peer with a key needs a few round trips and sends its first message at once. If there are too many
-    strangers, the oldest are disconnected; a peer with a key reconnects. ``admitted`` are the expected peers;
-    ``called`` maps peers that have sent a message to their addresses.
+    A peer with a key sends its first message after a few round trips, so it is a stranger only briefly. If
+    there are too many strangers, the oldest are disconnected; a peer with a key reconnects. ``admitted`` are
+    the expected peers; ``called`` maps peers that have sent a message to their addresses.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Strangers:
         self._events.close(linger=0)
 
     def _watch(self) -> None:
-        set_time_slice()  # run promptly even on a busy host: until then ZeroMQ's thread keeps reading
+        set_time_slice()  # check promptly even on a busy host: between checks ZeroMQ's thread keeps reading
         pause_s = LOOK_S
         while not self._over.wait(pause_s):
             began_s = time.thread_time()
