@@ -171,8 +171,8 @@ class Data(Settings, frozen=True, kw_only=True):
     evaluate_on: Literal["test", "validation"] = "test"
     """Examples on which the global model is measured; use ``validation`` to choose hyperparameters."""
     client_test_fraction: Decay = 0.0
-    """Share of each client's examples held out of its training, for ``evaluation.clients``. If above 0, at
-    least one example of every client that has two or more."""
+    """Share of each client's examples held out of its training, for ``evaluation.clients``. If it is
+    above 0, at least one example is held out of every client that has two or more."""
     max_examples: Count | None = None
     """Number of training examples used, drawn by the seed; None: all."""
     growth: Growth | None = None
@@ -271,7 +271,7 @@ class Server(Settings, frozen=True, kw_only=True):
     """Number format of uploads: 16-bit formats halve the bytes, ``int8`` (one scale per 256 numbers) quarters
     them."""
     error_feedback: bool = True
-    """A client adds the rounding error of its last update to its next (if ``update_format`` rounds)."""
+    """A client adds the rounding error of its last update to its next one (if ``update_format`` rounds)."""
     backend: Literal["auto", "c", "numba", "cuda", "reference"] = "auto"
     """Kernel back end that sums updates; ``auto``: the one in ``EDGEFL_BACKEND``, else the fastest CPU back
     end."""
@@ -305,7 +305,7 @@ class Privacy(Settings, frozen=True, kw_only=True):
     restart_every: Count | None = None
     """``tree``: versions after which a new tree begins; None: one tree."""
     honaker: bool = False
-    """``tree``: estimate each node from itself and the nodes below it: less noise, but a larger ε."""
+    """``tree``: estimate each node from itself and the nodes below it, for less noise but a larger ε."""
     quantile: Annotated[float, Meta(gt=0, lt=1)] | None = None
     """γ: adapt the clipping norm, which starts at ``clip_norm``, to this quantile of the updates' norms;
     None: keep it fixed."""
@@ -315,8 +315,8 @@ class Privacy(Settings, frozen=True, kw_only=True):
     """Standard deviation of the noise added to the number of updates within L; None: a twentieth of a step's
     updates."""
     max_participations: Count | None = None
-    """Maximum number of updates applied per client; None: no limit. With local noise, maximum
-    number of trips that a client starts."""
+    """Maximum number of updates applied per client; None: no limit. With local noise, it limits the
+    trips that a client starts."""
     min_separation: Count = 1
     """Minimum number of versions between two updates of one client."""
     delta: Annotated[float, Meta(gt=0, le=0.01)] = 1e-7
@@ -328,7 +328,7 @@ class Privacy(Settings, frozen=True, kw_only=True):
 
     @property
     def central(self) -> bool:
-        """True if the server clips, or adds noise; False if only clients protect themselves."""
+        """True if the server clips or adds noise; False if only the clients do so."""
         return self.noise_multiplier > 0 or not self.local_noise_multiplier
 
     def count_deviation(self, count: float) -> float:
@@ -364,7 +364,7 @@ class Stop(Settings, frozen=True, kw_only=True):
     trips: Count | None = None
     """Number of finished client trips."""
     emulated_s: Positive | None = None
-    """Emulated seconds."""
+    """Emulated seconds since the start of the run."""
     wall_s: Positive | None = None
     """Real seconds on this machine."""
     accuracy: Share | None = None

@@ -33,7 +33,7 @@ _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
     "sent_mib=, joules=, end='middle', tolerance=0, counted='python'): run on these emulated devices, one "
     "test each, within these budgets; counted work may grow by tolerance percent; without the edge_device "
-    "fixture the test itself is what runs there"
+    "fixture, the test itself runs there"
 )
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()

@@ -57,7 +57,7 @@ class MemoryRun:
     sums: list[tuple[core_events.Sum, tuple[Update, ...]]] = field(default_factory=list)
     """Each ``Sum`` that made a version, with its updates."""
     history: list[tuple[core_events.Event, list[core_events.Action]]] = field(default_factory=list)
-    """Each event and the core's answer, in order."""
+    """Each event and the actions with which the core responded, in order."""
     fates: dict[int, str] = field(default_factory=dict)
     """Fate of each task, from its ``Release``."""
     owners: dict[int, int] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def run_in_memory(
     way, ``trip(client, model, trip, given)`` replaces all steps and modifies ``given``, its `TripInputs`. If
     ``train`` or ``trip`` raises `TripFails`, the trip fails at its end. ``events`` are further events, such
     as `Left`, at their own times; with ``join`` all clients join at 0 s. Events with equal times are handled
-    in the order of client ids. Raises `RunError` if nothing more can happen, and `AssertionError` if the core
+    in the order of client ids. Raises `RunError` if no event is left, and `AssertionError` if the core
     breaks a rule, such as giving a client two tasks.
 
     >>> from edgefl.strategies.fedavg import FedAvg
@@ -361,8 +361,12 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     again = core()
     for event, actions in run.history:
         assert again.handle(event) == actions, f"replaying {event} gave other actions"
-        assert again.training <= strategy.max_training(clients), f"{again.training} train: above max_training"
-        assert len(again.held) <= strategy.max_held(clients), f"{len(again.held)} are held: above max_held"
+        assert again.training <= strategy.max_training(clients), (
+            f"{again.training} clients train: above max_training"
+        )
+        assert len(again.held) <= strategy.max_held(clients), (
+            f"{len(again.held)} updates are held: above max_held"
+        )
         taken = again.training + len(again.held)
-        assert taken <= strategy.slots(clients), f"{taken} train or are held: above slots"
+        assert taken <= strategy.slots(clients), f"{taken} tasks train or are held: above slots"
     return run

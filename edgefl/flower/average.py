@@ -38,7 +38,7 @@ def fast(strategy: T) -> T:
     The copy's class is a subclass of the strategy's. It averages in the order of the replies: float32 layers
     are bit-identical to Flower's `aggregate_arrayrecords` (except +0.0 where all terms are −0.0), and equal
     within float32 rounding to the older API's two functions. Layers of other types are averaged by Flower's
-    function, and a log line reports it. For a strategy that wraps another, wrap a fast one:
+    function, and a log line reports it. If a strategy wraps another, wrap a fast one:
     ``DifferentialPrivacyServerSideFixedClipping(fast(FedAvg()), …)``.
 
     Raises `ConfigError` if Flower is not installed, or if the strategy does not use Flower's weighted average

@@ -38,7 +38,7 @@ class NodeMessage(NamedTuple):
     kind: str
     """``train``, ``evaluate`` or ``query``."""
     number: int
-    """Counted from 1 for each kind."""
+    """Number of the message, counted from 1 for each kind."""
     seconds: float
     """Wall seconds from receipt by the SuperNode to the start of its answer; resolution 0.2 s."""
 

@@ -140,7 +140,7 @@ def _store(measured: Calibration, folder: Path | None) -> None:
 
 
 def stored_calibration(folder: Path | None = None) -> Calibration | None:
-    """Return this host's stored calibration if it is valid; measures nothing."""
+    """Return this host's stored calibration; None if there is no valid one."""
     try:
         stored = msgspec.json.decode(_path(folder).read_bytes(), type=Calibration)
     except (OSError, ConfigError, msgspec.DecodeError):

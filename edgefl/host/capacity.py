@@ -19,9 +19,9 @@ from edgefl.host.verdict import LOAD_MAX, MEAN_MAX
 from edgefl.processes import usable_cores
 
 TRIP_OVERHEAD_S = 0.002
-"""CPU seconds of a trip in addition to its training steps: messages, copies, the server's work."""
+"""Host CPU seconds of a trip in addition to its training steps: messages, copies, the server's work."""
 SERVER_TRIP_S = 0.0003  # part of a trip's overhead spent by the server, which handles clients one by one
-TARGET_LOAD = 0.5  # share of the host's cores for a fleet; pacing was accurate to 0.2% up to this load
+TARGET_LOAD = 0.5  # share of the host's cores for a fleet; up to this load pacing was accurate to 0.2%
 LEAST_STRETCH = 1.15  # smallest time scale that is used to reach the target load; below it, 1 is kept
 CLIENT_SHARE = 0.7  # share of one core that a client may use during its trip
 BURST_SHARE = 0.3
@@ -79,7 +79,7 @@ class TimeScale(NamedTuple):
 
     value: float
     load: float
-    """Used share of the host's cores; 0.5 is the target."""
+    """Share of the host's cores that is in use; the target is 0.5."""
     client_share: float
     why: str
     verdict: Verdict
@@ -96,9 +96,10 @@ def choose_time_scale(
     """Choose the time scale at which all clients' trips fit the host.
 
     load = Σ (host CPU s / emulated s) / (cores · scale), over the ``active`` most demanding clients (default:
-    all, each on a trip all the time). ``cores`` defaults to those allowed by affinity and CPU quotas.
+    all, each on a trip all the time). ``cores`` defaults to the number allowed by affinity and CPU quotas.
     ``auto`` chooses the smallest scale of at least 1 that satisfies the rules of docs/fidelity.md, rounded up
-    to two digits; an explicit scale is only judged. Raises ConfigError if a demand or scale is not finite.
+    to two digits; an explicit scale is not changed, only judged. Raises ConfigError if a demand or scale is
+    not finite.
 
     >>> choose_time_scale([Demand(0.2, 1.0)] * 40, cores=2).value      # 8 cores' work on 2, at half load
     8.0
@@ -137,8 +138,7 @@ def choose_time_scale(
 def _smallest(
     asked: float, largest: float, demands: Sequence[Demand], cores: float, together: Together, active: int
 ) -> tuple[float, str]:
-    """Return the smallest scale that satisfies all rules, and the rule that decided it, as text with
-    figures."""
+    """Return the smallest scale that satisfies all rules, and a text with figures about the decisive rule."""
     one = min(1.0, cores)
     bursts = [burst for demand in demands if (burst := demand.due()) and burst.emulated_s > 0]
     densest = max((burst.host_cpu_s / burst.emulated_s for burst in bursts), default=0.0)
@@ -265,7 +265,7 @@ class StealMeter:
         self._start = psutil.cpu_times()
 
     def share(self) -> float | None:
-        """Stolen share of CPU time since the start; 0 if no time passed, None if it is not reported."""
+        """Return the stolen share of CPU time; 0 if no time has passed, None if it is not reported."""
         now, start = psutil.cpu_times(), self._start
         if not hasattr(now, "steal"):
             return None
@@ -310,11 +310,11 @@ class UsageMeter:
         self._taken: dict[str, float | None] = {"steal": None, "throttled": None}
 
     def begin(self) -> None:
-        """Mark the start of the clients."""
+        """Record that the clients start: measure steal and throttling from now on."""
         self._meters = StealMeter(), ThrottleMeter()
 
     def end(self) -> None:
-        """Mark the end of the clients."""
+        """Record that the clients have ended: measure steal and throttling up to now."""
         if self._meters is not None:
             self._taken = {"steal": self._meters[0].share(), "throttled": self._meters[1].share()}
 

@@ -26,7 +26,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Closed(Exception):
-    """The other end is closed."""
+    """The other end of the channel is closed."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -140,7 +140,7 @@ class Channel(Generic[R]):
             self._socket.close()
 
     def _read(self, flags: int) -> None:
-        # Not socket.recv_fds: it drops its flags.
+        # Not socket.recv_fds, which ignores its flags.
         room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
         try:
             data, rights, _, _ = self._socket.recvmsg(_READ_BYTES, room, flags)

@@ -111,7 +111,7 @@ class ChildWatch:
         return self._read
 
     def ended(self) -> Iterator[int]:
-        """Yield the pid of each ended child, without blocking. Call `collect` for it before the next one."""
+        """Yield the pid of each ended child, without blocking. Call `collect` for each before the next."""
         with suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 pass

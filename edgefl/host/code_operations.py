@@ -43,15 +43,14 @@ CLASSES = {
     "division": "division",
     "floats": "float",
 }
-"""Class of code of each program."""
+"""Class of code that each program measures."""
 PYTHON_STEPS = 2000
 _MIB = 1 << 20
 
 
 def measure_code(timer: Timer, copy_mib: float) -> dict[str, Rate]:
     """Measure all classes except ``simd``. Without the C extension, the classes that need it are missing."""
-    found = {"copy": timer(*_copy(copy_mib))}
-CODE_S = 2.0  # CPU seconds of repetitions for a class of code
+    found = {"copy": timer(*copy_program(copy_mib))}
     for name in ("interpreter", *CLASSES.values()):
         with contextlib.suppress(ImportError):
             found[name] = timer(*program(name))

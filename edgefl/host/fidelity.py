@@ -23,10 +23,10 @@ SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
 """Quantities whose sums are judged, for the fleet and for each device."""
 RESOLUTION_WALL_S = 0.005
 MINOR_PART = 0.05
-"""Training that is a smaller part of its trip than this is judged by the trip only: doubling the training
-changes the trip by less than `MEDIAN_MAX`."""
+"""Smallest part of its trip at which training is judged by itself and not only within the trip: doubling
+a shorter training changes the trip by less than `MEDIAN_MAX`."""
 PHASE_WALL_S = 0.002
-"""How late a busy host may wake a process, wall seconds. Smaller errors of a phase give no warning."""
+"""Delay with which a busy host may wake a process, wall seconds. Smaller phase errors give no warning."""
 Seconds = npt.NDArray[np.float64]
 
 

@@ -196,7 +196,7 @@ class ControlGroup:
 
 
 class _OwnFolders:
-    """All control groups of this process: one folder per hierarchy."""
+    """The folders of this process's control groups: one per hierarchy."""
 
     def __init__(self) -> None:
         self._name = f"edgefl-{os.getpid()}-{started(os.getpid())}"
@@ -255,7 +255,8 @@ class _OwnFolders:
                     remove(folder)
 
     def remove(self) -> None:
-        for file, controller in reversed(self._delegated):  # before processes move up into the group
+        # Disable controllers first, because a group that delegates them may hold no process.
+        for file, controller in reversed(self._delegated):
             with contextlib.suppress(NoGroup):
                 write(file, f"-{controller}")
         for outer in self._outer.values():
@@ -331,7 +332,7 @@ def _empty(folder: Path, outer: Path) -> None:
     """Move the processes in a group and below it to ``outer``."""
     for group in (*_children(folder), folder):
         for pid in read_words(group / "cgroup.procs"):
-            with contextlib.suppress(NoGroup):  # it has ended, or may not be moved
+            with contextlib.suppress(NoGroup):  # the process has ended, or may not be moved
                 write(outer / "cgroup.procs", pid)
 
 

@@ -15,7 +15,7 @@ from edgefl.host.process import read_kernel_file
 
 _MIB = 1 << 20
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
-_FORKED = 0x40  # PF_FORKNOEXEC in proc_pid_stat(5): forked and no exec since
+_FORKED = 0x40  # PF_FORKNOEXEC in proc_pid_stat(5): forked, and has not called exec
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """Part of the message of torch's RuntimeError after a failed allocation."""
 
@@ -55,7 +55,7 @@ def proportional_mib(pid: int | None) -> float | None:
 
 
 def private_mib(pids: Collection[int]) -> float:
-    """Resident memory of processes that is neither file-backed nor shared, MiB; 0 for those that have ended.
+    """Resident memory of processes that is neither file-backed nor shared, MiB; 0 for ended processes.
 
     Pages that a fork shares with its parent count once. This takes about 10 µs a process without forks, and
     with forks up to 10 µs for each MiB of each process.
@@ -105,10 +105,10 @@ class MemoryLimit:
 
     Create it in the client after the fork and after opening sockets, so that these do not count.
 
-    Enforced: ``RLIMIT_DATA`` is set to the present private writable memory plus the limit, so that an
-    allocation beyond it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). The limit
-    counts mapped memory, touched or not, and thread stacks, but not shared memory. Only observed: `over` and
-    `used_mib` read the growth of private resident memory. Pages shared with the parent do not count.
+    ``RLIMIT_DATA`` is set to the present private writable memory plus the limit, so that an allocation beyond
+    it fails (``MemoryError`` in Python and numpy, ``RuntimeError`` in torch). This counts mapped memory,
+    touched or not, and thread stacks, but not shared memory. In addition, `over` and `used_mib` observe the
+    growth of private resident memory, which does not include pages shared with the parent.
     """
 
     def __init__(self, limit_mib: float) -> None:
@@ -120,7 +120,7 @@ class MemoryLimit:
             soft, (_, hard) = data_bytes + int(limit_mib * _MIB), resource.getrlimit(resource.RLIMIT_DATA)
             if hard != resource.RLIM_INFINITY:
                 soft = min(soft, hard)
-            with contextlib.suppress(OSError, ValueError):  # refused: the limit is only observed
+            with contextlib.suppress(OSError, ValueError):  # if refused, the limit is only observed
                 resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def _private_bytes(self) -> int | None:

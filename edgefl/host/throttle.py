@@ -103,8 +103,7 @@ def checked_share(share: float) -> float:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all threads of process ``pid`` (0: this one), ns. Raises ProcessLookupError if there is
-    none."""
+    """CPU time of all threads of process ``pid`` (0: this one), ns. Raises ProcessLookupError if it ended."""
     try:
         # CPUCLOCK_SCHED of a whole process, as clock_getcpuclockid(3) computes it
         return time.clock_gettime_ns((~pid << 3) | 2)
@@ -137,7 +136,7 @@ class ThrottleTarget(Protocol):
 
 
 class Target:
-    """One process, held by pidfd: a signal cannot reach another process that reused its pid.
+    """One process, identified by a pidfd, so that signals cannot reach another process that reuses its pid.
 
     Raises ProcessLookupError if there is none, ConfigError if it belongs to another user, and ValueError if
     ``pid`` is below 1.
@@ -201,7 +200,7 @@ class Target:
         self._fd = -1
 
 
-SLICE_NS = 2_000_000  # CPU time that a process runs without being stopped
+SLICE_NS = 2_000_000  # CPU time that a process may use before it is stopped
 SHORTEST_NS = 100_000
 """Minimum time to run, and minimum time stopped before the CPU clock is read: a signal takes about 20 µs."""
 LEAST_GAIN = 0.05
@@ -239,14 +238,14 @@ class DutyCycle:
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
             wait_ns = (ahead_ns + self._half_ns) / self.account.share
-            if ahead_ns > 0 and wait_ns > SHORTEST_NS:  # false if it got no core, or slept
+            if ahead_ns > 0 and wait_ns > SHORTEST_NS:  # false if the process got no core, or slept
                 return now_ns + int(wait_ns)
             self._idle = used_ns - self._went_at_ns < IDLE * self._half_ns
             self.target.resume()
             return self._plan(now_ns, used_ns, ahead_ns)
         if now_ns < self._stop_ns:
             return self._stop_ns
-        if self._idle and self.target.sleeps():  # stopping it would only disturb its wait
+        if self._idle and self.target.sleeps():  # stopping it would only delay its wake-up
             used_ns = self.target.cpu_ns()
             ahead_ns = self.account.ahead_ns(self.target.wanting_ns(now_ns), used_ns)
             if ahead_ns < self._half_ns:  # else it is too far ahead: stop it all the same
@@ -514,7 +513,7 @@ class Throttle(contextlib.AbstractContextManager["Throttle"]):
     def achieved(self) -> Achieved:
         """Return the CPU time used and declared; for ``sigstop``, as of the last stop."""
         if self._open and isinstance(self._throttled, Quota):
-            with _thread.changed, contextlib.suppress(ProcessLookupError):  # it has ended
+            with _thread.changed, contextlib.suppress(ProcessLookupError):  # the process has ended
                 self._throttled.measure(time.monotonic_ns())
         return self._throttled.account.achieved()
 

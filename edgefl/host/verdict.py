@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Outcome = Literal["PASS", "FAIL", "INVALID"]
-"""Outcome of a comparison with a bound; INVALID if the host's conditions do not allow one."""
+"""Outcome of a comparison with a bound; INVALID if the host's conditions allow no comparison."""
 
 MEDIAN_MAX = 0.05
 P95_MAX = 0.20
@@ -41,7 +41,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> list[str]:
-        """A line if other processes used much of the host."""
+        """One line if other processes used much of the host, else none."""
         busy = self.others is not None and self.others > OTHERS_NOTED
         return [f"other processes used {self.others:.0%} of the host"] if busy else []
 

@@ -130,7 +130,7 @@ class Node:
         return self.host_step_s > 0.0
 
     def row(self, lost: str = "", usage: dict[str, float | None] | None = None) -> NodeRow:
-        """Return the node's row of the run record."""
+        """Return the node's row in the run's record."""
         cpu, _, system = self.about.host
         return NodeRow(
             name=self.name,

@@ -8,10 +8,11 @@
     field.py               arithmetic modulo a prime, for secure aggregation
     staleness.py           moving averages indexed by client
     selection.py           selection of the back end and the number of threads
-    backend_reference.py   numpy, the reference
-    backend_numba.py       compiled at run time; the fallback without a C compiler
-    numba_vectors.py       its vector loops, as LLVM code
-    numba_threads.py       its threads
+    backend_reference.py   the reference, in plain numpy
+    backend_numba.py       the fallback without a C compiler, compiled at run time
+    numba_sums.py          the numba back end's sums, and the compiled code of its threads
+    numba_vectors.py       the numba back end's vector loops, as LLVM code
+    numba_threads.py       the numba back end's pool of threads
     backend_c.py, _c       the native extension, built from the repository's kernels/
     backend_cuda.py        NVIDIA GPUs; cuda_library loads or builds kernels/cuda.cu
 

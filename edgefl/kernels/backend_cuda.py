@@ -47,7 +47,7 @@ _library: ctypes.CDLL | None = None
 
 
 def library() -> ctypes.CDLL:
-    """Load the kernel library and check for a device. Raises `ConfigError` if there is none."""
+    """Load the kernel library and check for a device. Raises `ConfigError` if one of them is missing."""
     global _library
     if _library is None:
         loaded = cuda_library.load(selection.ABI)
@@ -63,7 +63,7 @@ def library() -> ctypes.CDLL:
 
 
 def _declare(loaded: ctypes.CDLL) -> None:
-    """Declare the library's functions. Raises AttributeError if it lacks one."""
+    """Declare the library's functions. Raises AttributeError if one is missing."""
     address, size = ctypes.c_void_p, ctypes.c_int64
     whole, number = ctypes.c_int, ctypes.c_float
     loaded.efc_error.restype = ctypes.c_char_p
@@ -176,7 +176,7 @@ _ON_CPU = ("quantize", "trimmed_mean", "products", "sq_norm", "checksum", "delta
 
 
 def __getattr__(name: str) -> Any:
-    """Return a function that runs on the CPU, from its fastest back end."""
+    """Return a function that runs on the CPU, from the fastest CPU back end."""
     if name in _ON_CPU:
         return getattr(selection.fastest(), name)
     raise AttributeError(name)

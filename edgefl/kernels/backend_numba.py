@@ -128,7 +128,7 @@ _SIGNED_P = np.int64(PRIME)
 
 @jit(types.void(output_of(_U64), input_of(_U32), _U64))
 def _field_add(total: Any, vector: Any, weight: Any) -> None:
-    """Add weight · vector to ``total``; each product is folded to less than 6 · 2^32."""
+    """Add weight · vector to ``total``; each product is first reduced to less than 6 · 2^32."""
     for i in range(total.size):
         product = weight * np.uint64(vector[i])
         total[i] += (product & _LOW) + _FIVE * (product >> _HALF)

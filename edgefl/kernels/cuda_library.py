@@ -26,7 +26,7 @@ def driver_present() -> bool:
 
 
 def sources() -> Path | None:
-    """Return the folder with cuda.cu: in the repository, or installed with the package."""
+    """Return the folder with cuda.cu, in the repository or installed with the package; None if missing."""
     spec = importlib.util.find_spec("edgefl._kernels_src")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     for folder in (*map(Path, folders), Path(__file__).parents[2] / "kernels"):

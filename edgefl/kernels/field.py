@@ -16,7 +16,7 @@ from edgefl.kernels.selection import select, threads
 PRIME = 2**32 - 5
 """p, the largest prime below 2^32; EF_PRIME in kernels/edgefl_kernels.h."""
 MOST_VECTORS = 65_536
-"""Maximum number of vectors of a sum; EF_MOST_FIELD."""
+"""Maximum number of vectors of a sum; EF_MOST_FIELD in kernels/edgefl_kernels.h."""
 MOST_ENCODED = 2_147_483_520
 """Maximum magnitude of an encoded number: the largest float32 below 2^31."""
 Words: TypeAlias = NDArray[np.uint32]

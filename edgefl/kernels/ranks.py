@@ -16,7 +16,7 @@ from edgefl.kernels.selection import select, threads
 MOST_UPDATES = 1024
 """Maximum number of updates; equal to EF_MOST_ORDERED in kernels/edgefl_kernels.h."""
 GRAIN = 16 * TILE
-"""Elements per partial inner product; EF_GRAIN tiles."""
+"""Elements per partial inner product: EF_GRAIN (kernels/edgefl_kernels.h) tiles."""
 Network = NDArray[np.int32]
 """Pairs (i, j), one after the other: the smaller of elements i and j goes to i, the larger to j."""
 
@@ -63,9 +63,9 @@ def trimmed_mean(
 ) -> None:
     """Write each element's mean over the updates without its ``trim`` smallest and ``trim`` largest values.
 
-    The remaining values are added in ascending order in float64, and the mean is rounded to float32; zeros
-    are positive. For K updates, trim = (K − 1) // 2 gives the median. ``out`` is float32[D] and overlaps no
-    update; the updates and ``scales`` are those of `weighted_sum`, 1 to 1024 updates. All values must be
+    The remaining values are added in ascending order in float64, and the mean is rounded to float32. A mean
+    of zero is +0.0. For K updates, trim = (K − 1) // 2 gives the median. ``out`` is float32[D] and overlaps
+    no update; the updates and ``scales`` are those of `weighted_sum`, 1 to 1024 updates. All values must be
     finite. All CPU back ends give the same bits; ``cuda`` uses the fastest of them.
 
     Raises ValueError or TypeError naming the argument, ConfigError if ``backend`` is not available.

@@ -119,7 +119,7 @@ _threads = 0
 
 
 def threads() -> int:
-    """Return the maximum threads per call: by default one per core usable by this process, at most 16."""
+    """Return the maximum number of threads per call: by default one per usable core, at most 16."""
     global _threads
     if _threads == 0:
         _threads = min(usable_cores(), _MOST)
@@ -127,9 +127,9 @@ def threads() -> int:
 
 
 def set_threads(n: int | None) -> None:
-    """Set the maximum threads per call to ``n`` (None: the default) and stop the idle threads of the pool.
+    """Set the maximum number of threads per call (None: the default), and stop the idle threads of the pool.
 
-    Results do not depend on it. The next call that needs threads starts them again.
+    Results do not depend on the number. The next call that needs threads starts them again.
 
     >>> set_threads(1); threads()
     1

@@ -17,7 +17,7 @@ _MODES: dict[str, int] = {"window": 0, "cumulative": 1, "exponential": 2}
 
 
 class MovingAverage:
-    """A moving average per client, such as FedStaleWeight's E[τ_i] (Ma 2024). 0 before the first observation.
+    """A moving average per client, such as FedStaleWeight's E[τ_i] (Ma 2024); 0 before the first observation.
 
     ``window``: mean of the last ``window`` observations. ``cumulative``: mean of all. ``exponential``:
     m ← decay·m + (1 − decay)·x, starting with the first x.

@@ -97,8 +97,8 @@ def weighted_step(
     `weighted_sum` without a base and without the first term if it is 0. The optimiser's state vectors,
     float32[D] each, are read from ``old_state`` and written to ``new_state``: none for plain SGD, one for SGD
     with momentum, two for ``adam``, ``yogi`` and ``adagrad`` (Reddi et al. 2021, arXiv:2003.00295, Algorithm
-    2). g itself is not stored. The result has the same bits as `weighted_sum` followed by `apply`; for plain
-    SGD, as the sum base + Σ_k (lr·weights[k])·updates[k].
+    2). g itself is not stored. The result has the same bits as `weighted_sum` followed by `apply`; with plain
+    SGD it has the same bits as the sum base + Σ_k (lr·weights[k])·updates[k].
 
     Outputs must not overlap inputs, so that a step can be repeated if it was interrupted or used a bad
     update. Other rules are those of `weighted_sum`.

@@ -46,7 +46,8 @@ class LocalNoise:
         `TrainingError` if the client has already made `most_trips` trips.
         """
         if trip >= self.most_trips:
-            raise TrainingError(f"privacy.max_participations: {self.most_trips} trips, got one more")
+            allowed = f"{self.most_trips} trips are allowed"
+            raise TrainingError(f"privacy.max_participations: {allowed}, got one more")
         delta = trained - base
         sent = self.source.normal(delta.size, "local-privacy", client, trip)
         sent *= np.float32(self.noise_multiplier * self.clip_norm)

@@ -36,7 +36,7 @@ class Rules(msgspec.Struct, frozen=True, tag="masks"):
     resolution: int
     """Maximum weight of an update."""
     least_clients: int
-    """Minimum number of clients in a sum; holders refuse to help with fewer."""
+    """Minimum number of clients in a sum; holders refuse sums with fewer."""
 
     def __post_init__(self) -> None:
         code = self.code
@@ -203,7 +203,7 @@ class Holder:
 
 
 def check_members(rules: Rules, members: Sequence[tuple[int, bytes, int]]) -> None:
-    """Raise `SecureError` if a sum of (client, mask id, weight) would break the rules."""
+    """Raise `SecureError` if a sum of these (client, mask id, weight) members would break the rules."""
     names = [mask for _, mask, _ in members]
     if len(set(names)) < len(names):
         raise SecureError("one mask is in the sum twice")

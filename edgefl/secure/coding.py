@@ -101,7 +101,7 @@ def listed(holders: Sequence[int]) -> str:
 
 @lru_cache(maxsize=64)
 def _inverse(points: tuple[int, ...]) -> list[list[int]]:
-    """Return rows: row i weights the values at ``points`` to give coefficient i (Lagrange interpolation).
+    """Return rows: row i holds weights with which values at ``points`` add up to coefficient i (Lagrange).
 
     >>> _inverse((1, 2))[1] == [PRIME - 1, 1]
     True
