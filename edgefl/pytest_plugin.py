@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--edgefl-save", action="store_true", help=kept)
     more = "Fail if a function does more counted work than its baseline: the same verdict on every host."
     add("--edgefl-compare", action="store_true", help=more)
-    timed = "Save and compare CPU time and memory too, which only this host's baseline can judge."
+    timed = "Save and compare CPU time and memory too; this needs a baseline from this host."
     add("--edgefl-timed", action="store_true", help=timed)
     against = (
         "Fail if a function takes more time, memory or sent bytes than at REF (a branch, tag or commit): the "
@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--edgefl-tolerance", metavar="PCT", default="5", help=grows)
     never = "Outcome of a test that could not be judged (default: fail)."
     add("--edgefl-invalid", choices=("fail", "skip"), default="fail", help=never)
-    wall = "Wall seconds per second of a device (default: 1); 0 does not pace."
+    wall = "Wall seconds per second of a device (default: 1); 0 turns pacing off."
     add("--edgefl-time-scale", metavar="X", help=wall)
     add(
         "--edgefl-repetitions",
@@ -132,7 +132,7 @@ def _require_one_mark(definition: pytest.Item) -> None:
     if len(marks) > 1:
         devices = ", ".join(dict.fromkeys(f'"{device}"' for mark in marks for device in mark.args))
         raise pytest.Collector.CollectError(
-            f"{definition.nodeid} has {len(marks)} marks edge_device, but only one can count; name all "
+            f"{definition.nodeid} has {len(marks)} edge_device marks, but only one is allowed; name all "
             f"devices in one mark, edge_device({devices}), or write a test for each mark"
         )
 
@@ -157,7 +157,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     why = "the mark was added too late; write @pytest.mark.edge_device(…) above the function"
     if item.cls is not None and issubclass(item.cls, unittest.TestCase):
-        why = "a method of a unittest.TestCase cannot run on devices; make it a function, or a plain class's"
+        why = "a method of a unittest.TestCase cannot run on devices; use a function or a plain class"
     pytest.fail(f"edge_device: {why}", pytrace=False)
 
 
@@ -165,7 +165,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
     """The device of the test's mark; ``edge_device.run(function, …)`` runs a function on it."""
     if not hasattr(request, "param"):
-        which = 'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")'
+        which = 'edge_device: the test names no device; mark it: @pytest.mark.edge_device("pixel-3a")'
         pytest.fail(which, pytrace=False)
     return _make(request, request.param)
 

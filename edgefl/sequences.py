@@ -100,7 +100,9 @@ def rank(ascending: Sequence[int], number: int) -> int:
 
 
 class PatchedSequence(Sequence[int]):
-    """A view of the sorted ``numbers`` minus ``without`` plus ``more``, which holds few and only new numbers.
+    """A view of the sorted ``numbers`` minus ``without`` plus ``more``.
+
+    ``more`` holds few numbers, none of which is in ``numbers``.
 
     >>> left = PatchedSequence([2, 3, 5, 8], without={3, 4, 8}, more=[9, 4])
     >>> len(left), [left[at] for at in range(4)]
@@ -147,7 +149,9 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """Base class of sequences that create items on access, by `make`; a subclass also defines ``__len__``.
+    """Base class of sequences whose items are created on access; slices are lists.
+
+    A subclass defines ``__len__`` and `make`.
 
     >>> class Squares(LazySequence[int]):
     ...     def __len__(self): return 4

@@ -355,7 +355,7 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
 
     first = core()
     run = run_in_memory(first, durations, model=np.zeros(3), train=train, events=events)
-    assert first.stopped == "versions", f"the run stopped by {first.stopped}"
+    assert first.stopped == "versions", f"the run was stopped by {first.stopped}, not by versions"
     assert all(np.isfinite(model).all() for model in run.models), "a model is not finite"
     assert len(run.fates) >= len(run.owners) - clients, "a task was neither released nor running at the end"
     again = core()

@@ -1,4 +1,4 @@
-"""Read and write TOML; each error is one line with the position."""
+"""Read and write TOML; each error message is one line with the position."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _smallest(
     alone = f"one client, which needs {largest:.0%} of a core at scale 1, at most {CLIENT_SHARE:.0%} allowed"
     training = f"one client's training, which needs {densest:.0%} of a core at scale 1"
     answered = f"which the server takes {queue_s * 1e3:.1f} ms to answer"
-    late = f"that is {queue_s / shortest_s:.1%} of one, at most {MEAN_MAX:.0%} is allowed"
+    late = f"that is {queue_s / shortest_s:.1%} of a trip, at most {MEAN_MAX:.0%} is allowed"
     rounds = f"rounds of {active} clients, {answered}, and trips of {shortest_s * 1e3:.3g} ms: {late}"
     of_all = [
         (asked / (cores * TARGET_LOAD), whole),

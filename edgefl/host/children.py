@@ -61,7 +61,7 @@ def fork(name: str, main: Callable[[], int | None]) -> int:
         pid = os.fork()
     except OSError as error:
         why = f"{name} cannot be started: {error.strerror}"
-        raise RunError(f"{why} ('edgefl doctor' says what the machine allows)") from None
+        raise RunError(f"{why} ('edgefl doctor' shows what this machine allows)") from None
     if pid != 0:
         return pid
 

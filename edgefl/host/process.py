@@ -67,8 +67,8 @@ def without_gpus(environment: Mapping[str, str]) -> dict[str, str]:
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a child that forks or computes on one core: all thread pools have size one.
 
-    If a new interpreter would not find edgefl, its folder is appended to ``PYTHONPATH``: last, so that it
-    hides no module of the user.
+    If a new interpreter would not find edgefl, its folder is appended to ``PYTHONPATH`` as the last entry,
+    so that it does not shadow the user's modules.
 
     >>> child_environment({"HOME": "/"})["OMP_NUM_THREADS"]
     '1'

@@ -38,7 +38,7 @@ class Achieved(NamedTuple):
 
 
 class Account:
-    """CPU time allowed (the integral of ``share`` over wall time) against CPU time used.
+    """Compares CPU time allowed (the integral of ``share`` over wall time) with CPU time used.
 
     ``cores`` are the speeds of the device's cores, fastest first, in cores of this host. ``share`` is the sum
     over the cores in use, one per thread that can run. A single number is one core, which all threads share.
@@ -208,7 +208,7 @@ LEAST_GAIN = 0.05
 IDLE = 0.1  # a process that used less than this fraction of half a slice in its last run may be asleep
 
 HOST_CORES = os.cpu_count() or 1
-LONGEST_REST_NS = 10_000_000  # longest time between checks of a sleeping process
+LONGEST_REST_NS = 10_000_000  # longest time between checks of a sleeping process: limits its unchecked run
 
 
 class DutyCycle:

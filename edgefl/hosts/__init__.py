@@ -1,4 +1,4 @@
-"""More than one machine: clients or workers of a run on nodes (`docs/hosts.md`).
+"""Runs on several machines: clients or workers are hosted by nodes (`docs/hosts.md`).
 
 nodes       the nodes of a run, which implement `edgefl.run.hosting.Hosts`, and the peers that each hosts
 node        one node: a process that joins a run and hosts peers of it, as forks of its own zygote

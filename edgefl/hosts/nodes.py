@@ -323,7 +323,7 @@ class Nodes:
         self.say(f"node {name} joined: {join.cores:g} cores, {join.host[0]}")
 
     def _refuse(self, name: str, why: str) -> None:
-        """Reject a node, and tell it the reason."""
+        """Reject a node, and send it the reason."""
         self._nodes.pop(name, None)
         self._waiting.pop(name, None)
         self.say(f"node {name} was rejected: {why}")

@@ -248,7 +248,7 @@ class ParameterBuffer:
         self._latest_version[0] = version
 
     def retire(self, entry: int) -> None:
-        """Mark an entry as about to be overwritten, so that a concurrent reader detects it."""
+        """Mark an entry as about to be overwritten, so that a concurrent reader detects the change."""
         self.entry_version[entry] = -1
 
     @property

@@ -161,9 +161,9 @@ class PrivacyAccount:
                 self._step_divergence = bound(SAMPLED_ORDERS, rate, together)
         self._expected = expected
         self.squares = np.zeros(clients)
-        """By client: squared shift of the releases by all its updates, in squared deviations of the noise."""
+        """Squared shift of the releases by each client's updates, in squared deviations of the noise."""
         self.participations = np.zeros(clients, np.int64)
-        """By client: number of its applied updates."""
+        """Number of applied updates, by client."""
 
     def version(self, clients: Sequence[int] | NDArray[np.int64]) -> None:
         """Record the next version, made with updates of these clients."""

@@ -28,7 +28,7 @@ class TrustedRules(msgspec.Struct, frozen=True, tag="trusted"):
     size: int
     """Elements of an update."""
     least_clients: int
-    """Minimum number of clients in a sum, not counting weights below the largest weight / ``resolution``."""
+    """Minimum number of clients in a sum; weights below the largest weight / ``resolution`` do not count."""
     resolution: int = 256
 
     @property

@@ -160,7 +160,7 @@ def test_the_rule_is_named(demands: list[Demand], options: dict[str, Any], value
         (
             [SERVED] * 60,
             ALWAYS,
-            f"6 was chosen {SERVER}: that is 18.0% of one, at most 3% is allowed; 10.5 0.3",
+            f"6 was chosen {SERVER}: that is 18.0% of a trip, at most 3% is allowed; 10.5 0.3",
         ),
         ([Demand(0.1, 1.0)], {"scale": 2.0}, "2 was given; 2.5 5.0"),
     ],

@@ -613,7 +613,7 @@ def test_one_of_two_marks_is_never_ignored(run: Run, test: str) -> None:
     found.assert_outcomes(errors=1)
     found.stdout.fnmatch_lines(
         [
-            "test_device.py::*test_two has 2 marks edge_device, but only one can count; name all devices in "
+            "test_device.py::*test_two has 2 edge_device marks, but only one is allowed; name all devices in "
             'one mark, edge_device("moto-g4", "pixel-4"), or write a test for each mark'
         ]
     )
@@ -724,7 +724,7 @@ def test_what_cannot_be_handed_over_or_runs_nothing_never_passes(run: Run) -> No
     found.assert_outcomes(failed=5, errors=1, skipped=1)
     found.stdout.fnmatch_lines(
         [
-            'edge_device: which one? Mark the test: @pytest.mark.edge_device("pixel-3a")',
+            'edge_device: the test names no device; mark it: @pytest.mark.edge_device("pixel-3a")',
             "the function must be defined at module level, *(got a lambda)",
             "argument 0 must be a JSON value, *(got a object); create anything else in setup=",
             "the function must be *(got *Net.step, a method, and no object can be made for it without *)",
