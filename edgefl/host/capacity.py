@@ -299,7 +299,8 @@ class ThrottleMeter:
 class UsageMeter:
     """Measures CPU usage since its creation, but steal and throttling only from `begin` to `end`.
 
-    ``elsewhere_s`` returns the CPU seconds of ended processes of the run that were not its children.
+    ``elsewhere_s`` returns the CPU seconds of the run's ended processes that are not children of this
+    process.
     """
 
     def __init__(self, elsewhere_s: Callable[[], float] = float) -> None:

@@ -23,8 +23,8 @@ SUMMED = {"trip": "trips", "round": "trips as the server saw them"}
 """Quantities whose sums are judged, for the fleet and for each device."""
 RESOLUTION_WALL_S = 0.005
 MINOR_PART = 0.05
-"""Smallest part of its trip at which training is judged by itself and not only within the trip: doubling
-a shorter training changes the trip by less than `MEDIAN_MAX`."""
+"""Training that is a smaller part of its trip than this is judged only together with the trip: doubling the
+training changes the trip by less than `MEDIAN_MAX`."""
 PHASE_WALL_S = 0.002
 """Delay with which a busy host may wake a process, wall seconds. Smaller phase errors give no warning."""
 Seconds = npt.NDArray[np.float64]

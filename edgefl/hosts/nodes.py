@@ -121,7 +121,7 @@ class Node:
     hosted: set[int] = field(default_factory=set)
     """Numbers of all peers that the node has ever hosted."""
     moved: dict[tuple[control.Role, int], str] = field(default_factory=dict)
-    """Reasons why peers are ended that move to another node; their current tasks are not blamed."""
+    """Reasons for ending peers that move to another node. Their current tasks are not blamed."""
     cleared: int = 0
     outbox: deque[messages.ToNode] = field(default_factory=deque)
 
@@ -194,7 +194,7 @@ class Nodes:
         """Messages of nodes that finished loading before this host, by node."""
         self._adopt: control.Adopt | None = None
         self._reserved: dict[int, str] = {}
-        """Clients that are reserved for nodes which are devices: the node's name, by client."""
+        """Node name by client, for clients that are reserved for nodes that are devices."""
         self._clearing = 0
         self._next_check_s = 0.0
         self._closed = False

@@ -56,7 +56,7 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
         with contextlib.closing(channel), contextlib.closing(_opened(channel, address)) as nodes:
             yield nodes
     finally:
-        end_child(child, GRACE_S)  # the actors have already received the end of the run
+        end_child(child, GRACE_S)  # the actors were already notified of the run's end
 
 
 def _own_address(head: str) -> str:

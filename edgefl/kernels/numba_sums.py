@@ -1,7 +1,7 @@
 """Weighted sums of the numba back end, and the compiled code of its threads.
 
-A thread waits for work, computes its part of a sum and reports when it is done in compiled code, without the
-GIL.
+A thread waits for work, computes its part of a sum and reports completion within compiled code, without
+taking the GIL.
 """
 
 from __future__ import annotations

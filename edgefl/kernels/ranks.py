@@ -16,7 +16,7 @@ from edgefl.kernels.selection import select, threads
 MOST_UPDATES = 1024
 """Maximum number of updates; equal to EF_MOST_ORDERED in kernels/edgefl_kernels.h."""
 GRAIN = 16 * TILE
-"""Elements per partial inner product: EF_GRAIN (kernels/edgefl_kernels.h) tiles."""
+"""Elements per partial inner product, 16 tiles: EF_GRAIN in kernels/edgefl_kernels.h."""
 Network = NDArray[np.int32]
 """Pairs (i, j), one after the other: the smaller of elements i and j goes to i, the larger to j."""
 

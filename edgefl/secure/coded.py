@@ -240,7 +240,7 @@ def _words(raw: bytes, size: int, name: str) -> Words:
 def unmasked(
     rules: Rules, updates: Sequence[Words], weights: Sequence[int], answers: Iterable[Answer]
 ) -> Floats:
-    """Return the weighted sum of the updates without their masks, by the holders' answers to the request.
+    """Return the weighted sum of masked ``updates`` without its masks, which the holders' answers reveal.
 
     Raises `SecureError` if fewer than U holders answered, if answers contradict each other, or if the masks
     do not cancel.

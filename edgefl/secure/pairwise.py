@@ -304,7 +304,10 @@ class Participant:
         return _added([plain], [weight], chain((own,), pairs))
 
     def reveal(self, arrived: frozenset[int]) -> Revealed:
-        """Return shares that remove masks if these uploads ``arrived``. A client may do so once per round."""
+        """Return the shares that remove the masks from the sum of the clients in ``arrived``.
+
+        A client may do this only once per round.
+        """
         rules = self._rules
         if self._revealed:
             raise SecureError("this client has already revealed its shares of this round")
