@@ -4,9 +4,9 @@
                 ▲                │ Left: lost         │ Summed(bad): dropped
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
-In a private run, failures and invalid updates may depend on client data. ``Failed`` then leads to ``held``,
-and ``Summed.zero`` lists invalid updates that were summed as zeros instead of dropped. Participation is
-therefore independent of what clients compute.
+In a private run, participation must not depend on client data, but failures and invalid updates may. A failed
+trip is therefore held as an update of zero, and invalid updates are summed as zeros (``Summed.zero``) instead
+of dropped.
 
 Each task ends in exactly one ``Release``, unless it is still running when the run ends. The same events give
 the same actions, so a run can be resumed, replayed and verified from its journal of events alone.
@@ -87,7 +87,7 @@ class Core(Ledger):
             evaluate_every = experiment.Evaluation(every_versions=evaluate_every)
         self.strategy = strategy
         self.stopped: str | None = None
-        """Why the run is over; None while it runs."""
+        """The reason why the run is over; None while it runs."""
         central = self.privacy
         self._clip_norm = None if central is None else central.clip_norm
         self._max_weight = math.inf if central is None else strategy.max_weight(len(self.devices)) or 0.0
@@ -101,13 +101,13 @@ class Core(Ledger):
         self._sum: tuple[Sum, Step] | None = None
         self._late: list[Update] = []  # updates that the strategy discards while they are being summed
         self._kept: set[int] = set()  # tasks of held updates that were used at least once
-        self._zero: dict[int, str] = {}  # task of a held update that is zero → the reason
+        self._zero: dict[int, str] = {}  # task → the reason why its held update counts as zero
         self.learned = False
-        """True once a version contains an update that is neither invalid nor of a failed trip."""
-        self._failed_in_a_row = 0  # failed tasks and bad updates since a version with a valid update
+        """True once a version contains a valid update of a trip that did not fail."""
+        self._failed_in_a_row = 0  # failed tasks and bad updates since the last version with a valid update
         self._lost_in_a_row = 0  # lost tasks since the last arrival
         self._wakes: set[float] = set()  # times of pending wakes
-        self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # saves a call for most strategies
+        self._wakes_itself = type(strategy).wake_s is not Strategy.wake_s  # else the call is skipped
         self._cuts = type(strategy).until is not Strategy.until
         self._state = calls.call(strategy, "begin", self.devices)
         process = strategy.arrivals()
@@ -155,14 +155,18 @@ class Core(Ledger):
 
     @property
     def arrival_version(self) -> int:
-        """The newest version; during an exchange its successor, which exists before the update is used."""
+        """The version up to which the staleness of an arriving update is counted.
+
+        It is the newest version. During the clients' exchange for a pending sum, it is the version of that
+        sum, because this version is published before the update can be used.
+        """
         if self._sum is None or self._sum[0].from_s is None:
             return self.version
         return self._sum[0].version
 
     @property
     def unmasking(self) -> bool:
-        """True during the clients' exchange for the pending sum; a ``Wake`` follows."""
+        """True while the clients' exchange for the pending sum lasts (`Unmasking`); a ``Wake`` follows."""
         from_s = None if self._sum is None else self._sum[0].from_s
         return from_s is not None and self.now_s < min(from_s, self._end_s)
 
@@ -285,7 +289,7 @@ class Core(Ledger):
             )
         if event.zero if self.privacy is None else bad:
             raise RunError(
-                "Summed must list bad updates in zero in a private run, else in bad, "
+                "Summed must list invalid updates in zero in a private run, and in bad in other runs, "
                 f"got bad {event.bad}, zero {event.zero}"
             )
         self._failed_in_a_row += sum(task not in self._zero for task in event.zero)
@@ -341,9 +345,9 @@ class Core(Ledger):
         return True
 
     def _settle(self, actions: list[Action], stepped: bool) -> None:
-        """Order the next version if it is due, else finish the run if it is over, else start clients."""
+        """Request the next version if it is due, else finish the run if it is over, else start clients."""
         due = self._due()
-        may_step = due is None or (due == "trips" and not stepped)  # the last trip may fill a buffer
+        may_step = due is None or (due == "trips" and not stepped)  # the last trip may have filled a buffer
         if may_step and self._order_sum(actions):
             return
         if due is not None:

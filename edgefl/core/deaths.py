@@ -1,4 +1,4 @@
-"""Decides what a client's death means for its task and its return, and when a task is blamed for deaths."""
+"""Decides the consequences of a client's death, and whether a task is to blame for deaths of workers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from edgefl.core.events import Died, Drop, Failed, Left, Rejoin
 
 
 def consequence(event: Died, *, private: bool) -> Left | Failed | None:
-    """Return what a death means for the client and its task: the client leaves, or only the task fails.
+    """Return the event that a death causes: the client leaves, or only its task fails.
 
     In a private run participation must not depend on client data, so only a declared death makes a client
-    leave. Return None if the client stays; a `Failed` follows when its update would have arrived.
+    leave. Return None if the client stays and the death names no task: a separate `Failed` then ends the
+    client's task at the time at which its update would have arrived.
 
     >>> consequence(Died(client=0, at_s=4.0, reason="signal 9", task=7), private=True)
     Failed(client=0, task=7, at_s=4.0, reason='signal 9')
@@ -23,7 +24,7 @@ def consequence(event: Died, *, private: bool) -> Left | Failed | None:
 
 
 class Deaths:
-    """Counts each client's deaths without an update in between, and decides whether it returns.
+    """Counts each client's deaths since its last update, and decides whether the client joins again.
 
     Deaths that the experiment declares (``churn.die_per_trip``) do not count. ``on_death="drop"`` drops every
     client that dies; otherwise a client may join again ``rejoin_s`` emulated seconds after its death.
@@ -43,7 +44,7 @@ class Deaths:
         self._returns_s: dict[int, float] = {}
 
     def died(self, event: Died) -> Rejoin | Drop:
-        """Count a death; return what follows."""
+        """Count a death; return whether the client joins again or is dropped."""
         client = event.client
         deaths = self._in_a_row[client] = self._in_a_row.get(client, 0) + (not event.declared)
         if self._replaces and deaths < self.MOST_IN_A_ROW:
@@ -53,7 +54,7 @@ class Deaths:
         return Drop(client, f"died {deaths} times in a row" if self._replaces else "")
 
     def delivered(self, client: int) -> None:
-        """Start counting again, because the client has delivered an update."""
+        """Reset the client's count, because it has delivered an update."""
         self._in_a_row.pop(client, None)
 
     def returns_s(self, client: int) -> float:
@@ -64,7 +65,8 @@ class Deaths:
 class Blame:
     """Decides whether a task is to blame for the deaths of the workers that computed it.
 
-    The counts are not in the journal: they depend on this machine's processes, and results must not.
+    The counts are not in the journal: they depend on this machine's processes, and results must not depend
+    on these.
     """
 
     MOST_DEATHS: Final = 3

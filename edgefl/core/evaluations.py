@@ -1,4 +1,4 @@
-"""Which versions are evaluated, and when evaluations end a run that no longer improves."""
+"""Selects the versions to evaluate, and ends a run whose evaluations no longer improve or change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from edgefl.experiment import Evaluation, Stop
 class Patience:
     """Counts consecutive evaluations without an improvement.
 
-    The monitored value is ``stop.metric`` if it is set, else the accuracy, else the loss for evaluations
-    without an accuracy. NaN is not an improvement.
+    The monitored value is ``stop.metric`` if it is set, else the accuracy, or the loss if the evaluation has
+    no accuracy. NaN is not an improvement.
 
     >>> patience = Patience(Stop(patience_evaluations=2, min_improvement=0.01))
     >>> [patience.ends(accuracy, {}) for accuracy in (0.5, 0.7, 0.705, 0.72, 0.72, 0.725)]
@@ -45,7 +45,8 @@ class Patience:
 class Standstill:
     """Counts consecutive evaluations with equal results, in a run without a limit or patience in ``[stop]``.
 
-    Such a run would never end if its model stopped changing. The loss of a model that still learns changes.
+    Such a run would never end if its model stopped changing. While a model still learns, its loss changes
+    from one evaluation to the next.
 
     >>> standstill = Standstill(Stop(accuracy=0.9))
     >>> [standstill.ends(0.1, {"loss": 2.3}) for _ in range(Standstill.MOST)][-2:]
@@ -71,8 +72,8 @@ class Standstill:
 class Periods:
     """Finds the version that ends each period of N versions, client trips or emulated seconds.
 
-    With trips or seconds, it is the first version after the period. Runs whose versions need different
-    numbers of trips can thus be evaluated equally often.
+    With trips or seconds, this is the first version after the end of the period. Runs that need different
+    numbers of trips per version can thus be evaluated equally often.
 
     >>> periods = Periods(Evaluation(every_trips=100))
     >>> [periods.end(version, 30 * version, 0.0) for version in range(1, 8)]

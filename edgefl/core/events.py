@@ -32,7 +32,7 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
 
 
 class Died(msgspec.Struct, frozen=True, tag="died"):
-    """A client's process ended by itself or was killed, or its training ended a worker's process.
+    """A client's process ended by itself or was killed, or the client's training killed worker processes.
 
     The core answers with `Rejoin` or `Drop`, and decides what becomes of the client's task
     (`edgefl.core.deaths.consequence`).
@@ -44,7 +44,7 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
     declared: bool = False
     """True for a death that the experiment itself draws from its seed (``churn.die_per_trip``)."""
     task: int | None = None
-    """The task whose training ended workers' processes (virtual clock)."""
+    """The task whose training killed worker processes, under the virtual clock; None for other deaths."""
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, repr_omit_defaults=True):
@@ -66,7 +66,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A task ended without an update: it was cancelled, its training raised, or its process ended.
+    """A task ended without an update: it was cancelled, its training raised an error, or its process died.
 
     In a private run a failure may depend on the client's data. The trip then counts as an update of zero at
     the time at which its update would have arrived.
@@ -79,14 +79,17 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr_omit_defaults=True):
-    """The server has carried out a ``Sum``. ``bad`` lists tasks whose update is not finite or was altered;
-    unless it is empty, the version was not published."""
+    """The server has carried out a ``Sum``.
+
+    ``bad`` lists the tasks whose update is not finite or was altered. The version was published only if this
+    list is empty.
+    """
 
     version: int
     at_s: float
     bad: tuple[int, ...] = ()
     clip_norm: float | None = None
-    """Clipping norm for the next version, if it adapts to a quantile."""
+    """Clipping norm for the next version, if the norm adapts to a quantile of the updates' norms."""
     salt: str = ""
     """Digest of the summed updates, if noise from a secret key was added: see `edgefl.privacy.TreeNoise`."""
     zero: tuple[int, ...] = ()
@@ -94,7 +97,7 @@ class Summed(msgspec.Struct, frozen=True, tag="summed", omit_defaults=True, repr
 
 
 class Unmasking(msgspec.Struct, frozen=True, tag="unmasking"):
-    """Clients and server exchange messages until ``until_s``; the sum of ``version`` needs these messages."""
+    """The sum of ``version`` needs an exchange of messages between clients and server until ``until_s``."""
 
     version: int
     at_s: float
@@ -128,7 +131,7 @@ Event = Joined | Left | Died | Arrived | Failed | Summed | Unmasking | Ticked | 
 
 
 class Cohort(msgspec.Struct, frozen=True, array_like=True):
-    """The clients of a round that no other client joins."""
+    """The clients of a closed round, which no other client can join."""
 
     first_task: int
     """Number of the first client's task; it identifies the round."""
@@ -157,7 +160,7 @@ class Revoke(msgspec.Struct, frozen=True):
 
 
 class Rejoin(msgspec.Struct, frozen=True):
-    """Start the dead client again: it may join from ``at_s`` on."""
+    """Restart the client that died; it may join from ``at_s`` on."""
 
     client: int
     at_s: float
@@ -179,11 +182,11 @@ class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     weights: tuple[float, ...]
     base_scale: float = 1.0
     parts: dict[str, VectorSum] = {}
-    """Steps of auxiliary vectors, each with one weight per task."""
+    """Sums for auxiliary vectors, by the vector's name; each has one weight per task."""
     clip_norm: float | None = None
     """Clipping norm of the updates, in a private run."""
     from_s: float | None = None
-    """End of the clients' exchange for this sum (`Unmasking`); None: it has not begun, or there is none."""
+    """Time at which the clients' exchange for this sum ends (`Unmasking`); None before it, or without one."""
 
 
 class Release(msgspec.Struct, frozen=True):

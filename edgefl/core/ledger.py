@@ -32,7 +32,7 @@ class Ledger:
     def __init__(self, devices: Sequence[Client], seed: int, privacy: Privacy | None = None) -> None:
         self.devices = devices
         self.privacy = privacy if privacy is not None and privacy.central else None
-        """Privacy rules that protect clients from readers of the models; None if the server applies none."""
+        """Rules by which the server protects clients from readers of the models; None if there are none."""
         self.rules = privacy
         count = len(devices)
         self.seed = seed
@@ -41,7 +41,7 @@ class Ledger:
         self.idle = Ascending(count)
         """Connected clients without a task that are eligible for one."""
         self.ineligible: set[int] = set()
-        """Connected clients without a task that privacy limits bar from starting one, for now or for good."""
+        """Connected clients without a task that may not start one because of privacy limits, now or ever."""
         limited = privacy is not None and (privacy.max_participations or privacy.min_separation > 1)
         self.participation = Participation(privacy, count) if privacy is not None and limited else None
         self.held: list[Update] = []
@@ -74,7 +74,7 @@ class Ledger:
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order
         self._trips = array("i", [0]) * count
         self._trained_from = array("i", [-1]) * count
-        self._starters: tuple[int, set[int]] = (0, set())  # a version; clients whose latest task is from it
+        self._starters: tuple[int, set[int]] = (0, set())  # version, clients whose last task started from it
         self.present = bytearray(count)
         """By client: 1 if it is connected, else 0."""
 
@@ -168,7 +168,7 @@ class Ledger:
         return self._running.get(client)
 
     def base_of(self, client: int, task: int) -> int | None:
-        """Base version of the running task; None if it is not this client's."""
+        """Base version of the client's running task; None if ``task`` is not running or not this client's."""
         owner, version = self._tasks.get(task, (None, None))
         return version if owner == client else None
 
@@ -191,7 +191,7 @@ class Ledger:
             self._starters[1].discard(client)
 
     def hold(self, event: Arrived, version: int) -> Update:
-        """Hold an arrived update and compute its staleness, the versions since its base up to ``version``.
+        """Hold an arrived update; its staleness is the number of versions from its base to ``version``.
 
         In a private run, including one with local noise only, the update's examples and steps are those that
         the device declares, and its loss is NaN.

@@ -1,4 +1,4 @@
-"""Which clients may start: participation limits of a private run, and times of an arrival process."""
+"""Limits on the clients that may start: participations in a private run, and times of an arrival process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from edgefl.strategies.base import Arrivals
 
 
 class Participation:
-    """Counts each client's updates; running tasks and held updates count as applied.
+    """Counts each client's participations in a private run, and checks them against its limits.
 
-    With local noise, every task that the client starts counts, whatever becomes of its update: the server may
-    have seen it.
+    A participation is an applied update; running tasks and held updates count as applied. With local noise,
+    every task that the client starts counts, even if its update is not used: the server may have seen it.
 
     >>> part = Participation(Privacy(clip_norm=1.0, max_participations=2, min_separation=3), clients=1)
     >>> part.record([Train(client=0, task=7, version=0, trip=0)])

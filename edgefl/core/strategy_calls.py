@@ -25,8 +25,10 @@ def call(strategy: Strategy, method: str, *args: Any, read: Callable[[Any], Any]
 
 
 def raised(strategy: Strategy, method: str, error: Exception) -> RunError:
-    """Return the error for a strategy's exception, naming the line in the file of its class or a base
-    class."""
+    """Return the `RunError` for an exception that a strategy raised.
+
+    The error names the last line of the traceback in the file of the strategy's class, or of a base class.
+    """
     what = f"strategy {type(strategy).__name__}.{method} raised {type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     for kind in type(strategy).__mro__:
@@ -74,8 +76,8 @@ def until(result: Any) -> Until | None:
 
 
 def possible(until: Until, now_s: float) -> bool:
-    """Return True if a task can end this way: not in the past, after at least one step and with a finite
-    gain."""
+    """Return True if a task can end as ``until`` requires: with a finite gain, after at least one step or at
+    a finite time, and not in the past."""
     ends = until.at_s < math.inf if until.steps is None else until.steps >= 1
     return ends and until.at_s >= now_s and math.isfinite(until.gain)
 
@@ -118,7 +120,7 @@ def combined(strategy: Strategy, rows: Rows, step_weights: Sequence[float]) -> l
 
 
 def check_private(strategy: Strategy, step: Step, most: float) -> None:
-    """Raise `RunError` if a private run's step exceeds the sensitivity that its noise is scaled to."""
+    """Raise `RunError` if a private run's step exceeds the sensitivity for which its noise is scaled."""
     if step.keep or step.base_scale != 1.0 or step.parts:
         raise invalid(strategy, "step", "only weights under [privacy]", "keep, a base_scale or parts")
     total: dict[int, float] = {}
@@ -130,7 +132,7 @@ def check_private(strategy: Strategy, step: Step, most: float) -> None:
 
 
 def parts(strategy: Strategy, step: Step) -> dict[str, VectorSum]:
-    """Validate a step's sums of vectors; return them with one weight per task, as in `weights`."""
+    """Validate a step's sums of auxiliary vectors; return them with one weight per task, as in `weights`."""
     names, valid = (*strategy.vectors, *strategy.server_vectors), {}
     for name, part in step.parts.items():
         if name not in names:
