@@ -65,8 +65,8 @@ class Deaths:
 class Blame:
     """Decides whether a task is to blame for the deaths of the workers that computed it.
 
-    The counts are not in the journal: they depend on this machine's processes, and results must not depend
-    on these.
+    The counts are not in the journal: they depend on this machine's processes, but results must be the same
+    on every machine.
     """
 
     MOST_DEATHS: Final = 3

@@ -1,4 +1,6 @@
-"""Federated-learning algorithms, one file per paper. Each file here is a built-in strategy of the same name.
+"""Federated-learning algorithms, one file per paper.
+
+A file's name is the name of its built-in strategy. These files are not strategies:
 
     base.py          the interface: Client, View, Update, Step, Until, Strategy
     rows.py          the parameters of a step's updates             → median, trimmed-mean, krum, rfa
@@ -86,7 +88,8 @@ def names() -> list[str]:
 def resolve(table: Mapping[str, Any], search_path: Iterable[str | Path] = ()) -> Strategy:
     """Create the strategy that an experiment's ``[strategy]`` table describes: its ``name`` and fields.
 
-    ``"my_module:Mine"`` is imported by `edgefl.loading`, which searches the folders of ``search_path`` first.
+    A name such as ``"my_module:Mine"`` is imported by `edgefl.loading`, which searches the folders of
+    ``search_path`` first.
     Raises `ConfigError` for an unknown name or field, a wrong type or a value out of range.
 
     >>> resolve({"name": "fedbuff", "buffer_size": 5}).buffer_size

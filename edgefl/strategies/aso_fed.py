@@ -14,12 +14,12 @@ from edgefl.strategies.base import Client, LocalTerms, Step, TripInputs, Update,
 
 @dataclass
 class Delays:
-    """Each client's trip durations, emulated seconds, and its number of examples."""
+    """Each client's trip times, in emulated seconds, and its number of examples."""
 
     examples: list[int]
-    """n_k: examples of each client as of its last update."""
+    """n_k: number of each client's examples at its last update."""
     begun_s: dict[int, float]
-    """Start of each client's last trip."""
+    """Start time of each client's last trip."""
     mean_s: list[float]
     """Mean duration of each client's finished trips."""
     trips: list[int]
@@ -30,12 +30,12 @@ class Delays:
 class ASOFed(Asynchronous):
     """w ← w + r_k·(n_k/N)·Δζ_k on every arrival, where client k has n_k of the fleet's N examples so far.
 
-    The gradient of a trip is ∇s_k = w_k − y, where y results from SGD on f_k(y) + (λ/2)·‖y − w_k‖². The
-    client sends Δζ_k = −(∇s_k − v_k + h_k), then sets h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k. r_k = max(1,
-    ln d_k) compensates for the delay d_k, the mean duration of its trips in emulated seconds; the paper does
-    not give the unit. With ``data.growth`` clients gain examples during the run, as in the paper.
-    Difference from the paper: the server's feature learning is omitted, since it is not a weighted sum of
-    updates.
+    The gradient of a trip is ∇s_k = w_k − y, where w_k is the downloaded model and y results from SGD on
+    f_k(y) + (λ/2)·‖y − w_k‖². The client sends Δζ_k = −(∇s_k − v_k + h_k), then sets
+    h_k ← β·h_k + (1 − β)·v_k and v_k ← ∇s_k. r_k = max(1, ln d_k) compensates for the delay d_k, the mean
+    duration of the client's trips in emulated seconds; the paper does not give the unit of d_k. With
+    ``data.growth`` clients gain examples during the run, as in the paper. Difference from the paper: the
+    server's feature learning is omitted, since it is not a weighted sum of updates.
 
     >>> ASOFed().step_size(math.e ** 2), ASOFed().step_size(0.5)
     (2.0, 1.0)
@@ -46,9 +46,9 @@ class ASOFed(Asynchronous):
     lam: NonNegative = 0.01
     """λ: weight of the proximal term."""
     beta: Decay = 0.5
-    """β: weight of h_k's previous value in its moving average."""
+    """β: weight of the previous value of h_k in the moving average h_k."""
     dynamic_step: bool = True
-    """Scale updates by r_k; False: r_k = 1."""
+    """Scale updates by r_k. False: r_k = 1."""
 
     def local_rule(self) -> LocalTerms:
         return LocalTerms(prox_mu=self.lam)

@@ -1,4 +1,4 @@
-"""AsyncFedED: server lr by Euclidean distance, adaptive local steps (Wang et al. 2022, arXiv:2205.13797)."""
+"""AsyncFedED: step size by Euclidean distance, adaptive local steps (Wang et al. 2022, arXiv:2205.13797)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgefl.strategies.base import Client, Step, Until, Update, View
 
 @dataclass
 class LocalSteps:
-    """K_i: local steps of each client's next trip, and of its first trip."""
+    """K_i: number of local steps on each client's next trip, and on its first trip."""
 
     next: list[int]
     first: list[int]
@@ -26,9 +26,10 @@ class LocalSteps:
 class AsyncFedED(Asynchronous):
     """w ← w + η_i·Δ_i on every arrival, with η_i = λ/(γ_i + ε) and γ_i = ‖w_n − w_k‖/‖Δ_i‖.
 
-    γ_i is the model's movement since client i's download relative to its update's norm. The client's next
-    trip has K_i ← K_i + ⌊(γ̄ − γ_i)·κ⌋ local steps, at least one, which drives γ_i towards γ̄. The first trip
-    has the steps of ``[training]``. The paper tunes λ, ε, γ̄ and κ for each data set and does not bound K_i.
+    γ_i is the distance that the global model moved since client i's download, divided by the norm of the
+    client's update. The client's next trip has K_i ← K_i + ⌊(γ̄ − γ_i)·κ⌋ local steps, at least one, which
+    drives γ_i towards γ̄. The first trip has the steps of ``[training]``. The paper tunes λ, ε, γ̄ and κ for
+    each data set and does not bound K_i.
 
     >>> strategy = AsyncFedED(lam=2.0, epsilon=0.5)
     >>> strategy.rate(norm=2.0, distance=3.0)
@@ -59,7 +60,7 @@ class AsyncFedED(Asynchronous):
         return Until(steps=state.next[client]) if self.kappa else None
 
     def staleness(self, norm: float, distance: float) -> float:
-        """Return γ of an update with this norm, whose base version is this far from the current model."""
+        """Return γ of an update with this ``norm``; ``distance`` is from its base version to the model."""
         return distance / norm if norm else math.inf if distance else 0.0
 
     def rate(self, norm: float, distance: float) -> float:

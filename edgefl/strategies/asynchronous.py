@@ -19,19 +19,21 @@ class Asynchronous(Strategy):
     """Start clients without rounds. A subclass defines `step`."""
 
     concurrency: Count | None = None
-    """Clients training at once, drawn uniformly from the idle ones; default: the whole fleet."""
+    """Number of clients that train at once, drawn uniformly from the idle ones; default: the whole fleet."""
     restart: Literal["immediate", "new-version", "after-step"] = "immediate"
-    """When a client trains again after its update. ``immediate``: at once; ``new-version``: once there is a
-    version that it has not trained from; ``after-step``: after the step that uses its update, so that no
-    client is in a step twice (FedBuff's appendix D and FedStaleWeight's appendix A, whose proofs assume that
-    all clients are equally likely in a step)."""
+    """When a client may train again after its update. ``immediate``: at once; ``new-version``: once there is
+    a version from which it has not trained; ``after-step``: after the step that uses its update, so that no
+    step has two updates of one client (FedBuff's appendix D and FedStaleWeight's appendix A; their proofs
+    assume that all clients are equally likely to be in a step)."""
     arrival_process: Literal["as-needed", "constant", "poisson"] = "as-needed"
-    """Clients start whenever fewer than ``concurrency`` train, or at the times of an arrival process: each
-    arrival draws one idle client uniformly and is lost while ``concurrency`` clients train."""
+    """``as-needed``: clients start whenever fewer than ``concurrency`` train. Otherwise they start at the
+    times of an arrival process: each arrival starts one idle client, drawn uniformly, but has no effect while
+    ``concurrency`` clients train."""
     arrival_rate_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
     """Arrivals per emulated second, for ``constant`` and ``poisson``."""
     max_staleness: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Maximum staleness of an update. A task that exceeds it is cancelled, and a late update is discarded."""
+    """Maximum staleness of an update. A task whose update would exceed it is cancelled, and an update that
+    exceeds it on arrival is discarded."""
 
     def check(self, clients: int) -> None:
         check_fits("concurrency", self.concurrency, clients)

@@ -19,7 +19,7 @@ from edgefl.validation import faults
 
 
 class Update(NamedTuple):
-    """Metadata of an update that the server holds; `Strategy.combine` sees its parameters, too."""
+    """Metadata of an update that the server holds. `Strategy.combine` can also read its parameters."""
 
     task: int
     client: int
@@ -33,7 +33,8 @@ class Update(NamedTuple):
     norm: float = 0.0
     """L2 norm of the uploaded vector; 0 unless `Strategy.measures` is set."""
     distance: float = 0.0
-    """‖w_n − w_k‖ at arrival: from the base version to the current one; 0 unless `Strategy.measures`."""
+    """‖w_n − w_k‖ at arrival: L2 distance from the base version w_k to the current version w_n; 0 unless
+    `Strategy.measures` is set."""
 
 
 Vector = npt.NDArray[Any]
@@ -48,16 +49,17 @@ class TripInputs(NamedTuple):
     vectors: Mapping[str, Vector] = {}
     """Vectors broadcast with the model, by name."""
     send: Mapping[str, Vector] = {}
-    """A zero vector for each broadcast vector; the client uploads what it writes here with its update."""
+    """A vector of zeros for each broadcast vector; the client changes it in place and uploads it with its
+    update."""
     kept: Mapping[str, Vector] = {}
-    """The client's own vectors, which persist from trip to trip; changed in place."""
+    """The client's own vectors, which persist from trip to trip; the client changes them in place."""
 
 
 class VectorSum(NamedTuple):
-    """Step of an auxiliary vector v: v ← base_scale · v + Σ_k weights[k] · u_k.
+    """The next value of an auxiliary vector v: v ← base_scale · v + Σ_k weights[k] · u_k.
 
-    u_k is the k-th update's change of v, or its model update if only the server keeps v. After the server
-    optimiser, model ← model + into_model · v.
+    u_k is the change of v that the k-th update contains, or the k-th model update if only the server keeps v.
+    After the server optimiser, model ← model + into_model · v.
     """
 
     weights: Sequence[float]
@@ -114,25 +116,25 @@ class Step(NamedTuple):
     weights: Sequence[float]
     base_scale: float = 1.0
     keep: bool = False
-    """Keep the used updates held (a send buffer that may be sampled again)."""
+    """Continue to hold the used updates, so that later steps can use them again."""
     parts: Mapping[str, VectorSum] = {}
-    """Steps of auxiliary vectors, by name. By default a broadcast vector is summed with the model's weights,
+    """Sums for auxiliary vectors, by name. By default a broadcast vector is summed with the model's weights,
     and a vector that only the server keeps does not change."""
     release: Sequence[Update] = ()
     """Held updates to release after this step."""
 
 
 class Until(NamedTuple):
-    """End of a task: at a fixed time, at which the client sends its unfinished model, or after some steps."""
+    """End of a task: a given time, at which the client sends its unfinished model, or a number of steps."""
 
     at_s: float = math.inf
     """Emulated time of the run, s. A client that is downloading at that time sends the downloaded model."""
     gain: float = 1.0
-    """The client sends w_k + gain·(y − w_k), or gain·Δ, where y is its model at that time."""
+    """The client sends w_k + gain·(y − w_k), or gain·Δ, where y is its model at the end of the task."""
     per_step: bool = False
     """Divide ``gain`` by the number of steps made; after 0 steps the gain has no effect."""
     steps: int | None = None
-    """Local steps, in place of those of ``[training]``."""
+    """Number of local steps; None: that of ``[training]``."""
 
 
 class Sampling(NamedTuple):
@@ -148,7 +150,7 @@ class Arrivals(NamedTuple):
     """An arrival process: clients request work by themselves. A request not served at once is lost."""
 
     kind: Literal["constant", "poisson"]
-    """Equal or exponentially distributed gaps."""
+    """``constant``: equal gaps between arrivals; ``poisson``: exponentially distributed gaps."""
     rate_per_s: float
     """Arrivals per emulated second."""
 
@@ -201,7 +203,8 @@ class View(Protocol):
         """Arrived updates not yet used or discarded, in arrival order."""
 
     def trained_from(self, client: int) -> int:
-        """Base version of the client's last task; −1 before the first one and after one without an update."""
+        """Base version of the client's last task; −1 before its first task and after a task without an
+        update."""
 
     @property
     def up_to_date(self) -> Collection[int]:
@@ -217,10 +220,10 @@ class Strategy:
     """Base class of strategies: hyperparameters are frozen fields; `begin` returns the mutable state.
 
     A strategy chooses the idle clients to start (`assign`) and the weights of the next step once it is due
-    (`step`). `step` may be called again before its result is applied, so it must not change the state;
-    `arrive`, `lost` and `stepped` do.
+    (`step`). If an update of the step proves to be invalid, `step` is called again, so only `stepped` may
+    record in the state that the step was applied.
 
-    The constructor checks each field against its annotation and raises `ConfigError` naming the field.
+    The constructor checks each field against its annotation and raises a `ConfigError` that names the field.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "delta"
@@ -230,10 +233,10 @@ class Strategy:
     versions of running tasks: at most one more model per client."""
 
     reads: ClassVar[Literal["metadata", "updates"]] = "metadata"
-    """``updates``: `combine` reads the parameters of a step's updates. ``[privacy]``, which protects them by
-    the noise of a sum, is then refused unless only clients add noise."""
+    """``updates``: `combine` reads the parameters of a step's updates. ``[privacy]`` is then refused unless
+    only clients add noise, because the server's noise protects sums, not single updates."""
     vectors: ClassVar[tuple[str, ...]] = ()
-    """Names of model-sized vectors that are broadcast with the model; each update includes their changes."""
+    """Names of model-sized vectors that are broadcast with the model; each update contains their changes."""
     server_vectors: ClassVar[tuple[str, ...]] = ()
     """Names of model-sized vectors that only the server keeps."""
     client_vectors: ClassVar[tuple[str, ...]] = ()
@@ -246,7 +249,7 @@ class Strategy:
         _check_vectors(type(self))
         try:
             hints = typing.get_type_hints(type(self), include_extras=True)
-        except NameError:  # a class defined in a function may have annotations that name its local types
+        except NameError:  # a class defined in a function may have annotations with that function's types
             return
         for name in (item.name for item in fields(self)):
             for fault in faults(getattr(self, name), hints[name], f"strategy.{name}"):
@@ -257,22 +260,22 @@ class Strategy:
         return NO_TERMS
 
     def train(self, model: Any, examples: Any, context: Any) -> None:
-        """Train a client's model in place. A subclass may define it to replace ``[training]``'s SGD.
+        """Train a client's model in place. A subclass may override this to replace ``[training]``'s SGD.
 
-        ``model`` is the `torch.nn.Module`, w_k at the start and y at the end; ``examples`` is an
-        `edgefl.learning.custom.ClientExamples`, ``context`` an `edgefl.learning.custom.Context`. It runs in
-        the clients' processes, so it cannot change the strategy's state (docs/clients.md).
+        ``model`` is the `torch.nn.Module`; it holds w_k at the start and must hold y at the end. ``examples``
+        is an `edgefl.learning.custom.ClientExamples`, ``context`` an `edgefl.learning.custom.Context`. The
+        method runs in the clients' processes, so it cannot change the strategy's state (docs/clients.md).
         """
         raise NotImplementedError
 
     def begin_trip(self, model: Vector, given: TripInputs) -> None:
-        """Change, in place, the model that the client's training starts from; it holds w_k.
+        """Change ``model``, which holds w_k, in place before the client's training starts from it.
 
         This and `end_trip` run in the clients' processes, so they cannot change the strategy's state.
         """
 
     def end_trip(self, model: Vector, given: TripInputs) -> None:
-        """Change, in place, the trained model before its upload, and the vectors in ``send`` and ``kept``."""
+        """Change the trained model in place before its upload, and the vectors in ``send`` and ``kept``."""
 
     def optimizer(self) -> ServerOptimizer:
         """Return the server optimiser, used in every step."""
@@ -291,7 +294,10 @@ class Strategy:
         return clients
 
     def max_training(self, clients: int) -> int:
-        """Return the maximum number of clients with a task at once; it sizes buffer and host load."""
+        """Return the maximum number of clients with a task at once.
+
+        It determines the size of the parameter buffer and the load of the host.
+        """
         return clients
 
     def slots(self, clients: int) -> int:
@@ -305,19 +311,21 @@ class Strategy:
 
     @property
     def starts_together(self) -> bool:
-        """True if all clients of a round start at once, so that clients have no phase."""
+        """True if all clients of a round start at once: then they have no random phase at the run's start."""
         return self.lockstep
 
     @property
     def closed(self) -> bool:
-        """True if the clients that `assign` returns together form a round that no other client joins. Only
-        then can updates have pairwise masks (docs/secure.md)."""
+        """True if the clients that one call of `assign` returns form a round that no other client can join.
+        Only then can updates have pairwise masks (docs/secure.md)."""
         return False
 
     def own_weight(self, examples: int, steps: int) -> float | None:
-        """Return a client's weight in a step, up to a factor that all updates of the step share; None if the
-        numbers of examples and local steps do not determine it before the trip. Pairwise masks need it,
-        because clients weight their updates themselves."""
+        """Return a client's weight in a step, up to a factor that all updates of the step share.
+
+        Return None if the numbers of examples and local steps do not determine the weight before the trip.
+        Pairwise masks need this weight, because with them each client weights its own update.
+        """
         return None
 
     @property
@@ -327,14 +335,14 @@ class Strategy:
         return False
 
     def max_weight(self, clients: int) -> float | None:
-        """Return maximum weight of one update in a step, for a fleet of ``clients``; None if it is unbounded.
+        """Return the maximum weight of one update in a step, for a fleet of ``clients``; None if unbounded.
 
-        ``[privacy]`` needs it: with the clipping norm it bounds the influence of one update.
+        ``[privacy]`` needs this bound: with the clipping norm it limits the influence of one update.
         """
         return None
 
     def sampling(self, clients: int) -> Sampling | None:
-        """Return how clients are drawn if each step draws them uniformly and anew; else None."""
+        """Return the `Sampling` of clients if each step draws them anew and uniformly; else None."""
         return None
 
     def arrivals(self) -> Arrivals | None:
@@ -371,9 +379,9 @@ class Strategy:
     def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float] | Vector:
         """Combine a step's updates, if `reads` is ``updates``; ``weights`` are those of the `Step`.
 
-        Returns one weight per update, for the sum in place of ``weights``, or float32[D], which replaces the
-        weighted sum. The result must depend on nothing else, since a step may be repeated. All updates are
-        finite.
+        Returns one weight per update, to be used instead of ``weights``, or a vector float32[D], to be used
+        instead of the weighted sum. The result must depend only on the arguments, since a step may be
+        repeated. All updates are finite.
         """
         return weights
 
@@ -398,7 +406,7 @@ def importance(by: Literal["examples", "uniform"], devices: Sequence[Client]) ->
 
 
 def check_fits(field: str, number: int | None, clients: int) -> None:
-    """Raise `ConfigError` if ``strategy.FIELD`` asks for more clients than the fleet has."""
+    """Raise `ConfigError` if ``number``, the value of ``strategy.FIELD``, exceeds the fleet's ``clients``."""
     if number is not None and number > clients:
         raise ConfigError(f"strategy.{field} must be at most the fleet's {clients} clients, got {number}")
 

@@ -18,8 +18,8 @@ from edgefl.strategies.buffered import Buffered
 class CA2FL(Buffered):
     """w ← w + η_g·v, v = h + (1/M) Σ_{i∈S} (Δ_i − h_i), h = (1/n) Σ_i h_i over all n clients.
 
-    S are the M = ``buffer_size`` updates of a full buffer. h_i is client i's last update in an earlier step,
-    0 before the first; then h_i ← Δ_i for i ∈ S. The server stores n updates.
+    S are the M = ``buffer_size`` updates of a full buffer. h_i is the last update of client i that an earlier
+    step used, or 0 if there is none. After the step, h_i ← Δ_i for i ∈ S. The server stores n updates.
     """
 
     restart: Literal["immediate", "new-version", "after-step"] = "new-version"

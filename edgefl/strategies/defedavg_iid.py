@@ -14,7 +14,7 @@ from edgefl.strategies.buffered import Buffered
 
 @dataclass
 class Links:
-    """Transfer times of a fleet whose downloads overlap training."""
+    """Transfer times of a fleet whose clients download while they train."""
 
     broadcast_s: float
     """Duration of a broadcast to the clients' receive buffers, emulated seconds."""
@@ -26,10 +26,10 @@ class Links:
 class DeFedAvgIID(Buffered):
     """w ← w + (η/n) Σ_i Δ_i over the first n = ``buffer_size`` updates to finish, stale or not (Algorithm 2).
 
-    A client restarts at once, from the newest model. With ``overlap`` downloads overlap training through a
-    receive buffer (section 2.2.1): a client trains, uploads and restarts from the newest version in its
+    A client restarts at once, from the newest model. With ``overlap``, clients download into a receive buffer
+    while they train (section 2.2.1): a client trains, uploads, and restarts from the newest version in its
     receive buffer. Transfer times are then constant: each upload of a client takes as long as its first one,
-    each broadcast the mean of the clients' first download times.
+    and each broadcast takes the mean of the clients' first download times.
     """
 
     overlap: bool = False
@@ -88,7 +88,7 @@ class DeFedAvgIID(Buffered):
         return order[: self.size(len(view.devices))]
 
     def _due_s(self, state: Links, view: View) -> float:
-        """Return when the clients have the next version, emulated s; infinite if updates are missing."""
+        """Return the emulated time at which clients receive the next version; ∞ if updates are missing."""
         updates = self._first(view)
         if len(updates) < self.size(len(view.devices)):
             return math.inf

@@ -23,7 +23,7 @@ class Buffers:
     sampled: list[int] = field(default_factory=list)
     """Clients of the current round."""
     uploads: dict[int, tuple[Update, float]] = field(default_factory=dict)
-    """Upload of each sampled client: its update and the time at which it ends."""
+    """Upload of each sampled client: the update, and the time at which the upload ends."""
     sending: list[Update] = field(default_factory=list)
     """Updates of the version that is being broadcast."""
     arrives_s: float = math.inf
@@ -48,18 +48,19 @@ class DeFedAvgNIID(Strategy):
     Clients train without pause, each from the newest model in its receive buffer; a finished update
     overwrites the client's send buffer. With ``takes = "when-selected"`` a sampled client uploads and empties
     its send buffer, or uploads its next finished update if the buffer is empty (lines 10 to 14). After the
-    last upload the model steps, the next sample is drawn and the new version is broadcast. Clients train on
-    meanwhile; one that finishes before the broadcast ends restarts from the previous version. Each upload of
-    a client takes as long as its first one, a broadcast the mean of the clients' first download times. A
-    client drawn twice counts twice. A disconnected client with an empty send buffer is replaced by another.
+    last upload the model steps, the next sample is drawn and the new version is broadcast. Clients continue
+    to train meanwhile; a client that finishes before the broadcast ends restarts from the previous version.
+    Each upload of a client takes as long as its first one, and a broadcast takes the mean of the clients'
+    first download times. A client drawn twice counts twice. A sampled client that disconnects with an empty
+    send buffer is replaced by another draw.
     """
 
     participants: Count | None = None
-    """n: clients drawn per step; default 10, or the whole fleet if it is smaller. It may exceed the fleet's
-    size."""
+    """n: number of clients drawn per step; default 10, or the whole fleet if it is smaller. n may exceed the
+    fleet's size."""
     takes: Literal["when-selected", "newest"] = "when-selected"
     """Which update of a sampled client is used: the one in its send buffer when it is selected (Algorithm 1),
-    or its newest one once every sampled client has sent one. With ``newest`` a trip is a download, then
+    or its newest one when every sampled client has sent an update. With ``newest`` a trip is a download, then
     training, then an upload, and steps and broadcasts take no time."""
     pause: bool = False
     """A client trains again only after its send buffer is emptied, to save energy (section 2.3)."""
@@ -78,8 +79,8 @@ class DeFedAvgNIID(Strategy):
         return self.participants or min(10, clients)
 
     def max_held(self, clients: int) -> int:
-        """One send buffer per client; with ``literal`` (Algorithm 1) also this and the previous round's
-        uploads."""
+        """Return one update per client, for its send buffer; with ``literal`` (Algorithm 1), also the uploads
+        of this and of the previous round."""
         return clients + (2 * min(self.size(clients), clients) if self.literal else 0)
 
     def begin(self, devices: Sequence[Client]) -> Buffers:

@@ -1,4 +1,4 @@
-"""FAVANO: polls clients at fixed intervals, in mid-training (Leconte et al. 2023, arXiv:2305.16099)."""
+"""FAVANO: polls clients at fixed intervals, during training (Leconte et al. 2023, arXiv:2305.16099)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class FAVANO(Polled):
 
     u_i = w_init + (y_i − w_init)/α_i is the debiased model of client i, where y_i is its model after the E
     local steps since its last poll. A client stops after the K steps of ``training``. Polled clients restart
-    from the new model, the others train on. α_i is E[min(E, K)] (``deterministic``) or P(E > 0)·min(E, K)
-    (``stochastic``). The distribution is over the client's next poll: each poll includes it with probability
-    s/n, and its steps take as long as those of its first trip.
+    from the new model; the others continue to train. α_i is E[min(E, K)] (``deterministic``) or
+    P(E > 0)·min(E, K) (``stochastic``). E is random because the time of the client's next poll is: each poll
+    includes the client with probability s/n. All its steps are assumed to take as long as on its first trip.
     """
 
     form: Literal["deterministic", "stochastic"] = "deterministic"
@@ -33,7 +33,7 @@ class FAVANO(Polled):
         return super().until(state, client, view)._replace(gain=gain, per_step=self.form == "stochastic")
 
     def alpha(self, device: Client, first_s: float, clients: int) -> float:
-        """Return the mean of min(E, K), or P(E > 0), where E is a client's local steps at its next poll.
+        """Return the mean of min(E, K), or P(E > 0), where E are a client's local steps until its next poll.
 
         The client's first possible poll is ``first_s`` seconds from now.
 

@@ -1,4 +1,4 @@
-"""FedAdagrad: FedAvg's update through a server Adagrad (Reddi et al. 2021, ICLR, arXiv:2003.00295)."""
+"""FedAdagrad: FedAvg with Adagrad as the server optimiser (Reddi et al. 2021, ICLR, arXiv:2003.00295)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl.strategies.fedavg import FedAvg
 class FedAdagrad(FedAvg):
     """With g = Σ_i p_i·Δ_i: m ← β1·m + (1 − β1)·g, v ← v + g², w ← w + η_g·m/(√v + ε).
 
-    Algorithm 2; v starts at ε², m at 0.
+    This is Algorithm 2 of the paper. Initially, v = ε² and m = 0.
 
     >>> FedAdagrad(epsilon=0.01).optimizer().kind
     'adagrad'
@@ -23,7 +23,7 @@ class FedAdagrad(FedAvg):
     beta1: Decay = 0.0
     """Decay of the first moment."""
     epsilon: Positive = 1e-3
-    """Degree of adaptivity (the paper's τ); smaller adapts more."""
+    """ε: degree of adaptivity (the paper's τ); a smaller value adapts more."""
 
     def optimizer(self) -> ServerOptimizer:
         return ServerOptimizer(kind="adagrad", lr=self.server_lr, beta1=self.beta1, epsilon=self.epsilon)

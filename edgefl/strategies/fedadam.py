@@ -1,4 +1,4 @@
-"""FedAdam: FedAvg's update through a server Adam (Reddi et al. 2021, ICLR, arXiv:2003.00295)."""
+"""FedAdam: FedAvg with Adam as the server optimiser (Reddi et al. 2021, ICLR, arXiv:2003.00295)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl.strategies.fedavg import FedAvg
 class FedAdam(FedAvg):
     """With g = Σ_i p_i·Δ_i: m ← β1·m + (1 − β1)·g, v ← β2·v + (1 − β2)·g², w ← w + η_g·m/(√v + ε).
 
-    Algorithm 2; v starts at ε², m at 0, and there is no bias correction.
+    This is Algorithm 2 of the paper. Initially, v = ε² and m = 0; there is no bias correction.
 
     >>> FedAdam(epsilon=0.01).optimizer().kind
     'adam'
@@ -25,7 +25,7 @@ class FedAdam(FedAvg):
     beta2: Decay = 0.99
     """Decay of the second moment."""
     epsilon: Positive = 1e-3
-    """Degree of adaptivity (the paper's τ); smaller adapts more."""
+    """ε: degree of adaptivity (the paper's τ); a smaller value adapts more."""
 
     def optimizer(self) -> ServerOptimizer:
         return ServerOptimizer(

@@ -29,9 +29,9 @@ class FedAsync(Asynchronous):
     scaling: Literal["constant", "polynomial", "hinge"] = "polynomial"
     """Form of the staleness discount s(τ)."""
     a: NonNegative | None = None
-    """Default: the paper's 0.5 for ``polynomial`` and 10 for ``hinge``."""
+    """Parameter a of s(τ); default: the paper's 0.5 for ``polynomial`` and 10 for ``hinge``."""
     h: NonNegative = 4.0
-    """With ``hinge``: maximum staleness without a discount."""
+    """Parameter h of s(τ), for ``hinge``: maximum staleness without a discount."""
     rho: NonNegative = 0.0
     """μ of the proximal term in the client's objective (the paper's option II)."""
 

@@ -40,13 +40,14 @@ class FedAT(Strategy):
     """w ← Σ_m (T_{M+1−m} / T)·w_m over M tiers, where T_m is the number of rounds that tier m has completed.
 
     Tier 1 has the clients with the shortest trips, tier M those with the longest. w_m = Σ_k (n_k/N)·y_k is
-    the average of the models of its last round, by examples, and T = Σ_m T_m. Slow tiers complete fewer
-    rounds, so they get the weights of the fast ones. Each tier makes its next round at once from the newest
-    global model. A client minimises f_k(y) + (λ/2)·‖y − w‖².
+    the average of the models of tier m's last round, weighted by examples, and T = Σ_m T_m. Slow tiers
+    complete fewer rounds, so each slow tier is weighted by the larger number of rounds of a fast tier. Each
+    tier starts its next round at once, from the newest global model. A client minimises
+    f_k(y) + (λ/2)·‖y − w‖².
 
-    Differences from the paper: Until the first round of a tier is complete, the current global model takes
-    the place of its model; the paper takes the initial model. Tiers do not change during a run, and updates
-    are not compressed by polyline encoding.
+    Differences from the paper: Until a tier has completed its first round, the current global model is used
+    in place of the tier's model; the paper uses the initial model. Tiers do not change during a run, and
+    updates are not compressed by polyline encoding.
 
     >>> FedAT(tiers=3).mixing([4, 2, 1])
     [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]
@@ -58,7 +59,7 @@ class FedAT(Strategy):
     """M: number of tiers, which have equally many clients; default 5, or one per client in a smaller
     fleet."""
     cohort: Count = 10
-    """Clients in a tier's round, drawn uniformly; all if the tier has fewer."""
+    """Number of clients in a tier's round, drawn uniformly; all clients if the tier has fewer."""
     lam: NonNegative = 0.4
     """λ: weight of the proximal term."""
     gather_s: NonNegative = 10.0
@@ -128,7 +129,7 @@ class FedAT(Strategy):
         return self.gather_s if view.version == 0 else None
 
     def mixing(self, rounds: Sequence[int]) -> list[float]:
-        """Return the weight of each tier's model; ``rounds`` are their completed rounds, fast to slow."""
+        """Return the weight of each tier's model; ``rounds`` counts their completed rounds, fast to slow."""
         return [count / sum(rounds) for count in reversed(rounds)]
 
     def step(self, state: list[Tier], view: View) -> Step | None:

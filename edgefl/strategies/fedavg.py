@@ -13,19 +13,20 @@ from edgefl.strategies.base import Sampling, Update, View
 from edgefl.strategies.rounds import Round, Rounds
 
 MIN_POISSON_COHORT = 40
-"""Minimum mean size of a Poisson cohort: an empty one then has probability e⁻⁴⁰, negligible against δ."""
+"""Minimum mean size of a Poisson cohort: the probability e⁻⁴⁰ of an empty cohort is negligible against δ."""
 
 DRAWS_AND_SUMS = (
     *("begin", "assign", "_whole_round", "draw", "size", "members", "round_size", "until"),
     *("arrive", "lost", "cancel", "step", "stepped", "weights"),
 )
-"""Methods that decide which clients are in a step, and with which weights. If a subclass overrides one, the
-draw may not be uniform, or a client may change the others' weights, so it must declare `sampling` itself."""
+"""Methods that decide which clients are in a step, and with which weights. If a subclass overrides any of
+these, the draw may not be uniform, or one client's update may change the weights of others. The subclass must
+then declare `sampling` itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Rounds):
-    """w ← w + η_g Σ_i p_i·Δ_i over a round's cohort, p_i ∝ examples, or 1/n.
+    """w ← w + η_g Σ_i p_i·Δ_i over a round's cohort of n clients, with p_i ∝ examples, or p_i = 1/n.
 
     >>> FedAvg(cohort=10, over_selection=1.3).members(clients=100)
     13
@@ -35,10 +36,12 @@ class FedAvg(Rounds):
     """Weight clients by the number of examples that they train on, or equally."""
     replacement: bool = False
     """Draw members with replacement: a client drawn twice trains once and counts twice. McMahan draws without
-    replacement; DeFedAvg's baseline (Wang 2024, eqs. 2 and 3) draws with it, with uniform weights."""
+    replacement; DeFedAvg's baseline (Wang 2024, eqs. 2 and 3) draws with replacement and uses uniform
+    weights."""
     cohorts: Literal["fixed", "poisson"] = "fixed"
-    """``poisson``: each client joins a round independently with probability cohort/fleet, and each update
-    weighs 1/cohort whatever the round's size. It gives the lowest ε for the same noise (docs/privacy.md)."""
+    """``poisson``: each client joins a round independently with probability cohort/fleet, and each update has
+    weight 1/cohort, whatever the round's size. This gives the lowest ε for the same noise
+    (docs/privacy.md)."""
 
     def check(self, clients: int) -> None:
         super().check(clients)

@@ -26,10 +26,10 @@ class Intervals:
 class FedFix(Strategy):
     """w ← w + η_g Σ_i d_i·Δ_i at k·``interval_s`` over all updates that arrived since the last step.
 
-    d_i = ⌈T_i/Δt⌉·p_i, where T_i is the duration of the client's trip and p_i its importance. A client in
-    every m-th step thus weighs m·p_i there and p_i per step on average, as the optimum of the federated
-    objective requires. ⌈T_i/Δt⌉ is the number of intervals that the trip spans, counted per trip because
-    durations vary. A client restarts from the version that its update enters.
+    d_i = ⌈T_i/Δt⌉·p_i, where T_i is the duration of the client's trip and p_i its importance. A client that
+    is in every m-th step thus has weight m·p_i in that step and p_i per step on average, as the optimum of
+    the federated objective requires. ⌈T_i/Δt⌉ is the number of intervals that the trip spans, counted for
+    each trip because durations vary. A client restarts from the version that contains its update.
 
     >>> FedFix(importance_by="uniform").begin([Client(0, "pi-4", 30), Client(1, "pi-4", 90)]).importance
     [0.5, 0.5]

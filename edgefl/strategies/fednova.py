@@ -12,7 +12,7 @@ from edgefl.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class FedNova(FedAvg):
-    """w ← w + η_g · τ_eff · Σ_i p_i·Δ_i/τ_i, with τ_i client i's local steps and τ_eff = Σ_i p_i·τ_i.
+    """w ← w + η_g · τ_eff · Σ_i p_i·Δ_i/τ_i, where τ_i are client i's local steps and τ_eff = Σ_i p_i·τ_i.
 
     This is the form for plain SGD, where the normaliser ‖a_i‖₁ is the number of steps.
     """

@@ -26,7 +26,7 @@ class Expectation:
     credit: dict[int, float] = field(default_factory=dict)
     """By client: weight withheld by ``max_step`` and not applied since."""
     due: dict[int, float] = field(default_factory=dict)
-    """By client: weight before ``max_step`` in the last computed step, including credit."""
+    """By client: weight in the last computed step, including credit, before ``max_step`` reduced it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,9 @@ class FedStaleWeight(Buffered):
     """w ← w + η_g Σ_j α_j·Δ_j over a buffer of b, α_j ∝ p_j·(E[τ_j] + 1) or p_j·(b·E[τ_j] + 1) (``form``).
 
     E[τ_i] is a moving average of the staleness of client i's updates on arrival, the current one included.
-    The weights of a buffer add up to 1, so updates without staleness are averaged by their p_j (FedAvg). p_i
-    is the share of all weight that client i should have (eq. 1); a subclass may define `importance`.
+    The weights of a buffer add up to 1, so updates without staleness are averaged with weights ∝ p_j, as in
+    FedAvg. p_i is the share of all weight that client i should have (eq. 1); a subclass may override
+    `importance`.
 
     >>> FedStaleWeight().raw(staleness=2.0, size=5), FedStaleWeight(restart="immediate").raw(2.0, size=5)
     (3.0, 11.0)
@@ -51,12 +52,13 @@ class FedStaleWeight(Buffered):
     versions, so ``algorithm-1`` is fair. With ``immediate`` and ``new-version`` it sends one of every
     b·E[τ_i] + 1 updates, so ``derivation`` is fair. ``by-restart`` selects the fair one."""
     normalize: Literal["buffer", "running", "credit"] = "buffer"
-    """Divisor of the weights: the buffer's own Σ α (the paper), or b times the mean α over all arrivals
-    (``running``, ours). The first violates the fairness of eq. 3, since a slow client's large weight also
-    increases its divisor. ``credit`` is ``running`` plus the weight that ``max_step`` withheld earlier."""
+    """Divisor of the weights. ``buffer``, as in the paper: the buffer's own Σ α. This violates the fairness
+    of eq. 3, since a slow client's large weight also increases its divisor. ``running``, not in the paper: b
+    times the mean α over all arrivals. ``credit``: as ``running``, but later steps add the weight that
+    ``max_step`` withheld."""
     max_step: Positive = 2.0
     """With ``running`` and ``credit``: maximum sum of a buffer's weights. It limits the total weight of
-    clients that are in few versions (threshold: docs/findings.md)."""
+    clients that contribute to few versions (docs/findings.md gives the threshold)."""
     average: Literal["window", "cumulative", "exponential"] = "window"
     """Kind of moving average that estimates E[τ_i]."""
     window: Count = 5
@@ -83,7 +85,7 @@ class FedStaleWeight(Buffered):
         p, mean = self.importance(devices), 1.0 / len(devices)
         fits = not isinstance(p, Mapping) and len(p) == len(devices) and min(p) >= 0
         if not fits or not math.isclose(sum(p), 1.0, rel_tol=1e-6):
-            allowed = f"{len(devices)} numbers, one per client, at least 0 and 1 in sum"
+            allowed = f"{len(devices)} numbers, one per client, at least 0 and adding up to 1"
             raise ValueError(f"importance must return {allowed}; got {shortened(repr(p))}")
         return Expectation(average, [one / mean for one in p])
 
@@ -92,7 +94,7 @@ class FedStaleWeight(Buffered):
         return importance(self.importance_by, devices)
 
     def raw(self, staleness: float, size: int) -> float:
-        """Return α before normalisation for p_i = 1/n, expected ``staleness``, and ``size`` updates."""
+        """Return α before normalisation for p_i = 1/n, an expected ``staleness`` and a buffer of ``size``."""
         form = self.fair_form if self.form == "by-restart" else self.form
         return (size if form == "derivation" else 1) * staleness + 1.0
 

@@ -1,4 +1,4 @@
-"""FedYogi: FedAvg's update through a server Yogi (Reddi et al. 2021, ICLR, arXiv:2003.00295)."""
+"""FedYogi: FedAvg with Yogi as the server optimiser (Reddi et al. 2021, ICLR, arXiv:2003.00295)."""
 
 from __future__ import annotations
 

@@ -17,20 +17,20 @@ from edgefl.strategies.rows import Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Krum(Buffered):
-    """w ← w + η_g · (1/m) Σ Δ_i over the m updates of K with the lowest scores.
+    """w ← w + η_g · (1/m) Σ Δ_i over the m updates with the lowest scores in a buffer of K.
 
-    An update's score is the sum of its squared distances to its K − f − 2 nearest others (section 4), where f
-    is the number of attackers per buffer that it tolerates. m = 1 is Krum, m > 1 Multi-Krum (section 5).
-    Ties go to the earlier update. With ``restart = "new-version"`` and ``max_staleness = 0`` the updates
-    start from one version, as in the paper's rounds.
+    An update's score is the sum of the squared distances to its K − f − 2 nearest neighbours (section 4),
+    where f is the number of attackers per buffer that the rule tolerates. m = 1 is Krum, m > 1 is Multi-Krum
+    (section 5). Of updates with equal scores the earlier one is preferred. With ``restart = "new-version"``
+    and ``max_staleness = 0``, all updates of a step start from the same version, as in the paper's rounds.
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"
 
     attackers: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """f; default: the most that proposition 4.2 allows, ⌊(K − 3) / 2⌋, or 0 for a buffer of 1 or 2."""
+    """f; default: the maximum that proposition 4.2 allows, ⌊(K − 3) / 2⌋, or 0 for a buffer of 1 or 2."""
     selected: Count = 1
-    """m: updates that are averaged."""
+    """m: number of updates that are averaged."""
 
     def tolerated(self, size: int) -> int:
         """Return f for a buffer of ``size`` updates."""
@@ -52,7 +52,7 @@ class Krum(Buffered):
     def combine(self, rows: Rows, weights: Sequence[float]) -> Sequence[float]:
         count = len(rows)
         nearest = max(1, count - self.tolerated(count) - 2)
-        # The first in each sorted row is the distance to the update itself, 0.
+        # The first value of each sorted row is the update's distance to itself, 0.
         scores = np.sort(rows.sq_distances, axis=1)[:, 1 : 1 + nearest].sum(axis=1)
         chosen = set(np.argsort(scores, kind="stable")[: self.selected].tolist())
         return [1.0 / self.selected if row in chosen else 0.0 for row in range(count)]

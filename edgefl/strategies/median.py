@@ -15,8 +15,8 @@ from edgefl.strategies.rows import Rows
 class Median(Buffered):
     """w ← w + η_g · med(Δ_1, …, Δ_K): the median of each parameter (definition 1, algorithm 1, option I).
 
-    The updates come from a buffer of K. With ``restart = "new-version"`` and ``max_staleness = 0`` they start
-    from one version, as in the paper's rounds.
+    Δ_1 to Δ_K are the updates of a full buffer. With ``restart = "new-version"`` and ``max_staleness = 0``,
+    all updates of a step start from the same version, as in the paper's rounds.
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"

@@ -12,12 +12,12 @@ from edgefl.strategies.base import Step, Strategy, Update, View
 
 @dataclass(frozen=True, kw_only=True)
 class MIFA(Strategy):
-    """w ← w + (η/N) Σ_i G_i over all N clients, G_i the last update of client i, 0 before its first.
+    """w ← w + (η/N) Σ_i G_i over all N clients, where G_i is the last update of client i, 0 before its first.
 
-    All connected clients train in a round; the step is due when each of them has delivered or disconnected.
-    A client that connects during a round waits for the next one. The server stores N updates, scaled by the
-    client learning rate of their own round. The paper stores G_i/η_t and applies the current η_t, which is
-    equivalent if the client learning rate is constant.
+    All connected clients train in a round; the step is due when each of them has delivered or disconnected. A
+    client that connects during a round waits for the next round. The server stores N updates, each scaled by
+    the client learning rate of the round in which it was made. The paper stores G_i/η_t and applies the
+    current η_t, which is equivalent if the client learning rate is constant.
     """
 
     gather_s: NonNegative = 10.0

@@ -21,7 +21,7 @@ class Profiles:
 
     staleness: MovingAverage
     latency_s: list[float]
-    """Duration of each client's last trip, emulated seconds; before the first one, by its profile."""
+    """Duration of each client's last trip, emulated seconds; before its first trip, by its profile."""
     utility: dict[int, float] = field(default_factory=dict)
     """Utility of each client that has delivered."""
     begun_s: dict[int, float] = field(default_factory=dict)
@@ -31,40 +31,40 @@ class Profiles:
     exploration: float = 1.0
     """Probability that a new trip is given to a client without a utility."""
     losses: dict[int, dict[int, float]] = field(default_factory=dict)
-    """By base version, the last loss of each client that trained from it; for the filter of outliers."""
+    """By base version, the last loss of each client that trained from it; used to detect outliers."""
     outlying: dict[int, int] = field(default_factory=dict)
     """Number of times that each client's loss was an outlier."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pisces(Asynchronous):
-    """w ← w + η_g Σ_i p_i·(E[τ_i] + 1)^−γ·Δ_i over all held updates, I = L_max/(b + 1) after the last step.
+    """w ← w + η_g Σ_i p_i·(E[τ_i] + 1)^−γ·Δ_i over all held updates, at intervals of I = L_max/(b + 1).
 
     L_max is the duration of the last trip of the slowest running client, so the model steps about b times
-    during its current trip. This bounds its staleness; the bound is b + 1 if trip durations are constant and
-    a step coincides with an arrival. Whenever fewer than ``concurrency`` clients train, those with the
-    largest utility start: U_i = |B_i|·L_i/(E[τ_i] + 1)^β, where B_i are the client's examples, L_i is their
-    loss and E[τ_i] the mean staleness of its last updates. With probability ``exploration``, which decays, a
-    random client without a utility starts instead. A client whose update is held waits for the step, so
-    ``restart`` has no effect.
+    during this client's current trip. This bounds the staleness of its update; the bound is b + 1 if trip
+    durations are constant and a step coincides with an arrival. Whenever fewer than ``concurrency`` clients
+    train, the clients with the largest utility U_i = |B_i|·L_i/(E[τ_i] + 1)^β start, where B_i are the
+    client's examples, L_i is their loss and E[τ_i] is the mean staleness of the client's last updates. With
+    probability ``exploration``, which decays, a random client without a utility starts instead. A client
+    whose update is held waits for the step, so ``restart`` has no effect.
 
     The discount (E[τ_i] + 1)^−γ and the exploration follow the authors' release in Plato;
     ``staleness_discount = 0`` and ``exploration = 1`` disable them.
 
-    With ``credits``, clients with outlying losses are excluded (section 5.2). On each arrival, the losses of
-    the ``outlier_window`` base versions up to that of the arriving update are pooled, the newest one of each
-    client. If the pool has at least ``concurrency`` losses, those that DBSCAN calls noise are outliers. A
-    client that was an outlier ``credits`` times does not start again.
+    With ``credits``, clients with outlying losses are excluded (section 5.2). Each arrival creates a pool of
+    losses: the newest loss of each client that trained from one of the ``outlier_window`` base versions up to
+    that of the arriving update. If the pool has at least ``concurrency`` losses, those that DBSCAN classifies
+    as noise are outliers. A client that was an outlier ``credits`` times does not start again.
 
-    L_i is the mean loss over a trip's steps; the paper uses the root mean square over the examples, and its
-    authors' release pools utilities instead of losses.
+    Differences: L_i is the mean loss over a trip's steps, and in the paper the root mean square over the
+    examples; the authors' release pools utilities instead of losses.
 
     >>> Pisces().utility(examples=100, loss=2.0, staleness=3.0)
     100.0
     """
 
     staleness_bound: Count = 5
-    """b: number of steps during a trip of the slowest running client."""
+    """b: number of the server's steps during a trip of the slowest running client."""
     staleness_penalty: NonNegative = 0.5
     """β: exponent by which staleness lowers a client's utility."""
     staleness_discount: NonNegative = 0.5
@@ -72,13 +72,13 @@ class Pisces(Asynchronous):
     exploration: Share = 0.3
     """Initial probability that a new trip is given to a client without a utility."""
     exploration_decay: Share = 0.99
-    """Factor on the probability ``exploration`` each time that clients start."""
+    """Factor by which the probability ``exploration`` is multiplied each time that clients start."""
     min_exploration: Share = 0.1
     """Minimum of the probability ``exploration`` after its decay."""
     window: Count = 5
     """E[τ_i] is the client's mean staleness over this many of its latest updates."""
     weighting: Literal["examples", "uniform"] = "examples"
-    """p_i ∝ examples, or 1/n; they add up to 1."""
+    """p_i ∝ examples, or p_i = 1/n for a step of n updates; the p_i add up to 1."""
 
     credits: Count | None = None
     """Number of times that a client's loss may be an outlier before it is excluded (5 in the release); None:
@@ -141,7 +141,7 @@ class Pisces(Asynchronous):
         return self.credits is not None and state.outlying.get(client, 0) >= self.credits
 
     def outliers(self, losses: Mapping[int, float], neighbours: int) -> list[int]:
-        """Return the clients whose loss is noise by DBSCAN, where ``neighbours`` losses make a cluster.
+        """Return the clients whose loss DBSCAN classifies as noise, if ``neighbours`` losses make a cluster.
 
         >>> Pisces(outlier_distance=0.5).outliers({0: 1.0, 1: 1.2, 2: 1.1, 3: 2.0, 4: 1.4}, neighbours=3)
         [3]
@@ -152,7 +152,7 @@ class Pisces(Asynchronous):
         return [client for client, within in zip(losses, clustered.tolist(), strict=True) if not within]
 
     def _count_outliers(self, state: Profiles, update: Update, view: View) -> None:
-        """Pool the losses around an arriving update, and count each outlier among them."""
+        """Pool the losses of recent base versions up to that of ``update``, and count the outliers in it."""
         newest, size = update.base_version, self.concurrency or len(view.devices)
         state.losses.setdefault(newest, {})[update.client] = update.loss
         pool: dict[int, float] = {}
@@ -166,7 +166,7 @@ class Pisces(Asynchronous):
             del state.losses[version]
 
     def wake_s(self, state: Profiles, view: View) -> float:
-        """Return the time of the next step: the last one's plus the interval I."""
+        """Return the time of the next step: the interval I after the last step."""
         slowest_s = max((state.latency_s[client] for client in view.running), default=0.0)
         return state.stepped_s + slowest_s / (self.staleness_bound + 1)
 

@@ -1,4 +1,4 @@
-"""Strategies whose server polls clients at fixed intervals, in the middle of their training."""
+"""Strategies whose server polls clients at fixed intervals, while they train."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Polls:
 class Polled(Strategy):
     """w ← (w + Σ_{i∈S} u_i)/(s + 1) at k·``interval_s``, S a uniform sample of s clients, u_i their updates.
 
-    Samples are drawn in advance, so each task has a known end, and the device's speed determines the number
-    of steps until then. A poll omits sampled clients that are disconnected. A subclass defines u_i.
+    Samples are drawn in advance, so the end of each task is known when it starts, and the device's speed
+    determines the number of steps until then. A poll omits sampled clients that are disconnected. A subclass
+    defines u_i.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
@@ -106,7 +107,7 @@ class Polled(Strategy):
         return state.next * self.interval_s
 
     def sample(self, state: Polls, poll: int, view: View) -> frozenset[int]:
-        """Return the clients of this poll. Polls are drawn in order, whatever the order of calls."""
+        """Return the clients of the given poll. Polls are drawn in order, whatever the order of calls."""
         for number in range(max(state.drawn, default=state.next - 1) + 1, poll + 1):
             clients = len(view.devices)
             drawn = view.rng.choice(clients, self.size(clients), replace=False, shuffle=False)

@@ -16,11 +16,11 @@ from edgefl.strategies.polled import Polled, Polls
 class QuAFL(Polled):
     """X ← (X + Σ_{i∈S} Y_i)/(s + 1) and X_i ← (X + s·Y_i)/(s + 1), S a sample of s clients.
 
-    At k·``interval_s`` each polled client sends its model Y_i after the local steps since its last poll (at
-    most the K of ``training``), receives the server's model X from before this average, and continues from
-    the average X_i of the two. Clients thus keep their own models. Uploads have ``server.update_format``.
-    Differences from the paper: no lattice quantiser, downloads are not rounded, and the variant that weights
-    clients by speed is not implemented.
+    At k·``interval_s`` each polled client sends its model Y_i, which includes the local steps since its last
+    poll (at most the K steps of ``training``). It receives the server's model X from before this average, and
+    continues from X_i, the weighted average of X and Y_i. Clients thus keep their own models. Uploads are
+    encoded in ``server.update_format``. Differences from the paper: there is no lattice quantiser, downloads
+    are not rounded, and the variant that weights clients by speed is not implemented.
     """
 
     client_vectors: ClassVar[tuple[str, ...]] = ("own",)

@@ -35,23 +35,23 @@ class Round:
 class Rounds(Strategy):
     """Draw a round's members uniformly from the connected clients, and step after ``cohort`` updates.
 
-    With ``redraw = false`` a lost member is not replaced: a round's members start together, and the step
-    follows after ``cohort`` updates, or those of all remaining members if they are fewer.
+    Members are drawn without replacement unless a subclass overrides `draw`. A member that has not delivered
+    when the step is made is cancelled, or its update is discarded. A lost member is replaced by another draw.
+    A subclass defines `weights`.
 
-    Members are drawn without replacement unless a subclass overrides `draw`. Members that are later than the
-    step are cancelled, or their updates discarded. A lost member is replaced by another draw. A subclass
-    defines `weights`.
+    With ``redraw = false`` a lost member is not replaced: a round's members start together, and the step
+    follows after ``cohort`` updates, or after those of all remaining members if these are fewer.
     """
 
     cohort: Count | None = None
-    """Updates per round; default 10, or the most that the fleet allows."""
+    """Number of updates per round; default 10, or as many as the fleet allows if it is smaller."""
     over_selection: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-    """Members drawn per update that the round waits for (1.3 in Bonawitz et al. 2019)."""
+    """Number of members drawn for each update that the round waits for (1.3 in Bonawitz et al. 2019)."""
     redraw: bool = True
     """Replace a lost member by another draw. Pairwise masks need ``false``, which is then the default."""
     gather_s: NonNegative = 10.0
-    """Maximum time that the first round waits until the whole fleet is connected, emulated seconds; so the
-    first clients to connect are not favoured."""
+    """Maximum time that the first round waits until the whole fleet is connected, emulated seconds. The wait
+    avoids favouring the clients that connect first."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         """Return the weight of each update of a round."""

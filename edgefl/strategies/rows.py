@@ -79,6 +79,6 @@ class Rows:
 
     @property
     def cosines(self) -> Doubles:
-        """Cosines of the angles between all pairs of updates, float64[K, K]; 0 with an update of zeros."""
+        """Cosines of the angles between all pairs of updates, float64[K, K]; 0 for an update of zeros."""
         lengths = self.norms[:, None] * self.norms
         return np.divide(self.products, lengths, out=np.zeros_like(lengths), where=lengths > 0)

@@ -18,9 +18,9 @@ class Cache:
     """The cache of clients' models, and the state of the current round."""
 
     models: dict[int, Update] = field(default_factory=dict)
-    """Last model of each client; the global model stands in for that of a client without an entry."""
+    """Last model of each client; for a client without an entry, the global model is used."""
     bypassed: dict[int, Update] = field(default_factory=dict)
-    """By client, models that arrived in the last round and were not picked; the next sum caches them."""
+    """By client, models that arrived in the last round and were not picked; they enter the next sum."""
     picked: frozenset[int] = frozenset()
     """Clients whose models were picked in the last round."""
     seen: frozenset[int] = frozenset()
@@ -35,17 +35,17 @@ class Cache:
 class SAFA(Strategy):
     """w ← Σ_k (n_k/N)·w_k over a cache of each client's last model; client k holds n_k of all N examples.
 
-    A round ends after ``participants`` models from clients not picked in the last round; these are picked. If
-    no client is training any more, or after ``round_limit_s``, models from clients picked in the last round
-    make up the difference, in order of arrival. Picked models enter the cache before the sum, other arrived
-    models after it. A client that delivered restarts in the next round. The others train on. A client whose
-    base version is more than ``lag_tolerance`` versions old is cancelled and restarts from the newest; its
-    cache entry becomes the global model.
+    A round picks the first ``participants`` models from clients not picked in the last round, and then ends.
+    If no client is training any more, or after ``round_limit_s``, models from clients picked in the last
+    round make up the difference, in order of arrival. Picked models enter the cache before the sum, other
+    arrived models after it. A client that delivered restarts in the next round. The others continue to train.
+    A client whose base version is more than ``lag_tolerance`` versions old is cancelled and restarts from the
+    newest version; its cache entry becomes the global model.
 
-    Differences from the paper: (1) A cache entry that is not the client's own model (at the start or after
-    too much lag) is the current global model. The paper uses the global model from the time of the entry,
-    which needs one more model per client; trajectories differ by up to 110%. (2) A client that goes offline
-    loses its undelivered work.
+    Differences from the paper: (1) A cache entry that is not the client's own model (at the start, or after
+    too much lag) is the current global model. The paper uses the global model of the time when the entry was
+    made, which needs one more model per client; trajectories differ by up to 110%. (2) A client that goes
+    offline loses its undelivered work.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "model"
@@ -135,7 +135,7 @@ class SAFA(Strategy):
     def stepped(self, state: Cache, step: Step, view: View) -> None:
         made, used = view.version, {update.task for update in step.updates}
         arrived = self.arrived(state, view)
-        # A client that delivered gets the new version now, so its entry stays its own model whatever its lag.
+        # A client that delivered gets the new version now, so its entry stays its own model despite any lag.
         state.given.update(dict.fromkeys((update.client for update in arrived), made))
         state.picked = frozenset(update.client for update in arrived if update.task in used)
         state.bypassed = {update.client: update for update in arrived if update.task not in used}

@@ -11,11 +11,11 @@ from edgefl.strategies.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FedAvg):
-    """x ← x + η_g/|S| Σ_{i∈S} Δ_i and c ← c + 1/N Σ_{i∈S} Δc_i over a cohort S of N clients (Algorithm 1).
+    """x ← x + η_g/|S| Σ_{i∈S} Δ_i and c ← c + 1/N Σ_{i∈S} Δc_i over a cohort S of a fleet of N (Algorithm 1).
 
     A client makes K steps y ← y − η_l (g_i(y) − c_i + c), then keeps c_i⁺ = c_i − c + (x − y)/(K η_l), the
-    paper's option II. It uploads Δc_i = c_i⁺ − c_i with its update: twice the bytes each way. It requires
-    plain SGD (no ``training.momentum``).
+    paper's option II. It downloads c with the model, and uploads Δc_i = c_i⁺ − c_i with its update: twice the
+    bytes each way. The algorithm requires plain SGD (no ``training.momentum``).
 
     >>> Scaffold(cohort=2).local_rule().control
     ('c', 'c_i')

@@ -17,9 +17,9 @@ from edgefl.strategies.rows import Rows
 class TrimmedMean(Buffered):
     """w ← w + η_g · trmean_β(Δ_1, …, Δ_K) (definition 2, algorithm 1, option II).
 
-    For each parameter the β·K smallest and β·K largest of K values are left out, and the rest is averaged.
-    With ``restart = "new-version"`` and ``max_staleness = 0`` the updates start
-    from one version, as in the paper's rounds.
+    For each parameter, the β·K smallest and β·K largest of the K values are left out, and the others are
+    averaged. With ``restart = "new-version"`` and ``max_staleness = 0``, all updates of a step start from the
+    same version, as in the paper's rounds.
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"
