@@ -45,7 +45,7 @@ def torch_seed(seed: int, device: torch.device = CPU) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
-    """Device, precision and layout of a training step. Each choice gives different but reproducible bits.
+    """Device, precision and memory layout of training. Each choice gives different but reproducible bits.
 
     >>> import numpy as np
     >>> Arithmetic(memory_format="channels_last").batch(np.zeros((2, 1, 4, 4), np.float32)).stride()
@@ -61,16 +61,17 @@ class Arithmetic:
         return cls(device=training.device, precision=training.precision, memory_format=training.memory_format)
 
     def check(self) -> None:
-        """Raise `ConfigError` if the device is missing. Does not ask torch, which may initialise CUDA.
+        """Raise `ConfigError` if the device is missing.
 
-        Processes that are forked after CUDA was initialised cannot use it.
+        This does not call ``torch.cuda``, which may initialise CUDA: processes that are forked after that
+        cannot use CUDA.
         """
         if self.device == "cuda" and (torch.version.cuda is None or not driver_present()):
             built = "this torch is built for the CPU" if torch.version.cuda is None else "no device found"
             raise ConfigError(f"training.device: must be 'cpu' here ({built}), got 'cuda'")
 
     def move(self, flat: FlatModel) -> None:
-        """Move a model to the device that computes it. Call this in the process that computes."""
+        """Move a model to this device. Call this in the process that trains or evaluates the model."""
         if self.device == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.backends.cudnn.benchmark = False  # it chooses algorithms by run time, which varies
@@ -83,11 +84,11 @@ class Arithmetic:
         if self.memory_format == "channels_last" and batch.dim() == 4:
             _, channels, height, width = batch.shape
             strides = (height * width * channels, 1, width * channels, channels)
-            # with one channel both layouts are the same memory; strides tell convolutions which is meant
+            # With one channel both layouts have the same bytes; convolutions choose by the strides.
             batch = batch.contiguous(memory_format=torch.channels_last).as_strided(batch.shape, strides)
         return batch if device is None else batch.to(device)
 
     def cast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return the context for a forward pass, in which layers that benefit use the lower precision."""
+        """Return the context of a forward pass: with bfloat16, torch computes suitable layers in bfloat16."""
         lower = self.precision == "bfloat16"
         return torch.autocast(device.type, dtype=torch.bfloat16) if lower else nullcontext()

@@ -1,7 +1,8 @@
 """A data set of arrays in one safetensors file: ``data.name = "arrays"``, ``data.path`` names the file.
 
-The file holds ``train_x``, ``train_y``, ``test_x`` and ``test_y`` as in `Dataset`, and ``owners`` if the
-examples have users. Optional metadata: ``name``, and ``classes`` if the labels do not include all classes.
+The file holds ``train_x``, ``train_y``, ``test_x`` and ``test_y`` as in `Dataset`, and ``owners`` if each
+training example belongs to a user. Optional metadata: ``name``, and ``classes`` if the labels do not include
+all classes.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 sign-flip    −scale·Δ in place of the update Δ (Li et al. 2019, RSA, arXiv:1811.03761)
 gaussian     normal noise with the norm scale·‖Δ‖, in expectation, in place of Δ (Blanchard et al. 2017)
-label-flip   an honest update, trained with class C − 1 − y in place of y (Fang et al. 2020, arXiv:1911.11815)
-alie         mean − z · standard deviation of each parameter over several attackers' updates, which are honest
-             (Baruch et al. 2019, "A Little Is Enough", arXiv:1902.06156)
+label-flip   an update trained with class C − 1 − y in place of y (Fang et al. 2020, arXiv:1911.11815)
+alie         mean − z · standard deviation of each parameter, over the honest updates that the attacker
+             computes on several attackers' data (Baruch et al. 2019, "A Little Is Enough", arXiv:1902.06156)
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ AttackFunction = Callable[[Floats, int, int, np.random.Generator], None]
 
 
 def attacking_clients(rules: Attackers | None, clients: int, seed: int) -> tuple[int, ...]:
-    """Return the clients that attack, ascending: the share of all, rounded, drawn by the seed.
+    """Return the clients that attack, ascending. Their number is ``rules.share`` of all, rounded.
 
-    Raises `ConfigError` if the rounded number is 0 or that of all clients.
+    The seed draws the clients. Raises `ConfigError` if the rounded number is 0 or that of all clients.
 
     >>> attacking_clients(Attackers(share=0.2), 10, seed=1)
     (3, 6)
@@ -110,8 +110,8 @@ class Attack:
     def colluders(self, client: int, trip: int) -> list[int]:
         """Return the other attackers on whose data an ``alie`` attacker trains too: up to 7, drawn per trip.
 
-        It trains on each one's data from the one version that it downloaded. Empty for other clients and
-        attacks.
+        It trains on the data of each of them separately, always from the version that it downloaded. The list
+        is empty for other clients and other attacks.
         """
         if not self._z or client not in self._clients:
             return []
@@ -125,7 +125,8 @@ class Attack:
     ) -> None:
         """Change a trained model, in place, if the client attacks; ``base`` is the model that it downloaded.
 
-        ``others`` are the updates that it computed on the data of its `colluders`, each of the model's shape.
+        ``others`` are the updates that an ``alie`` attacker computed on the data of its `colluders`, each of
+        the model's shape.
         Raises `TrainingError` if the user's function fails.
         """
         rules = self._rules
@@ -151,12 +152,15 @@ class Attack:
 
 
 def _alie_z_of(rules: Attackers, clients: int, attackers: int) -> float:
-    """Return the given z, or that of the formula. Raises `ConfigError` if the attack cannot be made."""
+    """Return ``rules.z`` if it is set, else z by the paper's formula.
+
+    Raises `ConfigError` for fewer than two attackers, or if the formula gives no z above 0.
+    """
     key, fleet = "fleet.attackers", f"{attackers} attackers of {clients} clients"
     if attackers < 2:
         raise ConfigError(f"{key}.share: 'alie' needs 2 or more attackers, got {fleet}")
     if rules.z is not None:
         return rules.z
     if 2 * attackers >= clients or (found := alie_z(clients, attackers)) <= 0.0:
-        raise ConfigError(f"{key}.z: the paper's formula gives none above 0 for {fleet}; give z")
+        raise ConfigError(f"{key}.z: the paper's formula gives no z above 0 for {fleet}; set z")
     return found

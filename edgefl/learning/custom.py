@@ -41,13 +41,14 @@ TrainFunction = Callable[[Any, "ClientExamples", "Context"], object]
 
 
 class Context:
-    """One trip of one client: its identity, its start, and the count of its steps.
+    """One trip of one client: its identifiers, its inputs, and the count of its steps.
 
     ``client``, ``trip`` and ``version`` are whole numbers, ``rule`` is the experiment's ``[training]`` table,
-    ``criterion`` its loss of outputs and targets, and ``rng`` the trip's own numpy generator (torch is seeded
-    for the trip too). ``start`` is w_k and ``vectors`` are the strategy's broadcast vectors: float32 of shape
-    (size,), read-only. Vectors written to ``send[name]`` are sent with the update. ``kept[name]`` is the
-    client's state between trips; a change takes effect once the server accepts the update.
+    ``criterion(outputs, targets)`` is the experiment's loss, and ``rng`` is the trip's own numpy generator
+    (torch is also seeded for the trip). ``start`` is w_k and ``vectors`` are the strategy's broadcast
+    vectors: float32 of shape (size,), read-only. Vectors written to ``send[name]`` are sent with the update.
+    ``kept[name]`` is the client's state between trips; a change takes effect once the server accepts the
+    update.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class Context:
         self.metrics: dict[str, float] = {}
         """Values passed to `log`."""
         self.steps = 0
-        """Steps so far."""
+        """Number of steps recorded so far."""
         self.examples = 0
-        """Examples used in these steps."""
+        """Number of examples used in these steps."""
         self.counted: int | None = None
-        """Number of examples by which a strategy weights the update; None: all that the client holds."""
+        """Number of examples by which a strategy weights the update; None: all of the client's examples."""
         self.stopped: BaseException | None = None
-        """Exception that ended the trip from outside: it was cancelled, or the device is out of memory."""
+        """Exception that ended the trip from outside: the task was cancelled, or the device lacks memory."""
         self._sizes, self._done = sizes, done
         self._loss, self._weight = 0.0, 0
 
@@ -93,9 +94,9 @@ class Context:
     def step(self, examples: int, loss: float | Tensor | None = None) -> bool:
         """Record one step on this number of examples; return True while the trip has steps left.
 
-        Under the wall clock this waits until the device would have done the step. It raises an exception if
-        the task was cancelled, and `TrainingError` for more steps than ``[training]`` declares, or than a
-        strategy that ends trips at a given time allows.
+        Under the wall clock this waits until the device would have finished the step. It raises an exception
+        if the task was cancelled. It raises `TrainingError` if the trip has no steps left: ``[training]``
+        limits their number, and so do strategies that end trips at a given time.
         """
         count = operator.index(examples)
         if count < 1:
@@ -122,11 +123,12 @@ class Context:
             self.metrics[name] = figure if math.isfinite(figure) else math.nan
         if len(self.metrics) > MOST_METRICS or any(len(name) > LONGEST_NAME for name in metrics):
             raise ValueError(
-                f"log: at most {MOST_METRICS} metrics of {LONGEST_NAME} letters (got {len(self.metrics)})"
+                f"log: at most {MOST_METRICS} metrics, with names of up to {LONGEST_NAME} letters "
+                f"(got {len(self.metrics)} metrics)"
             )
 
     def finish(self) -> None:
-        """Record declared steps that were not made: the device spends their time anyway."""
+        """Record the declared steps that the function did not make: the device spends their time anyway."""
         for size in self._sizes[self.steps :]:
             self._account(size)
 
@@ -168,7 +170,7 @@ class ClientExamples:
     def batches(self, size: int | None = None, epochs: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of ``size`` (default: ``training.batch_size``) in a new seeded order each epoch.
 
-        Ends after ``epochs`` or when the trip has no steps left; call `Context.step` for each batch.
+        The batches end after ``epochs``, or when the trip has no steps left. Call `Context.step` after each.
         """
         context = self._context
         size, epoch = size or context.rule.batch_size, 0
@@ -179,14 +181,16 @@ class ClientExamples:
                     return
                 yield self._tensors_of(order[first : first + size])
             if context.steps == before and epochs is None:
-                raise TrainingError("made no step in an epoch: call context.step(len(y), loss) after each")
+                raise TrainingError(
+                    "made no step in an epoch: call context.step(len(y), loss) after each batch"
+                )
 
     def _tensors_of(self, rows: Rows) -> tuple[Tensor, Tensor]:
         return self._to(self._x[rows], self._y[rows])
 
 
 class CustomTrainer:
-    """Trains ``flat`` in place with the user's ``function``; error messages call it ``name``.
+    """Trains ``flat`` in place with the user's ``function``, which error messages call ``name``.
 
     >>> from torch import nn, optim
     >>> def train(model, examples, context):
@@ -231,10 +235,10 @@ class CustomTrainer:
         steps: int | None = None,
         rule: LocalRule | None = None,
     ) -> TrainResult:
-        """Run one trip from the model's present state on the examples ``rows`` of ``x`` and ``y``.
+        """Run one trip from the model's current state on the examples ``rows`` of ``x`` and ``y``.
 
-        ``done`` and ``steps`` are as in `edgefl.learning.train.Trainer.run`; ``rule`` overrides the
-        trainer's. Raises `TrainingError`, which names the function and the line that failed.
+        ``done`` and ``steps`` are as in `edgefl.learning.train.Trainer.run`; ``rule`` overrides the trainer's
+        rule. If the function fails, raises a `TrainingError` that names the function and the line.
         """
         flat, rule, device = self._flat, rule or self._rule, self._flat.vector.device
         sizes = list(rule.batches(len(rows), steps))

@@ -1,9 +1,9 @@
-"""Data sets by name, and the user's own.
+"""Load data sets by name, or from the user's own function.
 
-Files are searched in ``data.path``, else in ``$EDGEFL_DATA`` or ``$XDG_CACHE_HOME/edgefl/data``
-(``~/.cache/edgefl/data``) and in Debian's folder of data sets; in each, first in the data set's own
-subfolder, then in the folder itself. Without ``data.path`` and ``$EDGEFL_DATA``, missing files of MNIST,
-FashionMNIST and CIFAR-10 are downloaded (`edgefl.learning.download`).
+Files are searched in ``data.path``. Without it they are searched in ``$EDGEFL_DATA`` or, if that is not set,
+in ``$XDG_CACHE_HOME/edgefl/data`` (``~/.cache/edgefl/data``), and then in Debian's folder of data sets. In
+each folder, the data set's own subfolder is searched first. Without ``data.path`` and ``$EDGEFL_DATA``,
+missing files of MNIST, FashionMNIST and CIFAR-10 are downloaded (`edgefl.learning.download`).
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ FILES = {
 
 
 def load_data(spec: Data, seed: int, search_path: Sequence[Path] = ()) -> Dataset:
-    """Load the data set named in ``[data]``; its training part is sampled down to ``max_examples``.
+    """Load the data set named in ``[data]``, with a random sample of ``max_examples`` training examples.
 
-    ``"my_module:load"`` is called as ``load(spec=…, seed=…)`` and returns a `Dataset`, or four arrays
-    (train_x, train_y, test_x, test_y), whose targets are classes, tokens or floats (`Targets`).
-    ``search_path`` holds the experiment file's folder. Raises `ConfigError` for an unknown name, a missing or
-    invalid file, or a user's function that fails or returns invalid data.
+    A function ``"my_module:load"`` is called as ``load(spec=…, seed=…)`` and returns a `Dataset`, or four
+    arrays (train_x, train_y, test_x, test_y), whose targets are classes, tokens or floats (`Targets`).
+    ``search_path`` contains the folder of the experiment file. Raises `ConfigError` for an unknown name, a
+    missing or invalid file, or a user's function that fails or returns invalid data.
 
     >>> data = load_data(Data(name="digits", max_examples=100), seed=0)
     >>> len(data.train_x), len(data.train_y), len(data.test_x), data.classes
@@ -146,12 +146,12 @@ def _find(spec: Data, search_path: Sequence[Path], find: Callable[[Path], list[P
 
 
 def _given(spec: Data) -> str:
-    """Return the setting that names a folder of data, or "" if files may be downloaded."""
+    """Return the name of the setting that gives the data's folder; "" if files may be downloaded."""
     return "data.path" if spec.path is not None else "EDGEFL_DATA" if os.environ.get("EDGEFL_DATA") else ""
 
 
 def _homes(spec: Data, search_path: Sequence[Path]) -> list[Path]:
-    """Return folders to search; a relative ``data.path`` is resolved against search path and cwd."""
+    """Return the folders to search. A relative ``data.path`` is resolved against the search path and cwd."""
     if spec.path is not None:
         path = Path(os.path.expanduser(spec.path))  # Path.expanduser raises for an unknown user
         return list(dict.fromkeys((folder / path).resolve() for folder in (*search_path, Path.cwd())))
@@ -210,7 +210,7 @@ def _parts(name: str, x: Any, y: Any, test_x: Any, test_y: Any) -> tuple[tuple[A
 
 
 def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
-    """Return the number of classes, or of tokens in inputs and targets; None for float targets."""
+    """Return the number of classes, or of different tokens in inputs and targets; None for float targets."""
     targets = [y for _, y in parts]
     if targets[0].dtype.kind == "f":
         return None
@@ -219,7 +219,7 @@ def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
 
 
 def _tokens(x: Any) -> NDArray[Any]:
-    """Return tokens among the inputs; an empty array for images and floats."""
+    """Return the inputs' tokens; an empty array for images and floats."""
     raw = x.raw if isinstance(x, Tokens) else x
     return raw if isinstance(raw, np.ndarray) and raw.dtype.kind in "iu" else np.zeros(0, np.int64)
 

@@ -109,13 +109,13 @@ class Dataset:
     classes: int | None
     input_shape: tuple[int, ...]
     owners: Labels | None = None
-    """Number of the user of each training example, for the partition ``natural``; None without users."""
+    """For each training example, its user's number (for the partition ``natural``); None without users."""
 
     @classmethod
     def of(
         cls, name: str, parts: Iterable[Part], classes: int | None, owners: Labels | None = None
     ) -> Dataset:
-        """Create a data set from a training and a test part, each inputs and targets."""
+        """Create a data set from a training part and a test part, each a pair of inputs and targets."""
         (x, y), (test_x, test_y) = parts
         tests: dict[str, Any] = {"test_x": test_x, "test_y": test_y, "input_shape": x[:1].shape[1:]}
         return cls(name=name, train_x=x, train_y=y, classes=classes, owners=owners, **tests)
@@ -127,7 +127,7 @@ class Dataset:
 
     @property
     def outputs(self) -> int:
-        """Number of model outputs per target: one per class, or the size of a float target."""
+        """Number of model outputs per target: the number of classes, or the size of a float target."""
         return math.prod(self.target_shape) if self.classes is None else self.classes
 
     @property

@@ -1,6 +1,6 @@
-"""Download published data sets into the cache folder, each file checked against its SHA-256.
+"""Download published data sets into the cache folder, and check the SHA-256 of each file.
 
-The addresses of MNIST and FashionMNIST are those of torchvision, that of CIFAR-10 is its publisher's.
+The addresses of MNIST and FashionMNIST are those that torchvision uses; that of CIFAR-10 is its publisher's.
 ``EDGEFL_OFFLINE=1`` forbids downloads; ``EDGEFL_MIRROR=http://host/folder`` replaces the addresses by
 ``http://host/folder/NAME/FILE``.
 """
@@ -30,7 +30,7 @@ from edgefl.terminal import say
 SILENCE_S = 15.0
 """A download ends with an error if the server sends nothing for this long."""
 SLOWEST_BYTES_PER_S = 50_000
-"""Minimum speed of a download, which may take `SILENCE_S` longer than at this speed."""
+"""Minimum speed of a download. It may take `SILENCE_S` longer than it would at this speed."""
 PIECE = 1 << 16
 
 
@@ -45,7 +45,7 @@ class Source(NamedTuple):
     files: dict[str, str]
     """SHA-256 of each file."""
     megabytes: float
-    """Size of all files."""
+    """Total size of the files."""
 
 
 SOURCES = {
@@ -83,9 +83,10 @@ def offline() -> bool:
 
 
 def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
-    """Put the files of the data set ``name`` into ``folder``, unless another process made it ``complete``.
+    """Download the files of the data set ``name`` into ``folder``, unless another process has done so.
 
-    A file appears under its name only when it has its checksum. Raises `NotDownloaded`.
+    ``complete`` returns True if all files are there. A file gets its final name only after its checksum was
+    verified. Raises `NotDownloaded`.
     """
     if offline():
         raise NotDownloaded("EDGEFL_OFFLINE is set")
@@ -109,7 +110,7 @@ def download(name: str, folder: Path, complete: Callable[[], bool]) -> None:
 
 
 def _checked(mirror: str) -> str:
-    """Return the address in EDGEFL_MIRROR. Raises `NotDownloaded` if that is not an address."""
+    """Return ``mirror``, the value of EDGEFL_MIRROR. Raises `NotDownloaded` if it is not an address."""
     with contextlib.suppress(ValueError):
         parts = urllib.parse.urlsplit(mirror)
         whole = parts.hostname and not re.search(r"[\s\x00-\x1f\x7f]", mirror)
@@ -120,7 +121,7 @@ def _checked(mirror: str) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock."""
+    """Hold the folder's lock, so that only one process at a time downloads into the folder."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
@@ -130,7 +131,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _fetch(address: str, file: Path, sha256: str) -> None:
-    """Download one file."""
+    """Download one file and verify its checksum."""
     partial = file.with_name(file.name + PARTIAL)
     digest, received, began = hashlib.sha256(), 0, time.monotonic()
     try:
@@ -153,9 +154,10 @@ def _fetch(address: str, file: Path, sha256: str) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Write the archive's ``.bin`` files into ``folder``, without the folders they are in.
+    """Write the archive's ``.bin`` files into ``folder``, without the archive's subfolders.
 
-    They get their names when all are written, the test batch last: a set without it is downloaded again.
+    The files get their final names after all have been written, the test batch last: a data set without its
+    test batch counts as incomplete and is downloaded again.
     """
     partials: dict[Path, Path] = {}
     try:

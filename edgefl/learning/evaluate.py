@@ -27,15 +27,15 @@ Counts = NDArray[np.int64]
 KEY = "evaluation.function"
 NO_COUNTS: Counts = np.zeros(0, np.int64)
 MOST_COUNTED = 10_000
-"""Maximum number of classes that are counted one by one: the result must fit into a message."""
+"""Maximum number of classes for which results are counted by class: the counts must fit into a message."""
 
 
 class EvalResult(NamedTuple):
-    """Mean loss and accuracy; correct examples and all examples by class, int64 of shape (classes,).
+    """Mean loss and accuracy, and the numbers of ``correct`` and of all examples by class, int64[classes].
 
-    ``accuracy`` is NaN if targets are not classes or the outputs are not logits for them; counts are then
-    empty, as they are for tokens or above `MOST_COUNTED` classes. ``metrics`` come from the user's function;
-    ``problem`` is the reason if it returned none.
+    ``accuracy`` is NaN if targets are not classes or the outputs are not logits for them. The counts are then
+    empty; they are also empty for tokens, and for more than `MOST_COUNTED` classes. ``metrics`` are the
+    result of the user's function; ``problem`` is the reason if that function returned none.
     """
 
     loss: float
@@ -63,8 +63,8 @@ class OwnEvaluation:
     def measure(self, flat: FlatModel, x: Examples, y: NDArray[Any]) -> dict[str, float]:
         """Call the function on the model in evaluation mode; return its finite metrics.
 
-        It receives the first ``len(y)`` of ``x`` and all of ``y`` as tensors on the model's device. Raises a
-        one-line `ConfigError` if it fails or returns anything else.
+        The function receives the first ``len(y)`` rows of ``x``, and ``y``, as tensors on the model's device.
+        Raises a one-line `ConfigError` if it fails or does not return a mapping of names to numbers.
         """
         module, device, training = flat.module, flat.vector.device, flat.module.training
         flat.push()
@@ -107,7 +107,7 @@ def evaluate(
     batch: int = 64,
     loss: Loss = cross_entropy,
 ) -> EvalResult:
-    """Evaluate the model on the first ``len(y)`` of ``x``, ``batch`` examples at a time.
+    """Evaluate the model on the first ``len(y)`` rows of ``x``, ``batch`` examples at a time.
 
     Uses evaluation mode and float32, whatever the training precision. ``classes`` is None for float targets.
     Raises ValueError if there are no examples or a class is not in [0, classes).

@@ -1,4 +1,4 @@
-"""A module's parameters as views of one flat vector, so that moving a model is one copy."""
+"""A module's parameters as views of one flat vector, so that one operation copies a whole model."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ class FlatModel:
     array: Floats
     """The same memory as a numpy array; after `move` to another device, a copy in host memory."""
     whole: Floats
-    """``array`` and the memory after it for vectors."""
+    """``array``, followed by the memory for vectors."""
     grad: Tensor
     """Gradients of the trainable parameters, float32 of shape (trainable,)."""
     weights: Tensor
     """Trainable part of the vector, float32 of shape (trainable,)."""
     layout: tuple[Entry, ...]
     buffers: int
-    """Number of elements at the end of the vector that are float buffers of the module."""
+    """Number of elements in the module's float buffers, which are at the end of the vector."""
 
     def __init__(self, module: nn.Module, vectors: int = 0) -> None:
         trainable, frozen, buffers, fixed = _tensors(module)
@@ -180,7 +180,7 @@ class FlatModel:
                 self.module.get_buffer(name).copy_(first)
 
     def training_mode(self) -> None:
-        """Call `nn.Module.train` unless all submodules are in training mode: the check is faster."""
+        """Call `nn.Module.train` unless all submodules are in training mode; checking is faster."""
         if not all(module.training for module in self._modules):
             self.module.train()
 
@@ -306,7 +306,7 @@ def _refuse(name: str, tensor: Tensor) -> None:
 
 
 def _refuse_overlap(tensors: dict[str, Tensor]) -> None:
-    """Refuse different parameters that share memory: in the vector they would be separate."""
+    """Raise `ConfigError` if two parameters share memory: in the vector they would be separate."""
     ranges = []
     for name, tensor in tensors.items():
         if tensor.numel():

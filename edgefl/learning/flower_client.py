@@ -85,7 +85,7 @@ class FlowerTraining:
         return self._app._call is not None
 
     def _message(self, sent: Any, context: Context) -> Any:
-        """Create Flower's train message, as its strategies do."""
+        """Create a train message like those of Flower's own strategies."""
         from flwr.app import ConfigRecord, Message, MessageType, Metadata, RecordDict
 
         rule = context.rule
@@ -159,7 +159,7 @@ def _count(examples: object) -> int | None:
 
 @contextmanager
 def _steps_accounted(examples: ClientExamples, context: Context) -> Iterator[None]:
-    """Record each step of a torch optimiser; if the app makes none, record all steps when it returns."""
+    """Record each step of a torch optimiser; if the app makes none, record all steps after it returns."""
     sizes = context.rule.batches(len(examples), context.left)
 
     def made(*_: object) -> None:

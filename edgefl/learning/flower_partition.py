@@ -1,8 +1,8 @@
 """Partitioners of Flower Datasets: ``data.partition = "flwr:NAME"``, with ``data.partition_args``.
 
-A separate process runs the partitioner and writes the rows of all clients to a file in the cache folder: the
-threads of that package would not survive the fork of clients. Later processes and runs with the same
-examples, clients, seed and arguments read the file.
+A separate process runs the partitioner and writes the rows of all clients to a file in the cache folder,
+because the threads of Flower Datasets would not survive the fork of clients. Later processes and runs with
+the same examples, clients, seed and arguments read the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgefl.learning.own_process import end, run_module
 
 PREFIX = "flwr:"
 LABEL, ROW = "label", "row"
-"""Columns of the data set that a partitioner gets: the class, if there is one, and the row number."""
+"""Columns of the table that is partitioned: the class, if examples have one, and the row number."""
 Rows = NDArray[np.int64]
 
 
@@ -35,10 +35,11 @@ def flower_rows(
 ) -> list[Rows]:
     """Return the row numbers of each client: client i has partition i of the partitioner ``name``.
 
-    So sizes that grow with i follow the order of the fleet's profiles (docs/models.md). The partitioner
-    divides the rows in an order drawn from ``rng``. Its number of partitions, its column of classes and its
-    seed are set here, unless ``arguments`` sets them. Raises `ConfigError` if the package is missing, if
-    the partitioner refuses its arguments, or if it makes another number of partitions.
+    Clients have the order of the fleet's profiles, so if partitions grow with i, the last profiles get the
+    most examples (docs/models.md). The partitioner divides the rows in an order drawn from ``rng``. This
+    function sets its number of partitions, its column of classes and its seed, unless ``arguments`` does.
+    Raises `ConfigError` if the package is missing, if the partitioner rejects its arguments, or if it makes
+    another number of partitions.
     """
     order = rng.permutation(len(targets))
     request = {
@@ -58,7 +59,7 @@ def flower_rows(
 
 
 def divide(request: Mapping[str, Any], partitioners: Any, table: Any) -> bytes:
-    """Return the file's content: the rows and the size of each partition of ``table``.
+    """Return the content of the cache file: the rows and the size of each partition of ``table``.
 
     Raises `ConfigError` if there is no such partitioner, or if it makes another number of partitions.
     """
@@ -82,7 +83,7 @@ def divide(request: Mapping[str, Any], partitioners: Any, table: Any) -> bytes:
 
 
 def write(file: Path) -> None:
-    """Divide the rows of the request in standard input, and write ``file``.
+    """Read a request from standard input, divide its rows, and write the result to ``file``.
 
     Raises `ConfigError`, and the package's own errors.
     """

@@ -10,7 +10,7 @@ from edgefl.seeds import stream
 
 
 class GrowingData:
-    """Numbers of examples by client and trip; ``final`` holds each client's number at the end.
+    """Numbers of examples by client and trip; ``final`` is each client's number n_k after all growth.
 
     On trip t (the first is 0) client k has ⌈min(1, start + t·r_k)·n_k⌉ examples, at least one. Its rate r_k
     is drawn uniformly from [``least_per_trip``, ``most_per_trip``] by the experiment's seed.

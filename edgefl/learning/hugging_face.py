@@ -1,8 +1,9 @@
 """Images with classes from the Hugging Face hub: ``data.name = "hf:NAME"`` or ``"hf:NAME:CONFIG"``.
 
 A separate process downloads the data set with the package ``datasets`` and converts it to a file of arrays in
-the cache folder: the threads of that package would not survive the fork of clients. Later runs read the file
-and need neither the network nor the package. Since version 4, ``datasets`` does not run a data set's code.
+the cache folder, because the threads of that package would not survive the fork of clients. Later runs read
+the file and need neither the network nor the package. ``datasets`` must be version 4 or newer, because older
+versions run code from the data set.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ TESTS = ("test", "validation", "valid")
 def load_from_hub(name: str) -> Dataset:
     """Load the data set ``name``, which starts with `PREFIX`; pixels are standardised by channel.
 
-    Without a test split, the test part is empty. Raises `ConfigError` if the data set cannot be fetched, or
-    does not have images with classes.
+    If the data set has no test split, the test part is empty. Raises `ConfigError` if the data set cannot be
+    fetched, or does not have images with classes.
     """
     file = _file_of(name)
     if not file.is_file():
@@ -57,7 +58,7 @@ def load_from_hub(name: str) -> Dataset:
 
 
 def _file_of(name: str) -> Path:
-    """Return the cache file of a data set: one for each name and each local folder."""
+    """Return the cache file of a data set, which is different for each name and each local folder."""
     path, colon, configuration = name.removeprefix(PREFIX).partition(":")
     if not path:
         raise ConfigError(f"data.name {name!r}: no name after {PREFIX!r}, expected one such as 'hf:cifar10'")
@@ -103,7 +104,11 @@ def convert(splits: Mapping[str, Any]) -> bytes:
 
 
 def _pixels(pictures: Sequence[Any], like: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
-    """Return images as bytes (n, channels, height, width), of the shape of ``like`` if given."""
+    """Return images as uint8 of shape (n, channels, height, width).
+
+    All must have the size of the images in ``like``, or without it that of the first picture. Raises
+    `ConfigError` for another size.
+    """
     if like is None:
         first = pictures[0]
         shape = (1 if first.mode in ("1", "L") else 3, first.height, first.width)

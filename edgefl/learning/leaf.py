@@ -15,8 +15,9 @@ a file's name  CelebA: pictures beside the JSON      a photo of 3 × ``data.imag
 a string       Shakespeare: 80 letters               its letters; the label is the next one    80
 =============  ====================================  ========================================  =======
 
-Every example keeps its user, so that ``partition = "natural"`` can give each client one user's data. All
-files are loaded before a run starts; if a data set does not fit in memory, sample it with LEAF's own script.
+The user of every training example is recorded, so that ``partition = "natural"`` can give each client one
+user's data. All files are loaded before a run starts; if a data set does not fit in memory, sample it with
+LEAF's own script.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ WORDS = 25
 """Words per tweet, as in LEAF. Shorter tweets are padded in front (LEAF: at the end), so that the last input
 of a recurrent network is a word."""
 VOCABULARY = 10_000
-"""Number of the most frequent words of the training tweets with a token of their own, as in FedBuff's B.1."""
+"""Number of words with a token of their own: the most frequent in the training tweets (FedBuff's B.1)."""
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 MOST_LABELS = 100_000
-"""Upper bound of labels where the number of classes is not known."""
+"""Labels must be below this bound if the number of classes is not known in advance."""
 LETTERS = "\n !\"&'(),-.0123456789:;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
-"""The 80 letters of LEAF's Shakespeare."""
+"""The 80 characters of LEAF's Shakespeare data."""
 PHOTO = re.compile(r"[\w-]+\.(jpg|jpeg|png)", re.IGNORECASE)
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 
@@ -81,12 +82,12 @@ class Kind:
         return np.array(numbers, np.int64)
 
     def finish(self, train: list[Any], test: list[Any]) -> tuple[Examples, Examples]:
-        """Join all users' inputs, training and test."""
+        """Concatenate the inputs of all users; return the training and the test inputs."""
         raise NotImplementedError
 
 
 class Numbers(Kind):
-    """Vectors; 784 numbers are a FEMNIST image."""
+    """Vectors of numbers; a vector of 784 numbers is a FEMNIST image."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -109,7 +110,7 @@ class Numbers(Kind):
 
 
 def _images(parts: list[NDArray[np.float32]]) -> Examples:
-    """Convert to bytes if that is lossless: LEAF writes k/255."""
+    """Join images, and convert them to bytes if that is lossless: LEAF writes a byte k as k/255."""
     rows = np.concatenate(parts).reshape(-1, 1, 28, 28)
     levels = np.rint(rows * np.float32(255.0))
     if rows.min() >= 0.0 and rows.max() <= 1.0 and float(np.abs(rows * 255.0 - levels).max()) < 1e-3:
@@ -145,7 +146,7 @@ class Tweets(Kind):
 
 
 class Lines(Kind):
-    """Lines of letters as numbers; the label is the next letter."""
+    """Lines of text as numbers, one per character; the label is the next character."""
 
     name = "shakespeare"
     classes = len(LETTERS)
@@ -185,7 +186,7 @@ HALF = (0.5, 0.5, 0.5)
 class Photos(Kind):
     """Square photos of ``size`` pixels: the shorter side is scaled to ``size``, the longer one cropped.
 
-    Normalised with mean and deviation 0.5. FedBuff (B.1) uses 32 pixels; LEAF resizes to 84 × 84.
+    Pixels are normalised with mean and standard deviation 0.5. FedBuff (B.1) uses a size of 32; LEAF uses 84.
     """
 
     name = "celeba"
@@ -275,7 +276,7 @@ def load_leaf(folder: Path, image_size: int) -> Dataset:
 
 
 def _users(folder: Path) -> Iterator[tuple[str, _User]]:
-    """Yield (file and user name, for error messages; user) for each user with examples, in file order."""
+    """Yield each user with examples, in file order: file and name for error messages, and the user's data."""
     seen: set[str] = set()
     for file in sorted(folder.glob("*.json")):
         found = _read(file)

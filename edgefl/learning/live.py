@@ -54,7 +54,7 @@ class LiveTensors:
         self.line.append(self._bytes + _inside(operation, args))
 
     def release(self, tensor: Tensor) -> None:
-        """Stop counting a gradient: it is added to the step's gradients and then freed."""
+        """Stop counting a parameter's complete gradient, which is counted separately from other tensors."""
         storage = tensor.untyped_storage()
         if self._storages.get(storage._cdata) is not None:
             self._storages[storage._cdata] = None
@@ -67,7 +67,7 @@ class LiveTensors:
 
 
 def _inside(operation: Any, args: Sequence[Any]) -> int:
-    """Return bytes of a convolution's temporaries: oneDNN copies its operands to another memory layout."""
+    """Return the bytes of a convolution's temporaries: oneDNN copies operands to another memory layout."""
     if operation not in _CONVOLUTIONS:
         return 0
     operands = args[: 3 if operation is _CONVOLUTIONS[1] else 2]
@@ -75,10 +75,10 @@ def _inside(operation: Any, args: Sequence[Any]) -> int:
 
 
 def live_lines(low: Sequence[int], high: Sequence[int], batches: tuple[int, int]) -> LiveLines:
-    """Fit live bytes as lines in the batch size, from each operation's live bytes at two batch sizes.
+    """Fit the live bytes of each operation as a line in the batch size, from traces at two batch sizes.
 
-    Keeps only lines that are the highest at some batch size. If the two traces have different operations,
-    the result is the single line through their peaks.
+    Return only the lines that are the highest at some batch size. If the two traces have different numbers of
+    operations, the result is the single line through their peaks.
 
     >>> live_lines([10, 40], [12, 40], (2, 4))
     ((40.0, 0.0), (8.0, 1.0))

@@ -1,6 +1,7 @@
-"""Models by name, and the user's own: float32 (batch, *input_shape) or tokens to logits (batch, classes).
+"""Models by name, and the user's own.
 
-For float targets of k numbers ``classes`` is k, and the outputs are predictions instead of logits.
+A model maps inputs, float32 of shape (batch, *input_shape) or tokens, to logits of shape (batch, classes).
+For float targets of k numbers, ``classes`` is k, and the outputs are predictions instead of logits.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ INPUTS: dict[str, tuple[Shape, int]] = {
 """Example shape and number of classes of the data that each model was published with."""
 TIMM = "timm:"
 OTHERS = ("my_module:make", "timm:NAME")
-"""Names of a user's own model and of a timm network."""
+"""Forms of the name of a user's own model and of a timm network."""
 
 
 def make_model(
@@ -72,10 +73,10 @@ def make_model(
 ) -> nn.Module:
     """Create the model named in ``[model]``, with initial weights drawn by ``seed``.
 
-    ``classes`` is the data's `Dataset.outputs`. ``"my_module:make"`` is called as ``make(input_shape=…,
-    classes=…, **args)`` and returns a `torch.nn.Module`; ``"timm:resnet18"`` is timm's. torch's global random
-    stream is unchanged. Raises `ConfigError` for an unknown model or argument, or if the user's function
-    is missing, fails or returns anything else.
+    ``classes`` is the data's `Dataset.outputs`. A function ``"my_module:make"`` is called as
+    ``make(input_shape=…, classes=…, **args)`` and returns a `torch.nn.Module`; ``"timm:resnet18"`` is timm's
+    network of this name. torch's global random stream is unchanged. Raises `ConfigError` for an unknown model
+    or argument, or if the user's function is missing, fails or does not return a module.
 
     >>> first = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
     >>> again = make_model(Model(args={"hidden": [8]}), (1, 8, 8), 10, seed=1)
@@ -110,11 +111,12 @@ def make_model(
 def model_to_trace(
     name: str, input_shape: Shape | None = None, device: str | None = None
 ) -> tuple[nn.Module, Shape]:
-    """Create the model with that name; return it and its example shape, by default that of its usual data.
+    """Create the model ``name``; return it and the shape of one example.
 
-    Its tensors are on ``device``; by default a timm network's are on torch's meta device, which use no
-    memory, and others' on the CPU. Raises `ConfigError` like `make_model`, and for a user's own model without
-    a shape.
+    The default shape is that of the data with which the model was published (`INPUTS`). Tensors are created
+    on ``device``: by default on torch's meta device for a timm network, so that they use no memory, and on
+    the CPU for other models. Raises `ConfigError` like `make_model`, and for a user's own model without a
+    shape.
 
     >>> model_to_trace("cnn-femnist")[1]
     (1, 28, 28)
@@ -133,9 +135,10 @@ def model_to_trace(
 
 
 def timm_network(name: str, input_shape: Shape, classes: int, **args: Any) -> nn.Module:
-    """Create the network that timm calls ``name`` for images of that shape; ``args`` are passed to timm.
+    """Create timm's network ``name`` for images of shape ``input_shape``; ``args`` are passed to timm.
 
-    Raises `ConfigError` if timm is not installed, has no such network, or the network rejects such images.
+    Raises `ConfigError` if timm is not installed or has no such network, or if the network rejects such
+    images.
     """
     own = timm_input(name)
     arguments: dict[str, Any] = {"in_chans": input_shape[0], "num_classes": classes, **args}
@@ -151,7 +154,7 @@ def timm_network(name: str, input_shape: Shape, classes: int, **args: Any) -> nn
 
 
 def timm_input(name: str) -> Shape:
-    """Return the image shape that the network was made for: channels, height, width."""
+    """Return the image shape for which the network was designed: channels, height, width."""
     timm = _timm()
     if not timm.is_model(name):
         raise ConfigError(
@@ -170,9 +173,10 @@ def _timm() -> Any:
 
 
 def _imported() -> Any:
-    """Import timm. If torchvision's compiled operators belong to another build, declare their names to torch.
+    """Import timm, even if torchvision's compiled operators do not match this torch.
 
-    timm imports torchvision, which fails without these operators. No network here uses them.
+    timm imports torchvision, whose import then fails because its operators are missing. This function
+    declares their names to torch and imports timm again. No network here uses these operators.
     """
     try:
         import timm
@@ -189,4 +193,4 @@ def _imported() -> Any:
 
 
 _KEPT: list[Any] = []
-"""Keeps the declarations alive: they are removed with the library object."""
+"""Library objects that keep the declared operators alive: torch removes them when the object is deleted."""

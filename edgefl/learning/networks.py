@@ -1,4 +1,4 @@
-"""The papers' networks, for images (batch, channels, height, width) or int64 tokens (batch, length)."""
+"""Networks from papers, for images (batch, channels, height, width) or int64 tokens (batch, length)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Shape = tuple[int, ...]
 
 
 def cnn_fedbuff(input_shape: Shape, classes: int, *, width: int = 32, dropout: float = 0.1) -> nn.Module:
-    """FedBuff's four-layer CNN for CIFAR-10 and CelebA (Nguyen et al. 2022, B.1): LEAF's with GroupNorm.
+    """FedBuff's four-layer CNN for CIFAR-10 and CelebA (Nguyen et al. 2022, B.1): LEAF's CNN with GroupNorm.
 
     Four times: 3×3 convolution of ``width`` channels (stride 1, padding 2), GroupNorm with one channel per
-    group, ReLU, 2×2 max pool; then dropout and one linear layer. Width, kernel and groups are not in the
-    paper but in its simulator, FLSim, which shares one GroupNorm among the four layers; here each has its
-    own. 31,786 parameters for 32×32×3 and ten classes.
+    group, ReLU, 2×2 max pool; then dropout and one linear layer. The paper does not give width, kernel and
+    groups; they are those of its simulator, FLSim. FLSim shares one GroupNorm among the four layers; here
+    each layer has its own. There are 31,786 parameters for 32×32×3 and ten classes.
 
     >>> sum(p.numel() for p in cnn_fedbuff((3, 32, 32), 10).parameters())
     31786
@@ -39,10 +39,11 @@ def cnn_defedavg(
 ) -> nn.Module:
     """DeFedAvg's CNN (Wang et al. 2024, §4.1.1): two 5×5 convolutions with 2×2 max pools, two linear layers.
 
-    The convolutions are unpadded: only that gives the paper's latent width of 1,600 on 32×32×3 images, and
-    1,024 on 28×28×1. 582,026 parameters on the latter are 2.33 MB = 2.22 MiB (paper: 2.2 MB), and 878,538 on
-    the former 3.51 MB = 3.35 MiB (paper: 3.53 MB). The paper's cost of a step, 17.0 and 31.4 MFLOP, is four
-    operations per multiply-add for one example (4.27 and 7.83 million), not for a batch of ten.
+    The convolutions are unpadded: only then is the input of the linear layers 1,024 numbers for 28×28×1
+    images and 1,600 for 32×32×3 images, as in the paper. The 582,026 parameters for 28×28×1 are 2.33 MB =
+    2.22 MiB (paper: 2.2 MB), and the 878,538 for 32×32×3 are 3.51 MB = 3.35 MiB (paper: 3.53 MB). The paper's
+    cost of a step, 17.0 and 31.4 MFLOP, is that of one example with four operations per multiply-add (4.27
+    and 7.83 million multiply-adds), not that of a batch of ten.
 
     >>> [sum(p.numel() for p in cnn_defedavg(s, 10).parameters()) for s in ((1, 28, 28), (3, 32, 32))]
     [582026, 878538]
@@ -183,12 +184,12 @@ def lstm_sent140(
     linear: int = 128,
     dropout: float = 0.1,
 ) -> nn.Module:
-    """FedBuff's tweet classifier (Nguyen et al. 2022, B.1): LEAF's with more words and dropout.
+    """FedBuff's tweet classifier (Nguyen et al. 2022, B.1): LEAF's model with more words and with dropout.
 
-    An embedding of 10,000 words (and two more tokens, for padding and unknown words) in 300 dimensions, two
-    LSTM layers of 100, dropout 0.1 between and after them, linear layers to 128 and to the classes. The
-    paper's embedding is GloVe's and fixed; here it is trained, since no vectors are distributed with the
-    data.
+    The layers are an embedding of 10,000 words (and two more tokens, for padding and unknown words) in 300
+    dimensions, two LSTM layers of 100, dropout 0.1 between and after them, and linear layers to 128 and to
+    the classes. The paper uses the fixed embedding of GloVe; here the embedding is trained, since the data do
+    not include GloVe's vectors.
 
     >>> sum(p.numel() for p in lstm_sent140((25,), 2).parameters())
     3255386

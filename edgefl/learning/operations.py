@@ -19,7 +19,8 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     conv_flop: float = 0.0
     """Convolutions with kernels above 1 × 1, including grouped ones."""
     thin_flop: float = 0.0
-    """The same with up to four input channels, such as a network's first: too few for vector registers."""
+    """Ungrouped convolutions with kernels above 1 × 1 and up to four input channels, such as those of a
+    network's first layer. So few channels do not fill vector registers."""
     pointwise_flop: float = 0.0
     """1 × 1 convolutions."""
     depthwise_flop: float = 0.0
@@ -32,7 +33,7 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     depthwise_planes: float = 0.0
     """Number of depthwise groups × number of images, summed over the forward pass and each gradient."""
     conv_bytes: float = 0.0
-    """Bytes moved by convolutions; the fields below likewise for other operations."""
+    """Bytes moved by convolutions. The fields below are the bytes moved by other kinds of operations."""
     matmul_bytes: float = 0.0
     norm_bytes: float = 0.0
     pool_bytes: float = 0.0

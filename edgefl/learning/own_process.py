@@ -16,7 +16,7 @@ def run_module(
 ) -> None:
     """Run ``python -m module`` with ``text`` as its standard input and additional environment variables.
 
-    If it fails, raises `ConfigError` with ``about`` and the last line that the process printed.
+    If the process fails, raises `ConfigError` with ``about`` and the last line that it printed.
     """
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -31,7 +31,7 @@ def run_module(
 
 
 def end(work: Callable[[], None]) -> int:
-    """Do the process's work; return its exit code, after one line with the reason if the work failed."""
+    """Call ``work`` and return the process's exit code; if ``work`` fails, print one line with the reason."""
     try:
         work()
     except (ConfigError, RunError) as error:

@@ -1,28 +1,30 @@
 """Partition of the training examples among clients.
 
 `iid`        an even random split.
-`dirichlet`  as Hsu et al. 2019 and FedBuff: every client holds the same number of examples (± 1), with class
-             shares drawn from Dirichlet(α · p), p the classes' shares in the data. Examples are drawn without
-             replacement; when a class is used up, the client's other classes replace it in proportion.
+`dirichlet`  as in Hsu et al. 2019 and FedBuff: every client holds the same number of examples (± 1), with
+             class shares drawn from Dirichlet(α · p), where p are the classes' shares in the data. Examples
+             are drawn without replacement; when a class is used up, the client gets more examples of its
+             other classes, in proportion to their shares.
 `shards`     every client holds ``classes_per_client`` different classes; every class is held by equally many
              clients (± 1) and split evenly among them, as in DeFedAvg with two classes per client.
-`by-device`  the clients of a profile named in ``labels`` hold exactly those labels; each label is split
-             evenly, at random, among all clients that hold it. Profiles not named share the labels that no
-             profile names, or all labels if each one is named. Used in FedStaleWeight's experiment (§6.2).
+`by-device`  the clients of a profile named in ``labels`` hold the labels listed there; each label is split
+             evenly, at random, among all clients that hold it. Clients of other profiles hold the labels
+             that ``labels`` does not contain, or all labels if it contains every label. This split is used
+             in FedStaleWeight's experiment (§6.2).
 
 `natural`    each client holds the examples of one user of the data set; users are drawn at random if there
              are more users than clients. LEAF's data sets have users.
 
-`flwr:Partitioner`  a class of Flower Datasets (``flower_partition``); client i holds its partition i.
+`flwr:Partitioner`  a partitioner of Flower Datasets (``flower_partition``); client i holds its partition i.
 
 `my_module:split`  the user's function, called as ``split(labels=…, profiles=…, rng=…)``. It returns an array
              of row numbers for each client in ``profiles``, drawn with the generator ``rng``. Clients may
              share rows, so that a fleet may be larger than the data set.
 
 Every client gets at least one example and, except with a user's function, no example is held twice. All
-examples are assigned, except those of users without a client, and of labels that no client may hold: with
-``shards`` if there are fewer places than classes, and with ``by-device`` if every profile is named and a
-label is not.
+examples are assigned, except those of users without a client and those of labels that no client may hold.
+There are such labels with ``shards`` if ``classes_per_client`` times the number of clients is less than the
+number of classes, and with ``by-device`` if ``labels`` contains every profile but not every label.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Rows = NDArray[np.int64]
 
 
 class Parts(LazySequence[Rows]):
-    """Row numbers by client in one int64 array: client i has the next ``sizes[i]`` of ``rows``.
+    """Row numbers of all clients in one int64 array: client 0 has the first ``sizes[0]`` rows, and so on.
 
     >>> parts = Parts(np.array([7, 4, 2]), np.array([2, 1])).ascending()
     >>> parts[0], parts.sizes, parts.owners
@@ -73,7 +75,7 @@ class Parts(LazySequence[Rows]):
 
     @property
     def owners(self) -> Rows:
-        """Client of each of ``rows``."""
+        """The client that holds each of ``rows``."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def ascending(self) -> Parts:
@@ -97,10 +99,11 @@ def partition(
     owners: Rows | None = None,
     search_path: Sequence[Path] = (),
 ) -> Parts:
-    """Assign row numbers to clients: a sorted int64 array for each of ``profiles``.
+    """Assign row numbers to clients: a sorted int64 array for each client in ``profiles``.
 
-    ``targets`` are the training examples', ``owners`` their users, for ``natural``. Raises `ConfigError` if
-    the requested split is impossible, such as a split by classes of targets that are not classes.
+    ``targets`` are the targets of the training examples, and ``owners`` are the examples' users, for
+    ``natural``. Raises `ConfigError` if the requested split is impossible, such as a split by classes if the
+    targets are not classes.
 
     >>> held = partition(Data(), np.arange(10) % 2, ["pi-4"] * 3, classes=2, seed=0)
     >>> [len(rows) for rows in held], sorted(np.concatenate(held).tolist()) == list(range(10))
@@ -136,7 +139,7 @@ def partition(
 
 
 def hold_out(parts: Sequence[Rows], fraction: float, seed: int) -> tuple[Parts, Parts]:
-    """Split each client's rows into training and test rows; at least one of each if it has two.
+    """Split each client's rows into training and test rows; at least one of each if it has two or more.
 
     The choice depends only on the seed and the client's number. Rows stay sorted.
 
@@ -185,7 +188,10 @@ def _own(
 
 
 def _checked(name: str, parts: Sequence[NDArray[Any]], targets: Targets, profiles: Sequence[str]) -> Parts:
-    """Return the parts if there is one for each client, with distinct rows of the data and at least one."""
+    """Return the parts, sorted. Raises `ConfigError` unless each client has one, with one or more rows.
+
+    The rows of a part must be distinct rows of the data.
+    """
     if len(parts) != len(profiles):
         raise ConfigError(
             f"data.partition: {name!r} must return one array of rows for each of {len(profiles)} clients "
@@ -233,7 +239,7 @@ def _dirichlet(
     quotas = np.full(clients, len(labels) // clients)
     quotas[rng.permutation(clients)[: len(labels) % clients]] += 1
     parts: list[Rows] = [np.empty(0, np.int64)] * clients
-    # The last client gets what the pools still hold, so the order must not follow the device profiles.
+    # The last client gets the remaining examples, so the order must not follow the device profiles.
     for client in rng.permutation(clients):
         shares = np.zeros(classes)
         shares[present] = rng.dirichlet(prior)
@@ -265,7 +271,7 @@ def _shards(per_client: int, labels: Rows, clients: int, rng: np.random.Generato
     places[rng.permutation(len(present))[: clients * per_client % len(present)]] += 1
     holders: dict[int, list[int]] = {int(label): [] for label in present}
     for client in rng.permutation(clients):
-        # Taking the classes with the most places left always leaves a valid choice for later clients.
+        # Later clients always have a valid choice if each client gets the classes with the most places left.
         order = np.lexsort((rng.random(len(present)), -places))[:per_client]
         places[order] -= 1
         for index in order:

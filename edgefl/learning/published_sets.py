@@ -1,8 +1,8 @@
 """Published data sets: scikit-learn's digits (1,797 of 8×8) and diabetes, MNIST, FashionMNIST, CIFAR-10.
 
-MNIST and FashionMNIST are published in IDX, gzipped or not: a big-endian header (two zero bytes, type 0x08
-for uint8, the number of dimensions, each dimension as a 32-bit number), then the bytes, row-major (LeCun et
-al., yann.lecun.com/exdb/mnist).
+MNIST and FashionMNIST are published in the IDX format, gzipped or not: a big-endian header (two zero bytes,
+type 0x08 for uint8, the number of dimensions, each dimension as a 32-bit number), then the bytes, row-major
+(LeCun et al., yann.lecun.com/exdb/mnist).
 
 CIFAR-10 (Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html) is read in its binary version: records of one
 label byte and 3,072 bytes, channel by channel.
@@ -27,11 +27,11 @@ from edgefl.learning.dataset import Dataset, Images
 from edgefl.seeds import stream
 
 CLASSES = 10
-"""Number of classes in each of these data sets."""
+"""Number of classes in each of these data sets except diabetes, whose targets are numbers."""
 
 DIGITS_TOP = 16
 DIGITS_MEAN, DIGITS_STD = 0.3053, 0.3762
-"""Mean and standard deviation of the whole data set, as fractions of `DIGITS_TOP`."""
+"""Mean and standard deviation of the pixels of all digits, as fractions of `DIGITS_TOP`."""
 
 
 def load_digits(
@@ -72,7 +72,7 @@ def _split(
 def held_out(
     labels: NDArray[np.int64], fraction: float, seed: int, purpose: str = "test-split"
 ) -> NDArray[np.bool_]:
-    """Mark the test examples: ``fraction`` of each class, rounded, at least one.
+    """Mark the test examples: ``fraction`` of each class, rounded to a whole number of at least one.
 
     >>> held_out(np.array([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0).sum()
     np.int64(2)
@@ -216,8 +216,9 @@ def _read_batch(file: Path) -> Batch:
 def load_diabetes(test_fraction: float, seed: int) -> Dataset:
     """Load the patients; ``test_fraction`` of them, drawn by ``seed``, are test examples.
 
-    Each of the 442 has ten measurements (age, sex, body mass index, blood pressure, six of blood serum); the
-    target is the progression of the disease after a year (Efron et al. 2004, "Least Angle Regression").
+    Each of the 442 patients has ten measurements (age, sex, body mass index, blood pressure, six of blood
+    serum); the target is the progression of the disease after a year (Efron et al. 2004, "Least Angle
+    Regression").
     Every column, including the target, is scaled to mean 0 and deviation 1 over the training part.
 
     >>> data = load_diabetes(0.2, seed=0)
@@ -235,11 +236,11 @@ def load_diabetes(test_fraction: float, seed: int) -> Dataset:
 
 
 def read_bundled_table(name: str, *files: str, **options: Any) -> NDArray[np.float64]:
-    """Read a table bundled with scikit-learn from its files; the targets are the last column.
+    """Read the files of a table that is bundled with scikit-learn; the targets are the last column.
 
     If the files are not found, scikit-learn's own function is called with ``options``.
     """
-    # Importing scikit-learn would take a second, tens of megabytes and OpenMP into every forked client.
+    # Importing scikit-learn takes a second, and adds tens of megabytes and OpenMP to every forked client.
     spec = importlib.util.find_spec("sklearn")
     if spec is None:
         raise ConfigError(f"data.name {name!r} needs scikit-learn, which is not installed")

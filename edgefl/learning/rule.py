@@ -35,7 +35,7 @@ class LocalRule:
     weight_decay: float = 0.0
     lr_normalization: bool = False
     terms: LocalTerms = NO_TERMS
-    """The strategy's additional terms of the gradient."""
+    """Terms that the strategy adds to the gradient."""
 
     @classmethod
     def of(cls, training: Training, terms: LocalTerms = NO_TERMS) -> LocalRule:
@@ -45,7 +45,7 @@ class LocalRule:
 
     @property
     def state_vectors(self) -> int:
-        """Number of weight-sized vectors that SGD keeps: momentum, FedProx's start and difference, terms."""
+        """Number of weight-sized vectors that SGD needs: momentum 1, proximal term 2, vector terms 1."""
         return (self.momentum > 0) + 2 * (self.terms.prox_mu > 0) + bool(self.terms.vectors)
 
     def batches(self, examples: int, steps: int | None = None) -> Iterator[int]:

@@ -38,9 +38,9 @@ class TrainResult(NamedTuple):
     metrics: Mapping[str, float] = {}
     """Metrics logged by the user's function."""
     counted: int | None = None
-    """Number of examples by which the update is weighted; None: all that the client holds."""
+    """Number of examples by which the update is weighted; None: all of the client's examples."""
     failed: str = ""
-    """With local noise: why the client sends only noise; empty if it does not."""
+    """With local noise: the reason why the client sends only noise; empty if it sends an update."""
 
 
 class Trainer:
@@ -72,11 +72,11 @@ class Trainer:
         steps: int | None = None,
         given: TripInputs | None = None,
     ) -> TrainResult:
-        """Run one trip from the model's present state on the rows ``rows`` (default: all) of ``x`` and ``y``.
+        """Run one trip from the model's current state on ``rows`` (default: all) of ``x`` and ``y``.
 
         Each epoch uses a new order of the rows. ``steps`` overrides the rule's number of steps. ``done(n)``
-        is called after each step with its number of examples; an exception from it ends the training. The
-        same ``rng`` gives the same bits, dropout included.
+        is called after each step on n examples; an exception from it ends the training. The same ``rng``
+        gives the same bits, dropout included.
         """
         own = np.arange(len(y), dtype=np.int64) if rows is None else rows
         if len(own) == 0:
@@ -116,7 +116,7 @@ class Trainer:
         return TrainResult(made, examples, total / examples if made else math.nan)
 
     def _stepper(self, rule: LocalRule, terms: _VectorTerms | None) -> Callable[[float], None]:
-        """Return the weight update of this rule, with only the terms it needs."""
+        """Return a function that updates the weights, with only the terms that the rule needs."""
         flat, weights, grad, mu = self._flat, self._flat.weights, self._flat.grad, rule.terms.prox_mu
         if not (mu or terms or rule.momentum or rule.weight_decay):
             return flat.descend
@@ -139,7 +139,7 @@ class Trainer:
         return step
 
     def _vector(self, name: str) -> Tensor:
-        """Return a vector of the weights' size, which is reused in each trip."""
+        """Return an uninitialised vector of the weights' size, which is reused on each trip."""
         weights, kept = self._flat.weights, self._vectors.get(name)
         if kept is None or kept.device != weights.device:
             kept = self._vectors[name] = torch.empty_like(weights)
@@ -147,7 +147,7 @@ class Trainer:
 
 
 class _VectorTerms:
-    """Gradient terms that come from a trip's vectors, and the change of these vectors at its end."""
+    """Gradient terms that depend on a trip's vectors, and the change of these vectors at the trip's end."""
 
     def __init__(self, flat: FlatModel, terms: LocalTerms, given: TripInputs | None) -> None:
         assert given is not None, "a trip with vector terms needs their vectors"
@@ -168,7 +168,7 @@ class _VectorTerms:
         self._rates += rate
 
     def finish(self) -> None:
-        """Write the vectors that the client keeps and sends, after its last step."""
+        """After the last step, write the vectors that the client keeps and sends."""
         part, given, terms = slice(self._flat.trainable), self._given, self._terms
         moved = self._flat.weights.cpu().numpy() - given.start[part]
         if terms.control is not None:

@@ -1,8 +1,8 @@
 """Count the work of a training step by class of operation.
 
 A device's time for a step depends on the kinds of operations, not only on the number of floating-point
-operations: a depthwise convolution reaches a hundredth of the rate of a dense one, and the time of
-elementwise operations is that of moving their bytes.
+operations: a depthwise convolution reaches a hundredth of the rate of a dense one, and an elementwise
+operation takes as long as moving its bytes.
 
 step_work(module, …)     work of one step on a batch of a given size
 batch_work(module, …)    work for any batch size: a fixed part and a part per example
@@ -72,9 +72,10 @@ def step_work(
     ``input_shape`` and ``dtype`` are those of one example. ``loss`` maps outputs to a scalar; the default is
     the cross entropy of logits. ``trained`` are the parameters that the step updates; default: all that
     require a gradient. The module and torch's random stream are not changed. The step runs on torch's meta
-    device, which computes nothing but takes 80 MiB and seconds of imports; without ``meta``, or if a module
-    cannot run there, it runs on zeros. Recurrent layers always run on meta: a CPU multiplies the inputs of
-    all time steps at once, which changes the number of calls and bytes.
+    device, which computes nothing, but whose imports take seconds and 80 MiB. Without ``meta``, or if a
+    module cannot run there, the step runs on the module's device with inputs of zeros. Recurrent layers
+    always run on meta, because a CPU multiplies the inputs of all time steps at once, which changes the
+    number of calls and bytes.
 
     If the module has an attribute ``flops_per_example`` (forward and backward), this value is used instead
     of counting; a layer's value is added to the count of the other layers. Raises `ConfigError` if the module
@@ -98,7 +99,7 @@ def batch_work(
     loss: Loss | None = None,
     meta: bool = True,
 ) -> BatchWork:
-    """Count the work of a step on any batch size, from two counts; see `step_work`.
+    """Count the work of a step for any batch size, from the counts at two batch sizes; see `step_work`.
 
     >>> batch_work(nn.Linear(3, 2), (3,)).at(5) == step_work(nn.Linear(3, 2), (3,), 5)
     True
@@ -181,7 +182,7 @@ class _Step(msgspec.Struct, frozen=True):
                 return self.count(*_copied(module, updated, meta=True))
         except ConfigError:
             raise
-        except Exception:  # data-dependent control flow, numpy, an unregistered tensor, a custom kernel
+        except Exception:  # e.g. data-dependent control flow, numpy, an unregistered tensor, a custom kernel
             pass
         try:
             return self.count(*_copied(module, updated, meta=False))
@@ -210,7 +211,7 @@ class _Step(msgspec.Struct, frozen=True):
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(torch_seed(0))
-            # oneDNN's fused recurrent layers are one opaque operation; without it they are matrix products.
+            # In oneDNN a recurrent layer is one opaque operation; without oneDNN it runs as matrix products.
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(torch.set_grad_enabled(not self.inference))
             stack.enter_context(meter)
@@ -266,8 +267,9 @@ _CELLS = frozenset(
 class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the work of torch operations within its context.
 
-    Uses the formulas of `torch.utils.flop_counter` for matrix products. Its `FlopCounterMode` adds 60 MiB and
-    a second of imports to a process, and counts a grouped convolution's gradient as a dense one's.
+    Uses the formulas of `torch.utils.flop_counter` for matrix products. Does not use its `FlopCounterMode`,
+    whose imports take a second and 60 MiB, and which counts a grouped convolution's gradient as a dense
+    one's.
 
     >>> with WorkMeter() as meter:
     ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)
@@ -283,7 +285,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._cells = _Cells()
         self._shapes = _ShapeCache()
         self._moved: set[int] = set()
-        """Storages that were added or copied."""
+        """Storages of tensors that were added or copied."""
         self._updated: dict[int, int] = {}
         """Numbers of parameters, keyed by the storage of a tensor that was updated."""
 
@@ -293,7 +295,7 @@ class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live.release(parameter.grad)
 
     def moves(self, tensor: Tensor) -> bool:
-        """Return True if a tensor was added or copied, as positional embeddings are."""
+        """Return True if a tensor was used in an addition or a copy, like a positional embedding."""
         return tensor.untyped_storage()._cdata in self._moved
 
     @property
@@ -366,7 +368,7 @@ class _ShapeCache:
 
     def __init__(self) -> None:
         self._known: dict[Any, list[Any] | None] = {}
-        """Arguments of ``torch.empty_strided`` for a new tensor; None for other results."""
+        """By call: ``torch.empty_strided``'s arguments for its result; None if that is not a new tensor."""
 
     def result(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return ``func(*args, **kwargs)``, or an equal new tensor without data."""
@@ -473,7 +475,7 @@ def _bytes_kind(operation: str) -> str:
 
 
 def _convolution(packet: Any, args: Sequence[Any], out: Any) -> dict[str, float]:
-    """Return a convolution's operations, forward or backward, and also the planes of a depthwise one.
+    """Return a convolution's operations, forward or backward; for a depthwise one, also its planes.
 
     Each of the three results (output, gradients of input and weight) needs one multiply-add for each pair of
     an output and a weight that contributes to it.
@@ -540,7 +542,7 @@ class _Layers:
 
 
 def _is_matrix(parameter: nn.Parameter) -> bool:
-    """Return True for weights with more than one dimension above 1; a scale per channel has one."""
+    """Return True for weights with at least two dimensions larger than 1; a scale per channel has one."""
     return sum(size > 1 for size in parameter.shape) > 1
 
 

@@ -1,11 +1,12 @@
 """Federated-learning algorithms, one file per paper.
 
-A file's name is the name of its built-in strategy. These files are not strategies:
+A file's name is the name of its built-in strategy. These files are not strategies; the arrow points to
+strategies that use them:
 
     base.py          the interface: Client, View, Update, Step, Until, Strategy
     rows.py          the parameters of a step's updates             → median, trimmed-mean, krum, rfa
     asynchronous.py  starts clients without rounds                    → fedasync
-    buffered.py      also makes a step when a buffer is full          → fedbuff, fedstaleweight, asysg, …
+    buffered.py      the same, with a step when a buffer is full      → fedbuff, fedstaleweight, asysg, …
     polled.py        polls clients at intervals, in mid-training      → favano, quafl
     rounds.py        draws a cohort, waits for its updates, steps     → fedavg, fedprox, fedavgm, fedadam, …
 

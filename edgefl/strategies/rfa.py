@@ -19,10 +19,10 @@ from edgefl.strategies.rows import Rows
 class Rfa(Buffered):
     """w ← w + η_g · v, where v minimises Σ α_k ‖v − Δ_k‖: the geometric median of a buffer's updates.
 
-    The smoothed Weiszfeld algorithm (algorithm 2) repeats β_k = α_k / max(ν, ‖v − Δ_k‖) and v = Σ β_k Δ_k / Σ
-    β_k, starting from v = Σ α_k Δ_k, where the α_k sum to 1. The algorithm needs only the inner products of
-    the updates. With ``restart = "new-version"`` and ``max_staleness = 0``, all updates of a step start from
-    the same version, as in the paper's rounds.
+    The smoothed Weiszfeld algorithm (algorithm 2) repeats β_k = α_k / max(ν, ‖v − Δ_k‖) and
+    v = Σ β_k Δ_k / Σ β_k, starting from v = Σ α_k Δ_k, where the α_k sum to 1. The algorithm needs only the
+    inner products of the updates. With ``restart = "new-version"`` and ``max_staleness = 0``, all updates of
+    a step start from the same version, as in the paper's rounds.
     """
 
     reads: ClassVar[Literal["metadata", "updates"]] = "updates"
@@ -30,7 +30,7 @@ class Rfa(Buffered):
     iterations: Count = 3
     """Number of iterations of the algorithm; the paper uses 3."""
     smoothing: Annotated[float, msgspec.Meta(gt=0)] = 1e-6
-    """ν: minimum distance by which β_k is divided, so that the division is always possible."""
+    """ν: lower bound of the distance by which α_k is divided; it prevents a division by 0."""
     weighting: Literal["examples", "uniform"] = "examples"
     """α_k: proportional to the clients' numbers of examples, as in the paper, or equal."""
 
