@@ -4,9 +4,9 @@
                 ▲                │ Left: lost         │ Summed(bad): dropped
                 └──── Failed ────┘                    └ the strategy's choice: discarded
 
-In a private run, participation must not depend on client data, but failures and invalid updates may. A failed
-trip is therefore held as an update of zero, and invalid updates are summed as zeros (``Summed.zero``) instead
-of dropped.
+In a private run, participation must not depend on client data, but failures and invalid updates may depend on
+it. A failed trip is therefore held as an update of zero, and invalid updates are summed as zeros
+(``Summed.zero``) instead of dropped.
 
 Each task ends in exactly one ``Release``, unless it is still running when the run ends. The same events give
 the same actions, so a run can be resumed, replayed and verified from its journal of events alone.

@@ -60,7 +60,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
     norm: float | None = None
     """L2 norm of the update, inf if the update is not finite; None if the strategy does not measure it."""
     distance: float = 0.0
-    """See `edgefl.strategies.Update`."""
+    """L2 distance from the base version to the current one, as in `edgefl.strategies.Update`."""
     failed: str = ""
     """With local noise: the reason why the update is zero plus noise; empty for a normal update."""
 
@@ -174,8 +174,10 @@ class Drop(msgspec.Struct, frozen=True):
 
 
 class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """Compute ``version`` = base_scale · model + Σ_k weights[k] · update[tasks[k]], with the server
-    optimiser. ``Summed`` follows."""
+    """Compute ``version``: base_scale · model + Σ_k weights[k] · update[tasks[k]], then the server optimiser.
+
+    ``Summed`` follows.
+    """
 
     version: int
     tasks: tuple[int, ...]
@@ -186,7 +188,7 @@ class Sum(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     clip_norm: float | None = None
     """Clipping norm of the updates, in a private run."""
     from_s: float | None = None
-    """Time at which the clients' exchange for this sum ends (`Unmasking`); None before it, or without one."""
+    """Time at which the clients' exchange for this sum ends (`Unmasking`); None if no exchange has begun."""
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -205,7 +207,7 @@ class Evaluate(msgspec.Struct, frozen=True):
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Send ``Ticked`` at ``at_s``."""
+    """Send the event ``Ticked`` to the core at ``at_s``."""
 
     at_s: float
 

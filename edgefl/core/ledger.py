@@ -68,7 +68,7 @@ class Ledger:
 
         self._next_task = 0
         self._tasks: dict[int, tuple[int, int]] = {}  # task → client, version
-        self._running: dict[int, int] = {}  # client → task, in the order of starting
+        self._running: dict[int, int] = {}  # client → task, in order of starts
         self.cancelled: set[int] = set()
         self._leaving: set[int] = set()  # clients that disconnect at the end of their task
         self._updates: dict[int, Update] = {}  # task → held update, in arrival order

@@ -50,7 +50,7 @@ class Participation:
         return self._most is not None and self.applied[client] >= self._most
 
     def record(self, actions: Iterable[Action]) -> None:
-        """Count the tasks that these actions start, and those that they release without applying."""
+        """Record the tasks that these actions start, and those that they release without applying them."""
         for action in actions:
             if type(action) is Train:
                 self._owners[action.task] = action.client
@@ -71,9 +71,10 @@ class Participation:
 
 
 class Schedule:
-    """Arrival times of an arrival process, in order, from a random stream.
+    """Generates the times of an arrival process, in order.
 
-    ``constant``: k/rate for k = 1, 2, … ``poisson``: exponential gaps of mean 1/rate.
+    ``constant``: the times k/rate for k = 1, 2, …; ``poisson``: exponentially distributed gaps of mean
+    1/rate.
 
     >>> schedule = Schedule(Arrivals("constant", 2.0), np.random.default_rng(0))
     >>> schedule.next_s, schedule.due(1.2), schedule.next_s
@@ -87,7 +88,7 @@ class Schedule:
         """Emulated time of the next arrival."""
 
     def due(self, now_s: float) -> int:
-        """Return the number of arrivals after the last call and up to ``now_s``."""
+        """Return the number of arrivals since the last call, up to and including ``now_s``."""
         before = self._count
         while self.next_s <= now_s:
             self._count += 1

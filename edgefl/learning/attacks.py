@@ -126,8 +126,7 @@ class Attack:
         """Change a trained model, in place, if the client attacks; ``base`` is the model that it downloaded.
 
         ``others`` are the updates that an ``alie`` attacker computed on the data of its `colluders`, each of
-        the model's shape.
-        Raises `TrainingError` if the user's function fails.
+        the model's shape. Raises `TrainingError` if the user's function fails.
         """
         rules = self._rules
         if rules is None or not self.replaces_update(client):

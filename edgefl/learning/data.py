@@ -210,7 +210,7 @@ def _parts(name: str, x: Any, y: Any, test_x: Any, test_y: Any) -> tuple[tuple[A
 
 
 def _classes(parts: Sequence[tuple[Any, Targets]]) -> int | None:
-    """Return the number of classes, or of different tokens in inputs and targets; None for float targets."""
+    """Return one more than the largest class, or the largest token of inputs and targets; None for floats."""
     targets = [y for _, y in parts]
     if targets[0].dtype.kind == "f":
         return None

@@ -70,7 +70,7 @@ class _Attributes:
 class FlatModel:
     """All parameters and persistent float buffers of ``module``, as views of one flat float32 vector.
 
-    The memory after the vector has room for ``vectors`` more, at the offsets that
+    The memory after the vector has room for ``vectors`` more vectors of the same size, at the offsets that
     `edgefl.parameters.buffer.blocks` defines.
 
     The module works as before; only the memory of its tensors changes. The vector holds the trainable

@@ -61,7 +61,7 @@ class Kind:
 
     name: str
     classes: int | None = None
-    """None: one more than the largest label."""
+    """Number of classes; None: one more than the largest label."""
 
     def parse(self, values: list[Any], where: str) -> Any:
         """Check and convert one user's inputs."""

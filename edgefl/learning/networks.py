@@ -58,11 +58,11 @@ def cnn_defedavg(
 
 
 def cnn_celeba(input_shape: Shape, classes: int, *, width: int = 32) -> nn.Module:
-    """LEAF's CNN for CelebA (Caldas et al. 2018), with GroupNorm instead of BatchNorm as in FedBuff.
+    """LEAF's CNN for CelebA (Caldas et al. 2018), with GroupNorm instead of BatchNorm, as in FedBuff.
 
-    Four times: 3×3 convolution of ``width`` channels (same padding), GroupNorm with one channel per group,
-    2×2 max pool that keeps an odd last row, ReLU; then one linear layer. 31,202 parameters for 84×84×3 and
-    two classes.
+    Four times: 3×3 convolution of ``width`` channels (``same`` padding), GroupNorm with one channel per
+    group, 2×2 max pool that rounds odd sizes up, ReLU; then one linear layer. There are 31,202 parameters for
+    84×84×3 and two classes.
 
     >>> sum(p.numel() for p in cnn_celeba((3, 84, 84), 2).parameters())
     31202
@@ -79,8 +79,8 @@ def cnn_celeba(input_shape: Shape, classes: int, *, width: int = 32) -> nn.Modul
 def cnn_femnist(input_shape: Shape, classes: int, *, hidden: int = 2048) -> nn.Module:
     """LEAF's CNN for FEMNIST (Caldas et al. 2018): two convolutions with 2×2 max pools, two linear layers.
 
-    The convolutions are 5×5 with the same padding, of 32 and 64 channels. 6,603,710 parameters for 28×28 and
-    62 classes.
+    The convolutions are 5×5 with ``same`` padding, and have 32 and 64 channels. There are 6,603,710
+    parameters for 28×28 and 62 classes.
 
     >>> sum(p.numel() for p in cnn_femnist((1, 28, 28), 62).parameters())
     6603710
@@ -111,11 +111,12 @@ def cnn_groupnorm(
 ) -> nn.Module:
     """The CNNs of FedStaleWeight's experiments (Ma 2024, §6.2), as in its published benchmark.
 
-    A stage is two 3×3 convolutions (same padding), each followed by ReLU and GroupNorm with four channels per
-    group, then a 2×2 max pool and channel dropout (0.3 in the first stage, 0.5 in others); its convolutions
-    have 32, 64 or 128 channels in stage 1, 2 or 3. Then a linear layer to 128 with ReLU, GroupNorm (32
-    groups) and dropout 0.5, and one to the classes. The benchmark uses two stages for FashionMNIST (468,458
-    parameters on 28×28×1 images) and three for CIFAR-10 (551,722 on 32×32×3).
+    A stage is two 3×3 convolutions (``same`` padding), each followed by ReLU and GroupNorm with four channels
+    per group, then a 2×2 max pool and channel dropout (0.3 in the first stage, 0.5 in others). The
+    convolutions have 32, 64 or 128 channels in stage 1, 2 or 3. The stages are followed by a linear layer to
+    128 with ReLU, GroupNorm (32 groups) and dropout 0.5, and a linear layer to the classes. The benchmark
+    uses two stages for FashionMNIST (468,458 parameters on 28×28×1 images) and three for CIFAR-10 (551,722 on
+    32×32×3).
 
     >>> sum(p.numel() for p in cnn_groupnorm((1, 28, 28), 10).parameters())
     468458

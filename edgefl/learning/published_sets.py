@@ -218,8 +218,8 @@ def load_diabetes(test_fraction: float, seed: int) -> Dataset:
 
     Each of the 442 patients has ten measurements (age, sex, body mass index, blood pressure, six of blood
     serum); the target is the progression of the disease after a year (Efron et al. 2004, "Least Angle
-    Regression").
-    Every column, including the target, is scaled to mean 0 and deviation 1 over the training part.
+    Regression"). Every column, including the target, is scaled to mean 0 and standard deviation 1 over the
+    training part.
 
     >>> data = load_diabetes(0.2, seed=0)
     >>> data.train_x.shape, data.train_y.shape, len(data.test_y), data.classes

@@ -267,9 +267,8 @@ _CELLS = frozenset(
 class WorkMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the work of torch operations within its context.
 
-    Uses the formulas of `torch.utils.flop_counter` for matrix products. Does not use its `FlopCounterMode`,
-    whose imports take a second and 60 MiB, and which counts a grouped convolution's gradient as a dense
-    one's.
+    Uses the formulas of `torch.utils.flop_counter` for matrix products, but not its `FlopCounterMode`, whose
+    imports take a second and 60 MiB, and which counts a grouped convolution's gradient as a dense one's.
 
     >>> with WorkMeter() as meter:
     ...     _ = torch.ones(2, 3) @ torch.ones(3, 4)

@@ -90,8 +90,8 @@ def resolve(table: Mapping[str, Any], search_path: Iterable[str | Path] = ()) ->
     """Create the strategy that an experiment's ``[strategy]`` table describes: its ``name`` and fields.
 
     A name such as ``"my_module:Mine"`` is imported by `edgefl.loading`, which searches the folders of
-    ``search_path`` first.
-    Raises `ConfigError` for an unknown name or field, a wrong type or a value out of range.
+    ``search_path`` first. Raises `ConfigError` for an unknown name or field, a wrong type or a value out of
+    range.
 
     >>> resolve({"name": "fedbuff", "buffer_size": 5}).buffer_size
     5

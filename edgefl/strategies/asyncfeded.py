@@ -60,7 +60,10 @@ class AsyncFedED(Asynchronous):
         return Until(steps=state.next[client]) if self.kappa else None
 
     def staleness(self, norm: float, distance: float) -> float:
-        """Return γ of an update with this ``norm``; ``distance`` is from its base version to the model."""
+        """Return γ of an update with this ``norm``.
+
+        ``distance`` is the L2 distance from the update's base version to the current model.
+        """
         return distance / norm if norm else math.inf if distance else 0.0
 
     def rate(self, norm: float, distance: float) -> float:

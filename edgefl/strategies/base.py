@@ -82,7 +82,8 @@ class LocalTerms:
     with learning rates η_q the client keeps c_i⁺ = c_i − c + (w_k − y)/Σ η_q and sends c_i⁺ − c_i (SCAFFOLD's
     option II)."""
     linear: str | None = None
-    """Name of a client vector h_i, subtracted from the gradient; then h_i ← h_i − μ (y − w_k) (FedDyn)."""
+    """Name of a client vector h_i that is subtracted from the gradient. At the end of the trip,
+    h_i ← h_i − μ (y − w_k) (FedDyn)."""
     lr: Mapping[str, float] | Sequence[float] | None = None
     """Factors on ``training.lr``: by device profile (default 1), or one per client."""
 
@@ -172,7 +173,7 @@ class Client(NamedTuple):
 
 
 class View(Protocol):
-    """The run's state for a strategy: live, read-only, valid during the call only."""
+    """The run's state as a strategy sees it: live and read-only, and valid only during the call."""
 
     @property
     def version(self) -> int: ...
@@ -296,7 +297,7 @@ class Strategy:
     def max_training(self, clients: int) -> int:
         """Return the maximum number of clients with a task at once.
 
-        It determines the size of the parameter buffer and the load of the host.
+        This number determines the size of the parameter buffer and the load of the host.
         """
         return clients
 

@@ -56,8 +56,8 @@ class Pisces(Asynchronous):
     that of the arriving update. If the pool has at least ``concurrency`` losses, those that DBSCAN classifies
     as noise are outliers. A client that was an outlier ``credits`` times does not start again.
 
-    Differences: L_i is the mean loss over a trip's steps, and in the paper the root mean square over the
-    examples; the authors' release pools utilities instead of losses.
+    Differences: L_i is the mean loss over a trip's steps; in the paper it is the root mean square over the
+    examples. The authors' release pools utilities instead of losses.
 
     >>> Pisces().utility(examples=100, loss=2.0, staleness=3.0)
     100.0

@@ -1,4 +1,4 @@
-"""Strategies whose server polls clients at fixed intervals, while they train."""
+"""Strategies whose server polls clients at fixed intervals, during their training."""
 
 from __future__ import annotations
 
