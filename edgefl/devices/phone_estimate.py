@@ -1,4 +1,4 @@
-"""Makes a phone's profile from only its core and clock, and possibly one measured network."""
+"""Makes a phone's profile from its core and clock, and optionally its RAM and one measured inference time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def estimated_profile(
 
 
 def known_core(table: PhoneTable, name: str) -> str:
-    """Return the name of a core as in the table of phones, or as in that of boards."""
+    """Return a core's name as in the table of phones, or else as `find_core` returns it."""
     cores = {phone.core.lower().replace("-", " "): phone.core for phone in table.phones if phone.core}
     return cores.get(name.lower().replace("-", " ")) or find_core(name)
 

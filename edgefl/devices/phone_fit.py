@@ -1,8 +1,8 @@
-"""Fits the costs of classes of work on phones to measured inference times: makes `PhoneTable`.
+"""Fits `PhoneTable`, mainly each phone's costs of classes of work, to measured inference times.
 
-All phones are fitted together: each phone's costs are the most probable ones given its networks, under a
-normal prior whose mean and covariance are those of all phones (expectation-maximisation, with the posterior
-means only; Dempster, Laird and Rubin 1977). Errors are those of ln(predicted ÷ measured).
+All phones are fitted together: each phone's costs are the most probable ones given its measured times, under
+a normal prior whose mean and covariance are those of all phones (expectation-maximisation, with the posterior
+means only; Dempster, Laird and Rubin 1977). Errors are ln(predicted ÷ measured time).
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ Array = NDArray[np.float64]
 Networks = dict[str, tuple[Layer, ...]]
 
 REFERENCE: Final = "110"
-"""The network from whose time, with core, clock and RAM, a phone's costs are derived (`of_one_network`)."""
+"""Name of the network whose measured times are used to estimate the intervals of `of_one_network`."""
 ROUNDS: Final = 8
 """Rounds of expectation-maximisation."""
 OWN: Final = 0.3
-"""Prior standard deviation of the logarithm of a cost's deviation from the mean phone's."""
+"""Prior standard deviation of ln(a phone's cost ÷ the mean phone's cost)."""
 PHONES_OF_PRIOR: Final = 8
 """Weight of the prior `OWN`, as a number of phones."""
 RIDGE: Final = 0.03
 LENGTH: Final = 0.1
-"""`Neighbours.length`."""
+"""Value of `Neighbours.length`."""
 COMMON: Final = 0.05
 """Standard deviation of the errors that all phones have in common on one network."""
 REST: Final = 0.02
-"""Standard deviation of the noise around these errors."""
+"""Standard deviation of the other part of the errors, which is regarded as noise."""
 HELD: Final = 0.92
-"""Share of the left-out rows within the intervals. Above 90%, since unseen phones differ more."""
+"""Share of the left-out rows within the intervals. It is above 90%, since unmeasured phones differ more."""
 NETWORK_FOLDS: Final = 6
 PHONE_FOLDS: Final = 8
 LIKELY: Final = (0.02, 0.7, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Prior medians of the variances of `Similarity`."""
 FEWEST: Final = 5
-"""Minimum numbers of networks and of phone models."""
+"""Minimum number of networks, and of phone models."""
 
 
 class Matrix(NamedTuple):
@@ -72,21 +72,21 @@ class Matrix(NamedTuple):
     units: list[About]
     networks: list[str]
     log_s: Array
-    """Shape (units, networks)."""
+    """Logarithms of the times in seconds; shape (units, networks)."""
     found: list[Counter[str]]
-    """`counts` of each network."""
+    """Work of each network, as counted by `counts`."""
 
 
 class Fitted(NamedTuple):
-    """The result of `_together`."""
+    """Costs of all phones, and their common prior, as fitted by `_together`."""
 
     typical: Array
     costs: Array
-    """Logarithms of the parts of the typical network, seconds; shape (units, classes)."""
+    """Logarithms of the seconds of each class in the typical network; shape (units, classes)."""
     spread: Array
     noise: float
     errors: Array
-    """Shape (units, networks)."""
+    """ln(predicted ÷ measured time); shape (units, networks)."""
 
 
 def matrix(rows: Sequence[PhoneRow], networks: Networks) -> Matrix:
@@ -115,15 +115,15 @@ def fit(
     data = matrix(rows, networks)
     say("fitting all phones")
     table = _table(data, known, source)
-    say("fits without some of the networks")
+    say("fitting without some of the networks, for the phones' error factors")
     factors = _error_factors(data)
     phones = tuple(_with_factors(phone, factors) for phone in table.phones)
-    say("fits without some of the phones")
+    say("fitting without some of the phones, for the widths of intervals")
     return msgspec.structs.replace(table, phones=phones, widths=_widths(data))
 
 
 def _table(data: Matrix, known: Sequence[Phone] = (), source: str = "") -> PhoneTable:
-    """Return the table without error factors."""
+    """Fit the table, except error factors and widths of intervals."""
     weights, mean = _weights(data)
     plain = _work_matrix(data, weights)
     first = _together(plain, data.log_s)
@@ -197,7 +197,7 @@ def _mean_phone(log_s: Array) -> Array:
 
 
 def _weights(data: Matrix) -> tuple[Weights, Array]:
-    """Fit all weights, and the typical phone's costs; return the weights and the costs of `CLASSES`."""
+    """Fit the weights and the costs of `CLASSES` to the typical phone's times; return both."""
     plain = _work_matrix(data, Weights())
     extra = np.array([[found.get(name, 0.0) for name in INTO] for found in data.found])
     costs = _positive_costs(np.hstack([plain, extra]), _mean_phone(data.log_s))
@@ -217,7 +217,7 @@ def _typical(work: Array) -> Array:
 
 
 def _positive_costs(work: Array, log_s: Array) -> Array:
-    """Return each column's cost per unit, by soft-L1 loss with a weak prior of equal parts."""
+    """Fit each column's cost per unit with soft-L1 loss, and a weak prior of equal shares of the time."""
     from scipy.optimize import least_squares
 
     typical = _typical(work)
@@ -288,7 +288,7 @@ def _alike(ones: Array, others: Array) -> Array:
 
 
 def _neighbours(data: Matrix, weights: Weights, mean: Array, errors: Array) -> Neighbours:
-    """Return a Gaussian process through the networks' common errors."""
+    """Fit a Gaussian process to ``errors``: for each network, the error that all phones have in common."""
     points = _points(data, weights, mean)
     among = COMMON**2 * _alike(points, points)
     solved = COMMON**2 * np.linalg.solve(among + REST**2 * np.eye(len(errors)), errors)
@@ -343,7 +343,7 @@ def _only(data: Matrix, units: Sequence[int], networks: Sequence[int]) -> Matrix
 
 
 def _error_factors(data: Matrix) -> dict[str, float]:
-    """Return each unit's error factor: the share `HELD` of left-out networks is within it."""
+    """Return each unit's error factor: the share `HELD` of the errors on left-out networks is within it."""
     errors: dict[str, list[float]] = {}
     all_units = range(len(data.units))
     for fold in range(NETWORK_FOLDS):
@@ -392,7 +392,7 @@ def _from_reference(table: PhoneTable, data: Matrix, unit: int) -> Costs:
 
 
 def _scores(table: PhoneTable, costs: Costs, data: Matrix, unit: int) -> list[float]:
-    """Return the errors ÷ their expected standard deviation, without the reference network."""
+    """Return a unit's errors ÷ their expected standard deviation, on all networks except `REFERENCE`."""
     scores = []
     for at, found in enumerate(data.found):
         if data.networks[at] != REFERENCE:

@@ -1,7 +1,7 @@
 """Lists the layers of a torch module as TFLite executes them, without computing anything.
 
-Matrix products are 1 × 1 convolutions with a pixel per row. Normalisation and activations are part of the
-layer before them. Other operations on two tensors count as additions.
+Matrix products count as 1 × 1 convolutions with a pixel per row. Normalisation and activations are part of
+the layer before them. Other operations on two tensors count as additions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def inference_layers(module: nn.Module, input_shape: Sequence[int], dtype: Any) 
 
 
 class _Layers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records layers within its context."""
+    """Context manager that records the layers that are called inside it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -105,7 +105,7 @@ def _plain(kind: Literal["add", "pool"], image: Tensor, out: Tensor) -> Layer:
 
 
 def _side(image: Tensor) -> int:
-    """Return the side of a square with as many pixels."""
+    """Return the side of a square with as many pixels as the image."""
     return round(math.sqrt(math.prod(image.shape[2:])))
 
 

@@ -1,11 +1,11 @@
-"""Reads networks that were measured on phones, layer by layer, and counts the work of an inference in TFLite.
+"""Reads the layers of networks that were measured on phones, and counts the work of an inference in TFLite.
 
 A CSV has a line per layer with the columns ``network``, ``layer``, ``kind`` (conv, depthwise, relu, add,
 pool), ``in_side``, ``out_side``, ``in_channels``, ``out_channels``, ``kernel``, ``stride`` and ``padding``.
 
-The classes are those of `StepWork`. Some layers take TFLite longer than their number of operations suggests;
-`Weights` adds operations for them. 1 × 1 convolutions whose input channels do not fill vector registers are
-in the class of thin convolutions. Activations are part of the layer before them.
+The classes of work are those of `StepWork`. Some layers take TFLite longer than their number of operations
+suggests; `Weights` adds operations for them. For 1 × 1 convolutions whose input channels do not fill vector
+registers, it adds operations of thin convolutions. Activations are part of the layer before them.
 """
 
 from __future__ import annotations
@@ -58,22 +58,26 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Additional cost of layers, in operations of their class per operation (``outputs``: per value)."""
+    """Additional operations for layers that are slower than their operations suggest.
+
+    Each field is a number of additional operations, in the class `INTO`, per operation of the named layers
+    (``outputs``: per output value).
+    """
 
     odd: float = 0.0
-    """1 × 1 convolutions whose input channels are not a multiple of four, in operations of class ``thin``."""
+    """For 1 × 1 convolutions whose number of input channels is not a multiple of four."""
     outputs: float = 0.0
-    """Output values of 1 × 1 convolutions."""
+    """For the output values of 1 × 1 convolutions."""
     large: float = 0.0
-    """1 × 1 convolutions with an output side of at least `LARGE`."""
+    """For 1 × 1 convolutions with an output side of at least `LARGE` pixels."""
     few: float = 0.0
-    """1 × 1 convolutions with up to `FEW` input channels."""
+    """For 1 × 1 convolutions with up to `FEW` input channels."""
     shallow: float = 0.0
-    """1 × 1 convolutions with up to `SHALLOW` input channels."""
+    """For 1 × 1 convolutions with up to `SHALLOW` input channels."""
     narrow: float = 0.0
-    """1 × 1 convolutions with up to `NARROW` output channels."""
+    """For 1 × 1 convolutions with up to `NARROW` output channels."""
     strided: float = 0.0
-    """Depthwise convolutions with a stride of two."""
+    """For depthwise convolutions with a stride of two."""
 
 
 INTO: Final[Mapping[str, str]] = {
@@ -81,7 +85,7 @@ INTO: Final[Mapping[str, str]] = {
     **dict.fromkeys(("outputs", "large", "few", "shallow", "narrow"), "pointwise_flop"),
     "strided": "depthwise_flop",
 }
-"""The class of work to which each of `Weights` adds."""
+"""Field of `StepWork` to which each of `Weights` adds operations."""
 
 
 def read_networks(path: Path) -> dict[str, tuple[Layer, ...]]:
@@ -101,7 +105,7 @@ def _layer(line: Mapping[str, str], place: str) -> Layer:
 
 
 def counts(layers: Iterable[Layer]) -> Counter[str]:
-    """Count the work by fields of `StepWork`, and the additional operations by fields of `Weights`."""
+    """Count work by fields of `StepWork`, and the operations to which each field of `Weights` applies."""
     found: Counter[str] = Counter()
     for layer in layers:
         if layer.kind in ("conv", "depthwise"):
@@ -126,7 +130,7 @@ def work(layers: Iterable[Layer], weights: Weights) -> StepWork:
 
 
 def weighted(found: Mapping[str, float], weights: Weights) -> StepWork:
-    """Add the additional operations of `counts` to the classes of work."""
+    """Return the work counted by `counts`, including the additional operations of ``weights``."""
     amounts = {name: float(found.get(name, 0.0)) for name in StepWork.__struct_fields__}
     for name, into in INTO.items():
         amounts[into] += getattr(weights, name) * found.get(name, 0.0)

@@ -1,9 +1,9 @@
-"""Device profiles of the phones in the table of `edgefl.devices.phones`.
+"""Makes device profiles of the phones in the table of `edgefl.devices.phones`.
 
 Training was not measured on most of these phones. Their training times are those of the Pixel 4 in MNN, times
-the ratio of both phones' inference times. Where the ratio of training times is known too, the two ratios
-differ by a factor of up to `TRANSFER`: FLASH's training times on the Nexus 6, Redmi Note 8 and Galaxy Note 10
-are 1642 : 588 : 179, their inference times 172 : 95 : 33.
+the ratio of both phones' inference times. For phones whose ratio of training times is known too, the two
+ratios differ by a factor of up to `TRANSFER`: on the Nexus 6, Redmi Note 8 and Galaxy Note 10 FLASH's
+training times are in the ratio 1642 : 588 : 179, and inference times in the ratio 172 : 95 : 33.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ BRIDGE: Final = "Pixel_4"
 BRIDGE_PROFILE: Final = "pixel-4"
 TRAINING: Final = "mnn"
 TRANSFER: Final = 1.75
-"""Factor between the ratios of two phones' training and inference times; the largest of three is 1.73."""
+"""Error factor of using the ratio of two phones' inference times as the ratio of their training times; the
+largest of three known errors is 1.73."""
 RATE_FACTOR: Final = 6.0
-"""Uncertainty of one rate for all operations, as in other profiles."""
+"""Uncertainty factor of a single rate for all operations, as in other profiles."""
 LARGE_HEAP_MIB: Final = 512.0
 SMALL_HEAP_MIB: Final = 256.0
 SMALL_RAM_GIB: Final = 1.5

@@ -27,7 +27,7 @@ class PhoneRow(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Median of the runs."""
     keys: dict[str, str]
-    """The line's columns as in the file."""
+    """The line's text in each column of the file."""
 
 
 def read_rows(path: Path) -> list[PhoneRow]:

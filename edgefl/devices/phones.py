@@ -1,11 +1,12 @@
-"""Inference times of phones in TFLite: of measured phones, and of those known by their core or one network.
+"""Inference times of phones in TFLite: measured, or estimated from a phone's core or one measured network.
 
 The costs of a phone are the milliseconds that each class of work takes in a typical network. Their logarithms
-have a joint normal distribution over phones: one variance for the whole phone's speed, explained in part by
-its core, clock and RAM, and a covariance `PhoneTable.spread` of the costs among each other. So a phone whose
-core, clock and RAM are known has a prior, and one measured network determines the rest to about 4%.
+have a joint normal distribution over phones: a variance of the whole phone's speed, explained in part by its
+core, clock and RAM, and a covariance `PhoneTable.spread` of the costs relative to this speed. So a phone's
+core, clock and RAM determine a prior of its costs. One measured network reduces the median error of
+predictions to about 4%.
 
-Two phones' speeds covary (a Gaussian process; Rasmussen and Williams 2006, equation 2.25) by
+The covariance of two phones' speeds (a Gaussian process; Rasmussen and Williams 2006, equation 2.25) is
 
     one + ghz · ln(c/2.2) · ln(c'/2.2) + ram · ln(r/4) · ln(r'/4)
         + family, + core, + model and + unit, each if the two phones have the same
@@ -67,8 +68,8 @@ USUAL_GHZ: Final = 2.2
 USUAL_RAM_GIB: Final = 4.0
 """Clock and RAM that are assumed if unknown."""
 READ_NOISE: Final = 0.06
-"""Standard deviation of the logarithm of one measured network's time, against the phone's usual speed: some
-phones were throttled during one network."""
+"""Standard deviation of ln(measured time of one network ÷ its time at the phone's usual speed): some phones
+were throttled during the measurement of a network."""
 SPREAD_SHARE: Final = 0.2
 """Share of `PhoneTable.spread` that is a difference between phones; the rest is the uncertainty of the fits.
 Chosen by cross-validation over phone models, as is `READ_NOISE`."""
@@ -98,11 +99,11 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ms: tuple[Positive, ...]
     """Time of each of `CLASSES` in a typical network."""
     error_factor: Factor
-    """90% of networks outside the fit are within seconds ÷ to × this factor."""
+    """The times of 90% of the networks outside the fit are within this factor of their predictions."""
 
 
 class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A phone model, and what was measured on its units."""
+    """A phone model, and the costs of its measured units."""
 
     id: str
     model: str
@@ -124,7 +125,7 @@ class Phone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Similarity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Variances of the logarithm of a phone's speed, by what two phones have in common."""
+    """Coefficients of the covariance of two phones' speeds (the equation in this module's docstring)."""
 
     one: float
     ghz: float
@@ -139,16 +140,18 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Prediction errors that all phones have in common on a network; similar networks have similar errors."""
 
     length: Positive
-    """Distance between two networks at which their errors are nearly unrelated."""
+    """Length scale: the errors of networks at a distance d have the correlation exp(−d² / (2 · length²))."""
     points: tuple[tuple[float, ...], ...]
-    """Square roots of the shares of a typical phone's time (see `shares`)."""
+    """For each network, the square roots of the shares of its time on a typical phone (see `shares`)."""
     errors: tuple[float, ...]
-    """Weight of each point, from the logarithms of predicted ÷ measured time."""
+    """Weight of each point in the sum that predicts ln(predicted ÷ measured time)."""
 
 
 class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Standard deviations of the costs' distribution that contain 90% of new phones: of phones whose core is
-    known, and of those on which one network was measured too."""
+    """Half-widths, in standard deviations, of intervals that contain 90% of the times of new phones.
+
+    ``core`` is for phones whose core is known, ``one_network`` if one network was measured on them, too.
+    """
 
     core: Positive
     one_network: Positive
@@ -162,9 +165,9 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Work of each of `CLASSES` in a typical network."""
     weights: Weights
     spread: tuple[tuple[float, ...], ...]
-    """Covariance between the logarithms of a phone's costs, apart from its speed."""
+    """Covariance of the logarithms of a phone's costs, relative to the phone's speed."""
     noise: Positive
-    """Standard deviation of ln(a network's time ÷ the time of its work)."""
+    """Standard deviation of ln(a network's time ÷ the time computed from its work)."""
     similarity: Similarity
     widths: Widths
     neighbours: Neighbours | None = None
@@ -180,7 +183,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.corrected(counts(layers))
 
     def corrected(self, found: Mapping[str, float]) -> StepWork:
-        """Weight the counted work, and correct it by the errors of similar networks."""
+        """Apply the weights to counted work, and correct it by the errors of similar networks."""
         plain = weighted(found, self.weights)
         return plain.scaled(math.exp(-self._common_error(found))) if self.neighbours else plain
 
@@ -190,7 +193,7 @@ class PhoneTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return StepWork(**{fields[0]: amount for fields, amount in work if fields[0] != "fixed"})
 
     def shares(self, found: Mapping[str, float]) -> Array:
-        """Square roots of each class's share of the typical phone's time."""
+        """Return the square roots of the shares of a network's time on the typical phone; see `shares`."""
         mean = np.exp(np.mean([np.log(unit.ms) for _, unit in self.units], axis=0))
         return shares(found, self.weights, mean / np.array(self.amounts))
 
@@ -208,7 +211,10 @@ class Costs(NamedTuple):
 
 
 def shares(found: Mapping[str, float], weights: Weights, costs: Array) -> Array:
-    """Square roots of each share of a network's time, by `CLASSES` and then `Weights`; see `counts`."""
+    """Return the square roots of the shares of a network's time, by `CLASSES` and then by `Weights`.
+
+    ``found`` is the network's work as counted by `counts`.
+    """
     by_field = {name: cost for fields, cost in zip(CLASSES, costs, strict=True) for name in fields}
     plain = [
         sum(found.get(name, float(name == "fixed")) * by_field[name] for name in fields) for fields in CLASSES
@@ -265,7 +271,8 @@ def speeds(costs: Array) -> Array:
 
 
 SHAPE_PRIOR: Final = 1.0
-"""Weight of all phones' mean in the costs' proportions, as a number of phones of the same core."""
+"""Weight of the mean of all phones in the estimate of a phone's proportions of costs, as a number of phones
+with the same core."""
 
 
 def shape_likeness(one: About, other: About) -> float:
@@ -275,7 +282,7 @@ def shape_likeness(one: About, other: About) -> float:
 
 
 def covariance(ones: Sequence[About], others: Sequence[About], similar: Similarity) -> Array:
-    """Return the covariance of the logarithms of two lists of phones' speeds."""
+    """Return the covariances of the log speeds of two lists of phones; shape (len(ones), len(others))."""
     return np.array([[_likeness(one, other, similar) for other in others] for one in ones])
 
 
@@ -315,7 +322,7 @@ def _shares_error(row: Array, at: Array, seconds: float) -> tuple[Array, float]:
 def time_model(
     costs: Costs, typical: Sequence[float], error_factor: float, width: float | None = None
 ) -> TimeModel:
-    """Make a time model from costs; ``width`` standard deviations of the costs widen its interval."""
+    """Make a time model from costs; its intervals include ``width`` standard deviations of the costs."""
     by_field = {
         name: math.exp(log) / 1e3 / amount
         for fields, log, amount in zip(CLASSES, costs.mean, typical, strict=True)
@@ -364,4 +371,4 @@ def of_measured(table: PhoneTable, phone: Phone, unit: str = "") -> TimeModel:
 
 
 UNITS_APART: Final = 1.28
-"""90% of pairs of units of one model differ by less (`edgefl.devices.individuals`)."""
+"""90% of pairs of units of one model differ by a smaller factor (`edgefl.devices.individuals`)."""

@@ -1,4 +1,4 @@
-"""Predictions of the time of a network's step on a real device, without that device."""
+"""Predicts the time of a network's training or inference step on a real device from the device's profile."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def predict(
 ) -> Prediction:
     """Predict the emulated seconds of one step of ``module``, with a 90% interval and the parts of the time.
 
-    A step is forward, backward and update on ``batch`` examples, or only forward with ``inference``.
-    ``device`` is a profile or its name, ``runtime`` one of its libraries (default: that of its clients),
-    ``input_shape`` and ``dtype`` are one example's (default dtype: `example_dtype`). Nothing is computed and
-    the module is not changed. Raises `ConfigError` if the module cannot be traced, or the device or runtime
-    is unknown.
+    A step is a forward pass, a backward pass and an update on ``batch`` examples, or with ``inference`` only
+    a forward pass. ``device`` is a profile or its name, ``runtime`` one of the profile's libraries (default:
+    the one that clients use), ``input_shape`` and ``dtype`` are those of one example (default dtype:
+    `example_dtype`). The module is traced without computing anything, and is not changed. Raises
+    `ConfigError` if the module cannot be traced, or the device or runtime is unknown.
 
     >>> from torch import nn
     >>> found = predict(nn.Linear(1000, 1000), 16, device="pi-4", input_shape=(1000,))
@@ -67,7 +67,7 @@ def traced(
 ) -> BatchWork:
     """Count the work of a step of the module for any batch size, as ``runtime`` executes it.
 
-    TFLite only runs inference, one example at a time. Raises `ConfigError` if it should train.
+    TFLite only runs inference, one example at a time. Raises `ConfigError` for a training step in TFLite.
     """
     dtype = dtype or example_dtype(module, input_shape)
     if runtime == TFLITE:
@@ -82,7 +82,7 @@ def _tflite_work(module: nn.Module, input_shape: Sequence[int], inference: bool,
     from edgefl.learning.operations import BatchWork, StepWork
 
     if not inference:
-        raise ConfigError(f"runtime {TFLITE!r}: its times are those of inference; add --inference")
+        raise ConfigError(f"runtime {TFLITE!r} has times of inference only; add --inference")
     layers = inference_layers(module, input_shape, dtype)
     return BatchWork(fixed=StepWork(), per_example=phone_table().work(layers))
 
