@@ -1,4 +1,4 @@
-"""Reads measurements of boards by sbc-bench: a CSV with a line per CPU cluster.
+"""Reads sbc-bench results of single-board computers: a CSV with a line per CPU cluster.
 
 Columns: ``result`` and ``board`` (equal in all lines of a board), ``system``, ``cpu`` (number of the
 cluster's first CPU), ``core`` (may be empty in old results), ``mhz``, 7-zip's ``zip_compress_mips`` and
@@ -6,9 +6,9 @@ cluster's first CPU), ``core`` (may be empty in old results), ``mhz``, 7-zip's `
 7-zip's rates on all cores, ``all_cores_compress_mips`` and ``all_cores_decompress_mips``. Values may be
 empty.
 
-sbc-bench measures AES in each cluster, but its results list only every second value, and list them in the
-board's first lines: with n > 1 clusters, the k-th value (from 0) was measured in cluster 2k + 1. `aes_row`
-finds that cluster.
+sbc-bench measures AES in each cluster, but its results contain only every second value. The CSV has these
+values in the first lines of a board. If the board has more than one cluster, the k-th value (from 0) was
+measured in cluster 2k + 1 (`aes_row`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class BoardRow(NamedTuple):
     """One cluster of a board; rates that were not measured are None."""
 
     fields: dict[str, str]
-    """The line as in the file."""
+    """All fields of the line, by column."""
     cpu: int
     core: str | None
-    """Core type stated in the file, else that of the SoC if it has only one; None if unknown."""
+    """Core type as in the file, else that of the SoC if all its cores are of one type; None if unknown."""
     mhz: float
     compress: float | None
     decompress: float | None
@@ -64,10 +64,10 @@ class Board(NamedTuple):
         return self.rows[min(2 * listed.index(number) + 1, len(self.rows) - 1)]
 
     def clusters(self) -> tuple[tuple[CodeCluster, ...], bool]:
-        """Return the board's clusters with their numbers of cores, and True if these numbers are known.
+        """Return the board's clusters, and True if their numbers of cores are known, False if assumed.
 
-        They are known for a known SoC. For others it is assumed that a cluster ends before the next one's
-        first CPU and that the last cluster has 4 cores.
+        They are known for an SoC in ``socs.toml``. For others it is assumed that a cluster ends before the
+        first CPU of the next cluster, and that the last cluster has 4 cores.
         """
         if self.soc is not None and any(row.core for row in self.rows):
             return tuple(self._of_soc(self.soc)), True
@@ -94,7 +94,7 @@ def bundled_boards() -> Path:
 
 
 def read_boards(path: Path) -> tuple[Board, ...]:
-    """Read all boards of a file. Raises `ConfigError` with the line if it is invalid."""
+    """Read all boards of a file. Raises `ConfigError`, with the line's number, if a line is invalid."""
     alike: dict[tuple[str, str], list[BoardRow]] = {}
     for place, line in csv_lines(path, REQUIRED):
         alike.setdefault((line["result"], line["board"]), []).append(_row(line, place))
@@ -143,7 +143,7 @@ def _board(rows: Sequence[BoardRow]) -> Board:
 
 
 def system_bits(system: str, board: str) -> int:
-    """Return 32 or 64, the word size of a system; Raspberry Pi OS without ``arm64`` in its name is 32-bit.
+    """Return the word size of a system, 32 or 64. Raspberry Pi OS without ``arm64`` in its name has 32 bits.
 
     >>> system_bits("Jammy arm64", "X"), system_bits("Raspbian Buster", "Raspberry Pi 4")
     (64, 32)

@@ -1,6 +1,6 @@
-"""The speed of code that is not torch: rates by core type and class of code, from ``profiles/cores.toml``.
+"""Speed of code other than torch: rates by core type and class of code, from ``profiles/cores.toml``.
 
-A rate is a constant of the core type times its clock frequency, with a 90% interval::
+A rate is a constant of the core type times the clock frequency, with a 90% interval::
 
     rate(cluster, class) = per_mhz(core, class) · MHz
 
@@ -53,23 +53,23 @@ _CLUSTER = re.compile(r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×](
 
 
 class CodeRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rate per MHz of a core type; 90% of its cores are within a factor ``spread`` of it."""
+    """Rate per MHz of a core type; 90% of such cores are within a factor ``spread`` of ``per_mhz``."""
 
     per_mhz: float
     spread: float
     boards: int
-    """Number of measured boards of this core type (for division, float, simd and interpreter: of published
-    figures); 0 if the rate was derived from similar core types."""
+    """Number of measured boards with this core type (for division, float, simd and interpreter: number of
+    published figures); 0 if the rate was derived from similar core types."""
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A core type and its rates by class of code."""
+    """Rates of a core type by class of code."""
 
     integer: CodeRate
     memory: CodeRate
     copy: CodeRate
     crypto: CodeRate
-    """With AES instructions, if the core type can have them."""
+    """Rate with AES instructions if the core type can have them, else without."""
     crypto_without_aes: CodeRate
     division: CodeRate
     float: CodeRate
@@ -78,10 +78,10 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Loss of speed of n threads, compared with the sum of their cores' rates.
+    """Slowdown of n busy threads, compared with the sum of their cores' single-thread rates.
 
-    The sum is multiplied by exp(min(0, ``alone + mixed · unevenness + doubling · log2(n)``)), see
-    `unevenness`.
+    That sum is multiplied by exp(min(0, ``alone + mixed · unevenness + doubling · log2(n)``)), where
+    `unevenness` measures how much the cores differ in speed.
     """
 
     alone: float
@@ -108,13 +108,13 @@ class Lineage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     names: tuple[str, ...] = ()
     like: tuple[str, ...] = ()
-    """Similar core types (relatives): ``factor`` times their mean rate is expected for this one."""
+    """Similar core types (relatives). This type's expected rate is ``factor`` times the mean of theirs."""
     factor: float = 1.0
     spread: float = 1.3
     bits: int = 64
-    """32: the core only runs 32-bit code."""
+    """32 if the core only runs 32-bit code."""
     aes: bool = True
-    """False: the core type never has AES instructions."""
+    """False if the core type never has AES instructions."""
 
 
 @cache
@@ -126,9 +126,9 @@ def lineages() -> dict[str, Lineage]:
 
 
 def find_core(name: str) -> str:
-    """Return the core type of that name; case, spaces, dashes and the maker's name do not matter.
+    """Return the core type with this name, ignoring case, spaces, dashes and the maker's name.
 
-    Raises `ConfigError` with the nearest name if there is none.
+    Raises `ConfigError`, which suggests a similar name, if there is none.
 
     >>> find_core("cortex a76"), find_core("Kryo 485 Gold (Cortex-A76)")
     ('Cortex-A76', 'Qualcomm Kryo 4XX Gold')
@@ -148,7 +148,7 @@ def find_core(name: str) -> str:
 
 
 def known_core(name: str) -> str | None:
-    """Return the core type of that name, or None."""
+    """Return the core type with this name, matched as in `find_core`; None if there is none."""
     inner = re.search(r"\((.+)\)", name)
     tried = [name.partition("(")[0], *([inner[1]] if inner else [])]
     return next((_index()[reduced(one)] for one in tried if reduced(one) in _index()), None)
@@ -189,7 +189,7 @@ class CodeCluster(NamedTuple):
     mhz: float
     cores: int = 1
     aes: bool = True
-    """False: the SoC lacks ARMv8's AES instructions, or AES-NI."""
+    """False if the SoC has neither ARMv8's AES instructions nor AES-NI."""
     copy_mb_s: float | None = None
     """Measured memcpy bandwidth of one thread, if known."""
     system_bits: int = 64
@@ -205,7 +205,7 @@ class Rate(NamedTuple):
 
     @classmethod
     def within(cls, value: float, spread: float) -> Rate:
-        """Return the rate whose interval reaches from value/spread to value·spread."""
+        """Return a rate with the interval from value/spread to value·spread."""
         return cls(value, value / spread, value * spread)
 
     @property
@@ -214,21 +214,21 @@ class Rate(NamedTuple):
         return math.sqrt(self.high / self.low)
 
     def times(self, other: Rate) -> Rate:
-        """Return self · other for independent errors."""
+        """Return self · other; the two errors are assumed to be independent."""
         logs = math.hypot(math.log(self.spread), math.log(other.spread))
         return Rate.within(self.value * other.value, math.exp(logs))
 
     def over(self, other: Rate) -> Rate:
-        """Return self ÷ other for independent errors."""
+        """Return self ÷ other; the two errors are assumed to be independent."""
         return self.times(Rate.within(1 / other.value, other.spread))
 
 
 MEASURED_COPY_SPREAD = 1.25
-"""``spread`` of a measured memcpy bandwidth: boards of one SoC differ by their memory chips."""
+"""``spread`` of a measured memcpy bandwidth: boards with the same SoC differ in their memory chips."""
 
 
 def core_rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable) -> CodeRate:
-    """Return the rate per MHz of a cluster's core type, with AES instructions only if it has them."""
+    """Return the rate per MHz of a cluster's cores; for ``crypto`` it depends on their AES instructions."""
     key = find_core(cluster.core)
     without = code_class == "crypto" and not (cluster.aes and lineages()[key].aes)
     found: CodeRate = getattr(table.cores[key], "crypto_without_aes" if without else code_class)
@@ -253,7 +253,7 @@ def rate(cluster: CodeCluster, code_class: CodeClass, table: CoreTable | None = 
 
 
 def _narrow(cluster: CodeCluster, known: CodeRate, code_class: CodeClass, table: CoreTable) -> Rate:
-    """Return the factor of 32-bit code on a 64-bit core, else 1."""
+    """Return the relative rate of 32-bit code if the cluster runs it on a 64-bit core, else 1."""
     key = find_core(cluster.core)
     without = known is table.cores[key].crypto_without_aes
     law = table.arm32.get("crypto_without_aes" if without else code_class)
@@ -268,9 +268,9 @@ def throughput(
     threads: int,
     table: CoreTable | None = None,
 ) -> Rate:
-    """Return the rate of ``threads`` busy threads together, placed on the fastest cores first.
+    """Return the total rate of ``threads`` busy threads, placed on the fastest cores first.
 
-    More threads than cores are as fast as one per core. Raises `ConfigError` if ``clusters`` is empty.
+    Threads beyond one per core add nothing. Raises `ConfigError` if ``clusters`` is empty.
     """
     if not clusters:
         raise ConfigError("no cores: the profile lists no cpu.clusters")
@@ -289,7 +289,9 @@ def throughput(
 
 
 def unevenness(rates: Sequence[tuple[float, int]]) -> float:
-    """Return ln(arithmetic ÷ harmonic mean) of rates and their numbers of cores; 0 for equal cores.
+    """Return ln(arithmetic mean ÷ harmonic mean) of the cores' rates; 0 for equal cores.
+
+    ``rates`` has a pair (rate of a core, number of such cores) for each cluster.
 
     >>> unevenness([(2.0, 4)]), round(unevenness([(2.0, 4), (1.0, 4)]), 3)
     (0.0, 0.118)
@@ -303,7 +305,7 @@ _Placed = tuple[Rate, CodeCluster, int]
 
 
 def _placed(rated: Sequence[tuple[Rate, CodeCluster]], threads: int) -> list[_Placed]:
-    """Return the used cores of each cluster, the fastest first."""
+    """Return the clusters in use, fastest first, each with its rate and its number of busy cores."""
     placed, left = [], max(1, threads)
     for one, cluster in sorted(rated, key=lambda pair: -pair[0].value):
         used = min(cluster.cores, left)
@@ -313,7 +315,7 @@ def _placed(rated: Sequence[tuple[Rate, CodeCluster]], threads: int) -> list[_Pl
 
 
 def _joint_spread(placed: Sequence[_Placed], total: float, table: CoreTable) -> float:
-    """Return the spread of a sum of rates: cores of one type share an error, those of two types do not."""
+    """Return the spread of a sum of rates: errors are equal within a core type, independent between types."""
     by_core = sorted(placed, key=lambda item: find_core(item[1].core))
     logs = [
         sum(one.value * count / total * math.log(one.spread) for one, _, count in group)
@@ -323,9 +325,10 @@ def _joint_spread(placed: Sequence[_Placed], total: float, table: CoreTable) -> 
 
 
 def read_clusters(text: str, aes: bool = True) -> tuple[CodeCluster, ...]:
-    """Read clusters such as ``Cortex-A76@2400x4,Cortex-A55@1800x4``; core, MHz and number of cores (1).
+    """Parse clusters such as ``Cortex-A76@2400x4,Cortex-A55@1800x4``: core type, MHz and number of cores.
 
-    Raises `ConfigError` if the text has another form or a core is unknown.
+    The number of cores is 1 if it is left out. Raises `ConfigError` if the text has another form or a core is
+    unknown.
 
     >>> [(c.mhz, c.cores) for c in read_clusters("Cortex-A76@2400x4,sifive,u74-mc@1500")]
     [(2400.0, 4), (1500.0, 1)]
@@ -368,13 +371,14 @@ def clusters_of(device: Device) -> tuple[CodeCluster, ...]:
 # ---- this host -----------------------------------------------------------------------------------
 
 
-_NO_EXTENSION = "edgefl was installed without a C compiler; install one and edgefl again"
+_NO_EXTENSION = "edgefl was installed without a C compiler; install a C compiler, then edgefl again"
 
 
 def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
-    """Return the rate of one thread of a calibrated host, with an interval for scale errors and noise.
+    """Return the rate of one thread of a calibrated host.
 
-    Raises `ConfigError` if edgefl was installed without the C extension that measures the class.
+    Its interval accounts for errors in the conversion of units (`SCALE_SPREADS`) and for noise. Raises
+    `ConfigError` if edgefl was installed without the C extension that measures the class.
     """
     found = host.measured.code.get(code_class)
     if found is None:
@@ -386,7 +390,7 @@ def host_rate(host: Calibration, code_class: CodeClass) -> Rate:
 def relative(clusters: Sequence[CodeCluster], code_class: CodeClass, threads: int, host: Calibration) -> Rate:
     """Return the speed of ``threads`` threads on a device, relative to one thread of this host.
 
-    The speed is this host's time for some code of that class ÷ the device's time for it. Raises `ConfigError`
+    This is the host's time for code of that class ÷ the device's time for the same code. Raises `ConfigError`
     like `throughput` and `host_rate`.
     """
     return throughput(clusters, code_class, threads).over(host_rate(host, code_class))
@@ -407,7 +411,7 @@ def _socs() -> _Socs:
 
 
 def soc_in(text: str) -> str | None:
-    """Return the name of the known SoC that a board's or SoC's name contains, or None.
+    """Return the known SoC that is named in ``text``, the name of a board or SoC; None if there is none.
 
     >>> soc_in("Radxa ROCK 5C (RK3588S2)"), soc_in("my board")
     ('RK3588', None)
@@ -437,7 +441,7 @@ def _words(text: str) -> list[str]:
 
 
 def _contains(words: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return True if ``words`` contains ``wanted``; a suffix of letters may follow the last word."""
+    """Return True if ``wanted`` occurs in ``words``, where its last word may have a suffix of letters."""
     return any(
         list(words[at : at + len(wanted) - 1]) == list(wanted[:-1])
         and _begins(words[at + len(wanted) - 1], wanted[-1])

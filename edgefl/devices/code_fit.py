@@ -1,9 +1,9 @@
-"""Fits the rates of ``cores.toml`` to measured boards, published figures and the lineage of core types.
+"""Fits the rates of ``cores.toml`` to measured boards, published figures and similarities of core types.
 
 The logarithm of a rate per MHz is a constant of the core type plus an error of the board. A core's constant
-is the median over its boards, shrunk towards the mean of its relatives, the similar cores in lineage.toml;
-fewer boards mean more shrinkage. For ``division``, ``float``, ``simd`` and ``interpreter``, which boards.csv
-lacks, a power law of the integer rate replaces that mean.
+is the median over its boards, shrunk towards the mean of its relatives (the similar cores in lineage.toml);
+fewer boards mean more shrinkage. For ``division``, ``float``, ``simd`` and ``interpreter`` the constant is
+fitted to published figures instead, shrunk towards a power law of the integer rate.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ SOURCE = (
 )
 Z = 1.645  # quantile of the normal distribution for a 90% interval
 PLAUSIBLE = math.log(1.25)
-"""Largest deviation from a core's usual integer rate; rows beyond it are dropped: their MHz must be wrong."""
+"""Largest plausible deviation of ln(integer rate per MHz) from the median of the core type. Rows that deviate
+more are dropped, since their MHz must be wrong."""
 
 
 class Prior(NamedTuple):
     """Standard deviations of the logarithm of a rate per MHz."""
 
     board: float
-    """Between the boards of one core type."""
+    """Standard deviation between the boards of one core type."""
     core: float
-    """Between a core type and the mean of its relatives."""
+    """Standard deviation of a core type from the mean of its relatives."""
 
 
 PRIORS: dict[str, Prior] = {
@@ -63,20 +64,21 @@ PRIORS: dict[str, Prior] = {
     "interpreter": Prior(0.12, 0.20),
 }
 BY_INTEGER: dict[CodeClass, float] = {"division": 1.5, "float": 1.5, "simd": 2.3, "interpreter": 1.5}
-"""Exponents of the power law of a core's integer rate per MHz. That of ``simd`` is from published.csv; the
-others are assumed, since published.csv has their figures for one to three 64-bit cores only."""
+"""Exponents of the power laws that predict these rates from a core's integer rate per MHz. The exponent of
+``simd`` is derived from published.csv. The others are assumed, since published.csv has figures of these
+classes for only one to three 64-bit cores."""
 BY_DIVIDER = {"division"}
-"""Classes whose rate depends on a core's division unit. Similar cores have the same rate; 32-bit cores divide
-64-bit numbers in software, so they and 64-bit cores are fitted separately."""
+"""Classes whose rate depends on a core's division unit. Similar cores are expected to have the same rate.
+32-bit cores divide 64-bit numbers in software, so 32-bit and 64-bit cores are fitted separately."""
 WITH_AES_PER_MHZ = 0.1
 """AES-256-CBC MB/s per MHz that no core reaches without AES instructions."""
 
 Samples = Mapping[str, Mapping[str, Sequence[float]]]
-"""Logarithms of a rate per MHz by core type and board."""
+"""Logarithms of rates per MHz, by core type and board."""
 
 
 def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
-    """Fit all rates to boards and to published figures by class and core (default: the bundled ones)."""
+    """Fit all rates to boards and to ``published`` figures by class and core (default: bundled figures)."""
     published = published_figures() if published is None else published
     narrow = arm32(boards)
     good = [_plausible(board, usual) for usual in [_usual(boards, narrow)] for board in boards]
@@ -98,7 +100,7 @@ def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
 
 
 class Sample(NamedTuple):
-    """A rate of a board's core, per MHz."""
+    """Logarithm of the rate per MHz of one core type on one board."""
 
     core: str
     board: str
@@ -123,7 +125,7 @@ def _board_samples(name: str, board: Board) -> Iterator[tuple[str, float]]:
 
 
 def _measured(name: str, board: Board, number: int, row: BoardRow) -> tuple[float | None, BoardRow]:
-    """Return a row's value of that class, and the row of the cluster in which it was measured."""
+    """Return a row's rate in the class ``name``, and the row of the cluster in which it was measured."""
     if not name.startswith("crypto"):
         return {"integer": row.decompress, "memory": row.compress, "copy": row.memcpy_mb_s}[name], row
     if row.aes_mb_s is None:
@@ -134,7 +136,7 @@ def _measured(name: str, board: Board, number: int, row: BoardRow) -> tuple[floa
 
 
 def arm32(boards: Sequence[Board]) -> dict[str, CodeRate]:
-    """Return by class the rate on a 32-bit system ÷ that on a 64-bit system, for equal core types."""
+    """Return, by class, the ratio of the rates of one core type on 32-bit and on 64-bit systems."""
     found: dict[str, CodeRate] = {}
     for name in ("integer", "memory", "crypto_without_aes"):
         by: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -209,7 +211,7 @@ def _class_rates(name: str, samples: Samples) -> dict[str, CodeRate]:
 def _by_integer(
     name: CodeClass, samples: Mapping[str, Sequence[float]], integer: Mapping[str, CodeRate]
 ) -> dict[str, CodeRate]:
-    """Return rates by a power law of the integer rates, combined with the published figures of each core."""
+    """Predict rates by a power law from the integer rates, and combine them with published figures."""
     prior, power = PRIORS[name], BY_INTEGER[name]
     law = {core: power * math.log(rate.per_mhz) for core, rate in integer.items()}
     known = {core: median(logs) for core, logs in samples.items()}
@@ -228,7 +230,7 @@ def _by_integer(
 
 
 def _posterior(own: Sequence[float], expected: float, sd_core: float, sd_board: float) -> CodeRate:
-    """Combine a core's measurements with its expected value; the interval is that of an unmeasured board."""
+    """Combine a core's measurements with its expected value; the interval is for boards not measured."""
     n = len(own)
     if n == 0:
         log, error = expected, sd_core
@@ -260,7 +262,7 @@ def published_figures(path: Path | None = None) -> dict[str, dict[str, list[floa
 
 
 def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Parallel:
-    """Fit the loss of n threads by least squares of the logarithm, repeated without outliers."""
+    """Fit the slowdown of n threads by least squares on its logarithm, repeated without outliers."""
     rows, logs = [], []
     for board in boards:
         found = parallel_sample(name, board, table)
@@ -281,9 +283,9 @@ def _parallel(name: CodeClass, boards: Sequence[Board], table: CoreTable) -> Par
 def parallel_sample(
     name: CodeClass, board: Board, table: CoreTable
 ) -> tuple[tuple[float, float, float], float] | None:
-    """Return a board's (1, unevenness, log2 n), and ln(measured rate ÷ sum of its single-thread rates).
+    """Return a board's regressors (1, unevenness, log2 n), and ln(all-core rate ÷ sum of single-core rates).
 
-    None if the rate on all cores, the number of cores or a single-thread rate is unknown.
+    None if one of these rates or the number of cores is unknown, or if the board has one core.
     """
     total = board.all_decompress if name == "integer" else board.all_compress
     clusters, known = board.clusters()
@@ -309,7 +311,7 @@ def parallel_sample(
 
 
 def write(table: CoreTable) -> str:
-    """Write ``cores.toml``: a table per core type, a line per class of code."""
+    """Return the text of ``cores.toml``: a table per core type with a line per class of code."""
     plain = msgspec.to_builtins(table)
     parts = [toml.write({"source": plain["source"]})]
     named = [("parallel", plain["parallel"]), ("arm32", plain["arm32"])]

@@ -12,7 +12,7 @@ from edgefl.errors import ConfigError
 
 
 def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each line's location, for messages, and its fields by column.
+    """Yield each line's location (for error messages) and its fields by column.
 
     Raises `ConfigError` if the file cannot be read, has no data or lacks one of the ``columns``, or if a line
     has fewer or more fields than the first.
@@ -36,7 +36,10 @@ def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[
 
 
 def check_whole(line: Mapping[str | None, Any], place: str) -> None:
-    """Raise `ConfigError` if a line has fewer or more fields than the first (extra ones have key None)."""
+    """Raise `ConfigError` if a line has fewer or more fields than the first line of the file.
+
+    ``line`` is from `csv.DictReader`, which stores extra fields with the key None.
+    """
     missing, more = list(line.values()).count(None), line.get(None, ())
     if missing or more:
         fields = len(line) - bool(more)
@@ -45,7 +48,7 @@ def check_whole(line: Mapping[str | None, Any], place: str) -> None:
 
 
 def positive(line: Mapping[str, str], name: str, place: str) -> float | None:
-    """Return a number above 0, or None for no value. Raises `ConfigError` for anything else."""
+    """Return field ``name`` as a number above 0, or None if it is empty; else raise `ConfigError`."""
     text = line.get(name) or ""
     if not text:
         return None

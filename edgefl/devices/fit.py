@@ -1,14 +1,14 @@
 """Fits a runtime's time model to steps measured on a device.
 
 The fit minimises errors of log(predicted ÷ measured), so that a step of 10 ms weighs as much as one of 10 s,
-with a soft-L1 loss, so that outliers have little effect. A prior supplies what the measured steps (rows)
-leave open: every cost is the prior's cost times three fitted factors, one for the whole device, one for the
-cost's family (operations or bytes) and one for the cost alone. The latter two are regularised towards 1 by a
-normal prior on their logarithms.
+with a soft-L1 loss, so that outliers have little effect. A prior determines the costs that the measured steps
+(rows) do not: every cost is the prior's cost times three fitted factors, one for the whole device, one for
+the cost's family (operations or bytes) and one for this cost alone. The latter two are regularised towards 1
+by a normal prior on their logarithms.
 
 The uncertainty of the costs is the covariance of their logarithms given the rows, in linear approximation. A
-step's interval follows from the shares of uncertain costs in its time. It is scaled so that 90% of the rows
-are within their intervals when they are left out of the fit.
+step's interval follows from the shares of uncertain costs in its time. Intervals are scaled so that they
+contain 90% of the rows that are left out of a fit.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ FEW_NETWORKS: Final = 10
 """With fewer networks ``error_factor`` is at least the prior's."""
 COVERAGE: Final = 0.9
 NORMAL: Final = 1.645
-"""Standard deviations from the mean to the ends of a normal distribution's 90% interval: the minimum width
-with few networks."""
+"""Half the width of a normal distribution's 90% interval, in standard deviations. Intervals are at least as
+wide if there are few networks."""
 WHOLE: Final = 5.0
-"""Prior standard deviation of the logarithm of the whole device's factor: so wide that the rows determine
-it."""
+"""Prior standard deviation of the logarithm of the whole device's factor: so large that only the rows
+determine this factor."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
     row: Row
     predicted_s: float
     error_factor: float = math.inf
-    """The predicted interval is ``predicted_s`` ÷ to × this factor."""
+    """The interval is from ``predicted_s`` / ``error_factor`` to ``predicted_s`` · ``error_factor``."""
 
     @property
     def factor(self) -> float:
@@ -93,7 +93,7 @@ class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def off(self) -> float:
-        """Ratio of predicted and measured seconds, the larger over the smaller."""
+        """Ratio of the larger to the smaller of predicted and measured seconds."""
         return max(self.factor, 1 / self.factor)
 
     @property
@@ -103,12 +103,12 @@ class HeldOutPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """A time model and its errors."""
+    """A fitted time model, its rows and its errors on held-out networks."""
 
     model: TimeModel
     rows: tuple[Row, ...]
     unseen: tuple[HeldOutPrediction, ...]
-    """One prediction for every row; empty if there is only one network."""
+    """A prediction of every row by a fit without the row's network; empty if there is only one network."""
 
 
 class ErrorSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,10 +133,10 @@ def fit(
     """Fit the time model of the device on which the rows were measured, and estimate its errors.
 
     ``prior`` should be the model of a similar device in the same runtime, whose costs differ from this
-    device's by a common factor and, apart from that, by about ``spread``. Intervals hold 90% of the rows of
-    networks that a fit leaves out. Without ``hold_out``, or with few networks, ``error_factor`` is at least
-    the prior's. ``apart`` is the error factor between the measured device and the modelled one. Raises
-    `ConfigError` if there are no rows or if a row's seconds are not positive and finite.
+    device's by a common factor and, beyond it, by a factor of about ``spread``. Intervals contain 90% of the
+    rows of networks that are left out of a fit. Without ``hold_out``, or with few networks, ``error_factor``
+    is at least the prior's. ``apart`` is the error factor between the measured device and the modelled one.
+    Raises `ConfigError` if there are no rows or if a row's seconds are not positive and finite.
 
     >>> rows = [Row(network=str(n), work=StepWork(conv_flop=n * 1e9), seconds=n / 10) for n in range(1, 30)]
     >>> round(fit(rows).model.seconds(StepWork(conv_flop=7e9)), 2)
@@ -153,7 +153,7 @@ def fit(
     scores = [score for fold in folds for score in fold.scores(amounts, seconds)]
     few = not scores or len({row.network for row in rows}) < FEW_NETWORKS
     times = max(_holding(scores, COVERAGE) if scores else 0.0, NORMAL if few else 0.0)
-    unknown = max(times, NORMAL)  # a cost that is in no row keeps its whole interval, however well rows fit
+    unknown = max(times, NORMAL)  # a cost without rows keeps its full interval, however well the rows fit
     usual = max(math.exp(times * ODD), prior.error_factor if few else 1.0)
     costs = problem.solve(amounts, seconds)
     model = _model(costs, joined(usual, apart), unknown * problem.errors(costs, amounts, seconds))
@@ -187,7 +187,7 @@ def summary(unseen: Iterable[HeldOutPrediction]) -> ErrorSummary:
 
 
 def holding(unseen: Sequence[HeldOutPrediction], share: float = COVERAGE) -> float:
-    """Return the conformal error factor: a further prediction is within it with probability ``share``."""
+    """Return the conformal error factor: a new prediction's error is within it with probability ``share``."""
     return _holding([found.off for found in unseen], share)
 
 
@@ -200,7 +200,7 @@ def _holding(errors: Iterable[float], share: float) -> float:
 
 
 class _Problem:
-    """The prior, and the least-squares problem around it."""
+    """The fit as a least-squares problem that is regularised by a prior."""
 
     def __init__(self, prior: TimeModel, spread: float) -> None:
         known, typical = prior.costs(), TYPICAL.costs()
@@ -218,7 +218,7 @@ class _Problem:
         """Covariance of the costs' logarithms before any row is used."""
 
     def solve(self, amounts: Array, seconds: Array) -> Array:
-        """Return the fitted cost of a unit of each term, seconds."""
+        """Return the fitted costs, seconds per unit, of each of `TERMS` and of the fixed part."""
         from scipy.optimize import least_squares
 
         start = np.zeros(1 + len(FAMILIES) + len(self._prior))
@@ -229,8 +229,8 @@ class _Problem:
     def errors(self, costs: Array, amounts: Array, seconds: Array) -> Array:
         """Return the lower triangle L whose L·Lᵀ is the covariance of the logarithms of ``costs``.
 
-        Each row observes, with standard deviation ``ODD``, the sum of these logarithms weighted by the
-        row's shares. Outliers count less.
+        Each row observes, with standard deviation ``ODD``, the sum of these logarithms, weighted by the
+        costs' shares of the row's time. Outliers count less.
         """
         parts = amounts * costs
         shares = parts / parts.sum(1, keepdims=True)
@@ -254,7 +254,7 @@ class _Problem:
 
 
 def _amounts(rows: Sequence[Row]) -> Array:
-    """Return each row's amount of each term, and 1 for the fixed part."""
+    """Return the amount of work in each of `TERMS`, and 1 for the fixed part, for each row."""
     terms = [[sum(getattr(row.work, name) for name in term) for term in TERMS] + [1.0] for row in rows]
     return np.array(terms, float)
 

@@ -1,6 +1,6 @@
-"""Makes a device profile from measured steps: adds a runtime's table and source to a known or new profile.
+"""Makes a device profile from measured steps: adds a fitted runtime to an existing or new profile.
 
-The source contains the command that made the table (`Recipe`), so that anybody can reproduce it.
+The runtime's source contains the command that fitted it (`Recipe`), so that anybody can repeat the fit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return convert({**given, **numbers, "files": shlex.split(files)}, cls)
 
     def fit(self, measured: Sequence[MeasuredStep]) -> Fit:
-        """Fit these steps, which must be of one device and runtime."""
+        """Fit a time model to these steps, which must be of one device and runtime."""
         rows, prior = [m.row for m in measured], self.prior_model(measured[0].runtime)
         return fit(rows, prior, spread=self.spread, apart=self.apart)
 
@@ -73,7 +73,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return {key for file in self.files for key in measurements.keys(folder / file)}
 
     def prior_model(self, runtime: str) -> TimeModel:
-        """Return the costs of the similar device, in that runtime if it has it."""
+        """Return the similar device's time model, in ``runtime`` if possible; `TYPICAL` if there is none."""
         if self.prior is None:
             return TYPICAL
         like = load_device(self.prior)
@@ -84,7 +84,10 @@ _USUAL = {f"--{name}": value for name, value in msgspec.to_builtins(Recipe()).it
 
 
 def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tuple[MeasuredStep, ...]:
-    """Return the files' steps of that profile and runtime. Raises `ConfigError` unless one pair matches."""
+    """Return the files' steps of that profile and runtime (None: any).
+
+    Raises `ConfigError` unless the files have steps of exactly one such pair of profile and runtime.
+    """
     have = sorted({kind for file in files for kind in measurements.kinds(file)})
     chosen = [kind for kind in have if profile in (None, kind[0]) and runtime in (None, kind[1])]
     if len(chosen) != 1:
@@ -95,10 +98,10 @@ def only(files: Sequence[Path], profile: str | None, runtime: str | None) -> tup
 
 
 def profile_text(out: Path, measured: Sequence[MeasuredStep], found: Fit, recipe: Recipe) -> str:
-    """Return the text of a profile that has the fitted runtime and is named like the file ``out``.
+    """Return the text of a profile with the fitted runtime, named after the file ``out``.
 
-    Everything else is copied from the bundled profile named in the rows. If there is none, ``train`` is the
-    geometric mean of the rows' FLOP per second.
+    Everything else is copied from the bundled profile named in the rows. If there is no such profile,
+    the rate ``train`` is the geometric mean of the rows' FLOP per second.
     """
     first = measured[0]
     steps = f"{len(measured)} steps of {_several({m.device for m in measured})}"

@@ -1,4 +1,4 @@
-"""Reads results of the measurement kit; counts the work of each part on the kit's own modules."""
+"""Reads results of the measurement kit, and counts the work of each measured part on the kit's modules."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edgefl.learning.operations import StepWork
 from edgefl.measure import kit
 
 KIT_ERROR_FACTOR = 1.3
-"""90% of networks are within this factor of a fit to the kit's parts (docs/measure.md). It cannot be
-estimated from the parts, since each is the only one of its kind."""
+"""The step times of 90% of networks are within this factor of a fit to the kit's parts (docs/measure.md). It
+cannot be estimated by leaving out parts, since each part is the only one of its kind."""
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds of one part's step."""
+    """Median times of a step of one part of the kit, seconds."""
 
     wall_s: Seconds
     cpu_s: Seconds
@@ -30,7 +30,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KitResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a kit result that are used; the file also describes the host."""
+    """The fields of a kit result that edgefl uses; the file also describes the measured host."""
 
     kit: int
     device: str
@@ -41,7 +41,7 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runtime_name(self) -> str:
-        """Name of the runtime in a profile; with fewer threads than cores it is another runtime.
+        """Name of the runtime in a profile, with the number of threads if there are fewer threads than cores.
 
         >>> KitResult(kit=1, device="", runtime="torch", threads=1, cores=4, parts={}).runtime_name
         'torch-1'
@@ -49,7 +49,7 @@ class KitResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.runtime if self.threads >= self.cores else f"{self.runtime}-{self.threads}"
 
     def rows(self) -> tuple[Row, ...]:
-        """Return the parts as measured steps: CPU time if one thread (unaffected by load), else wall time."""
+        """Return the parts as measured steps: CPU time (unaffected by load) of one thread, else wall time."""
         works = _works(self)
         return tuple(
             Row(network=name, work=works[name], seconds=part.cpu_s if self.threads == 1 else part.wall_s)

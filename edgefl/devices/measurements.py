@@ -1,9 +1,10 @@
 """Reads measured steps from files and counts the work of each.
 
 A CSV has a line per step, with the columns ``device``, ``profile``, ``runtime``, ``batch``, ``measured_s``
-and ``source``, and either ``network`` (timm's name), ``kind`` (train, finetune, inference) and ``workload``
-(if timm has no such network), or ``layer`` (lstm, softmax output), ``inputs``, ``outputs`` and ``steps``. A
-JSON file is a result of the measurement kit (`edgefl.measure`).
+and ``source``. For steps of networks it also has ``network`` (timm's name), ``kind`` (train, finetune,
+inference) and ``workload`` (used if timm has no such network); for steps of single layers it has ``layer``
+(lstm, softmax output), ``inputs``, ``outputs`` and ``steps``. A JSON file is a result of the measurement kit
+(`edgefl.measure`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Identifies the step, independent of its file's name."""
+        """Key that identifies the step in any file."""
         return self.profile, self.runtime, self.row.network, str(self.row.seconds)
 
 
@@ -70,7 +71,7 @@ def keys(path: Path) -> set[tuple[str, ...]]:
 
 
 def kinds(path: Path) -> set[Kind]:
-    """Return the profiles and runtimes of the steps in a file; errors as in `read`."""
+    """Return the profiles and runtimes of the steps in a file. Raises `ConfigError` like `read`."""
     with _located(path, *UNREADABLE):
         if path.suffix == ".json":
             return {("", _read_kit(path).runtime_name)}
@@ -99,7 +100,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, str], Kind]]:
 
 
 _counted: dict[tuple[str | None, ...], StepWork] = {}
-"""Work by the fields that determine it, for all files: counting takes 0.1 s, and devices share networks."""
+"""Cache of counted work, by the fields that determine it. A count takes 0.1 s, and devices have networks in
+common."""
 
 
 def _table(path: Path, only: Kind | None) -> Iterator[MeasuredStep]:
@@ -128,14 +130,13 @@ def _located(place: object, *faults: type[Exception]) -> Iterator[None]:
 
 
 def _name(line: Mapping[str, str]) -> str:
-    """Return a network's or layer's name, with everything that changes its work except the batch."""
+    """Return the name of the step's network, or of its layer with the layer's sizes."""
     if "layer" in line:
         return " ".join(line[name] for name in ("layer", "inputs", "outputs", "batch", "steps"))
     return line["network"] or line["workload"]
 
 
 def _work(line: Mapping[str, str]) -> StepWork:
-    """Count the work of a line's step."""
     batch = int(line["batch"])
     if "layer" in line:
         return _layer_work(

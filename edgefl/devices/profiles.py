@@ -1,8 +1,8 @@
 """Finds, reads and validates the profiles of devices, networks and fleets.
 
 A name refers to a bundled profile; anything with a slash or ending in ``.toml`` is the path of the user's own
-file. An invalid file raises a one-line `ProfileError` that names the file, the key, what is allowed and what
-was found.
+file. An invalid file raises a one-line `ProfileError` with the file, the key, the allowed values and the
+value found.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def load_network(name_or_path: str | Path) -> Network:
 def load_fleet(name_or_path: str | Path) -> FleetFile:
     """Load the fleet file of that name or at that path.
 
-    The profiles it names must exist; relative paths are resolved against its folder first.
+    The bundled profiles it names must exist. A relative path refers to the fleet file's folder, or to the
+    working directory if the folder has no such file.
 
     >>> load_fleet("paper-fedstaleweight").clients
     15
@@ -92,7 +93,7 @@ def load_fleet(name_or_path: str | Path) -> FleetFile:
 
 
 def as_written(kind: Kind, name_or_path: str | Path) -> Profile:
-    """Load a profile with paths as in its file, relative to it.
+    """Load a profile without making its paths absolute: they stay relative to the profile's file.
 
     >>> as_written("networks", "lte-varying").down.trace
     'traces/lte-varying-down.trace'
@@ -112,7 +113,7 @@ def _load(of: type[P], kind: Kind, name_or_path: str | Path) -> tuple[P, Path]:
 def _bundled(kind: Kind, name: str) -> tuple[Any, Path]:
     """Return the bundled profile of that name, which is read once, and its folder."""
     path = bundled_folder() / kind / f"{name}.toml"
-    if name in _file_names(kind):  # the large table of phones is not read
+    if name in _file_names(kind):  # without reading the large table of phones
         return _checked(TYPES[kind], kind, path, read_tables(path))
     if name not in bundled_names(kind):
         raise ProfileError(_no_profile(kind, name))
@@ -169,7 +170,7 @@ def phone_names() -> tuple[str, ...]:
 
 
 def phone_tables(name: str) -> dict[str, Any]:
-    """Return the profile of a phone in the phone table, as the TOML tables of a profile file."""
+    """Return the profile of a phone in the table of phones, as the TOML tables of a profile file."""
     table = phone_table()
     phone = next(each for each in table.phones if each.id == name)
     bridge = load_device(phone_profiles.BRIDGE_PROFILE).runtime[phone_profiles.TRAINING]

@@ -1,9 +1,9 @@
 """Derives the time model of a device without training measurements by scaling that of a measured device.
 
 Two published figures of each device are used: the rate of MobileNet-v1 inference (``gemm``) scales operations
-and calls, and memcpy bandwidth scales bytes, if known for both devices. The interval combines that of the
-measured device with the error of such scaling between measured devices (docs/profiles.md;
-benchmarks/scaling.py repeats that measurement).
+and calls, and memcpy bandwidth scales bytes, if known for both devices. The interval combines the measured
+device's interval with the error of such scaling between measured devices (docs/profiles.md;
+benchmarks/scaling.py measures this error).
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ BASES: Final = {
     **dict.fromkeys(("A7", "A53", "A57", "A72", "A73", "A75", "Kryo"), "pi-4"),
     **dict.fromkeys(("A76", "A77", "A78AE", "X3", "X4", "Vortex"), "pi-5"),
 }
-"""By core type, the measured device with similar cores: up to 8 FLOP per cycle (pi-4) or 16 (pi-5)."""
+"""Maps a core type to the measured device with similar cores: up to 8 FLOP per cycle (pi-4) or 16 (pi-5)."""
 UNLIKE: Final = ("A7", "A53", "Vortex")
-"""Cores unlike any measured one: the first two are in-order, Apple's is wider than all others."""
+"""Cores unlike any measured one: A7 and A53 execute in order, Apple's Vortex is wider than all others."""
 
 WITH_BANDWIDTH: Final = 1.48
-"""Error factor for 90% of steps scaled from the Pi 4 to the Pi 5 or back: the larger of the two."""
+"""Error factor (90% of steps) of scaling by GEMM rate and bandwidth, from Pi 4 to Pi 5 or from Pi 5 to Pi 4,
+whichever is larger."""
 BY_GEMM: Final = 1.9
-"""The same for scaling by GEMM rates alone, with two more pairs (Redmi Note 8 and Galaxy Note 10, both ways):
-the largest of the four factors."""
+"""Error factor (90% of steps) of scaling by GEMM rates alone: the largest of four, between Pi 4 and Pi 5 and
+between Redmi Note 8 and Galaxy Note 10, each in both directions."""
 OF_UNLIKE: Final = 1.5
 """Additional factor assumed for cores unlike any measured one."""
 
@@ -48,7 +49,7 @@ def scaled_file(name: str, like: str | None = None, runtime: str = "torch") -> s
     """Return the text of a device's profile with a scaled runtime; everything else is unchanged.
 
     ``name`` is a profile's name or a file's path, ``like`` the measured device, by default the one with the
-    most similar cores. Raises `ConfigError` if none is known.
+    most similar cores. Raises `ConfigError` if no such device is known.
     """
     path = Path(name) if is_path(name) else bundled_folder() / "devices" / f"{name}.toml"
     device = load_device(path if is_path(name) else name)
@@ -144,7 +145,7 @@ def _bandwidth(device: Device, base: Device) -> tuple[float, str, float] | None:
 
 
 def _faster(model: TimeModel, flop: float, moved: float) -> TimeModel:
-    """Return the model sped up by ``flop`` for operations and ``moved`` for bytes, to four digits."""
+    """Return the model with operations ``flop`` times and bytes ``moved`` times as fast, to four digits."""
     changed = {}
     for name in model.__struct_fields__:
         value = getattr(model, name)

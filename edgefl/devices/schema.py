@@ -1,4 +1,4 @@
-"""Profiles of devices, networks and fleets as plain frozen data, with units in the names.
+"""Profiles of devices, networks and fleets as plain frozen data, with units in the fields' names.
 
 Bounds of single values are declared here; `edgefl.devices.profiles` validates relations between them.
 """
@@ -17,7 +17,7 @@ from edgefl.errors import ProfileError, unknown
 from edgefl.learning.operations import StepWork
 from edgefl.seeds import stream
 
-NOMINAL_V = 3.85  # of a phone's lithium-ion cell; used if the profile states no battery.voltage_v
+NOMINAL_V = 3.85  # voltage of a phone's lithium-ion cell, if the profile states no battery.voltage_v
 SCHEMA = 2
 """Schema version of the profile files that edgefl writes, and of a file without ``schema``. Files of
 schema 1, which has no ``runtime``, can still be read."""
@@ -57,15 +57,15 @@ class RateGflops(_Table, frozen=True, kw_only=True):
     """Sustained fp32 rates by class of operation, 10⁹ FLOP per second (a multiply-add is two)."""
 
     train: Positive
-    """Rate of the forward and backward pass of a small CNN on all cores that training uses. It sets the
-    training time if the profile has no runtime."""
+    """Rate of the forward and backward pass of a small CNN on all cores that training uses. The training time
+    is computed from this rate if the profile has no runtime."""
     gemm: ThreadRates | None = None
-    """Matrix products and 1 × 1 convolutions: inference of MobileNet-v1-224."""
+    """Rate of matrix products and 1 × 1 convolutions, measured in the inference of MobileNet-v1-224."""
     conv: ThreadRates | None = None
-    """3 × 3 convolutions: inference of ResNet-18."""
+    """Rate of 3 × 3 convolutions, measured in the inference of ResNet-18."""
     depthwise: ThreadRates | None = None
     elementwise: ThreadRates | None = None
-    """a = b + s·c on arrays far larger than the caches: two operations per 12 bytes moved."""
+    """Rate of a = b + s·c on arrays far larger than the caches: two operations per 12 bytes moved."""
 
 
 class Cpu(_Table, frozen=True, kw_only=True):
@@ -91,8 +91,8 @@ class Storage(_Table, frozen=True, kw_only=True):
 
 
 class Battery(_Table, frozen=True, kw_only=True):
-    """The battery, the current of the idle device, and the additional currents of a busy radio. Those of the
-    cores are in `Cluster`."""
+    """The battery, the current of the idle device, and the additional currents of a busy radio. The currents
+    of the cores are in `Cluster`."""
 
     capacity_mah: Positive
     voltage_v: Positive | None = None
@@ -100,7 +100,7 @@ class Battery(_Table, frozen=True, kw_only=True):
     wifi_ma: NotNegative | None = None
     radio_ma: NotNegative | None = None
     min_soc: Annotated[float, msgspec.Meta(ge=0, le=0.99)] | None = None
-    """State of charge below which the device accepts no work; at 1 it would never work."""
+    """State of charge below which the device accepts no work. With 1 the device would never work."""
     charge_w: Positive | None = None
     """Charging power from ``min_soc`` until the battery is full; None: never charged."""
 
@@ -113,7 +113,8 @@ class ThrottlingStep(_Table, frozen=True, kw_only=True):
 
 
 class Thermal(_Table, frozen=True, kw_only=True):
-    """Heating and throttling: first-order response to ``ambient_c + busy_w · r_c_per_w``; see `thermal`."""
+    """Heating and throttling. While the device computes at full speed, its temperature approaches
+    ``ambient_c + busy_w · r_c_per_w`` with the time constant ``tau_s``; see `edgefl.devices.thermal`."""
 
     trips: Annotated[tuple[ThrottlingStep, ...], msgspec.Meta(min_length=1)]
     off_c: Positive | None = None
@@ -127,7 +128,7 @@ Interval = tuple[NotNegative, NotNegative]
 
 
 class Availability(_Table, frozen=True, kw_only=True):
-    """Times at which the device can work: ascending, disjoint intervals of each ``period_s``."""
+    """Times at which the device can work: ascending, disjoint intervals within each ``period_s``."""
 
     intervals_s: Annotated[tuple[Interval, ...], msgspec.Meta(min_length=1)]
     period_s: Positive
@@ -156,7 +157,7 @@ class Slowdown(_Table, frozen=True, kw_only=True):
 
 Dist = Literal["uniform", "half-normal", "exponential", "log-normal", "pareto", "list"]
 MOST_S = 1e9
-"""30 years. This and the bounds of ``sigma`` and ``alpha`` keep every draw finite."""
+"""Maximum delay, about 30 years. This limit and those of ``sigma`` and ``alpha`` keep every draw finite."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=MOST_S)]
 SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
 
@@ -176,7 +177,8 @@ class Delay(_Table, frozen=True, kw_only=True):
     ====================== ============================== ==================================
 
     ``mode``: the draw replaces the time of the whole trip (FedStaleWeight §6.2, FedBuff §5), or is added to
-    the compute time. ``per = "example"`` multiplies it by the client's number of examples (FedBuff, C.2).
+    the compute time. ``per = "example"`` multiplies the draw by the client's number of examples (FedBuff,
+    C.2).
 
     >>> delay = Delay(dist="uniform", low_s=1.0, high_s=2.0)
     >>> 1.0 <= delay.draw(np.random.default_rng(0)) < 2.0
@@ -206,7 +208,7 @@ class Delay(_Table, frozen=True, kw_only=True):
     }
 
     def draw(self, rng: np.random.Generator, examples: int = 1) -> float:
-        """Draw one delay, in emulated seconds, with one call of ``rng`` for a client with ``examples``."""
+        """Draw the delay of a client with ``examples`` examples, emulated seconds, by one call of ``rng``."""
         drawn_s: Any = math.nan
         match self.dist, [getattr(self, name) for name in self.FIELDS[self.dist]]:
             case "uniform", [low_s, high_s]:
@@ -254,7 +256,7 @@ class Device(_Table, frozen=True, kw_only=True):
     battery: Battery | None = None
     thermal: Thermal | None = None
     availability: Availability | None = None
-    """None: always available."""
+    """Times at which the device can work; None: always."""
     network: Name | None = None
     """Default network of `edgefl.programs` and of device tests; fleets do not use it."""
     delay_model: Delay | None = None
@@ -350,8 +352,8 @@ class Direction(_Table, frozen=True, kw_only=True):
     rate_mbps: Positive | None = None
     """10⁶ bit/s including packet headers; None is unlimited."""
     rate_cv: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
-    """Coefficient of variation of the rate over windows of one second. The rate of each message is drawn:
-    log-normal, with this coefficient over the square root of the message's duration in seconds."""
+    """Coefficient of variation of the rate over windows of one second. Each message's rate is log-normal with
+    the coefficient ``rate_cv`` / √d, where d is the message's duration in seconds, but at least 1."""
     delay_ms: NotNegative = 0.0
     jitter_ms: NotNegative = 0.0
     """Spread of the delay: σ (normal), mean (exponential), or half the width (uniform)."""
@@ -373,7 +375,7 @@ Radio = Literal["5g-low-band", "5g-mmwave"]
 
 
 class Network(_Table, frozen=True, kw_only=True):
-    """A client's link, both ways."""
+    """A client's link in both directions."""
 
     schema: Schema = SCHEMA
     id: Name
@@ -440,7 +442,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         return {name: count for name, count in zip(self.devices, counts, strict=True) if count}
 
     def network_of(self, devices: Iterable[str]) -> str | dict[str, str]:
-        """Return the network of all devices, or a table of those of ``devices``."""
+        """Return the network that all devices share, or a table with the network of each of ``devices``."""
         of = self.network
         return of if isinstance(of, str) else {name: of[name] for name in devices}
 

@@ -3,7 +3,7 @@
     seconds = Σ operations of a class / its rate + Σ bytes of a kind / their bandwidth
             + planes, calls and parameters · unit cost + a fixed part
 
-Each term belongs to one *runtime*: the same step takes a different time with another library. Rates are
+All costs are those of one *runtime*: the same step takes a different time with another library. Rates are
 effective ones, fitted to measured steps (`edgefl.devices.fit`), not hardware peaks.
 """
 
@@ -22,7 +22,8 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Factor = Annotated[float, msgspec.Meta(ge=1, le=100)]
 
 ONE_RATE_FACTOR = 6.0
-"""Typical error factor of a single rate of operations on networks of another kind (docs/profiles.md)."""
+"""Typical error factor of predictions from a single rate, for networks unlike the one with which the rate was
+measured (docs/profiles.md)."""
 
 FEMNIST_STEP: Final = StepWork(
     conv_flop=602_112_000.0, thin_flop=25_088_000.0, matmul_flop=392_970_240.0, conv_bytes=4_450_688.0,
@@ -67,21 +68,21 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     elementwise_gbytes_per_s: Positive | None = None
     copy_gbytes_per_s: Positive | None = None
     depthwise_plane_us: NotNegative = 0.0
-    """Time per group of a depthwise convolution and image."""
+    """Time of a depthwise convolution per group and image."""
     call_us: NotNegative = 0.0
-    """Time per operation of any class."""
+    """Time per call of an operation such as a convolution, whatever its class."""
     parameter_ns: NotNegative = 0.0
     """Optimizer time per parameter."""
     fixed_ms: NotNegative = 0.0
     """Time per step."""
     error_factor: Factor
-    """90% of steps with well-known costs take seconds ÷ ``error_factor`` to seconds × ``error_factor``."""
+    """The times of 90% of steps with well-known costs are within this factor of their predictions."""
     cost_errors: tuple[tuple[float, ...], ...] = ()
-    """Uncertainty of the costs: the lower triangle L, a row for each of `TERMS` and one for the fixed part.
+    """Uncertainty of the costs: a lower triangle L with a row for each of `TERMS` and one for the fixed part.
 
-    L·Lᵀ is the covariance of the costs' natural logarithms, scaled so that a step whose time has shares s of
-    the costs has the interval factor exp √(ln² ``error_factor`` + ‖Lᵀs‖²). Costs that were only measured
-    together are uncertain individually and certain in sum. Empty: only ``error_factor`` counts.
+    L·Lᵀ is the covariance of the costs' natural logarithms, scaled so that the interval factor of a step is
+    exp √(ln² ``error_factor`` + ‖Lᵀs‖²), where s are the costs' shares of the step's time. Costs that were
+    only measured together are uncertain individually but certain in sum. Empty: only ``error_factor`` counts.
     """
 
     @classmethod
@@ -119,7 +120,7 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return sum(self.parts(work).values())
 
     def line(self, work: BatchWork) -> tuple[float, float]:
-        """Return a step's seconds as a line in the batch size: fixed part, and part per example."""
+        """Return a step's seconds as a linear function of the batch size: fixed and per-example seconds."""
         fixed_s = self.fixed_ms / 1e3
         return self.seconds(work.fixed), self.seconds(work.per_example) - fixed_s
 
@@ -132,9 +133,10 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return Prediction(seconds, seconds / factor, seconds * factor, parts, unsure)
 
     def error_factor_of(self, work: StepWork) -> float:
-        """Return the factor of a step's 90% interval: wider for costs that were not measured.
+        """Return the factor of a step's 90% interval, which is larger if the step's costs were not measured.
 
-        It is limited to the factor that results if every cost is at its individual limit, at most 7 each.
+        Its part from ``cost_errors`` is at most the mean of the costs' own factors (each at most 7), weighted
+        by their shares of the step's time.
         """
         parts = self.parts(work)
         seconds = sum(parts.values())
@@ -148,8 +150,10 @@ class TimeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return joined(self.error_factor, min(math.exp(math.hypot(*off)), most))
 
     def _unsure(self, parts: Mapping[str, float]) -> tuple[str, ...]:
-        """List the terms that widen the interval more than half as much as the worst one, by their largest
-        part."""
+        """List the terms that widen the interval more than half as much as the worst term.
+
+        Each term is named after its largest part.
+        """
         off = [math.hypot(*row) * s for row, s in zip(self.cost_errors, _by_term(parts), strict=True)]
         worst = sorted((at for at in range(len(off)) if off[at] > max(off) / 2), key=lambda at: -off[at])
         return tuple(next(name for name in parts if name in (*TERMS, ("fixed",))[at]) for at in worst)
@@ -197,7 +201,7 @@ ERRORS: Final = ("error_factor", "cost_errors")
 MOST_UNSURE: Final = 7.0
 """Maximum error factor of a cost without measurements, and of its effect on a step."""
 WIDER: Final = 1.5
-"""Ratio of an interval to the usual one above which a prediction lists its uncertain parts."""
+"""Ratio of a step's interval factor to ``error_factor`` above which `Prediction.unsure` lists parts."""
 _EACH = ("us", "ns", "ms")
 """Suffixes of fields that hold a time per unit; the others are rates."""
 
