@@ -1,29 +1,30 @@
-"""Devices: the hardware that an emulated client represents, and its changes over time.
+"""Models of devices and networks: profiles, step times, transfers, energy, heat and availability.
 
-schema          contents of device, network and fleet files; delays drawn from a distribution
+schema          types of device, network and fleet profiles; random delays
 profiles        loads and validates profiles
-time_model      duration of a step as a function of its work
+time_model      computes the duration of a training or inference step from its operations and bytes
 fit             fits a time model to measured steps; fitted adds the result to a profile
-measurements    reads measured steps; csv_lines reads a CSV, kit_result a result of the measurement kit
+measurements    reads measured steps from CSV files (csv_lines) and from measurement kit results (kit_result)
 prediction      predicts the duration of a network's step on a real device
 scaling         derives the time model of an unmeasured device from that of a similar, measured one
-code            speed of code that is not torch, by core type; code_fit fits it to the sbc-bench results of
-                boards
+code            speed of code other than torch, by core type; code_fit fits it to sbc-bench results, which
+                boards reads
 phones          inference times of phones: measured, or estimated from the core and one measured network
-phone_fit       fits the table of phones to phone_rows and phone_networks; phone_file writes it
-phone_profiles  makes the profiles of the phones in the table; phone_estimate those of other phones
+phone_fit       fits the table of phones to measured times (phone_rows) of known networks (phone_networks);
+                phone_file writes the table
+phone_profiles  makes the profiles of the phones in the table; phone_estimate makes those of other phones
 phone_layers    lists the layers of a torch module as TFLite executes them
-fleet           device, link, presence and trips of each client of a run
+fleet           computes each client's device, link, presence and trips
 individuals     differences between phones of one model: speed, variation between trips, phase
-link            a client's link; may replay a recorded trace
-plan            a client's whole trip, decided before it starts
+link            a client's network link, with the profile's rates or a recorded trace
+plan            plans a client's whole trip before it starts
 thermal         heating and throttling of a device during training
-energy          joules of computing and transfers, by the profile's currents or a metered radio
-condition       advances temperature and battery from one time to a later one
-presence        when a client is online: windows and churn, also from a fleet's availability file
-dynamics        changes of clients during a run that no task causes, computed from the journal
-formats         file formats of other projects: network_formats, device_formats, fedscale; imports has what
-                their importers share
+energy          energy of computing and transfers, J, from the profile's currents or a metered radio's power
+condition       computes a client's temperature and battery charge over time
+presence        when a client is online: availability windows (of a profile or a file) and churn
+dynamics        changes of clients that no task causes, such as going offline; computed from the journal
+formats         reads and writes files of other projects: network_formats, device_formats and fedscale, which
+                share the functions in imports
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Temperature and battery: pure functions from a client's condition at one time to a later one.
+"""Temperature and battery charge of a client: pure functions that advance its condition in time.
 
-The later condition depends only on the earlier one and the plan of the trip that began then. The client that
-trains, the server under either clock and a resumed run therefore agree bit for bit.
+A condition depends only on an earlier condition and on the plan of the trip in between. The training
+client, the server (under either clock) and a resumed run therefore agree bit for bit.
 
     P = idle + busy (while computing) + radio (while transferring)         E = Σ P · seconds
 
@@ -25,15 +25,15 @@ Cause = Literal["battery", "heat"]
 
 
 class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The condition of a client at a time, emulated seconds since the start of the run."""
+    """A client's temperature and battery charge at ``at_s``, emulated seconds since the start of the run."""
 
     at_s: float
     temp_c: float = 0.0
     charge_j: float = 0.0
     low: bool = False
-    """The battery has fallen to its minimum; the client works again once it is full."""
+    """The battery has fallen to its minimum; the client works again once the battery is full."""
     off: bool = False
-    """The device switched off from heat; it works again below its first throttling temperature."""
+    """The device switched itself off from heat; it works again below its first throttling temperature."""
 
     @property
     def fit(self) -> bool:
@@ -42,7 +42,7 @@ class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class ConditionModel(NamedTuple):
-    """The parameters of a client's condition; None for a model that is missing or disabled.
+    """Models of a client's heat and power; None if its profile lacks the model or the experiment disables it.
 
     >>> model = ConditionModel(None, Power(1.0, 4.0, 0.5, 0.5, capacity_j=100.0, least_j=20.0, charge_w=10.0))
     >>> model.after_rest(model.initial(), 30.0)
@@ -55,7 +55,7 @@ class ConditionModel(NamedTuple):
     power: Power | None
 
     def initial(self, charge: float = 1.0) -> Condition:
-        """Return the condition at the start of a run: ambient temperature, and ``charge`` (0 to 1)."""
+        """Return the condition at the start of a run: ambient temperature, and ``charge`` (1: full)."""
         temp_c = 0.0 if self.thermal is None else self.thermal.ambient_c
         if self.power is None:
             return Condition(0.0, temp_c)
@@ -63,7 +63,7 @@ class ConditionModel(NamedTuple):
         return Condition(0.0, temp_c, charge_j, low=charge_j <= self.power.least_j)
 
     def after_rest(self, before: Condition, at_s: float) -> Condition:
-        """Return the condition at ``at_s`` of a client that idles, and charges when its battery is low."""
+        """Return the condition at ``at_s`` of a client that idles, charging whenever its battery is low."""
         while (turn_s := self._turn_s(before)) <= at_s:
             assert self.power is not None
             charge_j = self.power.capacity_j if before.low else self.power.least_j
@@ -100,7 +100,7 @@ class ConditionModel(NamedTuple):
         return now.at_s + self.thermal.cools_in_s(now.temp_c, self.thermal.step_c[0])
 
     def _drifted(self, before: Condition, at_s: float) -> Condition:
-        """Return the condition after idling until ``at_s``, if the battery does not become low or full."""
+        """Return the condition after idling to ``at_s``; the battery must not become low or full before."""
         seconds = at_s - before.at_s
         temp_c, charge_j = before.temp_c, before.charge_j
         if self.thermal is not None:
@@ -113,7 +113,10 @@ class ConditionModel(NamedTuple):
     def after_trip(
         self, before: Condition, plan: TripPlan, elapsed_s: float, because: Cause | None = None
     ) -> Condition:
-        """Return the condition ``elapsed_s`` into a trip, or at its end; ``before`` is that at its start."""
+        """Return the condition ``elapsed_s`` into a trip, or at its end if that is earlier.
+
+        ``before`` is the condition at the start of the trip, ``because`` the cause of an interruption.
+        """
         elapsed_s = min(elapsed_s, plan.total_s)
         temp_c, charge_j = before.temp_c, before.charge_j
         low = before.low or because == "battery"
@@ -129,7 +132,7 @@ class ConditionModel(NamedTuple):
         return Condition(before.at_s + elapsed_s, temp_c, charge_j, low, before.off or because == "heat")
 
     def interruption(self, before: Condition, plan: TripPlan) -> tuple[float, Cause] | None:
-        """Return seconds into the trip until the client must stop, and the cause; None if it can finish."""
+        """Return the seconds until the client must stop its trip, and the cause; None if it can finish."""
         found: tuple[float, Cause] | None = None
         if plan.heat is not None and plan.heat.off_s < plan.heat.total_s:
             found = plan.down_s + plan.compute_lead_s + plan.heat.off_s, "heat"
@@ -145,7 +148,7 @@ class ConditionModel(NamedTuple):
 
     def _temp_c(self, thermal: ThermalModel, temp_c: float, plan: TripPlan, elapsed_s: float) -> float:
         computing_s = elapsed_s - plan.down_s - plan.compute_lead_s
-        if plan.heat is None or computing_s <= 0:  # a plan without heat does not state the power of computing
+        if plan.heat is None or computing_s <= 0:  # without plan.heat the power of computing is unknown
             return thermal.after(temp_c, 0.0, elapsed_s)
         busy_s = min(computing_s, plan.heat.total_s)
         return thermal.after(plan.heat.temp_c(busy_s), 0.0, computing_s - busy_s)
@@ -166,7 +169,7 @@ class ConditionModel(NamedTuple):
 
 
 class Power(NamedTuple):
-    """Power in watts, each in addition to ``idle_w``, and charge in joules."""
+    """Power of a device in each state, watts (in addition to ``idle_w``), and its battery, joules."""
 
     idle_w: float
     busy_w: float
@@ -180,7 +183,7 @@ class Power(NamedTuple):
 
 
 def power_of(device: Device, network: Network | None = None) -> Power | None:
-    """Return the powers of a device on that network (None: its mobile radio); None without a battery.
+    """Return the power model of a device on ``network`` (None: mobile radio); None without a battery.
 
     Raises `ProfileError` if the profile does not state the power of computing.
     """

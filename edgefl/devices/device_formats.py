@@ -1,14 +1,14 @@
-"""Other projects' device files: BouquetFL's hardware databases, and Android's power profiles.
+"""Reads other projects' device files: BouquetFL's hardware databases and Android's power profiles.
 
 BouquetFL's TOML lists processors, graphics cards and locations (imported as networks), without training
-rates. They are assumed to train at 0.07 of their peak, the share that the phones measured by FLASH reached
-(docs/profiles.md): 32 FLOP per cycle and core of a processor (two 256-bit fused multiply-adds), 2 of a
-graphics card. The uncertainty is a factor of 10.
+rates. Processors and graphics cards are assumed to train at 0.07 of their peak rate, the fraction that phones
+measured by FLASH reached (docs/profiles.md). The peak rate is 32 FLOP per cycle and core for a processor (two
+256-bit fused multiply-adds), and 2 for a graphics card. The uncertainty is a factor of 10.
 
 Android's ``power_profile.xml`` has ``<item name=…>`` and ``<array name=…>`` with currents in mA at the
 battery's nominal voltage and the cores' frequencies in kHz. Older files name the arrays ``cpu.speeds`` and
-``cpu.active``, and omit ``.cluster0`` if there is one cluster. Currents that are equal at every frequency
-were not measured.
+``cpu.active``, and omit ``.cluster0`` if there is one cluster. Currents of cores that are equal at every
+frequency were not measured, so they are not imported.
 """
 
 from __future__ import annotations
@@ -118,14 +118,15 @@ def _desktop(flop_per_cycle: int, cores: float, ghz: float, clock: str) -> _Tabl
 
 PLACEHOLDER_MA = 0.1  # value of every current in Android's sample file, in which nothing was measured
 SAME_MHZ = 0.01
-"""Maximum relative difference of the highest frequencies of a cluster in the file and in the profile."""
+"""Maximum relative difference between a cluster's highest frequency in the file and in the profile."""
 _BATTERY = {
     "capacity_mah": ("battery.capacity", ""),
     "idle_ma": ("cpu.idle", ""),
     "wifi_ma": ("wifi.active", "wifi.controller"),
     "radio_ma": ("radio.active", "modem.controller"),
 }
-"""Battery figures: the file's item, and the controller whose rx and tx currents replace a missing one."""
+"""Maps a profile field to the file's item, and to the controller whose mean rx and tx current replaces a
+missing item."""
 Items = dict[str, list[float]]
 
 
@@ -182,7 +183,7 @@ def _battery(items: Items) -> dict[str, tuple[float, str]]:
 
 
 def _fit(clusters: list[PowerCluster], tables: _Table) -> list[str]:
-    """Copy frequencies and currents to matching clusters of the profile; return notes on the others."""
+    """Copy frequencies and currents to matching clusters of the profile; return notes on those unmatched."""
     known, notes = tables.get("cpu", {}).get("clusters", []), []
     have = " + ".join(f"{one['cores']} cores of {one['max_mhz']:g} MHz" for one in known)
     for cores, freq_mhz, power_ma in clusters:
@@ -217,7 +218,7 @@ def _clusters(path: Path, items: Items) -> list[PowerCluster]:
 
 
 def _refuse_placeholders(path: Path, items: Items) -> None:
-    """Raise `ProfileError` if all cores, or radios and screen, have the value of Android's sample file."""
+    """Raise `ProfileError` if all cores, or radios and screen, have the current of Android's sample file."""
     cores = [
         ma for key, mas in items.items() if key.startswith(("cpu.core_power", "cpu.active")) for ma in mas
     ]
@@ -229,8 +230,7 @@ def _refuse_placeholders(path: Path, items: Items) -> None:
 
 
 def _items(path: Path) -> Items:
-    """Parse every item and array of the file as numbers. DOCTYPE declarations, and so entities, are
-    rejected."""
+    """Parse every item and array of the file as numbers. Reject a DOCTYPE declaration, and so entities."""
     text = read_text(path)
     if "<!DOCTYPE" in text:
         raise ProfileError(f"{path}: has a document type; power profiles have none")

@@ -1,8 +1,8 @@
-"""Changes of clients during a run that no task causes: temperature, charge, joining and leaving.
+"""Tracks how clients change during a run: temperature, battery charge, going offline and returning.
 
 `Dynamics` observes every event and the core's actions. It tracks each client's condition, the plan of its
-trip, and the time of its next change, which both clocks query. A resumed run restores this state by replaying
-the journal.
+trip, and the time of its next change, which the wall clock and the virtual clock query. A resumed run
+restores this state by replaying the journal.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NEVER = Transition(math.inf, "back")
 
 
 class _ClientState:
-    """The changing state of one client."""
+    """Condition, presence and present trip of one client."""
 
     __slots__ = ("forced", "here", "model", "move", "not_before_s", "now", "plan", "presence")
 
@@ -48,7 +48,7 @@ class _ClientState:
         self.now = model.initial(charge)  # during a trip: the condition at its start
         self.plan: TripPlan | None = None
         self.here, self.not_before_s = False, 0.0
-        self.forced = NEVER  # time of the change that ends the trip even with on_leave = "finish"
+        self.forced = NEVER  # the change that ends the trip even with on_leave = "finish"
         self.rest(0.0)
 
     def begin(self, at_s: float) -> Condition:
@@ -107,7 +107,7 @@ class _ClientState:
 
 
 class Dynamics:
-    """The changing clients of one run; clients without changes are not stored."""
+    """The clients of one run that change over time; other clients are not stored."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], trips: Trips) -> None:
         self._experiment, self._trips = experiment, trips
@@ -121,12 +121,12 @@ class Dynamics:
         return client in self._states
 
     def condition(self, client: int) -> Condition | None:
-        """Return the client's condition at the start of its trip; None for a client without changes."""
+        """Return the client's condition at the start of its trip; None for a client that never changes."""
         state = self._states.get(client)
         return None if state is None else state.now
 
     def plan(self, client: int) -> TripPlan | None:
-        """Return the client's present trip; None for a client without changes."""
+        """Return the plan of the client's present trip; None for a client that never changes."""
         state = self._states.get(client)
         return None if state is None else state.plan
 
@@ -135,11 +135,11 @@ class Dynamics:
         return self._states[client].move
 
     def declares_death(self, client: int, now_s: float) -> bool:
-        """Return True if the experiment lets the client die on its present trip, at ``now_s`` or before."""
+        """Return True if the client's present trip has a simulated death (``die_per_trip``) by ``now_s``."""
         return client in self and self.move(client).why == "died" and self.move(client).at_s <= now_s
 
     def finishes(self, client: int) -> bool:
-        """Return True if the client finishes its task before the departure that `move` announces."""
+        """Return True if the client, when it leaves (`move`), still finishes its present task."""
         state = self._states[client]
         return self._experiment.fleet.on_leave == "finish" and state.move is not state.forced
 
@@ -151,7 +151,7 @@ class Dynamics:
         return (state.forced if self._experiment.fleet.on_leave == "finish" else state.move).at_s
 
     def moved(self) -> Iterable[int]:
-        """Return the clients whose next change is another than at the last call of this method."""
+        """Return the clients whose next change was updated since the last call of this method."""
         moved, self._moved = self._moved, {}
         return moved
 

@@ -2,10 +2,10 @@
 
     E = idle_w · (all seconds) + compute_w · computing + download_w · download + upload_w · upload
 
-Power is the battery's voltage times the profile's currents of cores, Wi-Fi and modem, which come from
+Power is the battery's voltage times the profile's currents of cores, Wi-Fi and modem, which are taken from
 Android's power_profile.xml. A network profile with ``radio`` uses metered power instead (`METERED`). It is
-assumed that a radio draws its power only while it transfers, without the seconds for which it stays awake
-afterwards; that all cores compute; and that the screen is off.
+assumed that a radio draws power only while it transfers (not in the seconds for which it stays awake
+afterwards), that all cores compute and that the screen is off.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ UNSTATED_FACTOR: Final = 2.0
 
 
 class RadioPower(NamedTuple):
-    """Power of a radio while it transfers, above the idle phone's, as fitted to a meter's readings.
+    """Power of a radio during transfers, in addition to the idle phone's, fitted to a power meter's readings.
 
-    P = ``down_w`` · exp(``down_growth`` · √Mbps) for downloads; ``up_w`` for uploads, which shows no trend.
+    P = ``down_w`` · exp(``down_growth`` · √Mbps) for downloads, and ``up_w`` for uploads at any rate: their
+    readings show no trend.
     """
 
     down_w: float
     down_growth: float
     up_w: float
     factor: float
-    """90% of the readings at a location that the fit did not see are within this factor."""
+    """90% of the readings at a location that was not used in the fit are within this factor."""
 
     def download_w(self, mbps: float) -> float:
         """Return the watts of a download at this rate.
@@ -49,11 +50,11 @@ METERED: Final[dict[Radio, RadioPower]] = {
     "5g-low-band": RadioPower(2.222, 0.01548, 2.515, 1.28),
     "5g-mmwave": RadioPower(3.174, 0.02027, 5.114, 1.28),
 }
-"""Fits to the power of a Galaxy S20 Ultra by a Monsoon meter, less that of screen and idling
-(SIGCOMM21-5G/artifact at 35aaf28): least squares of the logarithm of the medians over bins of the throughput,
-with equal weights. The median residual is 3% (low band) and 8% (mmWave). A fit to one of the two mmWave
-locations predicts the other with a median error of 12%, and 25% at the 90th percentile. The low band has one
-location, so its factor is that of mmWave."""
+"""Fits to the power of a Galaxy S20 Ultra, measured by a Monsoon meter, minus the power of the screen and of
+idling (SIGCOMM21-5G/artifact at 35aaf28): least squares on the logarithms of the medians in bins of
+throughput, with equal weights. The median residual is 3% (low band) and 8% (mmWave). A fit to one of the two
+mmWave locations predicts the other with a median error of 12%, and 25% at the 90th percentile. The low band
+was measured at only one location, so the factor of mmWave is used for it."""
 
 
 class Energy(NamedTuple):
@@ -80,7 +81,7 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
     download_w: float
     upload_w: float
     idle_factor: float = UNSTATED_FACTOR
-    """Error factor (90%) of ``idle_w``; the next two are those of ``compute_w`` and of both transfers."""
+    """Error factor (90%) of ``idle_w``; the two fields below are those of ``compute_w`` and of the radio."""
     compute_factor: float = UNSTATED_FACTOR
     radio_factor: float = UNSTATED_FACTOR
 
@@ -93,7 +94,7 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
         idle_s: float = 0.0,
         time_factor: float = 1.0,
     ) -> Energy:
-        """Return the energy of these phases, which do not overlap.
+        """Return the energy of phases with these durations, which do not overlap.
 
         ``time_factor`` is the error factor (90%) of ``compute_s``. The errors of the idle power, the
         computing power, the computing time and the radio power are assumed to be independent.
@@ -118,10 +119,9 @@ class PowerDraw(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_of(device: Device, network: Network | None = None) -> PowerDraw | None:
-    """Return the device's power on that network (None: its mobile radio); None without a battery.
+    """Return the device's power on ``network`` (None: on its mobile radio); None without a battery.
 
-    Currents missing from the profile count as 0. Raises `ProfileError` if it does not state the power of
-    computing.
+    Currents missing from the profile count as 0. Raises `ProfileError` if the power of computing is missing.
 
     >>> from edgefl.devices import load_device
     >>> draw = draw_of(load_device("pixel-4"))

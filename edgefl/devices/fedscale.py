@@ -1,8 +1,8 @@
-"""FedScale's two dictionaries of devices, as JSON: FedScale distributes them as pickles (docs/profiles.md).
+"""Reads and writes FedScale's two device dictionaries as JSON; FedScale ships pickles (docs/profiles.md).
 
 ``client_device_capacity``: client → ``{"computation": ms, "communication": kbit/s}``. A training step takes
 3 · batch size · ``computation``; the transfers of a trip take (upload + download size) / ``communication``.
-FedScale does not state which network's inference ``computation`` measures: MobileNet-V2 at 224 × 224 is
+FedScale does not state the network whose inference takes ``computation``: MobileNet-V2 at 224 × 224 is
 assumed.
 
 ``client_behave_trace``: client → ``{"inactive": […], "finish_time", "active": […], …}``, seconds. The client
@@ -51,7 +51,7 @@ class Behavior(msgspec.Struct):
 def read(path: Path, options: ImportOptions) -> ImportResult:
     """Import capacities as a fleet with a device and network per client, or behavior as an availability file.
 
-    At most ``options.clients`` are imported, evenly spaced in the order of their speed, or of their ids.
+    At most ``options.clients`` are imported, evenly spaced in order of speed (capacities) or id (behavior).
     """
     try:
         clients = msgspec.json.decode(read_bytes(path, LIMIT_MIB))
@@ -71,7 +71,11 @@ def read(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write(fleet: FleetFile) -> bytes:
-    """Write a fleet's ``client_device_capacity``; the one bandwidth preserves the sum of transfer times."""
+    """Return a fleet's ``client_device_capacity`` as JSON.
+
+    FedScale has one bandwidth per client. It is chosen so that a download and an upload of equal size take
+    the same total time as in the profile.
+    """
     clients: list[dict[str, float]] = []
     for name, count in fleet.drawn(seed=0).items():
         device = load_device(name)
@@ -163,6 +167,6 @@ def _merged(one: Behavior) -> list[list[float]]:
 
 
 def _spread(ordered: Sequence[Client], count: int) -> list[Client]:
-    """Choose ``count`` entries at even ranks, (i + ½) / count; all if there are fewer."""
+    """Choose ``count`` entries at evenly spaced ranks, (i + ½) / count; all if there are fewer."""
     count = min(count, len(ordered))
     return [ordered[int((at + 0.5) * len(ordered) / count)] for at in range(count)]

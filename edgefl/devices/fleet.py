@@ -1,4 +1,4 @@
-"""The device, link, presence and trips of each client: identical in every process that computes them."""
+"""Computes each client's device, link, presence and trips, with identical results in every process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ V = TypeVar("V")
 
 
 class ClientInfo(msgspec.Struct, frozen=True):
-    """One emulated client."""
+    """Number, device profile and network of one emulated client."""
 
     client: int
     profile: str
@@ -75,7 +75,7 @@ def fleet_of(experiment: Experiment) -> ClientInfos:
 
 
 def kinds_of(clients: Sequence[ClientInfo]) -> dict[tuple[str, str], ClientInfo]:
-    """Return one client of each profile and network, in the order of the clients."""
+    """Return the first client of each pair of profile and network, in the order of the clients."""
     if isinstance(clients, ClientInfos):
         starts = accumulate((count for *_, count in clients.kinds[:-1]), initial=0)
         clients = [clients[start] for start in starts]
@@ -91,7 +91,7 @@ _profile = functools.cache(load_device)
 
 @functools.cache
 def _varied(network: str, variation: float) -> Network:
-    """Scale the variation of a network's rate by ``variation``."""
+    """Return the network with its ``rate_cv`` in both directions multiplied by ``variation``."""
     found = network_of(network)
     ways = {
         name: msgspec.structs.replace(way, rate_cv=way.rate_cv * variation)
@@ -109,9 +109,9 @@ def _in_runtime(profile: str, runtime: str | None) -> Device:
 
 
 def device_of(experiment: Experiment, client: int, profile: str) -> Device:
-    """Return the device of one client, in the fleet's runtime if its profile has it.
+    """Return the device of one client, set to the fleet's runtime if the profile has that runtime.
 
-    If the devices of a profile differ, the client's is drawn from its own stream.
+    If the profile has a ``slowdown``, the device is drawn from the client's own random stream.
     """
     device = _in_runtime(profile, experiment.fleet.runtime)
     if device.slowdown is None:
@@ -120,7 +120,7 @@ def device_of(experiment: Experiment, client: int, profile: str) -> Device:
 
 
 def mixed_runtimes(experiment: Experiment, clients: Sequence[ClientInfo]) -> str:
-    """Describe the libraries that the fleet's devices use if they differ; otherwise return ""."""
+    """Return a note that lists the runtimes of the fleet's devices if they differ; otherwise return ""."""
     found: dict[str, list[str]] = {}
     for profile in dict.fromkeys(profile for profile, _ in kinds_of(clients)):
         if runtime := _in_runtime(profile, experiment.fleet.runtime).runtime_name:
@@ -128,7 +128,7 @@ def mixed_runtimes(experiment: Experiment, clients: Sequence[ClientInfo]) -> str
     if len(found) < 2:
         return ""
     parts = [f"{runtime} ({', '.join(profiles)})" for runtime, profiles in found.items()]
-    return f"devices use {', '.join(parts)}; fleet.runtime selects one library for all that have it"
+    return f"devices use {', '.join(parts)}; fleet.runtime selects one library for all devices that have it"
 
 
 @functools.cache
@@ -145,7 +145,7 @@ def joins_at_s(experiment: Experiment, client: int) -> float:
 
 
 def changes(experiment: Experiment, info: ClientInfo) -> bool:
-    """Return True if clients of this profile and network change over time."""
+    """Return True if the client may die, or changes in availability, link rate, temperature or charge."""
     fleet, device = experiment.fleet, _profile(info.profile)
     return bool(
         fleet.churn.mean_online_s
@@ -158,7 +158,7 @@ def changes(experiment: Experiment, info: ClientInfo) -> bool:
 
 
 def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
-    """Create the model of a client's condition from what the experiment enables."""
+    """Create the model of a client's condition, with heat and battery only if the experiment enables them."""
     fleet = experiment.fleet
     return ConditionModel(
         thermal_of(info.profile) if fleet.thermal else None,
@@ -167,7 +167,10 @@ def condition_model(experiment: Experiment, info: ClientInfo) -> ConditionModel:
 
 
 def presence_of(experiment: Experiment, info: ClientInfo) -> Presence:
-    """Create a client's presence. Windows of a profile are shifted at random, those of a file are not."""
+    """Create a client's presence.
+
+    Availability windows from a profile are shifted at random, those from an availability file are not.
+    """
     fleet, seed, client = experiment.fleet, experiment.seed, info.client
     sources: list[LateJoin | Windows | AlternatingRenewal] = []
     if fleet.join_spread_s > 0:
@@ -206,13 +209,13 @@ def _keep(answers: dict[K, V], key: K, answer: V) -> None:
 
 
 def _varies(profile: str) -> bool:
-    """Return True if the units of a profile differ and their trips scatter."""
+    """Return True if a profile's units differ in speed and their trips in duration."""
     device = _profile(profile)
     return not (device.exact or device.timed_by_draw)
 
 
 def _speed_of(info: ClientInfo) -> int | str:
-    """Return the key of clients with equal speed: the profile, or the client if each device is drawn."""
+    """Return a cache key for clients of equal speed: the profile, or the client if its device is drawn."""
     return info.profile if _profile(info.profile).slowdown is None else info.client
 
 
@@ -230,7 +233,7 @@ def first_tasks(experiment: Experiment, strategy: Strategy, clients: int) -> int
 
 
 def in_phase(experiment: Experiment, strategy: Strategy) -> str:
-    """Return the reason why clients act together by design; empty for phones that should be independent."""
+    """Return the reason why clients act in step by design; empty if they should act independently."""
     if strategy.lockstep:
         return "the strategy starts its clients together"
     if getattr(strategy, "max_staleness", None) is not None:
@@ -251,7 +254,7 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
 
 
 def masking_time_s(device: Device, rules: SecureRules) -> float:
-    """Return the seconds of masking an update on one core, for encrypted bytes and for moved bytes.
+    """Return the seconds in which one core masks an update: the time to encrypt bytes and to copy bytes.
 
     The rates are those of AES-256-CBC and of memcpy on the device's fastest core. The time is 0 if the
     profile does not list its cores, or if a delay model sets the trip's time.
@@ -267,7 +270,7 @@ _MASKING: tuple[code.CodeClass, code.CodeClass] = ("crypto", "copy")
 
 
 class _Facts(NamedTuple):
-    """Facts that a client's trips share."""
+    """Facts about a client that all its trips share."""
 
     info: ClientInfo
     device: Device
@@ -282,22 +285,22 @@ class _Facts(NamedTuple):
     masking_s: float = 0.0
     """Emulated seconds of masking an update, before the training."""
     steady: TripPlan | None = None
-    """Plan of a whole trip without scatter; None if trips also draw transfers, delays or deaths."""
+    """Plan of a whole trip without scatter; None if transfers, delays or deaths are random."""
     messages: tuple[Message, Message] | None = None
-    """Download and upload, if whole trips draw only their transfers and their scatter; else None."""
+    """Download and upload, if only the transfers and the scatter of whole trips are random; else None."""
 
     def factor(self, trip: int, steps: int | None = None) -> float:
-        """Return a trip's compute time ÷ the unit's usual one; ``steps``: number of steps of a short trip."""
+        """Return a trip's compute time ÷ the unit's usual one; a shortened trip has ``steps`` steps."""
         if self.scatter is None:
             return 1.0
         return self.scatter.factor(trip, self.steps if steps is None else steps)
 
 
 class Trips:
-    """Plans of the clients' trips.
+    """Plans the trips of all clients.
 
     Each of the run's first ``first_tasks`` tasks starts after a random fraction of its client's trip time
-    (`wait_s`). With ``rules`` of secure aggregation each trip's computing includes the masking.
+    (`wait_s`). With ``rules`` of secure aggregation the computing time of each trip includes the masking.
     """
 
     def __init__(
@@ -315,7 +318,7 @@ class Trips:
     ) -> None:
         self._experiment, self._clients = experiment, clients
         self.data = GrowingData(examples, experiment.data.growth, experiment.seed)
-        """Numbers of the clients' examples, by trip."""
+        """Number of examples of each client, by trip."""
         self._apart, self._first_tasks = transfers_apart, first_tasks
         self._rule = LocalRule.of(experiment.training)
         self._work, self.rules = work, rules
@@ -325,7 +328,7 @@ class Trips:
         self._down_bytes = down_bytes + (0 if rules is None else rules.download_bytes)
         self._units: dict[int, float] = {}
         self._facts: dict[int, _Facts] = {}
-        """Facts of clients whose trips were planned before; a cache."""
+        """Cached facts of clients for which a trip was planned before."""
 
     def step_s(self, client: int, examples: int) -> float:
         """Return the seconds of a step on a batch of ``examples``, at the full speed of the client's device.
@@ -354,7 +357,7 @@ class Trips:
         return model.error_factor_of(self._work.at(self._rule.batch_size))
 
     def _unit(self, info: ClientInfo) -> float:
-        """Compute time of the client's unit ÷ that of its model's median unit."""
+        """Return the compute time of the client's unit ÷ that of its model's median unit."""
         if (factor := self._units.get(info.client)) is None:
             drawn = self._experiment.fleet.units == "individual" and _varies(info.profile)
             factor = unit_factor(self._experiment.seed, info.client) if drawn else 1.0
@@ -381,17 +384,18 @@ class Trips:
         return Client(client, profile, held, steps, trip.down_s, trip.compute_s, trip.up_s)
 
     def wait_s(self, client: int, task: int, trip: int) -> float:
-        """Wait of the client before this task's trip, emulated seconds; `plan` does not include it.
+        """Return the client's wait before this task's trip, emulated seconds, which `plan` does not include.
 
         At the start of a run, phones are at random points of their trips: each of the first tasks waits for a
-        random fraction of its client's trip time. Devices of papers start at once.
+        random fraction of its client's trip time. Devices from papers start at once.
         """
         return 0.0 if trip or task >= self._first_tasks else self._part_s(client)
 
     def returns_after_s(self, client: int, resumption: int) -> float:
-        """Return the emulated seconds after which a client of a resumed run returns, under the wall clock.
+        """Return the emulated seconds after which a client returns when a wall-clock run is resumed.
 
-        As at the start, phones are at random points of their trips, drawn anew for each ``resumption``.
+        As at the start of the run, phones are at random points of their trips, drawn anew for each
+        ``resumption``.
         """
         return self._part_s(client, resumption) if self._first_tasks else 0.0
 
@@ -422,7 +426,7 @@ class Trips:
         return self._plan(facts, trip, end or WHOLE, condition)
 
     def in_series(self, client: int) -> TripPlan:
-        """Return the client's first trip with transfers, even if the strategy schedules them separately."""
+        """Return the plan of a client's first trip, with its transfers even if they are scheduled apart."""
         facts = self._of(client, 0)
         if self._apart:
             facts = facts._replace(info=self._clients[client])
@@ -453,9 +457,9 @@ class Trips:
         return facts
 
     def reply_s(self, client: int, version: int, at_s: float, down_bytes: int, up_bytes: int) -> float:
-        """Return emulated seconds for a client to download a request about ``version`` and upload a reply.
+        """Return the emulated seconds in which a client downloads a request about ``version`` and replies.
 
-        Its arithmetic takes no time. If a connection is lost, the message resumes at the next byte.
+        Computing the reply takes no time. If the connection is lost, the transfer resumes at the next byte.
         """
         seed, info, total_s = self._experiment.seed, self._clients[client], 0.0
         if _profile(info.profile).timed_by_draw:

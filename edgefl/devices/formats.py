@@ -1,4 +1,4 @@
-"""Other projects' file formats by name."""
+"""Reads and writes other projects' file formats, chosen by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Format(NamedTuple):
 
 
 class Export(NamedTuple):
-    """A file's content, and the properties of the profile that it cannot express."""
+    """A file's content, and the properties of the profile that the format cannot express."""
 
     content: bytes
     left_out: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def _format(name: str) -> Format:
 
 
 def _inexpressible(network: Network, *, rate_only: bool = False) -> tuple[str, ...]:
-    """List the network's properties that no format can express, or with ``rate_only`` no format of rates."""
+    """List the network's properties that no format can express; with ``rate_only``, all but its rates."""
     ways = (network.down, network.up)
     has = {
         "delay": rate_only and any(way.delay_ms for way in ways),

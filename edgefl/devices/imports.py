@@ -1,4 +1,4 @@
-"""Functions of the importers of other projects' files: bounded reading, validation, writing of profiles."""
+"""Shared functions for importing other projects' files: reading with a size limit, validation, naming."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class ImportOptions(NamedTuple):
-    """The user's options of an import; each format accepts only those that it uses."""
+    """The user's options of an import; each format accepts only the options that it uses."""
 
     name: str | None = None
-    """Id of the one profile, or of the fleet, that is made; default: the file's name."""
+    """Id of the imported profile or fleet, for a format with one per file; default: the file's name."""
     only: tuple[str, ...] = ()
     """Names of the entries to import from a file with many; empty: all."""
     clients: int | None = None
@@ -32,7 +32,7 @@ class ImportOptions(NamedTuple):
     up: Path | None = None
 
     def profile_name(self, default: str) -> str:
-        """Return the name of the one profile that is made."""
+        """Return ``name``, or else ``default``, changed to a valid profile name."""
         return profile_names([self.name or default])[0]
 
 
@@ -54,7 +54,7 @@ def read_bytes(path: Path, limit_mib: int = 1) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read a file as UTF-8. Raises `ProfileError` if that fails."""
+    """Read a file as UTF-8. Raises `ProfileError` if it cannot be read or is not UTF-8."""
     raw = read_bytes(path)
     try:
         return raw.decode("utf-8-sig")
@@ -64,7 +64,7 @@ def read_text(path: Path) -> str:
 
 
 def checked(where: str, value: Any, of: type[T]) -> T:
-    """Convert untrusted data to the type ``of``, which bounds numbers. Raises `ProfileError` if invalid."""
+    """Convert untrusted data to ``of``, a type with limits on numbers. Raises `ProfileError` if invalid."""
     try:
         return msgspec.convert(value, of)
     except msgspec.ValidationError as error:
@@ -74,7 +74,7 @@ def checked(where: str, value: Any, of: type[T]) -> T:
 
 
 def profile_names(texts: Iterable[str]) -> list[str]:
-    """Make distinct profile names from any texts.
+    """Convert texts to valid and distinct profile names.
 
     >>> profile_names(["Slow 3G", "slow 3g", "Ryzen 5 3600", "__"])
     ['slow-3g', 'slow-3g-2', 'ryzen-5-3600', 'unnamed']
@@ -89,7 +89,7 @@ def profile_names(texts: Iterable[str]) -> list[str]:
 
 
 def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
-    """Yield the requested entries of a file, or all: profile name, the file's own name, value."""
+    """Yield the entries named in ``only`` (all if it is empty): profile name, name in the file, value."""
     have = [name for name, _ in entries]
     for name in only:
         if name not in have:
@@ -100,7 +100,7 @@ def pick(path: Path, only: Sequence[str], entries: Sequence[tuple[str, T]]) -> I
 
 
 def profile_file(source: Path, kind: Kind, tables: dict[str, Any]) -> dict[str, str]:
-    """Return the profile's file name and content. Raises `ProfileError`, with ``source``, if invalid."""
+    """Return a profile's file name and content. Raises `ProfileError`, which names ``source``, if invalid."""
     tables = {"schema": SCHEMA, **tables}
     for last in ("sources", "uncertainty"):
         if last in tables:

@@ -1,7 +1,8 @@
 """Individual phones: the speed of each unit, the scatter of its trips, and the phase in which it starts.
 
-All three are drawn from seeded streams of the client. The figures come from inference of 118 networks on 105
-phones of 76 models, 30 runs each (iitm-sysdl/Generalizable-DNN-cost-models at 0ee1170, Apache-2.0):
+All three are drawn from the client's seeded random streams. The distributions are based on inference of 118
+networks on 105 phones of 76 models, 30 runs each (iitm-sysdl/Generalizable-DNN-cost-models at 0ee1170,
+Apache-2.0):
 
 - Two units of one model differ by a factor of 1.05 (median), 1.28 (90th percentile) and 1.98 (maximum). A
   mixture of log-normal speeds (75% of the units with σ = 3%, 25% with σ = 20%) gives 1.05, 1.29 and, at the
@@ -28,15 +29,15 @@ MOST_APART: Final = math.log(1.98)
 QUIET: Final = 0.009
 """Standard deviation of the logarithm of a trip's compute time, on the median phone."""
 NOISE_SPREAD: Final = math.log(0.03 / 0.009) / 1.2816
-"""Standard deviation of the logarithm of `QUIET` over phones."""
+"""Standard deviation over phones of the logarithm of their scatter, whose median is `QUIET`."""
 CORRELATION: Final = 0.37
 FIRST: Final = 0.10
 """Relative extra time of a trip's first step, median."""
 FIRST_SPREAD: Final = math.log(0.39 / 0.10) / 1.2816
 NINETY: Final = 1.6449
-"""90% of a standard normal distribution is within plus or minus this."""
+"""A standard normal variable is between plus and minus this value with probability 90%."""
 MOST_DEVIATIONS: Final = 3.0
-"""Standard normal draws are clipped here, so that no trip takes a hundred times as long."""
+"""Standard normal draws are clipped at ± this value, so that no trip takes a hundred times as long."""
 BLOCK: Final = 64
 """Number of trips drawn at once; different blocks are uncorrelated."""
 
@@ -54,7 +55,7 @@ def unit_factor(seed: int, client: int) -> float:
 
 
 def model_error(seed: int, profile: str, error_factor: float) -> float:
-    """Return a plausible ratio of the real device's compute time to the profile's; each seed gives another.
+    """Draw, by ``seed``, a plausible ratio of the real device's compute time to the profile's.
 
     Its logarithm is normal, such that 90% of the draws are within ``error_factor``. All phones of a profile
     share it.
@@ -69,7 +70,7 @@ def model_error(seed: int, profile: str, error_factor: float) -> float:
 
 
 class TripScatter:
-    """The scatter of one client's compute times, around those of its unit.
+    """Random variation of one client's compute times around the usual time of its unit.
 
     Trip t takes exp(σ z_t) + f_t / steps times the unit's time. σ is drawn once per client. z is a
     first-order autoregressive process of unit variance. f_t is the extra time of the trip's first step, which
@@ -109,5 +110,5 @@ def _log_normal(median: float, spread: float, rng: np.random.Generator) -> float
 
 
 def phase(seed: int, client: int, *resumption: int) -> float:
-    """Return the fraction of its first trip, from 0 to 1, for which a client waits at the start of a run."""
+    """Return a client's wait at the start of a run, as a fraction (0 to 1) of its first trip's time."""
     return float(stream(seed, "phase", client, *resumption).random())

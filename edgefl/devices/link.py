@@ -1,8 +1,8 @@
-"""A client's link in user space: real bytes, copied in chunks at the network profile's rate.
+"""Emulates a client's link in user space: copies real bytes in chunks at the network profile's rate.
 
-A recorded link is replayed from a Mahimahi trace: text with one time in whole milliseconds per line,
-ascending, each an opportunity to deliver one packet. The trace repeats with its last time as period (Winstein
-et al., NSDI 2013; mm-link(1)).
+A recorded link is replayed from a Mahimahi trace: a text file of ascending times in whole milliseconds, one
+per line, each an opportunity to deliver one packet. The trace repeats, and its last time is the period
+(Winstein et al., NSDI 2013; mm-link(1)).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Transfer(NamedTuple):
     breaks_after: int | None = None
     """Payload bytes after which the connection is lost; None: it is not lost."""
     trace: Trace | None = None
-    """Sets the rate instead of ``rate_bytes_per_s``."""
+    """Trace that sets the rate instead of ``rate_bytes_per_s``."""
     flows_at_s: float = 0.0
-    """Time in the trace at which bytes start to flow."""
+    """Time in the trace, seconds, at which bytes start to flow."""
 
     @property
     def declared_s(self) -> float:
@@ -79,9 +79,9 @@ class Link:
     """The link of one client: a network profile and the random stream of its jitter and losses.
 
     A transfer takes ``delay + jitter + wire_bytes·8/rate`` (+ one round trip if a packet was lost); ``rate``
-    is drawn for each message if the profile has a ``rate_cv``. A lost packet is sent again or, if the profile
-    says so, ends the connection. A trace is replayed from ``at_s``, the emulated time at which the trip
-    starts, plus ``shift`` of the trace's period.
+    is drawn for each message if the profile has a ``rate_cv``. A lost packet is sent again or, with
+    ``on_loss = "disconnect"``, ends the connection. A trace is replayed from ``at_s``, the emulated time at
+    which the trip starts, plus the fraction ``shift`` of the trace's period.
 
     >>> from edgefl.devices import load_network
     >>> link = Link(load_network("defedavg-400"), np.random.default_rng(0))
@@ -136,9 +136,9 @@ class _Rate(NamedTuple):
 
 
 class Message:
-    """A message of ``nbytes`` in one direction of a network, with all that its transfers have in common.
+    """A message of ``nbytes`` in one direction of a network. Its transfers share the values computed here.
 
-    See `Link` for the time that a transfer takes.
+    See `Link` for the duration of a transfer.
     """
 
     def __init__(self, network: Network, name: Literal["down", "up"], nbytes: int) -> None:
@@ -178,7 +178,7 @@ class Message:
         )
 
     def _rate_of(self, wire_bytes: int) -> _Rate:
-        """Return the payload's rate if ``wire_bytes`` are sent for it."""
+        """Return the distribution of the payload's rate if ``wire_bytes`` are sent in total."""
         if self._mbps is None:
             return _Rate(math.inf)
         seconds = wire_bytes * 8 / (self._mbps * 1e6)
@@ -229,7 +229,7 @@ class Trace(NamedTuple):
         return len(self.at_ms) * OPPORTUNITY_BYTES * 8 / (self.period_ms * 1e3)
 
     def delivers_s(self, start_s: float, nbytes: float) -> float:
-        """Return seconds from ``start_s`` until ``nbytes`` are delivered, maybe at ``start_s`` itself."""
+        """Return the seconds from ``start_s`` until ``nbytes`` are delivered; 0 if that is at ``start_s``."""
         packets = math.ceil(nbytes / OPPORTUNITY_BYTES * (1.0 - 1e-12))
         if packets <= 0:
             return 0.0
@@ -277,5 +277,5 @@ def constant_trace(rate_mbps: float) -> Trace:
 
 
 def trace_text(trace: Trace) -> str:
-    """Format the trace as Mahimahi reads it."""
+    """Return the text of the trace's Mahimahi file."""
     return "".join(f"{at_ms}\n" for at_ms in trace.at_ms)

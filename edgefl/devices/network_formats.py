@@ -1,11 +1,13 @@
-"""Other projects' network files: WebPageTest's, Chrome's throttling presets, Mahimahi's traces.
+"""Reads and writes network files of WebPageTest, Chrome (throttling presets) and Mahimahi (traces).
 
-Each direction gets half of the round trip and the full loss rate. WebPageTest's ``connectivity.ini`` has one
-section per network: bit/s (0 is unlimited), ms, percent. Chrome's presets are JSON: a single preset, a list,
-or an object keyed by name. Three kinds are read: custom profiles of the DevTools (bytes/s, −1 is unlimited),
-parameters of the protocol's ``Network.emulateNetworkConditions``, and Lighthouse's ``throttling``. Lighthouse
-adjusts the values that it passes to the DevTools (latency · 3.75, throughput · 0.9): the unadjusted target
-values are used, with the upload divided by the factor applied to the download; its kbit is 1024 bit.
+An imported network has half of the round-trip time and the full loss rate in each direction. WebPageTest's
+``connectivity.ini`` has one section per network: rates in bit/s (0 is unlimited), latency in ms, loss in
+percent. Chrome's presets are JSON: a single preset, a list, or an object keyed by name. Three kinds are read:
+custom profiles of the DevTools (bytes/s, −1 is unlimited), parameters of the DevTools protocol's
+``Network.emulateNetworkConditions``, and Lighthouse's ``throttling``. Lighthouse multiplies the values that
+it passes to the DevTools by a factor (latency by 3.75, throughput by 0.9). The target values without this
+factor are imported; the upload has no target value, so it is divided by the download's factor. Lighthouse's
+kbit is 1024 bit.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ def _number(text: str) -> float | str:
 
 
 def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
-    """Write the network as a section; return it and the properties that the format cannot express."""
+    """Return the network as a section of the file, and the properties that the format cannot express."""
     down, up = network.down, network.up
     bits = [0 if way.rate_mbps is None else max(1, round(way.rate_mbps * 1e6)) for way in (down, up)]
     label = network.name.replace('"', "'")
@@ -96,7 +98,7 @@ def write_webpagetest(network: Network) -> tuple[str, tuple[str, ...]]:
         f"latency={round(down.delay_ms + up.delay_ms)}\nplr={max(down.loss_pct, up.loss_pct):g}\n"
     )
     differ = {"loss": down.loss_pct != up.loss_pct, "delay": down.delay_ms != up.delay_ms}
-    return text, tuple(f"the two ways' {what}" for what, lost in differ.items() if lost)
+    return text, tuple(f"separate {what} for download and upload" for what, lost in differ.items() if lost)
 
 
 class CustomProfile(msgspec.Struct):
@@ -142,7 +144,7 @@ def read_devtools(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write_devtools(network: Network) -> tuple[str, tuple[str, ...]]:
-    """Write a custom profile of the DevTools; return it and the properties that it cannot express."""
+    """Return the network as a custom profile of the DevTools, and the properties that it cannot express."""
     down, up = network.down, network.up
     rates = [-1 if way.rate_mbps is None else way.rate_mbps * 1e6 / 8 for way in (down, up)]
     preset = {"title": network.name, "download": rates[0], "upload": rates[1]}
@@ -198,7 +200,7 @@ def _preset(path: Path, title: str, value: dict[str, Any]) -> Entry:
 
 
 def read_mahimahi(path: Path, options: ImportOptions) -> ImportResult:
-    """Import a network with this trace as download and ``options.up``, or the same trace, as upload."""
+    """Import the trace as the download of a network; the upload is ``options.up``, or else the same trace."""
     name = options.profile_name(path.stem)
     traces: dict[str, str] = {}
     tables: dict[str, Any] = {"id": name, "name": name}
@@ -215,7 +217,7 @@ def read_mahimahi(path: Path, options: ImportOptions) -> ImportResult:
 
 
 def write_mahimahi(network: Network, way: Direction) -> str:
-    """Write one direction of the network as a trace. Raises `ProfileError` if it is unlimited."""
+    """Return one direction of the network as a trace. Raises `ProfileError` if its rate is unlimited."""
     if way.trace is not None:
         return trace_text(read_trace(way.trace))
     if way.rate_mbps is None:

@@ -1,4 +1,4 @@
-"""A client's whole trip, decided before it starts: both clocks use the same numbers."""
+"""Plans a client's whole trip before it starts, so that wall and virtual clock use the same numbers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from edgefl.host.pacing import Pacer, Phase
 
 
 class End(NamedTuple):
-    """The end of a trip's training, if it differs from the experiment's ``[training]``."""
+    """Limits of a trip's training that replace those of the experiment's ``[training]``."""
 
     budget_s: float = math.inf
-    """Emulated seconds from the receipt of the task until the client uploads what it has computed."""
+    """Emulated seconds from the receipt of the task until the client stops training and starts its upload."""
     steps: int | None = None
 
 
 WHOLE = End()
-"""Training as in the experiment."""
+"""No limits other than those of the experiment."""
 
 
 class TripPlan(NamedTuple):
@@ -46,7 +46,7 @@ class TripPlan(NamedTuple):
     dies_s: float = math.inf
     """Seconds into the trip until the client's process is killed."""
     rests: bool = False
-    """True: during ``tail_s`` the client idles, all steps done. False: it computes an unfinished step."""
+    """True: the client idles during ``tail_s``, all steps done. False: it computes an unfinished step."""
 
     @property
     def down_s(self) -> float:
@@ -78,10 +78,10 @@ class TripPlan(NamedTuple):
         return self.down_s + self.compute_s + self.up.breaks_s
 
     def over_s(self, *, private: bool) -> float:
-        """Return seconds into the trip until the server counts it as over, without a cancellation or a death.
+        """Return the seconds into the trip until the server counts it as over.
 
-        A trip is over when its link breaks. In a private run every failed trip, whatever the cause, is over
-        when its update would have arrived.
+        Unless it is cancelled or the client dies, a trip is over when its update arrives or its link breaks.
+        In a private run every failed trip, whatever the cause, is over when its update would have arrived.
         """
         return self.total_s if private else min(self.total_s, self.breaks_s)
 
@@ -108,10 +108,10 @@ class TripPlan(NamedTuple):
         return self._replace(compute_lead_s=self.compute_lead_s + seconds, up=up)
 
     def within(self, budget_s: float, steps_s: Iterable[float]) -> TripPlan:
-        """Return this trip for a device that uploads ``budget_s`` after it received the task.
+        """Return this trip with shortened training: it uploads ``budget_s`` after receipt of the task.
 
-        It makes the steps that it finishes by then; ``steps_s`` are their durations at full speed. A download
-        is not cut short.
+        The device makes only the steps that it can finish by then; ``steps_s`` are the durations of all
+        steps at full speed. The download is not cut short.
 
         >>> from edgefl.devices import load_device, load_network
         >>> rng = np.random.default_rng(0)
@@ -154,15 +154,15 @@ def plan_trip(
     examples: int = 1,
     scatter: float = 1.0,
 ) -> TripPlan:
-    """Plan one trip: training of ``work_s`` at the device's full speed between two messages.
+    """Plan one trip: a download, training that takes ``work_s`` at the device's full speed, and an upload.
 
     ``link`` and ``rng`` should draw from a stream named by the client *and* its trip, so that every process
     makes the same plan. The order of draws is: download, upload, delay model. A delay model with ``mode =
     "replace"`` sets the whole trip's time, for a client with this number of ``examples``: transfers take no
-    time, and the training is stretched to the draw; ``mode = "add"`` lengthens the training. ``thermal`` is
-    the device's thermal model and its temperature, °C, at the start: it cools during the download, and
-    training is slower the hotter it gets. ``scatter`` multiplies the training time, unless a draw replaces
-    it.
+    time, and the training is stretched to the drawn time; ``mode = "add"`` lengthens the training.
+    ``thermal`` is the device's thermal model and its temperature, °C, at the start: the device cools during
+    the download, and may throttle as it heats up during training. ``scatter`` multiplies the training time,
+    unless a delay model replaces it.
 
     >>> from edgefl.devices import load_device, load_network
     >>> rng = np.random.default_rng(0)

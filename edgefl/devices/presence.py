@@ -1,11 +1,11 @@
-"""Presence: when a client is online, apart from the effects of its own work.
+"""Presence: when a client is online, apart from effects of its own work such as an empty battery.
 
-Each source of presence depends on the experiment's seed and the client only. ``on(at_s)`` is its state (at
-the time of a change: the new state), and ``changes_s(at_s)`` the first later time at which it may change,
-infinite if it does not.
+A presence combines sources (availability windows, churn, a late join), which depend only on the experiment's
+seed and the client. ``on(at_s)`` is a source's state at a time; at the time of a change it is the new state.
+``changes_s(at_s)`` is the first later time at which the state may change, infinite if it never changes again.
 
-A fleet's availability file has entries that the seed assigns to devices. It is JSON: a list of
-``{"intervals_s": [[0, 3600], [7200, 9000]], "period_s": 86400}``, emulated seconds, as in profiles.
+A fleet's availability file is JSON: a list of entries such as ``{"intervals_s": [[0, 3600], [7200, 9000]],
+"period_s": 86400}``, in emulated seconds as in profiles. The seed assigns the entries to clients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_BYTES = 64 << 20
 
 
 class Windows:
-    """On within intervals that repeat with a period; the run starts ``shift_s`` into the period.
+    """Source that is on within intervals of each period; the run starts ``shift_s`` into a period.
 
     >>> night = Windows([(0.0, 6.0), (22.0, 24.0)], period_s=24.0, shift_s=20.0)
     >>> night.on(0.0), night.changes_s(0.0), night.on(2.0), night.changes_s(2.0)
@@ -72,9 +72,9 @@ class Windows:
 
 
 class AlternatingRenewal:
-    """Alternating renewal process: on and off for exponentially distributed times.
+    """Source that is on and off in turns, for exponentially distributed times (alternating renewal process).
 
-    It is on for ``mean_on_s / (mean_on_s + mean_off_s)`` of the time. Draws from ``rng`` on demand.
+    It is on for ``mean_on_s / (mean_on_s + mean_off_s)`` of the time. Times are drawn from ``rng`` on demand.
 
     >>> churn = AlternatingRenewal(60.0, 20.0, np.random.default_rng(0))
     >>> churn.on(0.0), round(churn.changes_s(0.0), 1), churn.on(churn.changes_s(0.0))
@@ -94,7 +94,7 @@ class AlternatingRenewal:
         return self._changes_s[self._passed(at_s)]
 
     def _passed(self, at_s: float) -> int:
-        """Return the number of changes until ``at_s``; draw until one is later."""
+        """Return the number of changes up to ``at_s``, after drawing changes until one is later."""
         while not self._changes_s or self._changes_s[-1] <= at_s:
             last_s = self._changes_s[-1] if self._changes_s else 0.0
             state = self._first ^ (len(self._changes_s) % 2 == 1)
@@ -104,7 +104,7 @@ class AlternatingRenewal:
 
 
 def churn(seed: int, client: int, mean_online_s: float, mean_offline_s: float) -> AlternatingRenewal:
-    """Return when a client, or a phone of ``edgefl exec``, is online; identical in every process.
+    """Return the churn of a client, or of a phone of ``edgefl exec``; it is the same in every process.
 
     >>> [churn(7, client=0, mean_online_s=60.0, mean_offline_s=20.0).on(100.0) for _ in range(2)]
     [False, False]
@@ -113,7 +113,7 @@ def churn(seed: int, client: int, mean_online_s: float, mean_offline_s: float) -
 
 
 class LateJoin:
-    """Off before ``start_s``, on from then on."""
+    """Source that is off before ``start_s``, and on from then on."""
 
     def __init__(self, start_s: float) -> None:
         self._start_s = start_s
@@ -126,7 +126,7 @@ class LateJoin:
 
 
 class Presence:
-    """Online while all of its sources are on.
+    """Presence of one client, which is online while all sources are on.
 
     >>> client = Presence([LateJoin(3.0), Windows([(0.0, 5.0)], period_s=10.0)])
     >>> client.next_online_s(0.0), client.next_offline_s(3.0), client.next_online_s(5.0)
@@ -141,7 +141,7 @@ class Presence:
         return all(source.on(at_s) for source in self._sources)
 
     def next_online_s(self, at_s: float) -> float:
-        """Return first time from ``at_s`` on at which the client is online; infinite if none was found."""
+        """Return the first time from ``at_s`` on at which the client is online; infinite if none is found."""
         for _ in range(MOST_CHANGES):
             off = [source for source in self._sources if at_s < math.inf and not source.on(at_s)]
             if not off:

@@ -6,8 +6,8 @@ The temperature T follows a lumped model (one resistance R, one capacity τ/R)
 
 with P = busy_w · speed² while the device computes and 0 otherwise. From a step's ``temp_c`` on the device
 runs at the step's ``freq_scale``, so the speed is piecewise constant and T piecewise exponential; the
-solution is exact. If a step's speed would cool the device and the previous one would heat it, T stays at the
-step, and the device runs at the mix of both speeds whose power keeps it there.
+solution is exact. If a step's speed would cool the device and the previous step's speed would heat it, T
+stays at the step, and the device alternates between both speeds so that its power keeps T there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import NamedTuple
 from edgefl.devices.schema import Device
 
 POWER_EXPONENT = 2.0
-"""P ∝ speed^this. Voltage proportional to frequency would give 3; the currents in Android's power profiles
-of Snapdragon 835 and 855 phones, from a third of the highest frequency up, give 1.4 to 2.1."""
+"""Exponent of the speed in the power of computing. A voltage proportional to the frequency would give 3. The
+currents in Android's power profiles of Snapdragon 835 and 855 phones give 1.4 to 2.1, from a third of the
+highest frequency up."""
 
 
 class Stretch(NamedTuple):
@@ -28,14 +29,14 @@ class Stretch(NamedTuple):
 
     at_s: float
     work_s: float
-    """Work done before it, in seconds at full speed."""
+    """Work done before this stretch, in seconds at full speed."""
     temp_c: float
     speed: float
     power_w: float
 
 
 class Computation(NamedTuple):
-    """An amount of work, done without a pause and started at a given temperature."""
+    """The course of a computation without pauses, as stretches of constant speed."""
 
     model: ThermalModel
     stretches: tuple[Stretch, ...]
@@ -102,11 +103,11 @@ class ThermalModel(NamedTuple):
         return settles_c + (temp_c - settles_c) * math.exp(-seconds / self.tau_s)
 
     def cools_in_s(self, temp_c: float, to_c: float) -> float:
-        """Return idle seconds to cool from ``temp_c`` to ``to_c``; infinite unless that is above ambient."""
+        """Return the idle seconds to cool from ``temp_c`` to ``to_c``; infinite if that is not reached."""
         return 0.0 if temp_c <= to_c else self._reaches_s(temp_c, 0.0, to_c)
 
     def compute(self, temp_c: float, work_s: float) -> Computation:
-        """Compute work that takes ``work_s`` at full speed, starting at ``temp_c``."""
+        """Return the course of work that takes ``work_s`` at full speed and starts at ``temp_c``."""
         stretches: list[Stretch] = []
         at_s = done_s = 0.0
         while True:
