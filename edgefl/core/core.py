@@ -176,7 +176,7 @@ class Core(Ledger):
         return self._halt is not None or self.now_s >= self._end_s
 
     def is_zero(self, task: int) -> bool:
-        """True if the held update of ``task`` counts as zero because its trip failed."""
+        """True if the held update of ``task`` counts as zero because its trip failed or it is invalid."""
         return task in self._zero
 
     def pending(self) -> list[Action]:

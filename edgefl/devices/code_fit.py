@@ -99,14 +99,6 @@ def fit(boards: Sequence[Board], published: Samples | None = None) -> CoreTable:
 # ---- samples -------------------------------------------------------------------------------------
 
 
-class Sample(NamedTuple):
-    """Logarithm of the rate per MHz of one core type on one board."""
-
-    core: str
-    board: str
-    log: float
-
-
 def _samples(name: str, boards: Iterable[Board], narrow: Mapping[str, CodeRate]) -> Samples:
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for board in boards:

@@ -23,7 +23,7 @@ BRIDGE_PROFILE: Final = "pixel-4"
 TRAINING: Final = "mnn"
 TRANSFER: Final = 1.75
 """Error factor of using the ratio of two phones' inference times as the ratio of their training times; the
-largest of three known errors is 1.73."""
+largest of three known errors."""
 RATE_FACTOR: Final = 6.0
 """Uncertainty factor of a single rate for all operations, as in other profiles."""
 LARGE_HEAP_MIB: Final = 512.0
