@@ -168,8 +168,8 @@ JOB_WORDS = 32
 _WAKE, _DONE, _NEXT, _ORDER = 0, 8, 16, 24
 """Positions in a job: the semaphore that wakes threads, the semaphore that a thread posts when it is done,
 the number of the next part of a sum, and the order. Each has a cache line of its own."""
-_SIZE, _PART, _COUNT, _LISTED, _WEIGHTS, _PARTIAL = range(25, 31)
-"""Positions of a sum's sizes and addresses in a job."""
+_AWAKE, _SIZE, _PART, _COUNT, _LISTED, _WEIGHTS, _PARTIAL = range(25, 32)
+"""Positions in a job of the number of woken threads, and of a sum's sizes and addresses."""
 
 _intrinsic: Any = extending.intrinsic
 _numba: Any = numba
@@ -255,30 +255,34 @@ def prepare(job: Any) -> None:
     _sem_init(_place(job, _DONE))
 
 
-@jit(types.void(_JOB, I64, I64))
-def wake(job: Any, helpers: int, order: int) -> None:
-    job[_ORDER] = order
-    for _ in range(helpers):
-        _sem_post(_place(job, _WAKE))
-
-
 @jit(types.void(_JOB))
 def done(job: Any) -> None:
     _sem_post(_place(job, _DONE))
 
 
-@jit(types.void(_JOB, I64))
-def join_all(job: Any, helpers: int) -> None:
-    for _ in range(helpers):
+@jit(types.void(_JOB))
+def join_all(job: Any) -> None:
+    """Wait until all woken threads are done."""
+    while job[_AWAKE] > 0:
         _wait(_place(job, _DONE))
+        job[_AWAKE] -= 1
 
 
-@jit(types.void(_JOB, I64))
-def join(job: Any, helpers: int) -> None:
-    """Take back the wake-ups that no thread has received yet, then wait until the other threads are done."""
-    while helpers and _sem_trywait(_place(job, _WAKE)) == 0:
-        helpers -= 1
-    join_all(job, helpers)
+@jit(types.void(_JOB))
+def join(job: Any) -> None:
+    """Wait until all woken threads are done. A thread that is still asleep is left asleep."""
+    while job[_AWAKE] > 0 and _sem_trywait(_place(job, _WAKE)) == 0:
+        job[_AWAKE] -= 1
+    join_all(job)
+
+
+@jit(types.void(_JOB, I64, I64))
+def wake(job: Any, helpers: int, order: int) -> None:
+    """Give threads an order, after those of a call that an exception of a signal handler has ended."""
+    join(job)
+    job[_ORDER], job[_AWAKE] = order, helpers
+    for _ in range(helpers):
+        _sem_post(_place(job, _WAKE))
 
 
 @jit(I64(_JOB))
@@ -295,10 +299,11 @@ def serve(job: Any) -> Any:
 @jit(types.void(_JOB, types.Array(I64, 2, "C"), input_of(F64), I64, types.Array(F64, 2, "C"), I64))
 def share_sum(job: Any, listed: Any, weights: Doubles, size: int, partial: Doubles, helpers: int) -> None:
     """Compute the same as `sum_tiles`, together with ``helpers`` other threads."""
+    join(job)
     job[_NEXT], job[_SIZE], job[_COUNT] = 0, size, weights.size
     parts = (helpers + 1) * _PARTS_PER_THREAD
     job[_PART] = TILE * max(1, min(-(-size // TILE) // parts, _PART_TILES))
     job[_LISTED], job[_WEIGHTS], job[_PARTIAL] = listed.ctypes.data, weights.ctypes.data, partial.ctypes.data
     wake(job, helpers, SUM)
     _sum_parts(job)
-    join(job, helpers)
+    join(job)

@@ -61,14 +61,26 @@ class _Pool:
         try:
             self._work = work
             self._grow(threads - 1)
-            numba_sums.wake(self._job, threads - 1, numba_sums.PYTHON)
             try:
+                numba_sums.wake(self._job, threads - 1, numba_sums.PYTHON)
                 work()
             finally:
-                numba_sums.join(self._job, threads - 1)
+                self._join()
         finally:
             self._work = None
             self._free.release()
+
+    def _join(self) -> None:
+        """Wait for the other threads, then raise what a signal handler raised meanwhile."""
+        raised: BaseException | None = None
+        while True:
+            try:
+                numba_sums.join(self._job)
+                break
+            except BaseException as error:
+                raised = error
+        if raised is not None:
+            raise raised
 
     def _grow(self, size: int) -> None:
         while self._size < size:
@@ -91,7 +103,7 @@ class _Pool:
         """End the threads; the next call that needs threads starts new ones."""
         with self._free:
             numba_sums.wake(self._job, self._size, numba_sums.END)
-            numba_sums.join_all(self._job, self._size)
+            numba_sums.join_all(self._job)
             self._size = 0
 
 

@@ -185,6 +185,38 @@ def test_what_a_part_or_a_signal_raises_reaches_the_caller_of_numba_and_the_pool
     assert _sum("numba") == expected
 
 
+def test_a_call_that_a_signal_handler_ended_does_not_disturb_the_next_ones() -> None:
+    """Its thread is not waited for. Mutant: a next call that takes that thread's end for the end of its own."""
+    from edgefl.kernels import numba_sums, numba_threads
+
+    pool, ended, reached = numba_threads._pool, list[int](), threading.Event()
+    kernels.set_threads(2)
+    expected = _sum("c")
+    assert _sum("numba") == expected
+
+    def slow(start: int, stop: int) -> None:
+        if threading.get_ident() == main:
+            assert reached.wait(BOUND_S)
+        else:
+            reached.set()
+            time.sleep(0.05)  # the caller meanwhile waits for this thread
+            ended.append(start)
+
+    main, left = threading.get_ident(), threading.Event()
+    for _ in range(3):
+        left.clear()
+        pool._work = left.set
+        numba_sums.wake(pool._job, 1, numba_sums.PYTHON)
+        assert left.wait(BOUND_S)
+        assert _sum("numba") == expected
+        pool._work = left.set
+        numba_sums.wake(pool._job, 1, numba_sums.PYTHON)
+        ended.clear()
+        reached.clear()
+        numba_threads.in_parts(slow, 2 * SIZE, 2)
+        assert ended
+
+
 def test_wrong_numbers_of_threads() -> None:
     for wrong, error, allowed in ((0, ValueError, "at least 1"), (1.5, TypeError, "an integer or None")):
         with pytest.raises(error, match=rf"^threads must be {allowed} \(got {wrong}\)$"):

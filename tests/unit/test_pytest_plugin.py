@@ -673,7 +673,7 @@ def test_a_test_that_its_mark_cannot_reach_is_an_error(run: Run) -> None:
         """
     )
     found.assert_outcomes(errors=3, passed=2, skipped=1)
-    case = "edge_device: a method of a unittest.TestCase cannot run on devices; make it a function, or *"
+    case = "edge_device: a method of a unittest.TestCase cannot run on devices; use a function or a *"
     late = "edge_device: the mark was added too late; write @pytest.mark.edge_device(…) above the function"
     found.stdout.fnmatch_lines([case, case, late])
 
