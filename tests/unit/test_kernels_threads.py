@@ -186,7 +186,7 @@ def test_what_a_part_or_a_signal_raises_reaches_the_caller_of_numba_and_the_pool
 
 
 def test_a_call_that_a_signal_handler_ended_does_not_disturb_the_next_ones() -> None:
-    """Its thread is not waited for. Mutant: a next call that takes that thread's end for the end of its own."""
+    """Nobody waits for its thread. Mutant: the next call takes that thread's end for the end of its own."""
     from edgefl.kernels import numba_sums, numba_threads
 
     pool, ended, reached = numba_threads._pool, list[int](), threading.Event()
