@@ -1,4 +1,4 @@
-"""The pytest plugin: run a function in a process limited to a device's speed and memory; check its cost.
+"""The pytest plugin: it runs a function with the speed and memory of a device, and checks its cost.
 
     @pytest.mark.edge_device("pixel-3a", "moto-g4")
     def test_training_step(edge_device):
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 FIXTURE = "edge_device"
 ITSELF = "_edge_device_itself"
 UNKNOWN = "–"
-"""Shown as the device of a failure that belongs to no device."""
+"""Shown instead of a device's name for a failure that belongs to no device."""
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
-    "sent_mib=, joules=, end='middle', tolerance=0, counted='python'): run on these emulated devices, one "
-    "test each, within these budgets; counted work may grow by tolerance percent; without the edge_device "
-    "fixture, the test itself runs there"
+    "sent_mib=, joules=, end='middle', tolerance=0, counted='python'): run the test once on each of these "
+    "emulated devices, within these budgets; counted work may grow by `tolerance` percent; if the test does "
+    "not use the edge_device fixture, the test function itself runs on the device"
 )
 _SESSION: pytest.StashKey[Session] = pytest.StashKey()
 _DEVICE: pytest.StashKey[EdgeDevice] = pytest.StashKey()
@@ -43,24 +43,25 @@ _BASE: pytest.StashKey[Base | None] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("edgefl", "edgefl: tests on emulated devices").addoption
-    kept = "Save the counted work of passing tests: edgefl-baselines/MODULE.json beside each test module."
+    kept = "Save the counted work of passing tests in edgefl-baselines/MODULE.json beside each test module."
     add("--edgefl-save", action="store_true", help=kept)
-    more = "Fail if a function does more counted work than its baseline: the same verdict on every host."
+    more = "Fail if a function does more counted work than in its baseline. All hosts give the same verdict."
     add("--edgefl-compare", action="store_true", help=more)
     timed = "Save and compare CPU time and memory too; this needs a baseline from this host."
     add("--edgefl-timed", action="store_true", help=timed)
     against = (
-        "Fail if a function takes more time, memory or sent bytes than at REF (a branch, tag or commit): the "
-        "last common commit of HEAD and REF is checked out, and both are measured in turns."
+        "Fail if a function takes more time or memory, or sends more bytes, than at REF (a branch, tag or "
+        "commit). The last common commit of HEAD and REF is checked out, and its code and the present code "
+        "are measured in turns."
     )
     add("--edgefl-against", metavar="REF", help=against)
     build = "Shell command that prepares the checkout of --edgefl-against, run in its top folder."
     add("--edgefl-build", metavar="COMMAND", help=build)
-    grows = "Percent by which times of --edgefl-timed and --edgefl-against may grow (default: 5)."
+    grows = "Percentage by which times may grow with --edgefl-timed and --edgefl-against (default: 5)."
     add("--edgefl-tolerance", metavar="PCT", default="5", help=grows)
     never = "Outcome of a test that could not be judged (default: fail)."
     add("--edgefl-invalid", choices=("fail", "skip"), default="fail", help=never)
-    wall = "Wall seconds per second of a device (default: 1); 0 turns pacing off."
+    wall = "Wall-clock seconds per emulated second of the device (default: 1); 0 turns pacing off."
     add("--edgefl-time-scale", metavar="X", help=wall)
     add(
         "--edgefl-repetitions",
@@ -71,8 +72,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     shown = "Write an HTML page of the results, with the history of the baselines in git."
     add("--edgefl-report", metavar="FILE", help=shown)
     cap = (
-        "Wall seconds for timing in each test, without imports (default: 40 with --edgefl-against, else no "
-        "limit). A test that needs more cannot be judged."
+        "Maximum wall-clock seconds of the measurements in each test, not counting imports (default: 40 with "
+        "--edgefl-against, otherwise no limit). A test that needs more time cannot be judged."
     )
     add("--edgefl-limit", metavar="S", help=cap)
 
@@ -99,7 +100,7 @@ def _base(config: pytest.Config) -> Base | None:
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
-    if not inspect.isfunction(obj):  # other objects may have any attribute, like `unittest.mock.call`
+    if not inspect.isfunction(obj):  # `unittest.mock.call`, for example, seems to have every attribute
         return
     marks = getattr(obj, "pytestmark", [])
     if any(mark.name == "edge_device" for mark in marks) or collector.get_closest_marker("edge_device"):
@@ -127,7 +128,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _require_one_mark(definition: pytest.Item) -> None:
-    """Raise CollectError if the closest function, class or module with marks has more than one."""
+    """Raise CollectError if the innermost function, class or module with a mark has more than one mark."""
     marks = next(filter(None, map(_own_marks, reversed(definition.listchain()))), [])
     if len(marks) > 1:
         devices = ", ".join(dict.fromkeys(f'"{device}"' for mark in marks for device in mark.args))
@@ -138,7 +139,7 @@ def _require_one_mark(definition: pytest.Item) -> None:
 
 
 def _own_marks(node: Any) -> list[pytest.Mark]:
-    """Return a node's own edge_device marks, without marks that a class inherits."""
+    """Return the edge_device marks of the node itself, excluding those that a class inherits."""
     own = vars(node.obj).get("pytestmark", []) if isinstance(node, pytest.Class) else node.own_markers
     marks: list[Any] = [
         getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own])
@@ -163,7 +164,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
-    """The device of the test's mark; ``edge_device.run(function, …)`` runs a function on it."""
+    """A device named in the test's mark; ``edge_device.run(function, …)`` runs a function on it."""
     if not hasattr(request, "param"):
         which = 'edge_device: the test names no device; mark it: @pytest.mark.edge_device("pixel-3a")'
         pytest.fail(which, pytrace=False)
@@ -232,13 +233,13 @@ def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
 
 @pytest.hookimpl(specname="pytest_pyfunc_call")
 def pytest_pyfunc_call_async(pyfuncitem: pytest.Function) -> None:
-    """Fail an ``async def`` that no other plugin has run."""
+    """Fail a test that is an ``async def`` and that no other plugin has run."""
     if pyfuncitem.stash.get(_DEVICE, None) is not None and inspect.iscoroutinefunction(pyfuncitem.obj):
         from edgefl.errors import ConfigError
 
         raise ConfigError(
             f"{pyfuncitem.name} is an async def, which pytest does not run by itself: a test that uses "
-            "edge_device is a plain def (the function that it measures may call asyncio.run)"
+            "edge_device must be a plain def (the function that it measures may call asyncio.run)"
         )
 
 
@@ -258,7 +259,7 @@ def _rows_of(item: pytest.Item, report: pytest.TestReport) -> list[dict[str, Any
         return [{**row, "expected": True} for row in rows]
     if not report.failed or any(row["outcome"] != "PASS" for row in rows) or not _on_device(item):
         return rows
-    # The failure is in no row: it was in setup or teardown, or the test passed although xfail is strict.
+    # No row states the failure: it happened in setup or teardown, or a test with a strict xfail passed.
     return [*({**row, "entry": None, "counted": None} for row in rows), _error_row(item, report)]
 
 
@@ -307,21 +308,21 @@ def _label(nodeid: str, params: Mapping[str, object]) -> str:
 
 
 def _short_name(profile: str) -> str:
-    """Return a profile's name, or its file's name without folder and suffix."""
+    """Return the name of a profile; for a path, the name of the file without folder and suffix."""
     return Path(profile).stem if "/" in profile else profile
 
 
 class _SessionReport:
-    """Collects the rows of all tests, including pytest-xdist's; shows and saves them at the end."""
+    """Collects the result rows of all tests, also from pytest-xdist's workers, and shows and saves them."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._worker = hasattr(config, "workerinput")
         self._plain: list[dict[str, Any]] = []
         self._places: list[tuple[str, int | None]] = []
-        """File, relative to the root folder, and line of each row's test."""
+        """For each row, the file of its test (relative to the root folder) and the line number."""
         self._uncollected: list[pytest.CollectReport] = []
-        """Files that could not be collected. Whether they have tests on devices is not known."""
+        """Reports on files that could not be collected. They may contain tests on devices."""
         self._notes: list[str] = []
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -347,11 +348,11 @@ class _SessionReport:
         if self._plain or any(map(self._config.getoption, wanted)):
             self._add(session, self._published())
         if not self._plain and self._config.getoption("edgefl_against") and not session.exitstatus:
-            self._notes.append("edgefl: no test with the mark edge_device ran: nothing was compared")
+            self._notes.append("edgefl: no test with the mark edge_device ran, so nothing was compared")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _add(self, session: pytest.Session, written: Written) -> None:
-        """Add lines for the terminal; the session fails if something could not be written."""
+        """Add lines to be shown in the terminal; the session fails if something could not be written."""
         self._notes += written.lines
         if not (written.complete or session.exitstatus):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -400,7 +401,7 @@ class _SessionReport:
 
 
 def _session(config: pytest.Config) -> Session:
-    """Return the session, which is created with the first device."""
+    """Return the session; it is created when the first test uses a device."""
     if _SESSION not in config.stash:
         from edgefl.regression.progress import Progress
         from edgefl.regression.session import Session, SessionOptions
@@ -424,7 +425,7 @@ def _session(config: pytest.Config) -> Session:
 
 
 def _number(config: pytest.Config, option: str) -> float | None:
-    """Return a numeric option. Raises UsageError for an invalid number."""
+    """Return the value of a numeric option. Raises UsageError for an invalid number."""
     text = config.getoption(f"edgefl_{option}")
     if text is None:
         return None

@@ -6,36 +6,36 @@
     session     options and processes that the tests of one pytest process share
     progress    the progress line
     table       the table at the end of the session, JUnit properties, saved baselines
-    measure     measuring loops: repeat until the time is precise, measure again until it can be judged
+    measure     the measuring loops, which repeat a function until its time is known precisely
     verdict     pure functions that judge measurements by budgets and a baseline
-    baseline    saved figures of earlier code, kept in git
+    baseline    baselines: figures that were measured with earlier code, saved in files and kept in git
     counts      counted work, and pure functions that compare it with a baseline
-    counted     counts the work of a call, with a fork for each counter
-    bytecode    executed bytecode instructions by function
-    callgrind   native instructions by function, counted in Valgrind
+    counted     counts the work of a call; each counter runs in its own forked process
+    bytecode    counts the bytecode instructions that each function executes
+    callgrind   counts the native instructions that each function executes, in Valgrind
     valgrind    requests to Valgrind from a program that runs in it
-    measurement a function's figures on a device
+    measurement the figures of a function on a device
     process     the test's interface to the measuring process: function locations, requests and answers
     worker      the measuring process, which forks a process for each repetition
-    memory      peak memory of a repetition's process and of all processes that it started
-    repetition  one repetition in its process: the device's clock, link and memory, and the reference
+    memory      the peak memory of a repetition's process and of all processes that it started
+    repetition  one repetition: a call at the device's pace, then calls that alternate with a reference
     calls       binds a function to its arguments and its setup
-    usage       wall time, CPU time and waiting time of a process
+    usage       the wall time, CPU time and waiting time of a process
 
-Base against head (`pytest --edgefl-against`):
+Comparison of the head (the working tree) with the base (an earlier commit), `pytest --edgefl-against`:
 
-    against     compares a function of the head with the base's, and judges the result
+    against     compares a function of the head with the same function of the base, and judges the result
     paired      pure functions that judge pairs of processes, one of the base and one of the head
     checkout    the base's commit, checked out in a temporary git worktree
-    sides       the test's interface to the processes of both sides: requests and answers
-    stem        the processes of both sides
+    sides       the test's interface to the processes of base and head: requests and answers
+    stem        the processes that run the functions of base and head
 
 Publishing of results:
 
     publish     writes the outputs below at the end of the session
-    gate        the results as a file
+    gate        the results of a session, and the file that holds them
     markdown    GitHub's annotations, and Markdown for summaries and comments
-    badge       a badge
-    gate_page   the HTML page
-    history     the figures of baselines over commits, and their changes of level
+    badge       a badge for a README
+    gate_page   the HTML page of the results
+    history     the figures in the baselines over the commits, and the commits that changed their level
 """

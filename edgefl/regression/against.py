@@ -40,15 +40,16 @@ from edgefl.regression.verdict import LEAST_MIB, Verdict, figure
 from edgefl.results.tables import many, short_time
 
 LIMIT_S = 40.0
-"""Default limit for the comparison of one function, wall seconds; the start of interpreters is excluded."""
+"""Default limit on the wall-clock time for comparing one function, in seconds; the time in which interpreters
+start does not count."""
 MOST_WAITS = 2.0
 """The limit is extended by the time in which processes had no core, at most by this multiple of the limit."""
 SHOT_S, PAIR_S = 0.005, 0.6
 """Target duration of a shot (calls that are timed together), and minimum duration of all shots of a pair of
-processes, s."""
+processes, in seconds."""
 LEAST_BLOCKS = 4
 LONG_CALL_S = PAIR_S / (4 * LEAST_BLOCKS)
-"""Duration of a call above which the shots of a pair of processes take longer than `PAIR_S`, s."""
+"""If a call takes more seconds than this, the shots of a pair of processes take longer than `PAIR_S`."""
 SCHEDULE = ((5, 1), (5, 2), (5, 3), (5, 4), (7, 4), (9, 4), (10, 4))
 """Stages after which the comparison may end: (number of memory layouts, pairs of processes per layout)."""
 EDITABLE = "install it with pip install -e, or put its folder on pytest's pythonpath"
@@ -67,7 +68,8 @@ SENT_GROWTH = 0.01
 LEAST_LAYOUTS = SCHEDULE[0][0]
 MOST_PAIRS = math.prod(SCHEDULE[-1])
 PADDING = 97
-"""Number of bytes by which each stem's environment is longer than the previous stem's."""
+"""Number of bytes by which the environment of each stem (the process from which those of base and head are
+forked) is longer than that of the previous stem."""
 
 Tell = Callable[[str], None]
 A = TypeVar("A", Ready, Shot, Ended)
@@ -92,20 +94,22 @@ class AgainstBase:
         self._checkout: Checkout | None = None
         self._stems: list[Stem] = []
         self._modules: list[str] | None = None
-        """Modules that stems preload; None if not known yet. Empty if the import of a test's module changes
-        environment variables, because other modules must then be imported after this change."""
+        """Modules that are imported in a stem before it forks; None if they are not known yet. Empty if the
+        import of a test's module changes environment variables, because other modules must then be imported
+        after this change."""
         self._file = ""
         self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
-        """Channels to the branches of base and head, keyed by layout, for functions in the file `_file`."""
+        """Channels to the branches of base and head (the processes that import the functions' module, whose
+        path is `_file`), keyed by memory layout."""
         self._starting_s = 0.0
-        """Wall seconds that the current comparison spent on starting processes and on their imports."""
+        """Wall-clock seconds that the current comparison spent on starting processes and on their imports."""
         self._waited_s = 0.0
         """Seconds in which the current comparison's processes waited for a core."""
 
     def compare(
         self, label: str, call: CallRequest, tolerance: float, limit_s: float | None, tell: Tell
     ) -> Comparison:
-        """Measure until the growth of the function's time is known, at most for ``limit_s`` wall seconds.
+        """Measure until the growth of the function's time is known, or until ``limit_s`` seconds have passed.
 
         Raises `NotMet` if the head's function fails, ConfigError if the base cannot be checked out.
         """
@@ -126,7 +130,7 @@ class AgainstBase:
             try:
                 return self._compared(label, call, tolerance, limit_s or LIMIT_S, tell)
             except BaseException:
-                self._end_branches()  # their pending answers would be mistaken for the next request's
+                self._end_branches()  # their pending answers would be taken for answers to the next request
                 raise
 
     def _compared(
@@ -196,7 +200,7 @@ class AgainstBase:
         return made
 
     def _start_stems(self, number: int) -> None:
-        """Start stems until there are ``number``. The new ones preload modules before anything is timed."""
+        """Start stems until there are ``number``. New ones import modules before anything is timed."""
         began = len(self._stems)
         self._stems += [Stem(layout, PADDING * layout) for layout in range(began, number)]
         if self._modules:
@@ -238,7 +242,7 @@ def due(pairs: Sequence[ProcessPair], layouts: int, turns: int) -> Iterator[tupl
 
 
 class _Fault(Exception):
-    """A side did not answer as expected."""
+    """The process of one side (base or head) did not answer as expected."""
 
     def __init__(self, side: int, failure: Failure) -> None:
         self.side, self.failure = side, failure
@@ -254,7 +258,7 @@ class _RunningPair:
         for channel in both:
             channel.tell(call)
         self._ready: list[Ready] = []
-        for side in (1, 0):  # the head first: if both sides fail, its fault is reported
+        for side in (1, 0):  # the head first, so that its fault is reported if both sides fail
             self._ready.insert(0, self._receive(side, Ready))
         base, head = (one.modules for one in self._ready)
         self.modules = None if base is None or head is None else list(dict.fromkeys((*base, *head)))
@@ -308,7 +312,7 @@ class _RunningPair:
 
 
 def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
-    """Return the comparison after a side's fault. Raises `NotMet` if the head's function fails."""
+    """Return the result of a comparison in which one side failed. Raises `NotMet` if this is the head."""
     __tracebackhide__ = True
     kind, why = fault.failure.kind, fault.failure.why
     if kind == "absent":

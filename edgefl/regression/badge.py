@@ -10,11 +10,15 @@ from edgefl.regression.gate import GateResults
 LABEL = "edgefl"
 _COLOURS = {"red": "#c0392b", "orange": "#b8860b", "brightgreen": "#2e7d32"}
 _CHARACTER = 6.6
-"""Width of a character at 11 px, px."""
+"""Width of a character in pixels, at a font size of 11 px."""
 
 
 def colour(results: GateResults) -> str:
-    """Return shields.io's name of the colour: red, orange if a function could not be judged, or green."""
+    """Return the name of the colour, as shields.io spells it.
+
+    Red if something failed or nothing was measured; otherwise orange if a function could not be judged, and
+    green if not.
+    """
     if results.red:
         return "red"
     return "orange" if any(row.outcome == "NOT JUDGED" for row in results.rows) else "brightgreen"

@@ -1,7 +1,7 @@
-"""Baselines: figures of earlier code in a JSON file beside the tests, to be kept in git.
+"""Baselines: figures that were measured with earlier code, in a JSON file beside the tests, kept in git.
 
-A counted entry is keyed by test and function, and is valid on every host. A timed entry is keyed by host as
-well, because times on different hosts are not comparable.
+An entry with counted work is keyed by test and function, and is valid on every host. An entry with times is
+keyed by the host as well, because times on different hosts are not comparable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_BYTES = 64 << 20
 FOLDER = "edgefl-baselines"
 SAMPLES = ("host_cpu_s", "cpu_s", "peak_mib", "sent_mib")
 MOST = 1e12
-"""Maximum value of a figure in a file, seconds or MiB."""
+"""Maximum value of a figure in a file, in seconds or MiB."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Flop = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
@@ -66,7 +66,7 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Environment variables that change how numbers are computed, or by how many threads."""
 
     def differences(self, here: BaselineHost) -> list[str]:
-        """List the differences between this host (the baseline's) and the current host ``here``."""
+        """List the differences between this host, where the baseline was measured, and the host ``here``."""
         pairs = {name: (str(getattr(self, name)), str(getattr(here, name))) for name in ("cpu", "cores")}
         ours, theirs = (dict(_versions(one.software)) for one in (self, here))
         pairs |= {name: (ours.get(name, "none"), theirs.get(name, "none")) for name in {**ours, **theirs}}
@@ -80,7 +80,7 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """CPU times of the reference, which calibrates the host."""
+    """CPU times of the reference, a fixed piece of work that shows how fast the host was."""
 
     against: ShotSizes
     version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
@@ -115,16 +115,19 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.test, self.function, self.host.fingerprint
 
     def outdated(self, profile_sha256: str) -> str | None:
-        """Return why this entry is not comparable with measurements for a profile of this digest, or None."""
+        """Return why this entry is not comparable with measurements for the profile with this digest.
+
+        Return None if it is comparable.
+        """
         if self.profile_sha256 != profile_sha256:
             return f"the profile of {self.device} or its network has changed since the baseline was saved"
         if self.reference.version != REFERENCE_VERSION:
             return (
                 f"stale calibration: the baseline was measured against {self.reference.against.reference} of "
-                f"version {self.reference.version}, now it is {REFERENCE_VERSION}"
+                f"version {self.reference.version}, but the version is now {REFERENCE_VERSION}"
             )
         if len(self.cpu_s) < LEAST_REPETITIONS:
-            return f"the baseline has {len(self.cpu_s)} repetitions, {LEAST_REPETITIONS} are needed"
+            return f"the baseline has {len(self.cpu_s)} repetitions, but {LEAST_REPETITIONS} are needed"
         return None
 
     @property
@@ -220,7 +223,7 @@ def _versions(software: str) -> Iterator[tuple[str, str]]:
 
 
 def versions() -> Versions:
-    """Return the versions on which counts depend."""
+    """Return the versions of the software on which counts depend."""
     optimized = " -O" if os.environ.get("PYTHONOPTIMIZE") else ""
     python = ".".join(platform.python_version_tuple()[:2]) + optimized
     return Versions(python, metadata.version("torch").partition("+")[0], callgrind.environment())
@@ -232,12 +235,15 @@ def path_of(test_file: Path) -> Path:
 
 
 def load(path: Path) -> dict[tuple[str, str, str], BaselineEntry]:
-    """Return a file's timed entries by key; none if there is no file. Raises ConfigError if it is invalid."""
+    """Return a file's entries with times, keyed by `BaselineEntry.key`; empty if there is no file.
+
+    Raises ConfigError if the file is invalid.
+    """
     return {one.key: one for one in _load(path).entries}
 
 
 def load_counted(path: Path) -> dict[tuple[str, str], CountedEntry]:
-    """Return a file's counted entries by key, as `load` returns timed ones."""
+    """Return a file's entries with counted work, keyed by `CountedEntry.key`; otherwise like `load`."""
     return {one.key: one for one in _load(path).counted}
 
 
@@ -274,7 +280,7 @@ def parse(text: bytes, path: Path) -> BaselineFile:
 def save(path: Path, entries: Iterable[BaselineEntry], counted: Iterable[CountedEntry] = ()) -> None:
     """Write the entries to the file atomically; they replace entries with the same key.
 
-    A counted entry keeps the figures for other versions of Python from the entry that it replaces.
+    An entry with counted work keeps the figures for other versions of Python from the entry that it replaces.
     """
     timed = load(path) | {one.key: one for one in entries}
     counts = load_counted(path)
@@ -290,7 +296,7 @@ def save(path: Path, entries: Iterable[BaselineEntry], counted: Iterable[Counted
 
 
 def _text(value: Any, indent: str = "") -> str:
-    """Format as JSON with each list of numbers on one line, for readable diffs."""
+    """Format a value as JSON, with each list of numbers on one line so that diffs are readable."""
     inner = indent + "  "
     if isinstance(value, Mapping) and value:
         lines = [f"{inner}{json.dumps(name)}: {_text(item, inner)}" for name, item in value.items()]

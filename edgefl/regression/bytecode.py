@@ -1,7 +1,7 @@
 """Count executed bytecode instructions by function.
 
-The number depends on the code, its inputs and the version of Python, and not on the host or its load. Python
-3.12 and newer report each instruction to `sys.monitoring`, older versions to a trace function.
+The number depends on the code, its inputs and the version of Python, but not on the host or its load. Python
+3.12 and newer report each instruction to `sys.monitoring`; older versions report it to a trace function.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 MOST = 20_000_000
-"""Maximum number of instructions of one function. Counting takes 0.2 to 2 μs per instruction, so it takes
-at most 40 s."""
+"""Maximum number of instructions that one function may execute. Counting takes 0.2 to 2 μs per instruction,
+which is at most 40 s in all."""
 _OWN = __file__
 Trace = Callable[[FrameType, str, Any], Any]
 
@@ -32,9 +32,9 @@ class TooManyInstructions(BaseException):
 
 
 def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[CodeName, int]:
-    """Run a function; return the number of executed instructions by function, in all threads that it starts.
+    """Run a function; return the number of instructions that each function executed, in all its threads.
 
-    Raises `TooManyInstructions` if a function executes more than ``most``.
+    Raises `TooManyInstructions` if a function executes more than ``most`` instructions.
 
     >>> def add(a, b):
     ...     return a + b
@@ -48,7 +48,10 @@ def count_instructions(run: Callable[[], object], most: int = MOST) -> dict[Code
 
 
 class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
-    """Counters keyed by the id of a code object, whose hash is slow: it depends on all instructions."""
+    """Counters of instructions, keyed by the ids of code objects.
+
+    The code objects themselves are not the keys, because their hash depends on all instructions and is slow.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most

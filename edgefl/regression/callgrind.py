@@ -1,8 +1,8 @@
 """Count native instructions of a function and of all programs that it starts, with Valgrind's Callgrind.
 
-A separate program in Callgrind runs the function once unmeasured and once measured, with a fixed hash seed
-and Valgrind's fixed memory layout. Valgrind's emulated processor has the same instruction sets on every
-x86-64 host with AVX2. The program imports torch only if the function's module does.
+A separate program, which runs in Callgrind, calls the function twice and counts only the second call. The
+hash seed and Valgrind's memory layout are fixed. Valgrind's emulated processor has the same instruction sets
+on every x86-64 host with AVX2. The program imports torch only if the function's module does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgefl.regression.calls import bound, takes_device
 from edgefl.regression.process import PrepareRequest, failure_of, find
 
 FEW = 0.01
-"""Share of the instructions below which a function is not listed by name."""
+"""A function is listed by name only if it executes at least this share of all instructions."""
 _COST = re.compile(r"[+*\-\d]\S* (\d+)$")
 _FUNCTION = re.compile(r"fn=\((\d+)\)(?: (.*))?$")
 _CALLEE = re.compile(r"cfn=\((\d+)\) (.*)$")
@@ -46,12 +46,12 @@ def why_not() -> str:
 
 
 def environment() -> str:
-    """Return the environment on which native counts depend: machine, C library and version of Python."""
+    """Return the environment on which these counts depend: machine, C library and version of Python."""
     return f"{platform.machine()}, {' '.join(platform.libc_ver())}, Python {platform.python_version()}"
 
 
 def count_native(request: PrepareRequest) -> dict[str, int]:
-    """Return executed native instructions by function, in the call's process and all processes it starts.
+    """Return how many native instructions each function executed, in the call's and all started processes.
 
     Raises `ConfigError` if this host cannot count them, and `NotMet` if the measured function fails.
     """
@@ -71,7 +71,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
         try:
             process.communicate(msgspec.msgpack.encode(request), timeout=request.limit_s)
         except subprocess.TimeoutExpired:
-            raise NotMet(f"{name}: not counted after {request.limit_s:g} s in Valgrind") from None
+            raise NotMet(f"{name}: the count in Valgrind took longer than {request.limit_s:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -88,7 +88,7 @@ def count_native(request: PrepareRequest) -> dict[str, int]:
 
 
 def _costs(text: str) -> dict[str, int]:
-    """Return each function's own instructions, excluding its callees', from a Callgrind file."""
+    """Return the instructions of each function in a Callgrind file, without those of functions it called."""
     names: dict[str, str] = {}
     costs: Counter[str] = Counter()
     function, callee = _NAMELESS, False
@@ -99,7 +99,7 @@ def _costs(text: str) -> dict[str, int]:
         elif (found := _CALLEE.match(line)) is not None:
             names[found[1]] = found[2]
         elif line.startswith("calls="):
-            callee = True  # the next cost is that of the called function
+            callee = True  # the next line with a cost belongs to the called function
         elif (found := _COST.match(line)) is not None:
             costs[function] += 0 if callee else int(found[1])
             callee = False
@@ -107,7 +107,7 @@ def _costs(text: str) -> dict[str, int]:
 
 
 def _named(costs: Counter[str]) -> dict[str, int]:
-    """Return the costs by function, with one sum for all functions with less than 1% of all instructions."""
+    """Return the instructions by function; functions with less than 1% of the total are added up."""
     total = costs.total()
     named = {name: count for name, count in costs.items() if count >= FEW * total}
     rest = total - sum(named.values())
@@ -115,7 +115,7 @@ def _named(costs: Counter[str]) -> dict[str, int]:
 
 
 def main(folder: str) -> None:
-    """Run the function of the request on stdin, in Callgrind, which writes its files to ``folder``."""
+    """Run the function that the request on stdin names. Callgrind, in which it runs, writes to ``folder``."""
     try:
         request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PrepareRequest)
         sys.path[:] = request.path
@@ -137,7 +137,7 @@ def main(folder: str) -> None:
 
 
 def _children(folder: str) -> Iterator[Path]:
-    """Yield Callgrind's files of programs that the function started and that have ended."""
+    """Yield the files that Callgrind wrote for programs that the function started and that have ended."""
     return (path for path in Path(folder).glob("out.*") if path.name != f"out.{os.getpid()}")
 
 

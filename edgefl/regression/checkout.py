@@ -103,7 +103,10 @@ def _shallow(repository: Path) -> bool:
 
 
 class Checkout:
-    """The base's files in a temporary folder, removed by `close` or when this process ends or is killed."""
+    """The base's files in a temporary folder.
+
+    The folder is removed by `close`, or when this process ends, even if it is killed.
+    """
 
     def __init__(self, base: Base, build: str | None = None) -> None:
         self.base = base
@@ -144,7 +147,7 @@ def _build(command: str, root: Path) -> None:
 
 
 def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git without hooks, and without variables set by an outer git command that runs the tests."""
+    """Run git with hooks switched off. If a git command runs the tests, the variables it sets are removed."""
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     return subprocess.run(
         command,

@@ -47,14 +47,15 @@ BY_ENVIRONMENT = frozenset((
     "os", "pathlib", "posixpath", "queue", "random", "secrets", "selectors", "shutil", "signal",
     "socket", "ssl", "subprocess", "tempfile", "threading", "warnings", "weakref",
 ))  # fmt: skip
-"""Modules of Python's library whose instruction counts depend on paths, time, threads or the system."""
+"""Modules of Python's standard library whose instruction counts depend on paths, time, threads or the
+operating system."""
 _OWN = tuple(str(Path(__file__).parents[1] / name) for name in ("regression", "devices", "learning/work.py"))
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 _PACKAGES = ("site-packages", "dist-packages")
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of one counter."""
+    """The counts that one counter returns."""
 
     figures: dict[str, int] = {}
     instructions: dict[str, int] | None = None
@@ -66,7 +67,7 @@ PartCounter = Callable[[Callable[[], Any], DeviceHandle], _Part]
 
 
 def count(call: DeviceCall) -> CountedRun | Failure:
-    """Count a function's call twice. Call this in a temporary process."""
+    """Count the work of a call of a function, twice. Call this in a temporary process."""
     call.limit()
     handle = DeviceHandle(call.device, call.network, 0)
     seed()
@@ -242,9 +243,10 @@ def _owner(code: CodeName, modules: Mapping[str, str]) -> str | None:
 
 
 def python_seconds(device: Device, instructions: Mapping[str, int]) -> float:
-    """Return the device's time for executed instructions outside torch, s; 0 if its profile lists no cores.
+    """Return the seconds that the device takes for executed instructions outside torch.
 
-    torch's own Python code is left out, because the time model's cost of an operation includes the call.
+    The result is 0 if the profile lists no cores. torch's own Python code is left out, because the time
+    model's cost of an operation includes the call.
     """
     if device.cpu is None or not device.cpu.clusters:
         return 0.0

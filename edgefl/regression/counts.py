@@ -1,4 +1,4 @@
-"""Counted work of a function, which is the same on every host, and pure functions that compare it.
+"""The counted work of a function, and pure functions that compare it with a baseline.
 
 Counts depend on the code, its inputs and the versions of Python and its packages. They do not depend on the
 host, its CPU, its number of cores, its load or its hash seed, so one baseline serves all hosts.
@@ -27,12 +27,12 @@ class Figure(NamedTuple):
 
     text: str
     unit: str = ""
-    """``B`` for bytes, empty for numbers."""
+    """``B`` for bytes; empty for plain numbers."""
     least: int = 0
     weight: int = 10
-    """Messages rank growth relative to the earlier amount or to this weight, whichever is larger."""
+    """Messages sort figures by their growth relative to the earlier amount, or to this weight if larger."""
     share: float = 0.0
-    """Growth that is always ignored, as a share."""
+    """Growth that is always ignored, as a share of the earlier amount."""
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -70,26 +70,27 @@ FIGURES: Mapping[str, Figure] = {
     "python_kept_bytes": Figure("memory of Python objects after the call", "B", 16 * KIB, MIB),
     NATIVE: Figure("native instructions", weight=10**6, share=0.005),
 }
-"""Figures by name, in the order of tables. The growth that is ignored covers noise: Python's allocations vary
-by a few hundred bytes, and native instructions with the lengths of paths and of the environment."""
+"""The figures, keyed by name, in the order in which they are listed. The growth that is ignored covers noise:
+Python's allocations vary by a few hundred bytes, and the number of native instructions varies with the
+lengths of paths and of the environment."""
 BY_TORCH = frozenset(
     name for name in FIGURES if name.endswith(("_flop", "_planes")) or name in ("calls", "parameters")
 ) | {f"{kind}_bytes" for kind in ("conv", "matmul", "norm", "pool", "elementwise", "copy")}
 """Figures that may differ between versions of torch."""
 BY_PYTHON = frozenset({INSTRUCTIONS, "python_peak_bytes", "python_kept_bytes"})
-"""Figures that depend on the version of Python: a baseline holds them for each version."""
+"""Figures that depend on the version of Python: a baseline holds them for each version separately."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The counted work of one call of a function. Figures that are 0 are left out."""
 
     figures: dict[str, int]
-    """Figures by their names in `FIGURES`, without instructions."""
+    """The figures other than instructions, keyed by their names in `FIGURES`."""
     instructions: dict[str, int] | None
-    """Executed bytecode instructions of the user's code by function, and of other code by package and version
-    (``torch 2.13.0``); None if they are too many to be counted."""
+    """Numbers of executed bytecode instructions, keyed by function for the user's code, and by package and
+    version (``torch 2.13.0``) for other code; None if there are too many to be counted."""
     native: dict[str, int] | None = None
-    """Native instructions by function; None if they are not counted."""
+    """Numbers of native instructions, keyed by function; None if they are not counted."""
 
     def all(self) -> dict[str, int]:
         """Return all figures that are not 0."""
@@ -118,11 +119,12 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     second: Counts
     model_s: float
     python_s: float
-    """Device time of torch's operations by the time model, and of Python code outside torch by the speed of
-    the device's fastest core in interpreting Python, s. Native code of other libraries is not included."""
+    """Seconds that the device takes for torch's operations (computed by its time model), and for Python code
+    outside torch (computed from the speed of the device's fastest core in interpreting Python). Native code
+    of other libraries is not included."""
     error_factor: float | None
-    """Factor within which 90% of real devices' times agree with ``model_s`` + ``python_s``; None if the
-    profile lacks a time model or its cores, or if both times are 0."""
+    """The times of 90% of real devices are within this factor of ``model_s`` + ``python_s``. None if the
+    profile has no time model or does not list the cores, or if both times are 0."""
     processes: bool
     """True if the function started processes, which are not counted here."""
     imported: list[str] = []
@@ -132,11 +134,11 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
     @property
     def seconds(self) -> float | None:
-        """Device time predicted from the counts, s; None if the counts may leave out most of the work."""
+        """Seconds on the device, predicted from the counts; None if the counts may miss most of the work."""
         return self.model_s + self.python_s if self.covered and not self.processes else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
-        """Return this run with ``native`` in both counts: native instructions are counted only once."""
+        """Return this run with ``native`` in both counts; native instructions are counted only once."""
         replace = msgspec.structs.replace
         first, second = (replace(one, native=native) for one in (self.first, self.second))
         return replace(self, first=first, second=second)
@@ -174,9 +176,9 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Version of torch."""
     figures: dict[Name, Count]
     python: dict[Name, PythonEntry]
-    """Figures by Python's minor version, such as ``3.11``."""
+    """Figures that depend on the version of Python, keyed by its minor version, such as ``3.11``."""
     native: dict[Name, dict[Name, Count]] = {}
-    """Native instructions by function, for each combination of machine, C library and Python."""
+    """Native instructions by function, keyed by the combination of machine, C library and Python version."""
     varying: tuple[Name, ...] = ()
     """Figures that differed between two counts of the same call; they are not compared."""
 
@@ -187,13 +189,13 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def uncounted(self) -> bool:
-        """True if the instructions were too many to be counted with a version of Python."""
+        """True if there were too many instructions to be counted with one of the versions of Python."""
         return INSTRUCTIONS not in self.varying and any(
             one.instructions is None for one in self.python.values()
         )
 
     def merged(self, before: CountedEntry | None) -> CountedEntry:
-        """Return this entry with the figures that ``before`` has for other versions of Python."""
+        """Return this entry, with the figures for other versions of Python added from ``before``."""
         if before is None:
             return self
         python = dict(sorted({**before.python, **self.python}.items()))
@@ -224,7 +226,7 @@ class Versions(NamedTuple):
     """Minor version, such as ``3.11``."""
     torch: str
     native: str = ""
-    """Machine, C library and Python."""
+    """Machine, C library and version of Python, on which native instructions depend."""
 
 
 def entry_of(test: str, function: str, run: CountedRun, versions: Versions) -> CountedEntry:
@@ -256,7 +258,7 @@ class Growth(NamedTuple):
     before: int
     now: int
     where: str = ""
-    """Functions that grew the most."""
+    """The functions whose instructions grew the most."""
 
     def __str__(self) -> str:
         figure = FIGURES[self.name]
@@ -268,7 +270,7 @@ class Growth(NamedTuple):
 
     @property
     def rank(self) -> float:
-        """Growth relative to the earlier amount, or to the figure's ``weight`` if that is larger."""
+        """Growth relative to the earlier amount, or relative to the figure's ``weight`` if that is larger."""
         return (self.now - self.before) / max(self.before, FIGURES[self.name].weight)
 
 
@@ -322,12 +324,12 @@ def _absent(before: CountedEntry, now: CountedRun, versions: Versions) -> Iterat
     """Yield a message for each kind of count that the baseline does not have for these versions."""
     if versions.python not in before.python:
         yield (
-            "Python's instructions and memory: the baseline has those of Python "
-            f"{_names(before.python)}, not of {versions.python}; save it once with this version, too"
+            "Python's instructions and memory: the baseline contains them for Python "
+            f"{_names(before.python)}, but not for {versions.python}; save it once with this version, too"
         )
     if now.first.native is not None and versions.native not in before.native:
         yield (
-            f"native instructions: the baseline has those of {_names(before.native)}, not of "
+            f"native instructions: the baseline contains them for {_names(before.native)}, but not for "
             f"{versions.native}; save it once there, too"
         )
 
@@ -344,7 +346,7 @@ def _allowed(name: str, old: int, tolerance: float) -> float:
 def _judged(
     name: str, old: int | None, new: tuple[int | None, int | None], tolerance: float
 ) -> Growth | str | None:
-    """Return the growth of a figure, why it cannot be judged, or None if it did not grow."""
+    """Return the growth of a figure, the reason why it cannot be judged, or None if it did not grow."""
     figure = FIGURES[name]
     first, second = new
     if first is None or second is None:
@@ -359,14 +361,15 @@ def _judged(
     return (
         f"{figure.text}: two counts of one call differ ({amount(first, figure.unit)} and "
         f"{amount(second, figure.unit)}), around the baseline's {amount(old, figure.unit)}; does it depend "
-        "on time, threads or random numbers? seed those, or allow more with tolerance= in the mark"
+        "on time, threads or random numbers? seed the random numbers, or allow more growth with tolerance= "
+        "in the mark"
     )
 
 
 def _explained(
     growth: Growth, before: CountedEntry, now: CountedRun, versions: Versions, tolerance: float
 ) -> tuple[Growth, str]:
-    """Return the growth with the functions that grew, and the versions that may be the reason."""
+    """Return the growth with the functions that grew, and the changed versions that may be its reason."""
     name = growth.name
     if name in (INSTRUCTIONS, NATIVE):
         old, new = before.parts(name, versions) or {}, now.first.parts(name) or {}
@@ -394,7 +397,7 @@ def _instructions(
 
 
 def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield each package whose version has changed, and a text that states both versions."""
+    """Yield each package whose version has changed, and a message that states both versions."""
     then = dict(name.rpartition(" ")[::2] for name in old if " " in name)
     for package, version in (name.rpartition(" ")[::2] for name in new if " " in name):
         if then.get(package, version) != version:
@@ -402,7 +405,7 @@ def _other_versions(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[
 
 
 def share_text(before: float, now: float, least: float = 0.0) -> str:
-    """Return a change in percent; empty if the earlier amount was 0 or below ``least``.
+    """Return a change in percent or as a factor; empty if the earlier amount was 0 or below ``least``.
 
     >>> share_text(200, 230), share_text(10, 500), share_text(1, 5001), share_text(0, 5)
     ('+15.0%', '×50', '×5,001', '')

@@ -39,24 +39,25 @@ DEFAULT_REPETITIONS = 15
 DEFAULT_LIMIT_S = 120.0
 MOST_LIMIT_S = 86_400
 NOTHING_DONE = (
-    "it measured nothing: the function executes no more than an empty one, calls no torch operation and "
-    "sends nothing; pass run() the function that does the work"
+    "nothing was measured: the function executes no more than an empty function, calls no torch operation "
+    "and sends nothing; pass the function that does the work to run()"
 )
 BASELINE_TIMES = 2
-"""Repetitions of a baseline ÷ repetitions of other measurements. A baseline has more, because many
-measurements are compared with it."""
+"""Ratio of the number of repetitions for a baseline to that for other measurements. A baseline needs more
+repetitions, because many measurements are compared with it."""
 
 
 class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a mark ``edge_device(…)``."""
+    """The keyword arguments of a mark ``edge_device(…)``."""
 
     repetitions: Annotated[int, msgspec.Meta(ge=LEAST_REPETITIONS)] | None = None
     network: str | None = None
     time_scale: NonNegative | None = None
     like: RestClass = "interpreter"
-    """Class of the function's code outside torch; the device has its own speed in each class."""
+    """Class of code to which the function's code outside torch belongs, such as interpreted Python. The
+    device has a separate speed for each class."""
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=MOST_LIMIT_S)] = DEFAULT_LIMIT_S
-    """Maximum wall seconds of each of the function's processes."""
+    """Maximum wall-clock time of each process that runs the function, in seconds."""
     seconds: NonNegative | None = None
     peak_mib: NonNegative | None = None
     sent_mib: NonNegative | None = None
@@ -65,9 +66,10 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The real devices for which the budget of seconds must hold: devices in the middle of the time model's
     90% interval, or devices at its slow end."""
     counted: Literal["python", "native"] = "python"
-    """``native``: also count native instructions, in Valgrind, with all programs that the function starts."""
+    """With ``native``, native instructions are counted as well, in Valgrind, including those of all programs
+    that the function starts."""
     tolerance: NonNegative = 0.0
-    """Percent by which each counted figure may grow."""
+    """Percentage by which each counted figure may grow."""
 
     @property
     def budgets(self) -> dict[str, float]:
@@ -87,7 +89,7 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
         raise ConfigError('edge_device: no profile is named; name one or more: edge_device("pixel-3a")')
     for profile in profiles:
         if not isinstance(profile, str):
-            raise ConfigError(f"edge_device: a profile is named by a string (got {profile!r})")
+            raise ConfigError(f"edge_device: a profile must be named by a string (got {profile!r})")
         load_device(profile)
     if len(set(profiles)) < len(profiles):
         raise ConfigError(f"edge_device: a profile is named twice: {', '.join(profiles)}")
@@ -100,8 +102,8 @@ def mark_options(profiles: Sequence[Any], keys: Mapping[str, Any]) -> list[MarkO
 class DeviceResult:
     """Figures of one function on the device: its counted work, and medians over its repetitions.
 
-    All times except ``host_cpu_s`` are seconds on the device. The function is timed when a figure that needs
-    this is first read.
+    All times except ``host_cpu_s`` are seconds on the device. The function is not timed until a figure that
+    depends on its time is read.
     """
 
     def __init__(
@@ -114,9 +116,9 @@ class DeviceResult:
         self.function, self.device, self.counted = function, device, counted
         self._measure = measure
         self.timed: Measurement | None = None
-        """The measurement, if it was made."""
+        """The measurement; None until it is made."""
         self.advice = ""
-        """Description of growth that was measured on this host without failing the test; else empty."""
+        """Description of a growth that was measured on this host but does not fail the test; else empty."""
         self.left_out = ""
         """The figures that were not compared with the baseline, and why; empty if all were compared."""
         self._verdicts: list[Verdict] = []
@@ -134,27 +136,27 @@ class DeviceResult:
 
     @property
     def seconds(self) -> float:
-        """Device time including transfers."""
+        """Median time of a call on the device, including transfers."""
         return statistics.median(self.measured.seconds)
 
     @property
     def host_cpu_s(self) -> float:
-        """CPU time on this host."""
+        """Median CPU time of a call on this host, in seconds."""
         return statistics.median(self.measured.host_cpu_s)
 
     @property
     def peak_mib(self) -> float:
-        """Peak growth of memory in the first call."""
+        """Median peak growth of memory in the first call of a repetition, in MiB."""
         return statistics.median(self.measured.peak_mib)
 
     @property
     def sent_mib(self) -> float:
-        """MiB sent per call."""
+        """Median amount of data sent per call, in MiB."""
         return statistics.median(self.measured.sent_mib)
 
     @property
     def joules(self) -> float | None:
-        """Energy from the device's battery; None if its profile does not state its power."""
+        """Median energy that a call takes from the battery, in joules; None if the power is not known."""
         try:
             return statistics.median(self.measured.joules)
         except ProfileError:
@@ -162,7 +164,7 @@ class DeviceResult:
 
     @property
     def note(self) -> str:
-        """A note if doubtful figures passed because they are far below the budgets; else empty."""
+        """A note if unreliable figures passed because they are far below the budgets; else empty."""
         return next((one.note for one in self._verdicts if one.note), "")
 
     @property
@@ -177,7 +179,7 @@ class DeviceResult:
 
     @property
     def why(self) -> str:
-        """Reason for the outcome, or why doubtful figures passed."""
+        """The reason for the outcome; if there is none, notes, such as why unreliable figures passed."""
         whys = [one.why for one in self._verdicts if one.outcome == self.outcome and one.why]
         return (
             "; ".join(whys) or self.doubt or "; ".join(filter(None, (self.note, self.advice, self.left_out)))
@@ -200,7 +202,10 @@ class DeviceResult:
             self.require(verdict.within(self.measured, budgets, settled=bool(self.note)))
 
     def assert_pace(self, margin: float = 0.03) -> None:
-        """Fail unless two one-sided tests at 5% show that the device's pace was kept within ± ``margin``."""
+        """Fail unless the device's pace was kept within ± ``margin``, by two one-sided tests at the 5% level.
+
+        The pace is the ratio of the achieved to the declared time of a call.
+        """
         __tracebackhide__ = True
         self.require(verdict.paced(self.measured, margin, settled=bool(self.note)))
 
@@ -225,7 +230,7 @@ class DeviceResult:
 
 @dataclass
 class Reasons:
-    """The reasons for which a test failed or is INVALID; both empty for a test that passed or was skipped."""
+    """The reasons why a test failed or is INVALID; both are empty if the test passed or was skipped."""
 
     failed: str = ""
     invalid: str = ""
@@ -239,13 +244,13 @@ class DeviceTest(NamedTuple):
     """Pytest's node id without the file: ``test_step[pixel-3a]``."""
     file: Path
     group: str
-    """Name of the test, the same for all its devices."""
+    """Name of the test, which is the same for all its devices."""
     devices: int
-    """Number of the test's devices."""
+    """Number of devices on which the test runs."""
 
 
 class EdgeDevice:
-    """The fixture's object: one device in one test."""
+    """The object that the fixture provides: one device in one test."""
 
     def __init__(self, mark: MarkOptions, test: DeviceTest, session: Session) -> None:
         self._mark, self._test, self.session = mark, test, session
@@ -267,11 +272,11 @@ class EdgeDevice:
 
         The function must be at the top level of a module; its arguments must be JSON values: 64-bit numbers,
         strings, lists, tables. ``setup(*args, **kwargs)`` runs before it in each repetition, unmeasured but
-        within the device's memory; its result is the function's first argument. A parameter named
-        ``edge_device`` receives the device, whose ``send(data)`` sends data. Raises `OutOfDeviceMemory` if
-        the device has too little memory, ConfigError for arguments that cannot be passed, and `Invalid` for
-        unreliable figures: always if they are saved or compared, otherwise only if they are not far below
-        every budget.
+        within the device's memory; its result is the function's first argument. If the function has a
+        parameter named ``edge_device``, it receives the device, and calls ``edge_device.send(data)`` to send
+        data. Raises `OutOfDeviceMemory` if the device has too little memory, ConfigError for arguments that
+        cannot be passed, and `Invalid` for unreliable figures: always if they are saved or compared,
+        otherwise only if they are not far below every budget.
         """
         __tracebackhide__ = True
         location = locate(function)
@@ -279,7 +284,7 @@ class EdgeDevice:
         calls = self._calls[location.qualname]
         label = location.qualname if calls == 1 else f"{location.qualname} {calls}"
         options, mark = self.session.options, self._mark
-        if options.save:  # report a broken file before measuring for minutes
+        if options.save:  # so that a broken file is reported now, not after minutes of measuring
             baseline.load(baseline.path_of(self._test.file))
         before = self._baseline(label) if options.compare and options.timed else None
         self._require_comparable(label, before)
@@ -326,7 +331,7 @@ class EdgeDevice:
         return self.session.against_base(group, label, call, partial(self._tell, label))
 
     def _require_comparable(self, label: str, timed: BaselineEntry | str | None) -> None:
-        """Raise `Invalid` before anything runs if the test has no budgets, and a baseline is missing."""
+        """Raise `Invalid` before anything runs if the test has no budgets and a baseline is missing."""
         __tracebackhide__ = True
         if self._mark.budgets or not self.session.options.compare:
             return
@@ -342,7 +347,7 @@ class EdgeDevice:
 
     @property
     def doubt(self) -> str:
-        """Reason why a result is unreliable; empty if all are reliable or far below their budgets."""
+        """Why one of the results is unreliable; empty if all are reliable or far below their budgets."""
         found = (f"{one.function} on {self.name}: {one.doubt}" for one in self.results if one.doubt)
         return next(found, "")
 
@@ -355,7 +360,7 @@ class EdgeDevice:
         self.session.tell(f"{label} on {self.name}: {about}")
 
     def judge(self) -> None:
-        """Judge the results by the mark's budgets and the baselines; raises `NotMet` or `Invalid`."""
+        """Judge the results by the budgets in the mark and by the baselines; raises `NotMet` or `Invalid`."""
         __tracebackhide__ = True
         if not (self._calls or self.results):
             raise NotMet(
@@ -404,10 +409,10 @@ class EdgeDevice:
 
     @contextlib.contextmanager
     def judged(self) -> Iterator[Reasons]:
-        """Judge the results of the test that runs in this context; the yielded reasons are set at its end.
+        """Judge the results of the test that runs in this context; the yielded `Reasons` are set at its end.
 
-        Exceptions of edgefl are recorded as reasons. Other exceptions propagate, except an AssertionError if
-        the figures are doubtful, which makes the test INVALID.
+        Exceptions of edgefl are recorded as reasons. Other exceptions propagate, with one exception: if the
+        figures are unreliable, an AssertionError makes the test INVALID.
         """
         found = Reasons()
         try:
@@ -430,7 +435,7 @@ class EdgeDevice:
             found.invalid = self.doubt
 
     def verdict(self, result: DeviceResult, before: Samples | str | None) -> Verdict:
-        """Judge a result by its budgets and a baseline, with more measurements if needed."""
+        """Judge a result by its budgets and a baseline; measure again if needed."""
         __tracebackhide__ = True
         group = f"{self._test.group} {result.function}"
         known = self.session.compared.get(group, ())
@@ -452,19 +457,19 @@ class EdgeDevice:
         return judged(judge, result.measured, lambda: self._measured(result.function, result.measured.plan))
 
     def entry(self, result: DeviceResult) -> BaselineEntry | None:
-        """Return the timed baseline entry of a result; None unless times are saved."""
+        """Return the baseline entry with the times of a result; None if the session does not save times."""
         if not self.session.options.timed:
             return None
         return baseline.entry(self._test.test, result.function, result.measured)
 
     def counted_entry(self, result: DeviceResult) -> CountedEntry | None:
-        """Return the counted baseline entry of a result."""
+        """Return the baseline entry with the counted work of a result; None if nothing was counted."""
         if result.counted is None:
             return None
         return entry_of(self._test.test, result.function, result.counted, baseline.versions())
 
     def _baseline(self, function: str) -> BaselineEntry | str:
-        """Return the function's baseline, or the reason why none is comparable."""
+        """Return the function's baseline of times, or the reason why there is no comparable one."""
         file = baseline.path_of(self._test.file)
         here, entries, mine = baseline.this_host(), baseline.load(file), (self._test.test, function)
         if (found := entries.get((*mine, here.fingerprint))) is not None:
@@ -475,24 +480,24 @@ class EdgeDevice:
         if others := [one.host.differences(here) for key, one in entries.items() if key[:2] == mine]:
             differs = "; ".join(min(others, key=lambda one: len(list(one))))
             return (
-                f"the times in {file.name} are another host's ({differs}); save this "
-                "host's with --edgefl-save --edgefl-timed, or compare counts alone, without --edgefl-timed"
+                f"the times in {file.name} were measured on another host ({differs}); save this host's times "
+                "with --edgefl-save --edgefl-timed, or compare only counts, without --edgefl-timed"
             )
         return f"no times in {file}; save them with --edgefl-save --edgefl-timed"
 
     def _counted_baseline(self, function: str) -> CountedEntry | str:
-        """Return the function's counted baseline, or the reason why there is none."""
+        """Return the function's baseline of counted work, or the reason why there is none."""
         file = baseline.path_of(self._test.file)
         found = baseline.load_counted(file).get((self._test.test, function))
         return f"no baseline in {file}; save one with --edgefl-save" if found is None else found
 
 
 MESSAGE_LINES = 3
-"""Maximum number of lines of an exception's message in the table, after the first."""
+"""Maximum number of lines of an exception's message that the table shows after the first line."""
 
 
 def shortened(message: str) -> str:
-    """Return the first line of a message and the lines after a traceback's frames, as one line."""
+    """Return the first line of a message, and the lines that follow a traceback's frames, as one line."""
     first, *rest = message.split("\n")
     after = itertools.dropwhile(lambda line: line.startswith("  "), rest)  # frames are indented
     return " ".join(" ".join((first, *itertools.islice(after, MESSAGE_LINES))).split())

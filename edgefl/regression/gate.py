@@ -26,7 +26,7 @@ LONG = {"NOT JUDGED": "COULD NOT BE JUDGED"}
 
 
 def device_time(seconds: float | None, predicted: bool) -> str:
-    """Return a time on a device as text, with a leading ``~`` if it is predicted; "" if it is not known."""
+    """Return a time on a device as a string, with a leading ``~`` if it is predicted; empty if not known."""
     return "" if seconds is None else "~" * predicted + short_time(seconds)
 
 
@@ -41,7 +41,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     label: str = ""
     """The test's name with its parameters, without the device; empty if the file does not state it."""
     skipped: bool = False
-    """True if the function could not be judged, and this does not fail the session."""
+    """True if the function could not be judged, but this does not fail the session."""
     file: str = ""
     line: int = 0
     """The test's location: path from the repository's top folder, and line number from 1; 0 if not known."""
@@ -54,7 +54,7 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def time(self) -> str:
-        """The time on the device as text."""
+        """The time on the device, as a string."""
         return device_time(self.seconds, self.predicted)
 
     @property
@@ -113,7 +113,7 @@ def load_results(path: Path) -> GateResults:
 
 
 def place_of(file: Path, top: Path) -> str:
-    """Return a file's path relative to the repository's top folder: GitHub's workspace, else ``top``."""
+    """Return a file's path relative to GitHub's workspace, or relative to ``top`` if it is not in there."""
     workspace = os.environ.get("GITHUB_WORKSPACE")
     for folder in (*([Path(workspace)] if workspace else []), top):
         try:

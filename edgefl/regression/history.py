@@ -59,9 +59,9 @@ class Series(NamedTuple):
 
 
 def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
-    """Return the indices at which the level changes, by binary segmentation.
+    """Return the indices at which the level changes, found by binary segmentation.
 
-    The noise is estimated from successive differences. Values that are ``exact``, such as counts, have none.
+    The noise is estimated from successive differences. If values are ``exact``, like counts, there is none.
 
     >>> steps([10.0, 10.1, 9.9, 10.0, 12.0, 12.1, 11.9, 12.0]), steps([10.0, 10.1, 9.9, 10.0, 10.1])
     ([4], [])
@@ -91,7 +91,7 @@ def steps(values: Sequence[float], *, exact: bool = False) -> list[int]:
 
 
 def history(file: Path) -> list[Series]:
-    """Return the figures of a file of baselines at each commit that changed it; none outside a repository.
+    """Return the figures of a file of baselines at each commit that changed it; empty outside a repository.
 
     Commits in which the file is invalid are left out.
     """

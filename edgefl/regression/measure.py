@@ -1,4 +1,4 @@
-"""The measuring loops: repeat until the time is precise, and measure again until it can be judged."""
+"""The measuring loops: repeat a function until its time is precise; measure again until it can be judged."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ from edgefl.regression.verdict import NeedMore, Verdict
 
 MOST_REPETITIONS = 60
 PRECISE = 0.0125
-"""Measuring ends when half the 90% interval of the median time ÷ the median is at most this."""
+"""Measuring ends when half the width of the 90% interval of the median time is at most this share of the
+median."""
 
 COUNTED_CALLS = 10
-"""Time limit of counting ÷ time limit of one process: counting makes up to ten calls, most of them slow."""
+"""Ratio of the time limit for counting to that for one process: counting makes up to ten calls, most of which
+are slow."""
 
 Tell = Callable[[str], None]
 
 
 class TimeLimit:
-    """Limit on the total wall seconds of one test's measurements; waits for other tests do not count."""
+    """Limit on the total wall-clock time of one test's measurements, not counting waits for other tests."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -68,9 +70,10 @@ def judged(
     first: Measurement,
     again: Callable[[], Measurement],
 ) -> Verdict:
-    """Judge the ``first`` measurement, and measure ``again`` while ``judge`` needs more.
+    """Judge the ``first`` measurement; call ``again`` for further ones as long as ``judge`` needs more.
 
-    If a further measurement raises `Invalid`, the result is the ``otherwise`` of `NeedMore`, if it has one.
+    If a further measurement raises `Invalid`, the verdict ``otherwise`` of `NeedMore` is returned, if there
+    is one.
     """
     __tracebackhide__ = True
     made = [first]
@@ -85,7 +88,7 @@ def judged(
 
 
 def count(process: MeasuringProcess, plan: MeasurementPlan, tell: Tell = lambda _: None) -> CountedRun:
-    """Count the function's work, even while other tests measure. Raises the same exceptions as `measure`."""
+    """Count the function's work, without waiting for other tests. Raises the same exceptions as `measure`."""
     __tracebackhide__ = True
     tell("counting")
     fields = msgspec.structs.asdict(plan.request)
@@ -98,12 +101,13 @@ def count(process: MeasuringProcess, plan: MeasurementPlan, tell: Tell = lambda 
 def measure(
     process: MeasuringProcess, plan: MeasurementPlan, limit: TimeLimit, tell: Tell = lambda _: None
 ) -> Measurement:
-    """Repeat until the median time is known to ±1.25%, at most 60 times, while no other test measures here.
+    """Repeat the function, at most 60 times, until its median time is known to ±1.25%.
 
-    If the figures are unreliable, everything is measured once more if the time limit allows it: a disturbance
-    may have ended. ``tell`` is called before each repetition. Raises `OutOfDeviceMemory` if the function
-    exceeds the device's memory, `NotMet` if it raises an exception, pytest's own exception if it skips the
-    test, and `Invalid` if fewer than nine repetitions fit into the limit.
+    Meanwhile, no other test measures on this host. If the figures are unreliable and the time limit allows
+    it, everything is measured once more, because the disturbance may have ended. ``tell`` is called before
+    each repetition. Raises `OutOfDeviceMemory` if the function exceeds the device's memory, `NotMet` if it
+    raises an exception, pytest's own exception if it skips the test, and `Invalid` if fewer than nine
+    repetitions fit into the limit.
     """
     __tracebackhide__ = True
     with alone(), limit.counted():
@@ -111,7 +115,7 @@ def measure(
         measured = _measured(process, plan, limit, tell)
         if not measured.doubts or not limit.allows(limit.spent_s - before_s):
             return measured
-        tell(f"measured once more: {measured.doubts[0]}")
+        tell(f"measuring once more: {measured.doubts[0]}")
         return _measured(process, plan, limit, tell)
 
 
@@ -141,8 +145,8 @@ def _require_enough(plan: MeasurementPlan, limit: TimeLimit, made: int) -> None:
     __tracebackhide__ = True
     if made < LEAST_REPETITIONS:
         raise Invalid(
-            f"{plan.request.function.qualname} on {plan.device.id}: {made} repetitions in the "
-            f"{limit.seconds:g} s that --edgefl-limit allows, at least {LEAST_REPETITIONS} are needed"
+            f"{plan.request.function.qualname} on {plan.device.id}: only {made} repetitions fit into the "
+            f"{limit.seconds:g} s that --edgefl-limit allows; at least {LEAST_REPETITIONS} are needed"
         )
 
 

@@ -1,6 +1,7 @@
 """A function's figures on one device, computed from its repetitions.
 
-Bootstrap resamples are drawn from a seeded stream: the same samples always give the same bounds.
+Bootstrap resamples are drawn from a random stream with a fixed seed, so that the same samples always give the
+same bounds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from edgefl.seeds import stream
 MIB = 1 << 20
 LEAST_REPETITIONS = 9
 NOISY = 0.03
-"""Half the 90% interval of the median time ÷ the median, above which figures are unreliable."""
+"""Figures are unreliable if half the width of the 90% interval of the median time exceeds this share of the
+median."""
 WAITED_MAX = 0.6
 """Maximum share of the time in which the function was runnable but had no core."""
 REFERENCE_CV_MAX = 0.30
@@ -44,7 +46,7 @@ class Interval(NamedTuple):
 
     @property
     def half_width(self) -> float:
-        """Half the interval's width ÷ the median; infinite if only the median is 0."""
+        """Half the interval's width divided by the median; infinite if only the median is 0."""
         if self.high == self.low:
             return 0.0
         return round((self.high - self.low) / 2 / abs(self.median), 12) if self.median else math.inf
@@ -70,30 +72,33 @@ class MeasurementPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """Repetitions of one function on one device. Seconds are emulated, except CPU seconds of this host."""
+    """The repetitions of one function on one device. Times are in emulated seconds, except for the CPU times
+    of this host."""
 
     plan: MeasurementPlan
     trial: TrialRun
     repetitions: Sequence[Repetition]
     steal: float | None
 
-    # The minimum over a repetition's shots is used: interference adds time, but rarely to all shots.
+    # Each repetition counts with its fastest shot (a few calls that are timed together): interference adds
+    # time, but rarely to all shots.
 
     @cached_property
     def host_cpu_s(self) -> list[float]:
-        """CPU seconds of a call on this host, per repetition."""
+        """CPU seconds of a call on this host, for each repetition."""
         return [min(one.cpu_s) / self.trial.shots.calls for one in self.repetitions]
 
     @cached_property
     def reference_cpu_s(self) -> list[float]:
-        """CPU seconds of a unit of the reference on this host, per repetition."""
+        """CPU seconds of a unit of the reference on this host, for each repetition."""
         return [min(one.reference_cpu_s) / self.trial.shots.units for one in self.repetitions]
 
     @cached_property
     def cpu_s(self) -> list[float]:
-        """Device time of a call if all its code ran at the reference's pace, per repetition.
+        """Time of a call on the device if all its code ran at the reference's pace, for each repetition.
 
-        CPU time of a call ÷ CPU time of a unit of the reference · the unit's device time + blocked time.
+        This is t_call / t_unit · d_unit + blocked time, where t_call and t_unit are the CPU times of a call
+        and of a unit of the reference on this host, and d_unit is the unit's time on the device.
         """
         units_s = self.trial.reference_s * self.trial.shots.units / self.trial.shots.calls
         return [
@@ -102,14 +107,18 @@ class Measurement:
 
     @cached_property
     def seconds(self) -> list[float]:
-        """Device time of a call: torch's work by the time model, other code, blocked time and transfers."""
+        """Time of a call on the device, including blocked time and transfers.
+
+        The time model gives the time of torch's work; the time of other code is measured.
+        """
         return [
             self.trial.model_s + self._rest(one) * (cpu_s - one.blocked_s) + one.blocked_s + one.radio_s
             for one, cpu_s in zip(self.repetitions, self.cpu_s, strict=True)
         ]
 
     def _rest(self, one: Repetition) -> float:
-        """Return the device time of the code outside torch ÷ the time of all code at the reference's pace."""
+        """Return the ratio of the device's time for code outside torch to that for all code at the pace of
+        the reference."""
         if not one.rest_cpu_s:
             return self.trial.rest
         reference_s = self.trial.reference_s * self.trial.shots.units
@@ -131,7 +140,7 @@ class Measurement:
 
     @property
     def joules(self) -> list[float]:
-        """Energy of each repetition. Raises ProfileError if the profile does not state the device's power."""
+        """Energy of each repetition, in joules. Raises ProfileError if the device's power is not known."""
         device = self.plan.device
         if (draw := draw_of(device, self.plan.network)) is None:
             raise ProfileError(f"device {device.id!r} has no [battery], so its power is unknown")
@@ -146,13 +155,13 @@ class Measurement:
 
     @property
     def pace(self) -> list[float]:
-        """Achieved ÷ declared time of the paced calls; empty without pacing."""
+        """Ratio of the achieved to the declared time of each paced call; empty if pacing is off."""
         paced = self.repetitions if self.plan.time_scale else []
         return [one.achieved_s / one.declared_s for one in paced if one.declared_s > 0]
 
     @cached_property
     def noise(self) -> float:
-        """Half the width of the 90% interval of the median CPU time ÷ the median."""
+        """Half the width of the 90% interval of the median CPU time, divided by the median."""
         return median_interval(self.cpu_s).half_width
 
     @cached_property
@@ -169,7 +178,7 @@ class Measurement:
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:
-    """Return a digest, 16 hex digits, of all figures of the device and its network."""
+    """Return a digest, of 16 hexadecimal digits, of all figures of the device and its network."""
     plain = None if network is None else to_json(network)
     for way in (plain["down"], plain["up"]) if plain else ():
         if "trace" in way:

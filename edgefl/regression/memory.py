@@ -1,4 +1,4 @@
-"""Peak memory of a repetition: the kernel's value for its own process, samples for processes it started."""
+"""Peak memory of a repetition: reported by the kernel for its own process, sampled for those it started."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from edgefl.host.memory import is_fork, parent_waits
 LOOK_S = 0.005
 """Minimum time between two samples of the started processes."""
 PAUSE = 4
-"""Pause after a sample ÷ the sample's CPU time: sampling takes at most a fifth of a core."""
+"""Ratio of the pause after a sample to the sample's CPU time, so that sampling takes at most a fifth of a
+core."""
 
 
 class TreeWatch:
     """Samples the memory of a call's process and of all processes that it started, while the call runs.
 
     The measuring process creates this object, forks the call's process and takes the samples. The call's
-    process begins and ends the sampling. A shared page has the call's process id and the highest sample.
+    process begins and ends the sampling. A memory page that both processes share holds the process id of the
+    call and the highest sample.
     """
 
     def __init__(self) -> None:
         self._measuring = os.getpid()
-        # Process id of the call (0 before it begins, -1 after it ends), and the highest memory so far, KiB.
+        # Process id of the call (0 before it begins, -1 after it ends), and the highest sample so far in KiB.
         self._page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
 
     def reset(self) -> None:
@@ -36,20 +38,26 @@ class TreeWatch:
         self._page[0] = self._page[1] = 0
 
     def begin(self) -> int:
-        """Begin sampling (called in the call's process); return the current memory of all processes, KiB."""
+        """Begin sampling; return the current total memory of all processes, in KiB.
+
+        Called in the call's process. The result is 0 if the call has not started any process.
+        """
         for pid in self._others(os.getpid()):
             _forget_peak(pid)
         self._page[0] = os.getpid()
         return self._now_kib(os.getpid())
 
     def end(self) -> int:
-        """End sampling (called in the call's process); return the highest memory of all processes, KiB."""
+        """End sampling; return the highest total memory of all processes at any sample, in KiB.
+
+        Called in the call's process.
+        """
         last = self._now_kib(os.getpid())
         self._page[0] = -1
         return max(last, self._page[1])
 
     def look(self) -> float:
-        """Take a sample (called in the measuring process); return the seconds until the next one."""
+        """Take a sample; return the seconds until the next one. Called in the measuring process."""
         pid, start_s = self._page[0], time.thread_time()
         if pid < 0:
             return math.inf
@@ -58,12 +66,15 @@ class TreeWatch:
         return max(LOOK_S, PAUSE * (time.thread_time() - start_s))
 
     def _now_kib(self, pid: int) -> int:
-        """Return the call's current memory plus its started processes' peaks, KiB; 0 if it started none."""
+        """Return the current memory of the call's process plus the peaks of those that it started, in KiB.
+
+        The result is 0 if the call started no processes.
+        """
         others = sum(map(_started_kib, self._others(pid)))
         return own_kib(kib("status", pid)) + others if others else 0
 
     def _others(self, own: int) -> Iterator[int]:
-        """Yield all processes that the call started; orphans are children of the measuring process."""
+        """Yield the ids of all processes that the call started; orphans are children of the measuring one."""
         waiting = [self._measuring]
         for pid in waiting:
             waiting += children_of(pid) or ()
@@ -74,7 +85,7 @@ class TreeWatch:
 class Peak:
     """Highest growth of private and shared memory since this object was created.
 
-    The kernel reports the peak of this process; ``watch`` samples that of the processes it started.
+    The kernel reports the peak of this process; ``watch`` samples the memory of the processes it started.
 
     >>> block = mmap.mmap(-1, 4096 * 4096)
     >>> peak = Peak(TreeWatch())
@@ -90,14 +101,17 @@ class Peak:
         self._all_start_kib = watch.begin() or self._start_kib
 
     def mib(self) -> float:
-        """Return the peak in MiB without file pages, which the kernel's peak includes."""
+        """Return the peak in MiB. File pages, which the kernel's peak includes, are subtracted."""
         now = kib("status")
         own = now["VmHWM"] - now["RssFile"] - self._start_kib
         return max(0, own, self._watch.end() - self._all_start_kib) / 1024
 
 
 def kib(file: str, pid: int | str = "self") -> dict[str, int]:
-    """Return the kB values in a file of a process's /proc folder, by name; empty if the process has ended."""
+    """Return the values in kB from a file in a process's /proc folder, keyed by name.
+
+    The result is empty if the process has ended.
+    """
     with contextlib.suppress(OSError):
         # Skip the first line, because a process's name may have any bytes.
         lines = Path(f"/proc/{pid}/{file}").read_bytes().split(b"\n")[1:]
@@ -107,15 +121,15 @@ def kib(file: str, pid: int | str = "self") -> dict[str, int]:
 
 
 def own_kib(status: dict[str, int]) -> int:
-    """Return a process's resident memory without file pages, KiB."""
+    """Return the resident memory of a process without file pages, in KiB."""
     return status.get("RssAnon", 0) + status.get("RssShmem", 0)
 
 
 def _started_kib(pid: int) -> int:
-    """Return a started process's own memory, KiB: its peak since exec, or its current memory before an exec.
+    """Return the own memory of a started process in KiB: its peak since exec, or before that its current use.
 
-    Pages that a fork shares with its parent count for the parent. After vfork, a process appears to own its
-    parent's memory until its exec, while the parent waits.
+    Pages that a forked process shares with its parent count for the parent. After vfork, a process appears to
+    own its parent's memory until it calls exec; the parent waits until then.
     """
     fork = is_fork(pid)
     now, highest = kib("smaps_rollup", pid), kib("status", pid).get("VmHWM", 0)

@@ -1,7 +1,8 @@
-"""Pure functions that judge head against base from pairs of processes, which `against` measures.
+"""Pure functions that compare head and base by means of pairs of processes, which `against` measures.
 
-A pair has a process per side, both with the same memory layout. It gives one value, log(head's time ÷ base's
-time). The samples of the statistic are the layouts' means, since errors within a layout may be correlated.
+A pair consists of one process of the base and one of the head, with the same memory layout. It yields one
+value, log(head's time / base's time). The samples for the statistics are the means of the values of each
+layout, because errors within a layout may be correlated.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 SURE_OF_GROWTH, SURE_OF_NONE = 0.9985, 0.99
-"""One-sided confidence needed for REGRESSION (that time has grown), and for OK (that it grew by less than
-the tolerance)."""
+"""One-sided confidence that is needed for REGRESSION (the time has grown), and for OK (it has grown by less
+than the tolerance)."""
 
 
 class ProcessPair(NamedTuple):
@@ -21,13 +22,13 @@ class ProcessPair(NamedTuple):
 
     layout: int
     log_ratio: float
-    """log(head's time ÷ base's time)."""
+    """log(head's time / base's time)."""
     base_s: float
     head_s: float
-    """Median time of a call: CPU time plus time blocked."""
+    """Median time of a call in seconds: CPU time plus blocked time."""
     base_mib: float
     head_mib: float
-    """Peak growth of memory in the first call."""
+    """Peak growth of memory in the first call, in MiB."""
     base_sent_mib: float
     head_sent_mib: float
 
@@ -43,9 +44,10 @@ class Estimate(NamedTuple):
 
 
 def block_ratio(blocks: Iterable[tuple[float, float]]) -> float:
-    """Return the interquartile mean of log(head's time ÷ base's time); each block is (base, head).
+    """Return the interquartile mean of log(head's time / base's time).
 
-    The lowest and the highest quarter are left out, because a block may lose its core midway.
+    Each block is a pair of the base's time and the head's time. The lowest and the highest quarter of the
+    logarithms are left out, because a process may lose its core in the middle of a block.
 
     >>> round(math.exp(block_ratio([(1.0, 1.1), (1.0, 1.1), (1.0, 1.1), (1.0, 9.0), (9.0, 1.0)])), 4)
     1.1
@@ -56,7 +58,7 @@ def block_ratio(blocks: Iterable[tuple[float, float]]) -> float:
 
 
 def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
-    """Return the growth over all pairs, with bounds by Student's t distribution over the layouts' means."""
+    """Return the growth over all pairs, with bounds from Student's t distribution of the means by layout."""
     from scipy.special import stdtrit  # takes a while to import
 
     by_layout: dict[int, list[float]] = {}
@@ -72,9 +74,9 @@ def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
 
 
 def decide(found: Estimate, tolerance: float) -> Literal["grew", "same", "unknown"]:
-    """Return whether time grew by about the tolerance: "grew", "same", or "unknown" so far.
+    """Return "grew" if the time grew, "same" if it did not, or "unknown" if more pairs are needed.
 
-    Time grew if the growth is at least half the tolerance, and its lower bound is above 0.
+    The time grew if its growth is at least half the tolerance, and the lower bound is above 0.
 
     >>> decide(Estimate(0.06, 0.04, 0.08), 0.05), decide(Estimate(0.01, -0.01, 0.03), 0.05)
     ('grew', 'same')

@@ -35,14 +35,17 @@ from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.counts import CountedRun
 
 _ENDING_S = 1.0
-"""Seconds for the measuring process to end by itself once its channel is closed."""
+"""The measuring process is killed if it has not ended by itself this many seconds after its channel was
+closed."""
 
 ReferenceName = Literal["train-small", "train-large", "interpreted"]
 REFERENCE_VERSION = 1
-"""Version of the references' work in `repetition`: figures relative to other versions are not comparable."""
+"""Version of the work that the references in `repetition` do. Figures relative to different versions are not
+comparable."""
 
 MOST_AT_A_TIME = 10_000
-"""Maximum calls or units in a shot; an empty function reaches a few thousand."""
+"""Maximum number of calls or units that are timed together, as one shot; an empty function reaches a few
+thousand."""
 AtATime = Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_A_TIME)]
 
 
@@ -58,7 +61,10 @@ class FunctionLocation(msgspec.Struct, frozen=True):
 
 
 class ShotSizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference that is timed in turns with a function, and the units or calls of each in one shot."""
+    """The reference that is timed in turns with a function, and the sizes of their shots.
+
+    A shot is a number of ``units`` of the reference's work, or of ``calls`` of the function, timed together.
+    """
 
     reference: ReferenceName
     units: AtATime
@@ -76,12 +82,12 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     device: str
     network: str | None
     like: RestClass = "interpreter"
-    """Class of the function's code outside torch."""
+    """Class of code to which the function's code outside torch belongs, such as interpreted Python."""
     shots: ShotSizes | None
-    """The baseline's reference and shot sizes. None: choose the most similar reference, and make its shots
-    take as long as the function's."""
+    """The reference and the shot sizes of the baseline. If None, the most similar reference is chosen, and
+    its shots take as long as the function's."""
     limit_s: float
-    """Wall seconds that each of the function's processes may take."""
+    """Maximum wall-clock time of each process that runs the function, in seconds."""
 
 
 class CountRequest(PrepareRequest, frozen=True, kw_only=True, tag="count"):
@@ -93,7 +99,7 @@ class RepeatRequest(msgspec.Struct, frozen=True, tag="repeat"):
 
     index: int
     time_scale: float
-    """Wall seconds per emulated second in the first call; 0: never wait."""
+    """Wall-clock seconds per emulated second in the first call; if it is 0, the call never waits."""
 
 
 class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
@@ -103,20 +109,20 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     reference_flop: float
     reference_s: float
     unit_cpu_s: float
-    """A unit of the reference: floating-point operations, time on the device, and CPU time on this host."""
+    """Floating-point operations of a unit of the reference, and its time on the device and CPU time here."""
     flop: float
     model_s: float
     """Floating-point operations of one call, and their time on the device; both of torch operations only."""
     rest: float
     """Share of the CPU time that is spent outside torch; 1 if the device has no time model."""
     rest_s: float
-    """Time on the device of a unit of the program that represents the code outside torch; 0 if the reference
-    represents it."""
+    """Seconds that the device takes for a unit of the program that represents the code outside torch; 0 if
+    the reference represents this code."""
     pace: float
-    """Device seconds per CPU second of this host, measured once, to pace calls."""
+    """Seconds on the device per CPU second of this host; measured once, and used to pace calls."""
     error_factor: float | None
-    """Factor within which 90% of real devices' times agree with the modelled time, torch and the rest
-    together; None if the profile lacks a time model or its cores, or if this time is 0."""
+    """The times of 90% of real devices are within this factor of the modelled time of torch and other code
+    together. None if the profile has no time model or does not list the cores, or if this time is 0."""
     pairs: int
     imported: list[str]
     """Number of shots of the function in a repetition, and the modules of torch that its first call imported,
@@ -124,20 +130,21 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
-    """The figures of one repetition's process. CPU seconds are the host's, all other seconds emulated."""
+    """The figures of one repetition's process. CPU times are in seconds of this host, others in emulated
+    seconds."""
 
     cpu_s: list[float]
     reference_cpu_s: list[float]
     """CPU time of each shot of the function, and of the reference's shots before, between and after them."""
     rest_cpu_s: list[float]
     """CPU time of each unit of the program that represents the code outside torch; empty if the reference
-    represents it."""
+    represents this code."""
     blocked_s: float
     """Time in which the first call neither computed nor waited for a core or the link."""
     peak_mib: float
     sent_bytes: int
     radio_s: float
-    """Peak growth of private memory, bytes sent, and time in transfers, all of the first call."""
+    """Peak growth of private memory, number of bytes sent, and duration of transfers in the first call."""
     declared_s: float
     achieved_s: float
     """Declared and achieved duration of the first call on the device."""
@@ -179,7 +186,7 @@ def _skips(error: BaseException) -> bool:
 
 
 class MeasuringProcess:
-    """A process that runs a module's functions, each call in a fork. Call `close` at the end."""
+    """A process that runs the functions of a module, each in a forked process. Call `close` at the end."""
 
     def __init__(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
@@ -200,7 +207,7 @@ class MeasuringProcess:
             end = Exit(self.popen.wait())
             raise RunError(f"the measuring process ended with {end}; its message is above") from None
         except BaseException:
-            self.close()  # its pending answer would be mistaken for the next request's
+            self.close()  # its pending answer would be taken for the answer to the next request
             raise
         if isinstance(answer, Failure) and answer.kind == "refused":
             raise ConfigError(answer.why)
@@ -219,7 +226,7 @@ class MeasuringProcess:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Wait until no other edgefl test measures on this host; two at once would disturb each other."""
+    """Wait until no other edgefl test measures on this host, because two at once would disturb each other."""
     # The lock is on the folder of temporary files itself, so that no file is left behind.
     folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Progress of measuring: one rewritten line on a terminal, elsewhere a line every ten seconds."""
+"""The progress of measuring: on a terminal, a line that is rewritten; elsewhere, a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Progress:
         self._shown = False
 
     def __call__(self, text: str) -> None:
-        """Show ``text`` unless another text was shown a short time ago; an empty text ends the line."""
+        """Show ``text``, unless another one was shown a short time ago; an empty string ends the line."""
         now_s = time.monotonic()
         if self._reporter is None or self._reporter.verbosity < 0:
             return

@@ -27,14 +27,14 @@ class PlacedRow(NamedTuple):
 
 
 class Outlets(NamedTuple):
-    """The files to which results are written; None: not written."""
+    """The files to which results are written; None for a file that is not wanted."""
 
     json: Path | None = None
     page: Path | None = None
 
 
 def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: bool) -> GateResults:
-    """Return the results of rows. With ``skip``, a function that could not be judged is no failure."""
+    """Return the results of the rows. If ``skip``, a function that could not be judged is not a failure."""
     return GateResults(
         base=base,
         rows=tuple(

@@ -1,12 +1,13 @@
-"""One repetition, in its own process: a call at device pace, then calls that alternate with a reference.
+"""One repetition, in its own process: a call at the device's pace, then calls in turns with a reference.
 
 Device time = t_model + t_rest + blocked + transfers. t_model is the time of the torch operations by the
-device's time model. t_rest is the CPU time of the code outside torch, times this host's speed ÷ the device's
-speed in code of the same class; the mark names the class, by default interpreted Python.
+device's time model. t_rest is the CPU time of the code outside torch, multiplied by the ratio of this host's
+speed to the device's speed in code of the same class. The mark names this class; by default, it is
+interpreted Python.
 
 CPU time rises with the host's load. Therefore the function alternates with a reference, a fixed piece of work
-whose CPU time rises as well, and the ratio of the two times is comparable between loads. A program of the
-class of the code outside torch also alternates with the function, unless the reference is of that class.
+whose CPU time rises as well, and the ratio of the two times is comparable between loads. If the reference is
+not of the class of the code outside torch, a program of that class alternates with the function, too.
 """
 
 from __future__ import annotations
@@ -52,20 +53,23 @@ from edgefl.seeds import stream
 INTERPRETED_FLOP = 1.5e6
 """FLOP assigned to a unit of interpreted code: about as many as in a training step of the same duration."""
 INTERPRETED_STEPS = 98.0
-"""Steps of a simulation of five bodies in Python that take as long as a unit of interpreted code, in CPython
-3.11 on an AMD EPYC (90 to 102 in 15 repetitions)."""
+"""Number of steps of a simulation of five bodies in Python that take as long as a unit of interpreted code,
+measured in CPython 3.11 on an AMD EPYC (90 to 102 in 15 repetitions)."""
 LEAST_REST = 0.1
 """Share of the CPU time below which the time outside torch counts as overhead of torch calls."""
 LITTLE = 0.1
-"""A function's FLOP per CPU second ÷ a small training step's, below which it counts as interpreted code."""
+"""A function counts as interpreted code if its FLOP per CPU second are below this share of those of a small
+training step."""
 SHOT_S, REFERENCE_SHOT_S = 0.0003, 0.02
-"""CPU seconds of a shot of the function, and of the reference, before rounding to whole calls."""
+"""CPU seconds of a shot (calls that are timed together) of the function, and maximum for a shot of the
+reference, before rounding to whole calls."""
 TIMED_S, WAITING_S = 0.12, 0.3
-"""CPU and wall seconds for which each repetition times the function; a single call may exceed them."""
+"""CPU time and wall-clock time for which each repetition times the function, in seconds; a single call may
+exceed them."""
 MOST_PAIRS = 60
 REST_S = 0.06
-"""Approximate CPU seconds per repetition of the program that represents the code outside torch; a single unit
-may exceed them."""
+"""Approximate CPU seconds in each repetition for the program that represents the code outside torch; a single
+unit of this program may exceed them."""
 MOST_SHARES = 9
 """Maximum number of runs from which the share of CPU time outside torch is determined."""
 
@@ -80,14 +84,14 @@ class DeviceCall(NamedTuple):
     device: Device
     network: Network | None
     like: RestClass = "interpreter"
-    """Class of the function's code outside torch."""
+    """Class of code to which the function's code outside torch belongs, such as interpreted Python."""
 
     def bind(self, handle: DeviceHandle) -> Callable[[], Any]:
         """Run the setup, and return the function bound to its arguments."""
         return bound(self.function, self.setup, self.args, self.kwargs, handle)
 
     def limit(self) -> MemoryLimit | None:
-        """Limit this process to the memory that the device gives an app, from now on."""
+        """From now on, limit this process to the memory that an app may use on the device."""
         return MemoryLimit(self.device.app_limit_mib) if self.device.app_limit_mib else None
 
 
@@ -140,7 +144,8 @@ def try_out(call: DeviceCall, wanted: ShotSizes | None) -> TrialRun:
 
 
 def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float) -> float | None:
-    """Return the 90% error factor of ``model_s`` (of torch's ``work``) + ``rest_s`` (of the other code)."""
+    """Return the 90% error factor of the sum of ``model_s`` (for torch's ``work``) and ``rest_s`` (for other
+    code)."""
     device = call.device
     model, clusters = device.time_model(), () if device.cpu is None else device.cpu.clusters
     if model is None or not clusters or not model_s + rest_s:
@@ -151,7 +156,7 @@ def error_factor(call: DeviceCall, work: StepWork, model_s: float, rest_s: float
 
 
 class TorchTimer(TorchFunctionMode):
-    """Measures the CPU time of all calls of torch's functions within its context, and counts them."""
+    """Counts all calls of torch's functions within its context, and measures their CPU time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +176,8 @@ class TorchTimer(TorchFunctionMode):
 def _beside_torch(run: Callable[[], Any], times: int) -> tuple[float, float, int]:
     """Return a run's CPU seconds outside torch functions, all its CPU seconds, and its number of torch calls.
 
-    Of ``times`` runs, the one with the fewest seconds outside torch functions is returned.
+    There are ``times`` runs, and the figures are those of the run with the fewest seconds outside torch
+    functions.
     """
     found = []
     for _ in range(times):
@@ -185,7 +191,7 @@ def _rest(call: DeviceCall, work: StepWork, run: Callable[[], Any], cpu_s: float
     """Return the share of a run's ``cpu_s`` that is spent outside torch; 1 if the device has no time model.
 
     The overhead of torch calls outside the functions themselves, such as in a module's ``__call__``, is part
-    of torch's work. Per call, it is assumed to be as large as in the small reference.
+    of torch's work. It is assumed to be as large for each call as in the small reference.
     """
     if call.device.time_model() is None:
         return 1.0
@@ -206,12 +212,12 @@ class RestWork(NamedTuple):
     device_s: float
 
     def slowdown(self) -> float:
-        """Return the device's time ÷ this host's CPU time."""
+        """Return the ratio of the device's time to this host's CPU time."""
         return self.device_s / min(used_s(self.run) for _ in range(5))
 
 
 def rest_work(call: DeviceCall, reference: ReferenceName) -> RestWork | None:
-    """Return the program of the mark's class of code.
+    """Return the program for the class of code that the mark names.
 
     Return None if the reference is of that class, or if the device has no time model.
     """
@@ -278,14 +284,14 @@ def prepared(call: DeviceCall, trial: TrialRun, watch: TreeWatch) -> Callable[[R
 
 
 def used_s(run: Callable[[], Any]) -> float:
-    """Return the CPU seconds of a call, with those of the children that it has reaped."""
+    """Return the CPU seconds of a call, including those of child processes that it has reaped."""
     start_ns = cpu_ns()
     run()
     return (cpu_ns() - start_ns) / 1e9
 
 
 class CallTimes(NamedTuple):
-    """Times of one call, emulated seconds; the fields are those of `Repetition`."""
+    """Times of one call, in emulated seconds; the fields are those of `Repetition`."""
 
     blocked_s: float
     radio_s: float
@@ -296,23 +302,23 @@ class CallTimes(NamedTuple):
 class DeviceClock:
     """Keeps one call, which starts now, at the device's pace.
 
-    ``slowdown`` is emulated seconds of work outside torch per CPU second of this host. With ``time_scale`` 0
-    the clock never waits.
+    ``slowdown`` is the number of emulated seconds per CPU second of this host for work outside torch. If
+    ``time_scale`` is 0, the clock never waits.
     """
 
     def __init__(self, slowdown: float, time_scale: float) -> None:
         self._slowdown, self._time_scale = slowdown, time_scale
         self._radio_s = 0.0
         self._away_ns = self._waits = 0
-        """In waits that keep the device's pace: idle time, ns, and how often the core was given up."""
+        """Idle time in nanoseconds, and how often the core was given up, in the waits that keep the pace."""
         self._began = ProcessUsage.now()
 
     def now_s(self) -> float:
-        """Return the device time of the call so far, s."""
+        """Return the time that the call has taken on the device so far, in seconds."""
         return (cpu_ns() - self._began.cpu_ns) / 1e9 * self._slowdown + self._radio_s
 
     def transfer(self, seconds: float) -> None:
-        """Wait until the computation so far and then a transfer would be complete on the device."""
+        """Wait until the device would have finished the computation so far and then this transfer."""
         due_s = self.now_s() + seconds
         self._radio_s += seconds
         self._wait(due_s)
@@ -349,15 +355,15 @@ class DeviceHandle:
         self.sent_bytes = 0
 
     def begin(self, clock: DeviceClock | None) -> None:
-        """Begin a call with no bytes sent. Without a clock, transfers do not wait."""
+        """Begin a call, and reset the number of sent bytes. If ``clock`` is None, transfers do not wait."""
         self._clock = clock
         self.sent_bytes = 0
 
     def send(self, data: Any) -> float:
         """Send ``data`` (bytes, an array, a tensor or another buffer) over the device's uplink.
 
-        Takes as long as the link does, and returns this time in emulated seconds. Raises TypeError if
-        ``data`` is not a buffer, and `Disconnected` if the link breaks.
+        Returns after the time that the link takes; the result is this time in emulated seconds. Raises
+        TypeError if ``data`` is not a buffer, and `Disconnected` if the link breaks.
 
         >>> from edgefl.devices import load_device, load_network
         >>> handle = DeviceHandle(load_device("pi-4"), load_network("defedavg-400"), 0)
@@ -399,10 +405,10 @@ class ReferenceWork(NamedTuple):
         return self.work.flop or INTERPRETED_FLOP
 
     def device_s(self, device: Device) -> float:
-        """Return the seconds of a unit on the device.
+        """Return the seconds that a unit takes on the device.
 
-        Interpreted code takes the time of the device's fastest core in Python, or the time by the device's
-        training rate if the profile lists no cores.
+        For interpreted code, this depends on the speed of the device's fastest core in Python, or on the
+        device's training rate if the profile lists no cores.
         """
         if self.work.calls and (seconds := device_s(device, self.work)):
             return seconds

@@ -24,7 +24,7 @@ class SessionOptions(NamedTuple):
     time_scale: float | None = None
     repetitions: int | None = None
     limit_s: float | None = None
-    """Maximum wall seconds of the measurements of one test."""
+    """Maximum wall-clock time for the measurements of one test, in seconds."""
     against: Base | None = None
     build: str | None = None
     """The commit to compare with, and the shell command that prepares its checkout."""
@@ -38,21 +38,23 @@ class Session:
         self._process: MeasuringProcess | None = None
         self._file: Path | None = None
         self.compared: dict[str, tuple[Compared, ...]] = {}
-        """Comparisons of first measurements with a baseline, keyed by test (on all devices) and function."""
+        """Comparisons of each device's first measurement with its baseline, keyed by test and function. One
+        key holds the comparisons of all devices of the test."""
         self._against = None if options.against is None else AgainstBase(options.against, options.build)
         self.of_base: dict[str, Verdict] = {}
-        """Verdicts of comparisons with the base, keyed by test (on all devices) and function."""
+        """Verdicts of comparisons with the base, keyed by test and function. A verdict holds for all devices
+        of the test."""
 
     def process(self, file: Path) -> MeasuringProcess:
-        """Return a test module's own measuring process, unaffected by other modules."""
+        """Return the measuring process of a test module, which no other test module uses."""
         if self._process is None or self._file != file or self._process.popen.poll() is not None:
             self._end_process()
             self._process, self._file = MeasuringProcess(), file
         return self._process
 
     def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:
-        """Compare a function with the base, once for all devices of a test: its time here does not depend on
-        the device."""
+        """Compare a function with the base, once for all devices of a test, because its time on this host
+        does not depend on the device."""
         __tracebackhide__ = True
         assert self._against is not None
         if group not in self.of_base:

@@ -3,10 +3,10 @@
     stem ── Branch ──► branch of the base ── CallRequest ──► one process that runs the base's function
      └───── Branch ──► branch of the head ── CallRequest ──► one process that runs the head's function
 
-A stem imports the modules that both sides import from elsewhere, such as torch, and forks a branch per side.
-A branch imports the user's module from its side's files, and forks a process per call request. That process
-prepares the function and answers `Ready`. Then it makes a shot (several calls, timed together) for each
-`ShotRequest`, until it receives an `EndRequest`.
+A stem is a process that imports the modules that both sides (base and head) import from elsewhere, such as
+torch. It forks a branch process for each side. A branch imports the user's module from the files of its side,
+and forks a process for each call request. That process prepares the function and answers `Ready`. Then it
+makes a shot (several calls, timed together) for each `ShotRequest`, until it receives an `EndRequest`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgefl.host.process import start_process, without_gpus
 from edgefl.regression.process import Failure, FunctionLocation
 
 _ENDING_S = 1.0
-"""Seconds for a stem to end by itself once its channel is closed."""
+"""A stem is killed if it has not ended by itself this many seconds after its channel was closed."""
 
 
 class SideFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +69,10 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """Seed of the process's memory layout: the same on both sides."""
     limit_s: float
     core: int | None = None
-    """The core that the process is limited to: the same on both sides, as cores differ in speed and load."""
+    """The core to which the process is limited. It is the same on both sides, because cores differ in speed
+    and load."""
     modules: list[str] = []
-    """Modules to import after the function's own and before the process is forked."""
+    """Modules to import after the function's module and before the process is forked."""
 
 
 class ShotRequest(msgspec.Struct, frozen=True, tag="shot"):
@@ -85,19 +86,19 @@ class EndRequest(msgspec.Struct, frozen=True, tag="end"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The answer to `CallRequest`: the function is prepared, with figures of its first calls."""
+    """The answer to `CallRequest`: the function is prepared. Its first calls had these figures."""
 
     call_s: float
-    """Approximate time of a call, s: CPU time plus time blocked."""
+    """Approximate time of a call in seconds: CPU time plus blocked time."""
     peak_mib: float
     sent_mib: float
     modules: list[str] | None
-    """Modules from outside both sides that the user's code imported until its first call ended, in order.
+    """Modules outside base and head that the user's code had imported when its first call ended, in order.
     None if its import changed environment variables: the modules must then be imported after this change."""
 
 
 class Shot(msgspec.Struct, frozen=True, kw_only=True, tag="shot"):
-    """The answer to `ShotRequest`: the times of all its calls together, ns."""
+    """The answer to `ShotRequest`: the total times of all its calls, in nanoseconds."""
 
     cpu_ns: int
     """CPU time of the process and of the children that it has reaped."""
@@ -121,7 +122,7 @@ BranchAnswer = Ready | Shot | Ended | Failure
 
 
 class Stem:
-    """A process with its own hash seed and memory layout. Call `close` at the end."""
+    """A process with its own hash seed and memory layout, which forks branches. Call `close` at the end."""
 
     def __init__(self, hash_seed: int, padding: int) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "EDGEFL_PADDING": "x" * padding}

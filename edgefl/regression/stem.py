@@ -1,7 +1,7 @@
-"""The processes of base and head: a stem forks a branch per side, and a branch forks a process per function.
+"""The processes of base and head: a stem forks a branch for each, and a branch forks one for each function.
 
-Stems differ in hash seed, size of the environment and random addresses; the two branches of a stem have the
-same. Every process has one thread, so that a fork is safe.
+Stems differ in hash seed, size of the environment and random addresses, but the two branches of a stem do
+not. Every process has one thread, so that a fork is safe.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from edgefl.regression.repetition import DeviceHandle
 
 WARM_S = 0.05
-"""Minimum duration of the calls, at least two, before the first shot, s."""
+"""Minimum duration of the calls before the first shot, in seconds; there are at least two of these calls."""
 MOST_PADDING = 1 << 16
-"""Maximum bytes of each of the blocks that shift the heap of a function's process."""
+"""Maximum size in bytes of each of the memory blocks that shift the heap of a function's process."""
 BLOCKS = 8
 DEVICE_MODULE = "edgefl.regression.repetition"
 """Module of `DeviceHandle`, the device that a function may receive."""
@@ -63,7 +63,7 @@ def serve_stem(channel: Channel[sides.StemRequest]) -> None:
 
 
 _SET: dict[str, str | None] = {}
-"""Environment variables that preloaded modules have set, or deleted (None)."""
+"""Values of the environment variables that preloaded modules have changed; None if a variable was deleted."""
 
 
 def _preload(modules: Iterable[str]) -> None:
@@ -192,7 +192,8 @@ class SideBranch:
         return os.path.relpath(file, self._files.root)
 
     def foreign(self) -> str | None:
-        """Return a sentence that names a module imported from outside this side; None if there is none."""
+        """Return a message that names a module imported from outside this side's files; None if there is no
+        such module."""
         root, head = self._files.root, self._files.head
         new = self._new_files()
         copies = _copies_of(head) if new else set()
@@ -205,7 +206,7 @@ class SideBranch:
         return None
 
     def imported(self) -> list[str]:
-        """Return the modules that the user's code imported from outside both sides, in order."""
+        """Return the modules outside base and head that the user's code imported, in order."""
         self._new_files()
         roots = (self._files.root, self._files.head)
         new = {name: file for name, file in self._found.items() if name not in self._modules}
@@ -223,7 +224,7 @@ class SideBranch:
 
 
 class _Absent(Exception):
-    """The function does not exist on this side."""
+    """The function does not exist in the files of this side (base or head)."""
 
 
 def _within(file: str, root: str) -> bool:
@@ -244,7 +245,7 @@ INSTALLED = (*PACKAGES, *_folders("stdlib", "platstdlib"))
 
 
 def _has(root: str, package: str) -> bool:
-    """Return True if a repository has the source of a package, at its top or in ``src``."""
+    """Return True if a repository contains the source of a package, in its top folder or in ``src``."""
     folders = (Path(root), Path(root, "src"))
     return any(
         (one / package / "__init__.py").exists() or (one / f"{package}.py").exists() for one in folders
@@ -252,7 +253,7 @@ def _has(root: str, package: str) -> bool:
 
 
 def _copies_of(repository: str) -> set[str]:
-    """Return the packages that were installed from a repository, but not as editable (PEP 610)."""
+    """Return the packages that were installed from a repository, but not in editable mode (PEP 610)."""
     found: set[str] = set()
     for file in (
         one for folder in map(Path, INSTALLED) for one in folder.glob("*.dist-info/direct_url.json")
@@ -268,7 +269,7 @@ def _copies_of(repository: str) -> set[str]:
 
 
 def _move_editable_installs(files: sides.SideFiles) -> None:
-    """Redirect the import hooks of editable installs from the head's folders to this side's."""
+    """Redirect the import hooks of editable installs from the head's folders to those of this side."""
     for finder in sys.meta_path:
         kind = finder if isinstance(finder, type) else type(finder)
         mapping = getattr(sys.modules.get(kind.__module__), "MAPPING", None)
@@ -278,7 +279,10 @@ def _move_editable_installs(files: sides.SideFiles) -> None:
 
 
 def moved(path: str, files: sides.SideFiles) -> list[str]:
-    """Return where a path of the head is on this side: one path, or two that are searched in this order."""
+    """Return the path on this side that corresponds to a path of the head.
+
+    The result may be two paths, which are searched in this order.
+    """
     real = os.path.realpath(path)
     if files.root == files.head:
         return [path]
@@ -290,7 +294,7 @@ def moved(path: str, files: sides.SideFiles) -> list[str]:
 
 
 class _Function:
-    """The process of a function: answers `Ready`, and a `Shot` per request."""
+    """Runs in the process of a function; answers with `Ready`, and then with a `Shot` to each request."""
 
     def __init__(
         self,
@@ -348,7 +352,7 @@ class _Function:
         del held
 
     def _warm(self, run: Callable[[], Any]) -> float:
-        """Call the function for `WARM_S` seconds; return the shortest time of a call, s."""
+        """Call the function for `WARM_S` seconds; return the shortest time of a call, in seconds."""
         until_s, least_ns, calls = time.monotonic() + WARM_S, 1 << 62, 0
         while calls < 2 or time.monotonic() < until_s:
             least_ns, calls = min(least_ns, shot(run, 1).cost_ns), calls + 1
@@ -356,7 +360,7 @@ class _Function:
 
 
 def shot(run: Callable[[], Any], calls: int) -> sides.Shot:
-    """Call the function ``calls`` times; return the CPU time, and the times blocked and without a core."""
+    """Call the function ``calls`` times; return its CPU time, blocked time and time without a core."""
     children, before = children_ns(), ProcessUsage.now()
     for _ in range(calls):
         run()

@@ -18,20 +18,21 @@ from edgefl.regression.gate import Word, device_time
 from edgefl.results.tables import number, short_time
 
 LEAST_WIDTH, WHOLE_WIDTH, MOST_WIDTH = 60, 80, 120
-"""Width of the table in terminal columns: minimum, minimum for all its figures, and maximum."""
+"""Widths of the table in terminal columns: the minimum, the minimum at which all figures are shown, and the
+maximum."""
 _COLUMNS = (("device", "time", 10), ("host CPU", "time", 10), ("memory", "MiB", 7), ("sent", "MiB", 9),
             ("energy", "J", 9), ("runs", "", 5))  # fmt: skip
 _SPARE = ("host CPU", "energy")
 _VERDICT = 12
 NAME_WIDTH = 18
 WORDS: Mapping[Outcome, Word] = {"PASS": "OK", "FAIL": "FAIL", "INVALID": "NOT JUDGED"}
-"""Outcomes as words, apart from REGRESSION and XFAIL."""
+"""The words for outcomes. `ResultRow.word` replaces some of them by REGRESSION or XFAIL."""
 NOT_JUDGED = "COULD NOT BE JUDGED"
 _METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one function on one device; plain data, sent between processes."""
+    """The figures of one function on one device, as plain data that can be sent between processes."""
 
     test: str
     label: str
@@ -47,7 +48,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     counts: str = ""
     """The counted work, in one line."""
     figures: dict[str, int] = {}
-    """Counted figures by name."""
+    """The counted figures, keyed by name."""
     seconds: float | None = None
     host_cpu_s: float | None = None
     peak_mib: float | None = None
@@ -75,7 +76,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str | None) -> list[ResultRow]:
     """Return the rows of a finished test; ``failed`` and ``invalid`` are reasons why it did not pass.
 
-    If ``baseline`` names a file, rows that passed have an entry to be saved there.
+    If ``baseline`` is the path of a file, rows that passed contain the baseline entries to be saved there.
     """
     found = []
     for result in device.results:
@@ -115,7 +116,7 @@ def rows(device: EdgeDevice, test: str, failed: str, invalid: str, baseline: str
 
 
 def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
-    """Yield a row's properties for a JUnit file."""
+    """Yield the properties of a row for a JUnit file, as pairs of a name and a value."""
     name = f"edgefl.{row.device}.{row.function}" if row.function else f"edgefl.{row.device}"
     yield f"{name}.outcome", row.outcome
     for metric in _METRICS:
@@ -129,9 +130,11 @@ def properties(row: ResultRow) -> Iterator[tuple[str, object]]:
 
 
 def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[str]:
-    """Yield the lines of the table: per test and function a row for each device, followed by its reason.
+    """Yield the lines of the table.
 
-    Columns without figures are left out; if ``columns`` is less than `WHOLE_WIDTH`, so are those in `_SPARE`.
+    For each test and function, there is a row for each device, followed by the reason for the outcome.
+    Columns without figures are left out, and if ``columns`` is less than `WHOLE_WIDTH`, also those in
+    `_SPARE`.
     """
     columns = min(max(columns, LEAST_WIDTH), MOST_WIDTH)
     cells = [_cells(row) for row in found]
@@ -158,7 +161,7 @@ def lines(found: Sequence[ResultRow], columns: int = WHOLE_WIDTH) -> Iterator[st
 
 
 def _cells(row: ResultRow) -> dict[str, str]:
-    """Return the row's figures as texts, by column."""
+    """Return the row's figures as strings, keyed by column."""
     return {
         "device": device_time(row.seconds, row.predicted) or "–",
         "host CPU": _cell(row.host_cpu_s, short_time),
@@ -188,7 +191,7 @@ class Written(NamedTuple):
 
 
 def save_all(found: Iterable[ResultRow]) -> Written:
-    """Save the baseline entries of all rows that have one; return a line per file."""
+    """Save the baseline entries of all rows that have any; return lines that state what was saved."""
     files: dict[str, list[ResultRow]] = {}
     for row in found:
         if row.counted is not None or row.entry is not None:

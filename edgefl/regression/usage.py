@@ -12,12 +12,12 @@ _PROC = Path("/proc/self")
 
 
 def cpu_ns() -> int:
-    """Return the CPU time of this process and of the children that it has reaped, ns."""
+    """Return the CPU time of this process and of the children that it has reaped, in nanoseconds."""
     return time.process_time_ns() + children_ns()
 
 
 def children_ns() -> int:
-    """Return the CPU time of the children that this process has reaped, ns."""
+    """Return the CPU time of the children that this process has reaped, in nanoseconds."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return round((ended.ru_utime + ended.ru_stime) * 1e9)
 

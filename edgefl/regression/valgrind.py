@@ -1,6 +1,6 @@
 """Requests to Valgrind from a program that runs in it; as a script, it starts `edgefl.regression.callgrind`.
 
-This module imports little, because code takes 50 times as long until instrumentation is switched off.
+This module imports little, because code runs 50 times as long until it switches the instrumentation off.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from importlib import import_module
 _TOOL = ord("C") << 24 | ord("T") << 16
 ZERO, START, STOP, DUMP = _TOOL + 1, _TOOL + 4, _TOOL + 5, _TOOL
 _CODE = bytes.fromhex("53 4889f8 4831d2 48c1c703 48c1c70d 48c1c73d 48c1c733 4887db 4889d0 5b c3")
-"""Machine code of a function for x86-64, which takes the address of a request and its five arguments. It has
-valgrind.h's preamble: four rotations by 128 in all, and an exchange of a register with itself. Valgrind takes
-this as a request; outside Valgrind it has no effect."""
+"""Machine code, for x86-64, of a function whose argument is the address of a request and its five arguments.
+It contains the preamble from valgrind.h: four rotations by 128 bits in all, and an exchange of a register
+with itself. Valgrind recognises this as a request; outside Valgrind it has no effect."""
 _page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 _page.write(_CODE)
 _call = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)(ctypes.addressof(ctypes.c_char.from_buffer(_page)))
 
 
 def request(code: int) -> int:
-    """Send a request to Callgrind; return the result, 0 outside Valgrind.
+    """Send a request to Callgrind; return its result, which is 0 outside Valgrind.
 
     >>> request(ZERO)
     0
@@ -35,5 +35,5 @@ if __name__ == "__main__":
     request(STOP)
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: end with the process that waits for the counts
     sys.path.pop(0)  # this file's folder
-    import_module("site").main()  # not imported at the start, which is instrumented
+    import_module("site").main()  # not imported at the top, because the start is instrumented
     import_module("edgefl.regression.callgrind").main(sys.argv[1])

@@ -20,20 +20,20 @@ BUDGETS = {"seconds": "s", "peak_mib": "MiB", "sent_mib": "MiB", "joules": "J"}
 TESTED = {"cpu_s": "CPU time", "peak_mib": "peak memory", "sent_mib": "sent"}
 """Metrics that a statistical test compares with the baseline, and their names."""
 LITTLE = {"cpu_s": 1e-6, "peak_mib": 0.1, "sent_mib": 0.01}
-"""Earlier amounts below which growth is not stated in percent."""
+"""Growth is not stated in percent if the amount in the baseline is below these."""
 TOLERANCE = 0.05
 DOUBTFUL = 0.5
-"""Growth ÷ tolerance above which a second measurement is made."""
+"""Share of the tolerance; a second measurement is made if the growth exceeds it."""
 LEAST_MIB = 4.0
-"""Growth of memory that is always ignored, whatever its share."""
+"""Growth of memory, in MiB, that is always ignored, however large it is relative to the baseline."""
 HEAD_ROOM = 2.0
-"""Even doubtful figures pass if budget ÷ upper bound is at least this."""
+"""Even unreliable figures pass if the ratio of the budget to their upper bound is at least this."""
 LOAD_MAX, LOAD_SAME = 1.2, 1.05
-"""Limits on the reference's CPU time ÷ its CPU time in the baseline: up to the first, figures are comparable;
-up to the second, the host's load counts as equal."""
+"""Limits on the ratio of the reference's CPU time to its CPU time in the baseline. Up to the first limit,
+figures are comparable; up to the second, the host's load counts as unchanged."""
 DRIFT, DRIFT_WAITED = 0.6, 0.16
-"""Shares of a change in the reference's CPU time, and in the time waiting for a core, by which the function's
-CPU time may change too."""
+"""If the reference's CPU time changes by a share of x beyond `LOAD_SAME`, and the share of time spent waiting
+for a core changes by y, the function's CPU time may change by a share of ``DRIFT * x + DRIFT_WAITED * y``."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Verdict:
     outcome: Outcome = "PASS"
     why: str = ""
     note: str = ""
-    """A note if doubtful figures passed; else empty."""
+    """A note if unreliable figures passed; else empty."""
     grew: tuple[str, ...] = ()
     """Metrics whose growth since the baseline is the reason for FAIL."""
     compared: tuple[Compared, ...] = ()
-    """The first measurement's comparison with the baseline, per metric."""
+    """The comparisons of the first measurement with the baseline, one for each metric."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Family(NamedTuple):
 
     devices: int = 1
     known: Sequence[Compared] = ()
-    """Comparisons of earlier devices."""
+    """Comparisons already made on the test's other devices."""
 
 
 ONE_DEVICE = Family()
@@ -83,8 +83,9 @@ def judge(
     """Judge a function's first measurement, together with the further ones that `NeedMore` requested.
 
     ``baseline`` is None if nothing is compared, or a string with the reason why there is no comparable one.
-    With ``settled`` the first measurement's doubts are ignored. With ``slow_end`` a budget of seconds must
-    hold at the slow end of the time model's interval. Raises ConfigError for an invalid budget.
+    If ``settled`` is true, doubts about the first measurement are ignored. If ``slow_end`` is true, a budget
+    of seconds must hold at the slow end of the time model's interval. Raises ConfigError for an invalid
+    budget.
     """
     first, *later = measurements
     found = within(first, budgets, settled=settled, slow_end=slow_end)
@@ -109,8 +110,9 @@ def within(
 ) -> Verdict:
     """Compare the one-sided 95% bootstrap upper bound of each median with its budget.
 
-    With ``slow_end`` the bound of seconds is multiplied by the time model's 90% factor: the budget must hold
-    on slow real devices, too. Doubtful figures pass only if there are budgets and each figure is below half.
+    If ``slow_end`` is true, the bound of seconds is multiplied by the time model's 90% factor, because the
+    budget must hold on slow real devices, too. Unreliable figures pass only if there are budgets and each
+    bound is at most half of its budget.
     """
     wrong, narrow = [], []
     for name, allowed in budgets.items():
@@ -156,11 +158,11 @@ def _model_error(name: str, measured: Measurement) -> str:
 
 
 def paced(measured: Measurement, margin: float, *, settled: bool = False) -> Verdict:
-    """Judge whether the device's pace is kept within ± ``margin``: two one-sided tests at 5%."""
+    """Judge by two one-sided tests at the 5% level whether the device's pace is kept within ± ``margin``."""
     if measured.doubts and not settled:
         return doubted(measured)
     if not measured.pace:
-        raise ConfigError("the pace was not kept: time_scale is 0")
+        raise ConfigError("the pace cannot be judged, because pacing is off: time_scale is 0")
     middle, low, high = median_interval(measured.pace)
     if 1 - margin <= low and high <= 1 + margin:
         return Verdict()
@@ -172,7 +174,7 @@ def paced(measured: Measurement, margin: float, *, settled: bool = False) -> Ver
 
 
 def _with_flop(more: str, found: Verdict | NeedMore) -> Verdict | NeedMore:
-    """Add ``more``, a growth of counted FLOP, to a verdict, which then is FAIL whatever the host's load."""
+    """Add ``more``, a growth of counted FLOP, to a verdict. It then is FAIL, whatever the host's load is."""
     grew, why = (found.grew, found.why) if isinstance(found, Verdict) and found.grew else ((), "")
     fails = Verdict("FAIL", "; ".join(filter(None, (more, why))), "", ("flop", *grew), found.compared)
     return fails if isinstance(found, Verdict) else NeedMore(otherwise=fails, compared=found.compared)
@@ -217,17 +219,17 @@ def grown(
 
 
 def advice(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str:
-    """Return which metrics seem to have grown on this host; empty if none did, or if its load has changed."""
+    """Return which metrics seem to have grown on this host; empty if none has, or if its load has changed."""
     if loads_apart(before, now) is not None:
         return ""
     compared = compare(before, now, tolerance)
     grew = [one for one, more in zip(compared, changed(compared, len(TESTED)), strict=True) if more]
     why = "; ".join(map(str, grew))
-    return f"advice: {why}; --edgefl-timed makes this fail" if grew else ""
+    return f"advice: {why}; with --edgefl-timed, this would fail" if grew else ""
 
 
 def loads_apart(before: Samples, now: Samples) -> str | None:
-    """Return why the host's loads, then and now, differ too much for a comparison; None if they do not."""
+    """Return why the host's loads in the baseline and now differ too much to compare; None if they do not."""
     factor = _load(before, now)
     if 1 / LOAD_MAX <= factor <= LOAD_MAX:
         return None
@@ -238,7 +240,7 @@ def loads_apart(before: Samples, now: Samples) -> str | None:
 
 
 def drift(before: Samples, now: Samples) -> float:
-    """Return the share of the CPU time that may be due to the host's load; 0 for equal loads."""
+    """Return the share by which the host's load may have changed the CPU time; 0 for equal loads."""
     slower = max(0.0, abs(math.log(_load(before, now))) - math.log(LOAD_SAME))
     return DRIFT * slower + DRIFT_WAITED * abs(now.waited - before.waited)
 
@@ -248,15 +250,17 @@ def _load(before: Samples, now: Samples) -> float:
 
 
 def together(first: Samples, second: Samples) -> Samples:
-    """Pool the samples of two measurements of a function; keep the first one's other fields."""
+    """Pool the samples of two measurements of a function; the other fields are those of the first."""
     joined: dict[str, Any] = {name: (*getattr(first, name), *getattr(second, name)) for name in TESTED}
     return first._replace(**joined)
 
 
 def holm(p_values: Sequence[float], tests: int) -> list[float]:
-    """Return p-values adjusted by Holm's step-down method: if those ≤ α are rejected, P(any error) ≤ α.
+    """Return p-values adjusted by Holm's step-down method.
 
-    Tests not made yet (there are ``tests`` in all) count as p = 1, so that they cannot revoke a rejection.
+    If all hypotheses with an adjusted p-value of at most α are rejected, the probability of any false
+    rejection is at most α. ``tests`` is the number of tests in all. Those that are not made yet count as
+    p = 1, so that they cannot revoke a rejection.
     """
     adjusted = [1.0] * len(p_values)
     worst = 0.0
@@ -273,25 +277,25 @@ class Compared(NamedTuple):
     metric: str
     before: float
     now: float
-    """Medians."""
+    """Medians in the baseline and now."""
     p: float
     """p-value of a two-sided Mann–Whitney test."""
     tolerance: float
     drift: float
     """Shares of the baseline: allowed growth of the median, and growth that the host's load may explain."""
     least: float
-    """Growth of the median that is always ignored, whatever its share."""
+    """Growth of the median that is always ignored, however large it is relative to the baseline."""
 
     @property
     def shift(self) -> float:
-        """now / before − 1; infinite if only ``before`` is 0."""
+        """Relative growth, now / before − 1; infinite if only ``before`` is 0."""
         if self.before:
             return self.now / self.before - 1
         return math.inf if self.now else 0.0
 
     @property
     def grew(self) -> bool:
-        """True if the median grew by more than tolerance and host load explain, significantly or not."""
+        """True if the median grew by more than tolerance and host load explain, even if not significantly."""
         return self.now - self.before > max(self.least, (self.tolerance + self.drift) * self.before)
 
     @property
@@ -315,7 +319,8 @@ def compare(
 ) -> list[Compared]:
     """Compare every tested metric with the baseline.
 
-    ``most`` is the share of the CPU time that may be due to the host's load; None: computed from both loads.
+    ``most`` is the share by which the host's load may have changed the CPU time. If it is None, this share is
+    computed from both loads.
     """
     from scipy.stats import mannwhitneyu  # takes half a second to import
 
@@ -339,7 +344,10 @@ def compare(
 
 
 def more_flop(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str | None:
-    """Describe a growth of counted FLOP above the tolerance; None if there is none. Counts have no noise."""
+    """Return a description of growth of counted FLOP above the tolerance; None if there is none.
+
+    No statistical test is needed, because counts have no noise.
+    """
     if now.flop <= before.flop * (1 + tolerance):
         return None
     share = share_text(before.flop, now.flop) or "from none"
@@ -347,11 +355,11 @@ def more_flop(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> st
 
 
 def changed(known: Sequence[Compared], tests: int) -> list[bool]:
-    """Return for each comparison whether the metric grew, significantly after Holm's correction over all."""
+    """Return for each comparison whether the metric grew significantly, after Holm's correction over all."""
     adjusted = holm([one.p for one in known], tests)
     return [one.grew and p <= ALPHA for one, p in zip(known, adjusted, strict=True)]
 
 
 def figure(value: float) -> str:
-    """Format with four significant digits, or as a whole number from 1,000 to a million."""
+    """Format a number with four significant digits, or as a whole number if it is 1,000 to a million."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"

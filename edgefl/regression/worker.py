@@ -1,7 +1,7 @@
 """The measuring process: imports the user's function once, then forks a process for each repetition.
 
-It never runs the function itself, so that every repetition starts from the same memory, and it has one
-thread, so that a fork is safe. Its addresses and hashes are not randomized.
+It never runs the function itself, so that every repetition starts from the same memory. It has one thread, so
+that a fork is safe. Its addresses and hashes are not randomized.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _ADDR_NO_RANDOMIZE = 0x0040000
 _STOPS = {number: signal.getsignal(number) for number in STOPS}
-"""Handlers of the stop signals as in the tests' process, e.g. SIGHUP ignored under ``nohup``."""
+"""Handlers of the signals that stop a process, as inherited from the process of the tests. For example,
+``nohup`` causes SIGHUP to be ignored."""
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[process.Answer] = msgspec.msgpack.Decoder(process.Answer)
 
@@ -50,9 +51,9 @@ class RegressionWorker:
         self._watch: TreeWatch | None = None
         self._limit_s = 0.0
         self._printed: process.CountRequest | None = None
-        """The last count request, in which the function's output was printed."""
+        """The last request to count. The function's output was printed then, and is not printed again."""
         self._threads = 1
-        """Number of threads of this process that are not the user's."""
+        """Number of threads of this process that the user's code did not start."""
 
     def serve(self) -> None:
         with contextlib.suppress(Closed):
@@ -168,7 +169,10 @@ class RegressionWorker:
 
 
 def _import_all(names: Iterable[str]) -> None:
-    """Import a first call's modules, so that forks need not: an optimizer's 800 modules take a second."""
+    """Import the modules that a first call imported, so that forked processes need not.
+
+    For example, an optimizer imports 800 modules, which takes a second.
+    """
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -202,7 +206,10 @@ def num_threads() -> int:
 
 
 def refuse_started(file: str, threads: int = 1) -> None:
-    """Raise ConfigError if the user's module started processes, or threads besides this process's own."""
+    """Raise ConfigError if the user's module started processes or threads.
+
+    This process has ``threads`` threads of its own.
+    """
     if has_children():
         raise ConfigError(
             f"{file}: importing it starts processes, which every repetition would share; start them in the "

@@ -111,7 +111,7 @@ def test_each_version_of_python_has_its_own_counts_and_the_others_stay(tmp_path:
     found = compare(baseline.load_counted(path)["test_step", "step"], other, new)
     assert [one.name for one in found.grew] == ["sent_bytes"]  # is judged all the same
     assert found.unjudged[0].startswith(
-        "Python's instructions and memory: the baseline has those of Python 3.11, not"
+        "Python's instructions and memory: the baseline contains them for Python 3.11, but not"
     )
     baseline.save(path, [], [entry(run_of({"steps.train": 90}), new)])
     (kept,) = baseline.load_counted(path).values()

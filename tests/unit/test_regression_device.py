@@ -40,7 +40,7 @@ def test_each_profile_has_the_marks_options() -> None:
     [
         ([], {}, "edge_device: no profile is named; name one or more"),
         (["pixel3a"], {}, "device profile 'pixel3a' not found; did you mean 'pixel-3a'? available: "),
-        ([3], {}, "edge_device: a profile is named by a string (got 3)"),
+        ([3], {}, "edge_device: a profile must be named by a string (got 3)"),
         (["pi-4", "pi-4"], {}, "edge_device: a profile is named twice: pi-4, pi-4"),
         (["pi-4"], {"second": 1}, "unknown key 'edge_device.second'; did you mean 'edge_device.seconds'? "),
         (["pi-4"], {"seconds": "2"}, "edge_device.seconds: must be a finite number of at least 0, got '2'"),
@@ -145,8 +145,8 @@ def test_where_no_more_can_be_measured_the_verdict_is_what_stands_otherwise() ->
     ("change", "why"),
     [
         ({"profile_sha256": "0" * 16}, "the profile of pixel-3a or its network has changed since"),
-        ({"reference": {"version": 0}}, "stale calibration: .* of version 0, now it is 1"),
-        ({"cpu_s": (1.0,) * 8}, "the baseline has 8 repetitions, 9 are needed"),
+        ({"reference": {"version": 0}}, "stale calibration: .* of version 0, but the version is now 1"),
+        ({"cpu_s": (1.0,) * 8}, "the baseline has 8 repetitions, but 9 are needed"),
     ],
 )
 @pytest.mark.parametrize("budgets", [{}, {"seconds": 10.0}])

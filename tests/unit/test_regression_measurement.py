@@ -219,6 +219,6 @@ def test_a_tests_time_is_limited(limit_s: float | None, asked: int, monkeypatch:
 def test_too_few_repetitions_in_a_tests_time_are_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Slow(noisy(), 1.0)
     monkeypatch.setattr(measuring, "time", process)
-    with pytest.raises(Invalid, match="5 repetitions in the 6 s that --edgefl-limit allows, at least 9 are"):
+    with pytest.raises(Invalid, match="5 repetitions fit into the 6 s that --edgefl-limit allows; at least"):
         made(process, 6.0)
     assert process.asked == [*range(5)]
