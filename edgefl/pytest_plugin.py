@@ -148,7 +148,7 @@ def _own_marks(node: Any) -> list[pytest.Mark]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test that has the mark but no device: it would pass without being measured."""
+    """Fail a test that has the mark but no device, because it would pass without being measured."""
     if not isinstance(item, pytest.Function) or item.get_closest_marker("edge_device") is None:
         return
     given = item.callspec.params if hasattr(item, "callspec") else {}

@@ -43,7 +43,8 @@ LIMIT_S = 40.0
 """Default limit on the wall-clock time for comparing one function, in seconds; the time in which interpreters
 start does not count."""
 MOST_WAITS = 2.0
-"""The limit is extended by the time in which processes had no core, at most by this multiple of the limit."""
+"""The time limit is extended by the time in which the measured processes waited for a core, but by no more
+than this multiple of the limit."""
 SHOT_S, PAIR_S = 0.005, 0.6
 """Target duration of a shot (calls that are timed together), and minimum duration of all shots of a pair of
 processes, in seconds."""
@@ -51,7 +52,7 @@ LEAST_BLOCKS = 4
 LONG_CALL_S = PAIR_S / (4 * LEAST_BLOCKS)
 """If a call takes more seconds than this, the shots of a pair of processes take longer than `PAIR_S`."""
 SCHEDULE = ((5, 1), (5, 2), (5, 3), (5, 4), (7, 4), (9, 4), (10, 4))
-"""Stages after which the comparison may end: (number of memory layouts, pairs of processes per layout)."""
+"""Stages after which the comparison may end: (number of memory layouts, pairs of processes in each)."""
 EDITABLE = "install it with pip install -e, or put its folder on pytest's pythonpath"
 _LONGER = " or with a larger --edgefl-limit"
 _SHORTER = (
@@ -64,7 +65,7 @@ BROKEN_BASE = (
 )
 SIDES = ("base", "head")
 SENT_GROWTH = 0.01
-"""Share by which sent bytes may grow."""
+"""Share by which the number of sent bytes may grow."""
 LEAST_LAYOUTS = SCHEDULE[0][0]
 MOST_PAIRS = math.prod(SCHEDULE[-1])
 PADDING = 97
@@ -87,7 +88,7 @@ class Comparison(NamedTuple):
 
 
 class AgainstBase:
-    """Compares a session's functions with one base. Call `close` at the end."""
+    """Compares the functions of a test session with one base. Call `close` at the end."""
 
     def __init__(self, base: Base, build: str | None = None) -> None:
         self.base, self._build = base, build
@@ -104,7 +105,7 @@ class AgainstBase:
         self._starting_s = 0.0
         """Wall-clock seconds that the current comparison spent on starting processes and on their imports."""
         self._waited_s = 0.0
-        """Seconds in which the current comparison's processes waited for a core."""
+        """Seconds for which the processes of the current comparison waited for a core."""
 
     def compare(
         self, label: str, call: CallRequest, tolerance: float, limit_s: float | None, tell: Tell
@@ -231,7 +232,9 @@ class AgainstBase:
 
 
 def due(pairs: Sequence[ProcessPair], layouts: int, turns: int) -> Iterator[tuple[int, int]]:
-    """Yield (layout, turn) of each pair still to be made: all layouts of a turn, then those of the next turn.
+    """Yield the layout and the turn of each pair of processes that is still to be measured.
+
+    All layouts of a turn come before those of the next turn.
 
     >>> list(due([], 2, 2))
     [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -254,7 +257,7 @@ class _RunningPair:
     def __init__(self, both: tuple[Channel[BranchAnswer], Channel[BranchAnswer]], call: CallRequest) -> None:
         self._both, self._limit_s = both, call.limit_s
         self.waited_s = 0.0
-        """Seconds in which the process whose turn it was waited for a core."""
+        """Seconds for which a process waited for a core when it was its turn."""
         for channel in both:
             channel.tell(call)
         self._ready: list[Ready] = []
@@ -262,10 +265,10 @@ class _RunningPair:
             self._ready.insert(0, self._receive(side, Ready))
         base, head = (one.modules for one in self._ready)
         self.modules = None if base is None or head is None else list(dict.fromkeys((*base, *head)))
-        """Modules that a stem may preload; None if it must not preload any."""
+        """Modules that a stem may import in advance; None if it must not import any."""
 
     def measure(self, layout: int, *, reverse: bool) -> ProcessPair:
-        """Time shots of base and head in turns, then end both processes. Raises `_Fault` if a side fails."""
+        """Measure shots of base and head in turns, then end both processes. Raises `_Fault` if one fails."""
         base, head = self._ready
         calls = max(1, round(SHOT_S / max(base.call_s, head.call_s)))
         blocks: list[tuple[float, float]] = []
@@ -332,7 +335,7 @@ def _faulty(label: str, base: str, fault: _Fault) -> Comparison:
 
 
 def verdict_of(found: Comparison, tolerance: float) -> Verdict:
-    """Judge the head's sent bytes, memory and time against the base's."""
+    """Judge whether sent bytes, memory or time have grown from the base to the head."""
     if found.missing:
         why = f"new: {found.missing} at {found.base}, so there is nothing to compare with yet"
         return Verdict("PASS", why)
@@ -346,7 +349,7 @@ def verdict_of(found: Comparison, tolerance: float) -> Verdict:
     if grew:
         return Verdict("FAIL", "; ".join(text for _, text in grew), grew=tuple(name for name, _ in grew))
     if decision == "unknown":
-        why = f"{_time_text(found, time)}, too uncertain to exclude {tolerance:.1%}"
+        why = f"{_time_text(found, time)}, too uncertain to exclude growth of {tolerance:.1%}"
         advice = _SHORTER if _base_s(found) > LONG_CALL_S else _LONGER
         return Verdict("INVALID", f"{why}; run again, on a quieter host{advice}")
     return Verdict("PASS", _time_text(found, time))
@@ -374,7 +377,7 @@ def _more_sent(found: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def _more_memory(found: Comparison, tolerance: float) -> Iterator[tuple[str, str]]:
-    """Yield the growth of memory, if it was too large in every pair of processes."""
+    """Yield the name and a description of the growth of memory, if it is too large in every pair."""
     base, head = (statistics.median(getattr(pair, f"{side}_mib") for pair in found.pairs) for side in SIDES)
     least = min(pair.head_mib - pair.base_mib for pair in found.pairs)
     if least > max(LEAST_MIB, tolerance * base):

@@ -43,7 +43,7 @@ Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MOST)], ...], 
 
 
 class Samples(NamedTuple):
-    """The figures of a measurement that a baseline holds."""
+    """Those figures of a measurement that a baseline contains, too."""
 
     device: str
     reference: str
@@ -63,7 +63,7 @@ class BaselineHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cores: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
     software: str
     arithmetic: dict[str, str] = {}
-    """Environment variables that change how numbers are computed, or by how many threads."""
+    """Environment variables that change how numbers are computed, or how many threads compute them."""
 
     def differences(self, here: BaselineHost) -> list[str]:
         """List the differences between this host, where the baseline was measured, and the host ``here``."""
@@ -89,7 +89,7 @@ class BaselineReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One function of one test on one device, with one sample per repetition."""
+    """The figures of one function of one test on one device, with one sample for each repetition."""
 
     test: str
     function: str
@@ -111,7 +111,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Identity of the entry in its file."""
+        """Identifies the entry within its file."""
         return self.test, self.function, self.host.fingerprint
 
     def outdated(self, profile_sha256: str) -> str | None:
@@ -216,7 +216,7 @@ def this_host() -> BaselineHost:
 
 
 def _versions(software: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and versions of a host's software: ``torch 2.13.0, Linux 6.1``."""
+    """Yield each name and version in a description of software, such as ``torch 2.13.0, Linux 6.1``."""
     for part in software.split(", "):
         name, _, version = part.partition(" ")
         yield name, version
@@ -258,7 +258,7 @@ def _load(path: Path) -> BaselineFile:
 
 
 def parse(text: bytes, path: Path) -> BaselineFile:
-    """Return the baselines in a file's text. Raises ConfigError if it is invalid."""
+    """Return the baselines in the text of a file. Raises ConfigError if the text is invalid."""
     try:
         plain = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -72,7 +72,7 @@ class _Cells(dict[int, tuple[CodeType, list[int], Trace]]):
         return known[2]
 
     def counts(self) -> dict[CodeName, int]:
-        """Return the counts of all code except this module's."""
+        """Return the counts by function, leaving out the code of this module."""
         found: Counter[CodeName] = Counter()
         for code, (count,), _ in self.values():
             if code.co_filename != _OWN and count:

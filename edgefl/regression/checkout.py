@@ -42,10 +42,11 @@ class Base(NamedTuple):
 
 
 def find_base(ref: str, folder: Path) -> Base:
-    """Return the last common commit of HEAD and ``ref``, a branch (also of ``origin``), tag or commit.
+    """Return the last common commit of HEAD and ``ref``, which is a branch, a tag or a commit.
 
-    Raises ConfigError, with a remedy, if git or the repository is missing, if this clone does not have the
-    commit, or if the commit is checked out here and no file differs from it.
+    The branch may be a branch of ``origin``. Raises ConfigError, with a remedy, if git or the repository is
+    missing, if this clone does not have the commit, or if the commit is checked out here and no file differs
+    from it.
     """
     if shutil.which("git") is None:
         raise ConfigError(f"{OPTION}: this needs git to check out the base, but git is not installed")
@@ -115,7 +116,7 @@ class Checkout:
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, "edgefl-guard", base.repository, self.root, self._folder],
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches the tests, not the guard
+            start_new_session=True,  # so that Ctrl-C reaches the tests, but not the guard
             env=_environment(),
         )
         try:

@@ -97,7 +97,8 @@ def count(call: DeviceCall) -> CountedRun | Failure:
     step = StepWork(
         **{name: float(first.figures.get(name, 0)) for name in StepWork.__struct_fields__ if name in BY_TORCH}
     )
-    step = msgspec.structs.replace(step, parameters=0.0)  # updates are already counted as operations
+    # Updates of parameters are already counted as operations.
+    step = msgspec.structs.replace(step, parameters=0.0)
     model_s, python_s = device_s(call.device, step), python_seconds(call.device, first.instructions or {})
     timed: _Part | Failure = _Part()
     if alone and not step.calls:
@@ -136,7 +137,7 @@ def _steady(counter: PartCounter, run: Callable[[], Any], handle: DeviceHandle) 
 
 
 def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
-    """Run ``measure`` in a forked process without output; return its result, or why the process failed."""
+    """Run ``measure`` in a forked process and discard its output; return its result, or why it failed."""
     read, write = os.pipe()
 
     def main() -> None:
@@ -150,7 +151,7 @@ def _forked(measure: Callable[[], _Part]) -> _Part | Failure:
             part = measure()
         except BaseException as error:
             failure = failure_of(error)
-        if os.getpid() == own:  # false in a child that the function forked and that returned here
+        if os.getpid() == own:  # not true in a process that the function forked and that returned here
             with os.fdopen(write, "wb") as pipe:
                 pipe.write(msgspec.msgpack.encode((part, failure)))
 

@@ -118,10 +118,10 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
     first: Counts
     second: Counts
     model_s: float
+    """Seconds that the device takes for torch's operations, computed by its time model."""
     python_s: float
-    """Seconds that the device takes for torch's operations (computed by its time model), and for Python code
-    outside torch (computed from the speed of the device's fastest core in interpreting Python). Native code
-    of other libraries is not included."""
+    """Seconds that the device takes for Python code outside torch, computed from the speed of its fastest
+    core in interpreting Python. Native code of other libraries is not included."""
     error_factor: float | None
     """The times of 90% of real devices are within this factor of ``model_s`` + ``python_s``. None if the
     profile has no time model or does not list the cores, or if both times are 0."""
@@ -184,7 +184,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def key(self) -> tuple[str, str]:
-        """Identity of the entry in its file."""
+        """Identifies the entry within its file."""
         return self.test, self.function
 
     @property
@@ -223,7 +223,7 @@ class Versions(NamedTuple):
     """Versions of the software on which counts depend."""
 
     python: str
-    """Minor version, such as ``3.11``."""
+    """Minor version of Python, such as ``3.11``."""
     torch: str
     native: str = ""
     """Machine, C library and version of Python, on which native instructions depend."""
@@ -314,14 +314,14 @@ def compare(
 
 
 def _known(name: str, before: CountedEntry, now: CountedRun, versions: Versions) -> bool:
-    """Return True if a figure is counted now, and the baseline has an entry for these versions."""
+    """Return True if a figure is counted now and the baseline contains it for these versions."""
     if name == NATIVE:
         return now.first.native is not None and versions.native in before.native
     return name not in BY_PYTHON or versions.python in before.python
 
 
 def _absent(before: CountedEntry, now: CountedRun, versions: Versions) -> Iterator[str]:
-    """Yield a message for each kind of count that the baseline does not have for these versions."""
+    """Yield a message for each kind of count that the baseline does not contain for these versions."""
     if versions.python not in before.python:
         yield (
             "Python's instructions and memory: the baseline contains them for Python "

@@ -78,7 +78,7 @@ class MarkKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class MarkOptions(MarkKeys, frozen=True):
-    """The arguments of a mark, for one of its profiles."""
+    """The arguments of a mark, for one of the device profiles that it names."""
 
     profile: str
 
@@ -125,7 +125,7 @@ class DeviceResult:
 
     @property
     def measured(self) -> Measurement:
-        """The measurement, made when it is first read."""
+        """The measurement, which is made when this property is first read."""
         if self.timed is None:
             self.timed = self._measure()
         return self.timed
@@ -194,8 +194,8 @@ class DeviceResult:
         """Fail unless each figure is within its budget: ``seconds``, ``peak_mib``, ``sent_mib``, ``joules``.
 
         The one-sided 95% bootstrap upper bound of each median must be within the budget. Raises `Invalid` if
-        the figures are doubtful and not below half of each budget. Raises ConfigError if a budget is unknown,
-        or if its figure cannot be computed from the device's profile.
+        the figures are unreliable and not below half of each budget. Raises ConfigError if a budget is
+        unknown, or if its figure cannot be computed from the device's profile.
         """
         __tracebackhide__ = True
         if budgets:
@@ -238,7 +238,7 @@ class Reasons:
 
 
 class DeviceTest(NamedTuple):
-    """A test on one of its devices."""
+    """A test, run on one of its devices."""
 
     test: str
     """Pytest's node id without the file: ``test_step[pixel-3a]``."""

@@ -31,7 +31,7 @@ def device_time(seconds: float | None, predicted: bool) -> str:
 
 
 class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One function on one device."""
+    """The result of one function on one device."""
 
     test: str
     function: str
@@ -43,8 +43,9 @@ class GateRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     skipped: bool = False
     """True if the function could not be judged, but this does not fail the session."""
     file: str = ""
+    """Path of the test's file, from the repository's top folder; empty if it is not known."""
     line: int = 0
-    """The test's location: path from the repository's top folder, and line number from 1; 0 if not known."""
+    """Line number of the test, counted from 1; 0 if it is not known."""
     seconds: float | None = None
     predicted: bool = False
     """True if ``seconds`` is predicted from counts, not measured."""
@@ -84,7 +85,7 @@ class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def headline(self) -> str:
-        """The number of rows of each outcome.
+        """The number of rows with each outcome, in words.
 
         >>> row = GateRow(test="a.py::test_a", function="a", device="pi-4", outcome="NOT JUDGED")
         >>> GateResults(rows=(row, row)).headline, GateResults().headline
@@ -101,7 +102,7 @@ class GateResults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_results(path: Path) -> GateResults:
-    """Read a file of results. Raises ConfigError if the file cannot be read or has other content."""
+    """Read a file of results. Raises ConfigError if it cannot be read or does not contain results."""
     try:
         return convert(msgspec.json.decode(read(path, MOST_BYTES)), GateResults)
     except OSError as error:

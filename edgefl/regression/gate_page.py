@@ -16,7 +16,10 @@ MOST_PICTURES, MOST_TICKS = 60, 5
 
 
 def gate_page(results: GateResults, series: Sequence[Series], when: str) -> str:
-    """Return the HTML page of a session's results and of the history of its baselines, made at ``when``."""
+    """Return the HTML page with a session's results and the history of its baselines.
+
+    ``when`` is the time that the page shows beside them.
+    """
     red = [row for row in results.worst_first if row.red]
     others = [row for row in results.worst_first if not row.red]
     headline = [

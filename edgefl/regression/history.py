@@ -1,4 +1,4 @@
-"""Figures over commits, from the baselines in git, and the commits at which a figure's level changed."""
+"""Reads figures over commits from the baselines in git, and finds the commits that changed their level."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from edgefl.regression.counts import FIGURES, INSTRUCTIONS, Figure
 
 MOST_COMMITS = 200
 LEAST_STEP = 0.02
-"""Smallest change of level that counts, as a share."""
+"""A change of level counts only if it is larger than this share."""
 SURE = 4.0
-"""Smallest change of level that counts, in standard errors."""
+"""A change of level counts only if it is at least this many standard errors."""
 
 
 class Point(NamedTuple):
-    """A figure at a commit."""
+    """The value of a figure at a commit."""
 
     commit: str
     subject: str
@@ -109,7 +109,7 @@ def history(file: Path) -> list[Series]:
 
 
 def _figures(text: str, file: Path) -> Iterator[tuple[_Key, float]]:
-    """Yield the figures of a file's text: counts, and medians of times and memory on each host."""
+    """Yield the figures in the text of a file: counts, and medians of times and memory on each host."""
     try:
         found = baseline.parse(text.encode(), file)
     except ConfigError:

@@ -48,7 +48,7 @@ class TimeLimit:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count the time spent in this context."""
+        """Count the time that is spent in this context towards the limit."""
         self._began_s = time.monotonic()
         try:
             yield

@@ -53,7 +53,7 @@ class Interval(NamedTuple):
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """Return the 90% bootstrap interval of the median (Efron 1979); its bounds are one-sided at 95%."""
+    """Return the 90% bootstrap interval of the median (Efron 1979). Each bound is a one-sided 95% bound."""
     resamples = stream(0, "bootstrap", len(samples)).choice(samples, (RESAMPLES, len(samples)))
     low, high = np.quantile(np.median(resamples, axis=1), [0.05, 0.95])
     return Interval(statistics.median(samples), float(low), float(high))

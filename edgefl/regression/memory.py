@@ -34,7 +34,7 @@ class TreeWatch:
         self._page = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")
 
     def reset(self) -> None:
-        """Prepare for the next process."""
+        """Prepare for the process of the next call."""
         self._page[0] = self._page[1] = 0
 
     def begin(self) -> int:

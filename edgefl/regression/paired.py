@@ -24,11 +24,13 @@ class ProcessPair(NamedTuple):
     log_ratio: float
     """log(head's time / base's time)."""
     base_s: float
+    """Median time of a call of the base in seconds: CPU time plus blocked time."""
     head_s: float
-    """Median time of a call in seconds: CPU time plus blocked time."""
+    """Median time of a call of the head in seconds: CPU time plus blocked time."""
     base_mib: float
+    """Peak growth of memory in the first call of the base, in MiB."""
     head_mib: float
-    """Peak growth of memory in the first call, in MiB."""
+    """Peak growth of memory in the first call of the head, in MiB."""
     base_sent_mib: float
     head_sent_mib: float
 

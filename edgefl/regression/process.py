@@ -107,12 +107,15 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
     shots: ShotSizes
     reference_flop: float
+    """Number of floating-point operations in a unit of the reference."""
     reference_s: float
+    """Seconds that a unit of the reference takes on the device."""
     unit_cpu_s: float
-    """Floating-point operations of a unit of the reference, and its time on the device and CPU time here."""
+    """CPU seconds that a unit of the reference takes on this host."""
     flop: float
+    """Number of floating-point operations in the torch operations of one call."""
     model_s: float
-    """Floating-point operations of one call, and their time on the device; both of torch operations only."""
+    """Seconds that the torch operations of one call take on the device."""
     rest: float
     """Share of the CPU time that is spent outside torch; 1 if the device has no time model."""
     rest_s: float
@@ -124,9 +127,9 @@ class TrialRun(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     """The times of 90% of real devices are within this factor of the modelled time of torch and other code
     together. None if the profile has no time model or does not list the cores, or if this time is 0."""
     pairs: int
+    """Number of shots of the function in a repetition."""
     imported: list[str]
-    """Number of shots of the function in a repetition, and the modules of torch that its first call imported,
-    in order."""
+    """Modules of torch that the function's first call imported, in order."""
 
 
 class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
@@ -134,26 +137,30 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True, tag="repetition"):
     seconds."""
 
     cpu_s: list[float]
+    """CPU time of each shot of the function."""
     reference_cpu_s: list[float]
-    """CPU time of each shot of the function, and of the reference's shots before, between and after them."""
+    """CPU time of each shot of the reference, before, between and after those of the function."""
     rest_cpu_s: list[float]
     """CPU time of each unit of the program that represents the code outside torch; empty if the reference
     represents this code."""
     blocked_s: float
     """Time in which the first call neither computed nor waited for a core or the link."""
     peak_mib: float
+    """Peak growth of memory in the first call, in MiB."""
     sent_bytes: int
+    """Number of bytes that the first call sent."""
     radio_s: float
-    """Peak growth of private memory, number of bytes sent, and duration of transfers in the first call."""
+    """Duration of the transfers in the first call."""
     declared_s: float
+    """Declared duration of the first call: the time that the device would take."""
     achieved_s: float
-    """Declared and achieved duration of the first call on the device."""
+    """Achieved duration of the first call: the time that the paced call took."""
     waited: float
     """Share of the timed part in which the process was runnable but had no core."""
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Why a function cannot be measured, or how its process ended before a measurement."""
+    """States why a function cannot be measured, or how its process ended before the measurement was made."""
 
     kind: Literal["refused", "absent", "foreign", "memory", "raised", "signal", "late", "skipped"]
     why: str
@@ -298,7 +305,7 @@ def _is_simple(owner: Any) -> bool:
 def find(where: FunctionLocation) -> Callable[..., Any]:
     """Return the function; a method is bound to a new object of its class.
 
-    Raises ConfigError if the module cannot be imported or does not have the function.
+    Raises ConfigError if the module cannot be imported or does not contain the function.
     """
     try:
         *owners, last = where.qualname.split(".")

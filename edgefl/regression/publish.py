@@ -1,4 +1,4 @@
-"""Publishes a session's results: a file, a page, and GitHub's annotations and summary."""
+"""Publishes the results of a session as a file, as a page, and as GitHub's annotations and summary."""
 
 from __future__ import annotations
 

@@ -51,12 +51,13 @@ from edgefl.regression.usage import ProcessUsage, cpu_ns
 from edgefl.seeds import stream
 
 INTERPRETED_FLOP = 1.5e6
-"""FLOP assigned to a unit of interpreted code: about as many as in a training step of the same duration."""
+"""Number of FLOP that is assumed for a unit of interpreted code, about as many as in a training step of the
+same duration."""
 INTERPRETED_STEPS = 98.0
 """Number of steps of a simulation of five bodies in Python that take as long as a unit of interpreted code,
 measured in CPython 3.11 on an AMD EPYC (90 to 102 in 15 repetitions)."""
 LEAST_REST = 0.1
-"""Share of the CPU time below which the time outside torch counts as overhead of torch calls."""
+"""If the time outside torch is below this share of the CPU time, it counts as overhead of torch calls."""
 LITTLE = 0.1
 """A function counts as interpreted code if its FLOP per CPU second are below this share of those of a small
 training step."""
@@ -96,7 +97,7 @@ class DeviceCall(NamedTuple):
 
 
 def warm_up() -> None:
-    """Run one step in one thread, so that torch is initialised."""
+    """Run one training step in a single thread, so that torch is initialised."""
     torch.set_num_threads(1)
     make_reference("train-small").run(1)
 
@@ -324,7 +325,7 @@ class DeviceClock:
         self._wait(due_s)
 
     def end(self, model_s: float) -> CallTimes:
-        """End the call; the device takes ``model_s`` for its torch operations."""
+        """Wait until the device would have ended the call, whose torch operations take ``model_s`` there."""
         used = ProcessUsage.now().since(self._began)
         # A process that never gave up its core was not blocked: any remaining wall time is clock error.
         idle_ns = used.wall_ns - used.cpu_ns - used.runnable_ns - self._away_ns
@@ -423,7 +424,7 @@ def device_s(device: Device, work: StepWork) -> float:
 
 
 def make_reference(name: ReferenceName) -> ReferenceWork:
-    """Return the reference of that name, ready to run."""
+    """Return the reference with this name, ready to run."""
     if name == "interpreted":
         return ReferenceWork(StepWork(), _interpreted)
     with torch_seed(0):
@@ -441,7 +442,7 @@ def make_reference(name: ReferenceName) -> ReferenceWork:
 
 
 def _most_like(work: StepWork, cpu_s: float) -> ReferenceName:
-    """Return the reference most similar to a function with this torch work and CPU time."""
+    """Return the reference that is most similar to a function with this torch work and CPU time."""
     small = make_reference("train-small")
     small_s = min(used_s(partial(small.run, 1)) for _ in range(20))
     if not work.calls or work.flop < LITTLE * small.flop / small_s * cpu_s:

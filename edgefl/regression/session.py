@@ -19,15 +19,16 @@ class SessionOptions(NamedTuple):
     save: bool = False
     compare: bool = False
     timed: bool = False
-    """Save and compare this host's times and memory, too."""
+    """If true, times and memory on this host are saved and compared, too."""
     tolerance: float = TOLERANCE
     time_scale: float | None = None
     repetitions: int | None = None
     limit_s: float | None = None
     """Maximum wall-clock time for the measurements of one test, in seconds."""
     against: Base | None = None
+    """The commit with which the functions are compared, if any."""
     build: str | None = None
-    """The commit to compare with, and the shell command that prepares its checkout."""
+    """The shell command that prepares the checkout of this commit, if any."""
 
 
 class Session:

@@ -35,9 +35,9 @@ class SideFiles(msgspec.Struct, frozen=True, kw_only=True):
     head: str
     """Top folder of the repository; the base must not import anything from it."""
     folder: str
-    """Working directory of the processes, as in the head."""
+    """Working directory of the head's processes; the base uses the corresponding folder of its checkout."""
     path: list[str]
-    """``sys.path`` of the processes, as in the head."""
+    """``sys.path`` of the head's processes; the base uses the corresponding paths of its checkout."""
 
 
 class Preload(msgspec.Struct, frozen=True, tag="preload"):

@@ -120,7 +120,7 @@ class SideBranch:
         """True if the import of a function changed environment variables."""
         self._watch = TreeWatch()
         self._found: dict[str, str] = {}
-        """Files of the modules that were checked, with links resolved, keyed by module."""
+        """Files of the modules that were checked, with symbolic links resolved, keyed by module."""
         self._forkable = 0
         """Number of modules when this process was last made forkable."""
 
@@ -213,7 +213,7 @@ class SideBranch:
         return [name for name, file in new.items() if not any(_within(file, one) for one in roots)]
 
     def _new_files(self) -> dict[str, str]:
-        """Return the files of the modules imported since the last call, with links resolved."""
+        """Return the files of the modules imported since the last call, with symbolic links resolved."""
         new = {}
         for name in [name for name in sys.modules if name not in self._found]:
             file = getattr(sys.modules[name], "__file__", None)

@@ -56,9 +56,11 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
     joules: float | None = None
     repetitions: int = 0
     entry: BaselineEntry | None = None
+    """The baseline entry with times that is to be saved, if any."""
     counted: CountedEntry | None = None
+    """The baseline entry with counted work that is to be saved, if any."""
     file: str = ""
-    """The baseline entries to be saved, if any, and the path of their file."""
+    """Path of the file in which these entries are to be saved."""
 
     @property
     def predicted(self) -> bool:
@@ -67,7 +69,7 @@ class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def word(self) -> Word:
-        """The outcome in a word."""
+        """The outcome, as the table shows it."""
         if self.expected and self.outcome != "PASS":
             return "XFAIL"
         return "REGRESSION" if self.grew else WORDS[self.outcome]
@@ -185,7 +187,7 @@ class Written(NamedTuple):
     """The outcome of writing files at the end of a session."""
 
     lines: list[str]
-    """Lines for the terminal."""
+    """Lines to be shown in the terminal."""
     complete: bool
     """False if something could not be written."""
 
@@ -218,4 +220,4 @@ def _left_out(entry: CountedEntry) -> Iterator[str]:
         names = ", ".join(FIGURES[name].text for name in entry.varying)
         yield f"{start}two counts of one call differ: {names}"
     if entry.uncounted:
-        yield f"{start}they are too many to be counted: {FIGURES[INSTRUCTIONS].text}; {SMALLER}"
+        yield f"{start}there are too many of them to be counted: {FIGURES[INSTRUCTIONS].text}; {SMALLER}"

@@ -150,7 +150,7 @@ def _upper(name: str, slow_end: bool) -> str:
 
 
 def _model_error(name: str, measured: Measurement) -> str:
-    """Return how far a real device's time may be from the measured one."""
+    """Return a description of how far the time of a real device may be from the measured time."""
     factor = measured.trial.error_factor
     if name != "seconds" or factor is None:
         return ""
@@ -185,7 +185,7 @@ def grown(
 ) -> Verdict | NeedMore:
     """Judge the measured metrics: FAIL if one grew, INVALID if the host's load does not permit a decision.
 
-    Other processes may imitate or hide a change. So if a metric may have grown, a second measurement is made
+    Other processes may imitate or hide a change. If a metric may have grown, a second measurement is made
     and pooled with the first. If the host's load during the first measurement differs too much from the
     baseline's, the second measurement replaces the first.
     """
@@ -276,13 +276,15 @@ class Compared(NamedTuple):
     device: str
     metric: str
     before: float
+    """Median in the baseline."""
     now: float
-    """Medians in the baseline and now."""
+    """Median in the new measurement."""
     p: float
     """p-value of a two-sided Mann–Whitney test."""
     tolerance: float
+    """Growth of the median that is allowed, as a share of the baseline."""
     drift: float
-    """Shares of the baseline: allowed growth of the median, and growth that the host's load may explain."""
+    """Growth of the median that the host's load may explain, as a share of the baseline."""
     least: float
     """Growth of the median that is always ignored, however large it is relative to the baseline."""
 

@@ -188,7 +188,7 @@ def _be_device(write: int, measure: Callable[[], Any], quiet: bool) -> None:
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
     result = _result(measure)
-    if os.getpid() == own:  # false in a fork that the function made and that returned here
+    if os.getpid() == own:  # not true in a process that the function forked and that returned here
         with os.fdopen(write, "wb") as pipe:
             pipe.write(_encode(result))
 
@@ -237,7 +237,7 @@ def restart_without_randomness(module: str) -> None:
     """Restart ``python -m module`` once, with addresses and hashes that are not random."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         personality = ctypes.CDLL(None).personality
-        if (current := personality(0xFFFFFFFF)) >= 0:  # if the system allows a process to choose
+        if (current := personality(0xFFFFFFFF)) >= 0:  # if the system allows a process to change this
             personality(current | _ADDR_NO_RANDOMIZE)
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])

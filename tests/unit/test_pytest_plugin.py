@@ -315,7 +315,7 @@ def test_what_was_not_counted_is_not_saved_and_never_called_ok(run: Run) -> None
     long, instructions = TEST.replace("mib=10", "long=True"), "Python bytecode instructions"
     found = run(long, "--edgefl-save")
     found.stdout.fnmatch_lines(
-        [f"not saved for step of test_step?pixel-4?, because they are too many *: {instructions}; make *"]
+        [f"not saved for step of test_step?pixel-4?, because there are too many *: {instructions}; make *"]
     )
     found = run(long, "--edgefl-compare")
     found.assert_outcomes(failed=1)

@@ -122,7 +122,7 @@ def test_what_is_not_known_is_not_judged() -> None:
     noisy = [pair(layout, shift) for layout, shift in enumerate((0.2, -0.2, 0.1, -0.1, 0.15))]
     judged = verdict_of(found(noisy), TOLERANCE)
     assert judged.outcome == "INVALID"
-    assert "too uncertain to exclude 5.0%" in judged.why
+    assert "too uncertain to exclude growth of 5.0%" in judged.why
     shorter = "with a function that does less"
     assert shorter in judged.why
     short = found([one._replace(base_s=0.01, head_s=0.01) for one in noisy])
