@@ -201,7 +201,7 @@ class AgainstBase:
         return made
 
     def _start_stems(self, number: int) -> None:
-        """Start stems until there are ``number``. New ones import modules before anything is timed."""
+        """Start stems until ``number`` of them exist. New ones import modules before anything is timed."""
         began = len(self._stems)
         self._stems += [Stem(layout, PADDING * layout) for layout in range(began, number)]
         if self._modules:

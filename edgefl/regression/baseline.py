@@ -1,4 +1,4 @@
-"""Baselines: figures that were measured with earlier code, in a JSON file beside the tests, kept in git.
+"""Baselines: figures of earlier code that are saved in a JSON file beside the tests and kept in git.
 
 An entry with counted work is keyed by test and function, and is valid on every host. An entry with times is
 keyed by the host as well, because times on different hosts are not comparable.
@@ -43,7 +43,7 @@ Divisors = Annotated[tuple[Annotated[float, msgspec.Meta(gt=0, le=MOST)], ...], 
 
 
 class Samples(NamedTuple):
-    """Those figures of a measurement that a baseline contains, too."""
+    """The figures of a measurement, limited to those that a baseline contains."""
 
     device: str
     reference: str

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 MOST = 20_000_000
 """Maximum number of instructions that one function may execute. Counting takes 0.2 to 2 μs per instruction,
-which is at most 40 s in all."""
+that is, at most 40 s for a function."""
 _OWN = __file__
 Trace = Callable[[FrameType, str, Any], Any]
 

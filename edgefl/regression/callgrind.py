@@ -51,9 +51,10 @@ def environment() -> str:
 
 
 def count_native(request: PrepareRequest) -> dict[str, int]:
-    """Return how many native instructions each function executed, in the call's and all started processes.
+    """Return how many native instructions each function executed.
 
-    Raises `ConfigError` if this host cannot count them, and `NotMet` if the measured function fails.
+    They are counted in the process of the call and in all processes that it starts. Raises `ConfigError` if
+    this host cannot count them, and `NotMet` if the measured function fails.
     """
     if why := why_not():
         raise ConfigError(why)
@@ -115,7 +116,7 @@ def _named(costs: Counter[str]) -> dict[str, int]:
 
 
 def main(folder: str) -> None:
-    """Run the function that the request on stdin names. Callgrind, in which it runs, writes to ``folder``."""
+    """Run the function that the request on stdin names. Callgrind writes its files to ``folder``."""
     try:
         request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PrepareRequest)
         sys.path[:] = request.path

@@ -30,7 +30,8 @@ class Figure(NamedTuple):
     """``B`` for bytes; empty for plain numbers."""
     least: int = 0
     weight: int = 10
-    """Messages sort figures by their growth relative to the earlier amount, or to this weight if larger."""
+    """Messages sort figures by their growth relative to the earlier amount, or relative to this weight if
+    that is larger."""
     share: float = 0.0
     """Growth that is always ignored, as a share of the earlier amount."""
 
@@ -134,7 +135,7 @@ class CountedRun(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
     @property
     def seconds(self) -> float | None:
-        """Seconds on the device, predicted from the counts; None if the counts may miss most of the work."""
+        """Seconds on the device, as predicted from the counts; None if they may miss most of the work."""
         return self.model_s + self.python_s if self.covered and not self.processes else None
 
     def with_native(self, native: dict[str, int]) -> CountedRun:
@@ -189,7 +190,7 @@ class CountedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def uncounted(self) -> bool:
-        """True if there were too many instructions to be counted with one of the versions of Python."""
+        """True if, with one of the versions of Python, there were too many instructions to be counted."""
         return INSTRUCTIONS not in self.varying and any(
             one.instructions is None for one in self.python.values()
         )

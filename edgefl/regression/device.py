@@ -202,9 +202,9 @@ class DeviceResult:
             self.require(verdict.within(self.measured, budgets, settled=bool(self.note)))
 
     def assert_pace(self, margin: float = 0.03) -> None:
-        """Fail unless the device's pace was kept within ± ``margin``, by two one-sided tests at the 5% level.
+        """Fail unless two one-sided tests at the 5% level show that the pace was kept within ± ``margin``.
 
-        The pace is the ratio of the achieved to the declared time of a call.
+        The pace is the ratio of the achieved to the declared time of a call; it should be 1.
         """
         __tracebackhide__ = True
         self.require(verdict.paced(self.measured, margin, settled=bool(self.note)))
@@ -411,8 +411,8 @@ class EdgeDevice:
     def judged(self) -> Iterator[Reasons]:
         """Judge the results of the test that runs in this context; the yielded `Reasons` are set at its end.
 
-        Exceptions of edgefl are recorded as reasons. Other exceptions propagate, with one exception: if the
-        figures are unreliable, an AssertionError makes the test INVALID.
+        Exceptions of edgefl are recorded as reasons. Others propagate, except that an AssertionError makes
+        the test INVALID if the figures are unreliable.
         """
         found = Reasons()
         try:

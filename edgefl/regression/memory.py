@@ -1,4 +1,4 @@
-"""Peak memory of a repetition: reported by the kernel for its own process, sampled for those it started."""
+"""Peak memory of a repetition: the kernel reports that of its own process; started processes are sampled."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def own_kib(status: dict[str, int]) -> int:
 
 
 def _started_kib(pid: int) -> int:
-    """Return the own memory of a started process in KiB: its peak since exec, or before that its current use.
+    """Return the memory in KiB that a started process owns: its peak since exec, or its present use before.
 
     Pages that a forked process shares with its parent count for the parent. After vfork, a process appears to
     own its parent's memory until it calls exec; the parent waits until then.

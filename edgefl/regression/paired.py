@@ -60,7 +60,10 @@ def block_ratio(blocks: Iterable[tuple[float, float]]) -> float:
 
 
 def estimate(pairs: Sequence[ProcessPair]) -> Estimate:
-    """Return the growth over all pairs, with bounds from Student's t distribution of the means by layout."""
+    """Return the growth over all pairs.
+
+    The bounds are those of Student's t distribution for the means of the layouts.
+    """
     from scipy.special import stdtrit  # takes a while to import
 
     by_layout: dict[int, list[float]] = {}

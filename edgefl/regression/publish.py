@@ -34,7 +34,10 @@ class Outlets(NamedTuple):
 
 
 def gate_results(placed: Iterable[PlacedRow], base: str, top: Path, *, skip: bool) -> GateResults:
-    """Return the results of the rows. If ``skip``, a function that could not be judged is not a failure."""
+    """Return the results of the rows.
+
+    If ``skip`` is true, a function that could not be judged does not count as a failure.
+    """
     return GateResults(
         base=base,
         rows=tuple(

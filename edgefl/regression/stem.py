@@ -1,7 +1,7 @@
-"""The processes of base and head: a stem forks a branch for each, and a branch forks one for each function.
+"""The processes of base and head: a stem forks a branch for each, which forks a process for each function.
 
-Stems differ in hash seed, size of the environment and random addresses, but the two branches of a stem do
-not. Every process has one thread, so that a fork is safe.
+Stems differ in hash seed, size of the environment and random addresses, but the two branches of a stem are
+alike in these. Every process has one thread, so that a fork is safe.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def moved(path: str, files: sides.SideFiles) -> list[str]:
 
 
 class _Function:
-    """Runs in the process of a function; answers with `Ready`, and then with a `Shot` to each request."""
+    """Runs a function in its own process; sends `Ready`, and then answers each request with a `Shot`."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _SPARE = ("host CPU", "energy")
 _VERDICT = 12
 NAME_WIDTH = 18
 WORDS: Mapping[Outcome, Word] = {"PASS": "OK", "FAIL": "FAIL", "INVALID": "NOT JUDGED"}
-"""The words for outcomes. `ResultRow.word` replaces some of them by REGRESSION or XFAIL."""
+"""The words for outcomes. `ResultRow.word` replaces some of them with REGRESSION or XFAIL."""
 NOT_JUDGED = "COULD NOT BE JUDGED"
 _METRICS = ("seconds", "host_cpu_s", "peak_mib", "sent_mib", "joules")
 

@@ -229,7 +229,7 @@ def advice(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> str:
 
 
 def loads_apart(before: Samples, now: Samples) -> str | None:
-    """Return why the host's loads in the baseline and now differ too much to compare; None if they do not."""
+    """Return why the host's load now differs too much from that in the baseline; None if it does not."""
     factor = _load(before, now)
     if 1 / LOAD_MAX <= factor <= LOAD_MAX:
         return None
@@ -357,7 +357,7 @@ def more_flop(before: Samples, now: Samples, tolerance: float = TOLERANCE) -> st
 
 
 def changed(known: Sequence[Compared], tests: int) -> list[bool]:
-    """Return for each comparison whether the metric grew significantly, after Holm's correction over all."""
+    """Return whether each comparison shows significant growth after Holm's correction for ``tests`` tests."""
     adjusted = holm([one.p for one in known], tests)
     return [one.grew and p <= ALPHA for one, p in zip(known, adjusted, strict=True)]
 
