@@ -1,26 +1,35 @@
-"""The processes of one ``edgefl run``, and the messages between them. Modules:
+"""The processes of one ``edgefl run``, and the messages between them.
 
-supervisor      starts and watches the other processes, and writes the results (view: the live view)
+A peer is a process that connects to the server: a client, a worker or the evaluator. The modules are:
+
+supervisor      starts and watches the other processes, and writes the results (view shows the run live)
 sweep           makes the runs of a grid of settings and seeds, one after another or in parallel (lanes)
-zygote          loads torch, data and model (workload) once, then forks a process for each peer
-server_process  builds the server's parts, for a new run or from a checkpoint (resume)
-server          the server's loop: messages → events → actions; uses gate, timeline and engine
-gate            decodes, checks and sends messages (peers: table of peers, and what happens when one fails)
-timeline        source of events: wall (throttled clients) or virtual (an agenda; dispatch assigns tasks to
-                workers)
-engine          carries out the core's actions: leases and sums slots, writes rows, requests evaluations
-                (evaluation: their queue)
-slots           allocation of update slots and ring entries, and the sum
-hidden          secure aggregation: its rules, the phones' keys, sums of hidden updates (hidden_masks,
-                hidden_pairwise, hidden_trusted: one for each kind; secure_process: the process that unmasks
-                or opens sums, secure_parties: code that the parties in this process share)
-clock           clocks, alarms and the agenda (progress: numbers for the live view, time per stage)
-client, worker  processes that train, at the device's speed or the host's; worker also runs the evaluator
-                (assessor: evaluation of a model)
-update          trains, amplifies, writes and checksums an update, for clients and workers
-connection      ZeroMQ between server and peers (messages: their format; transport: models and updates)
-hosting         hosts of the peers: this machine, or nodes (`edgefl.hosts`)
-demands         checks that an experiment can run; computes its memory and the time scale that the hosts need
-control         messages between the supervisor and the processes that it starts
-web             live page, supervisor side; web_process serves the page (web_page.html) through web_http
+zygote          loads torch, the data and the model (workload) once, then forks a process for each peer
+server_process  builds the parts of the server, for a new run or from a checkpoint (resume)
+server          runs the server's loop, which turns messages into events and events into actions; it uses
+                gate, timeline and engine
+gate            decodes, checks and sends messages (peers holds the table of peers, and decides what happens
+                when a peer fails)
+timeline        is the source of events: wall (throttled clients) or virtual (an agenda of events; dispatch
+                assigns tasks to workers)
+engine          carries out the core's actions: it leases slots, sums updates, writes rows of the record and
+                requests evaluations (evaluation holds the queue of versions to evaluate)
+slots           allocates slots for updates and ring entries for model versions, and sums the updates
+hidden          implements secure aggregation: its rules, the phones' keys, and the sums of hidden (masked or
+                encrypted) updates (hidden_masks, hidden_pairwise and hidden_trusted implement one kind each;
+                secure_process is the process that unmasks or decrypts sums; secure_parties is the code that
+                the parties in this process share)
+clock           implements clocks, alarms and the agenda (progress collects the figures for the live view and
+                the time spent in each stage)
+client, worker  are the processes that train, at the speed of the device or of the host; worker also runs the
+                evaluator (assessor evaluates a model)
+update          makes an update for clients and workers: it trains, amplifies the change, writes the update
+                and computes its checksum
+connection      connects the server and its peers through ZeroMQ (messages defines the format of the messages;
+                transport carries models and updates)
+hosting         provides the hosts of the peers: this machine, or nodes (`edgefl.hosts`)
+demands         checks that an experiment can run, and computes the memory and the time scale that it needs
+control         defines the messages between the supervisor and the processes that it starts
+web             is the supervisor's part of the live page; web_process serves the page (web_page.html) through
+                web_http
 """

@@ -1,4 +1,4 @@
-"""Evaluation of a model on the server's and the clients' test examples, and by a user's function."""
+"""Evaluates a model on the test examples of the server and of the clients, and with a user's function."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from edgefl.seeds import stream
 from edgefl.terminal import printable
 
 LONGEST_PROBLEM = 500
-"""Maximum length of a problem's description in the record, characters."""
+"""Maximum number of characters in the description of a problem in the record."""
 
 
 class Assessor:
     """Evaluates the model in ``flat``.
 
-    ``held_out`` holds, for each client, the rows of the training data that are its own test examples.
+    ``held_out`` holds, for each client, the indices of those training examples that are the client's own
+    test examples.
 
-    The constructor tries the user's evaluation function once. Raises `ConfigError` if it fails, or if the
-    experiment requests something that cannot be measured.
+    The constructor tries the user's evaluation function once. Raises `ConfigError` if the function fails, or
+    if the experiment requests something that cannot be measured.
     """
 
     def __init__(
@@ -59,16 +60,17 @@ class Assessor:
 
     @property
     def test_examples(self) -> int:
-        """Number of the server's test examples in use."""
+        """Number of the server's test examples on which models are evaluated."""
         return len(self._test_y)
 
     def assess(
         self, personalise: Callable[[int], None], beat: Callable[[], None]
     ) -> tuple[EvalResult, ClientScores]:
-        """Evaluate the model on the server's test examples and, if requested, on the clients' own.
+        """Evaluate the model on the server's test examples and, if requested, on the clients' test examples.
 
         ``personalise`` trains the model in `flat` as the given client would; ``beat`` is called for every
-        batch. If the user's function fails, the result holds the ``problem`` and everything measured before.
+        batch. If the user's function fails, the result holds the ``problem`` and all values that were
+        measured before the failure.
         """
         data, found = self._data, EvalResult(math.nan, math.nan)
 
@@ -76,7 +78,7 @@ class Assessor:
             beat()
 
         try:
-            with register_module_forward_pre_hook(on_forward):  # heartbeats also during the user's function
+            with register_module_forward_pre_hook(on_forward):  # send heartbeats in the user's function too
                 found = evaluate(self._flat, data.test_x, self._test_y, data.classes, loss=self._loss)
                 if self._own is not None:
                     found = found.with_metrics(self._own.measure(self._flat, data.test_x, self._test_y))
@@ -100,18 +102,21 @@ class Assessor:
         return evaluate(self._flat, data.train_x[rows], data.train_y[rows], data.classes, loss=self._loss)
 
     def _columns(self, scores: Sequence[EvalResult]) -> tuple[list[float], list[float]]:
-        """Return the losses (NaN if not finite) and, if the targets are classes, the accuracies."""
+        """Return the losses (NaN for one that is not finite) and, if targets are classes, the accuracies."""
         losses = [found.loss if math.isfinite(found.loss) else math.nan for found in scores]
         return losses, [] if self._data.classes is None else [found.accuracy for found in scores]
 
     def _draw(self) -> list[int]:
-        """Draw the clients to evaluate from the clients with held-out examples; none if not requested."""
+        """Draw the clients to evaluate from those with held-out examples.
+
+        The list is empty if the experiment does not request an evaluation on clients.
+        """
         if self._settings.clients == "none":
             return []
         able = np.flatnonzero(self.held_out.sizes).tolist()
         if not able:
             raise ConfigError(
-                "evaluation.clients: no client has a test example; at least one needs two examples"
+                "evaluation.clients: no client has a test example; at least one client needs two examples"
             )
         order = stream(self._seed, "measured-clients").permutation(len(able))
         return sorted(able[place] for place in order[: self._settings.max_clients])

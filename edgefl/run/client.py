@@ -1,4 +1,6 @@
-"""A client process: downloads, trains and uploads at the speed of its device.
+"""A client process, which downloads, trains and uploads at the speed of its device.
+
+Each task leads to one trip. A paced phase takes as long as it would take on the device:
 
 task → fetch the model → paced download → training with paced steps → paced upload into the slot → `Trained`
 """
@@ -55,7 +57,8 @@ class ClientProcess:
         self._marks_written = experiment.server.transport == "shm"
         wait = (lambda _: self._server.check()) if spec.as_is else self._server.wait_until
         self._pacer = Pacer(time_scale=spec.time_scale, wait=wait)
-        # Base of the update: the version in the ring if it stays there for the whole trip, otherwise a copy.
+        # The base model of the update: the version in the ring of the parameter buffer if it stays there for
+        # the whole trip, otherwise a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
         self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
         # The update is written in one pass into the slot, or into private memory that is then sent.
@@ -75,7 +78,7 @@ class ClientProcess:
     def _answer(self, message: messages.FromServer, frames: Sequence[Frame]) -> None:
         received_ns = time.monotonic_ns()
         if not isinstance(message, messages.Tasks):
-            return  # a Withdraw that arrived after the end of its task
+            return  # a `Withdraw` message that arrived after its task had ended
         (task,) = message.tasks
         self._witness.next_task()
         self._server.task = task.task
@@ -118,7 +121,7 @@ class ClientProcess:
         self._server.report(messages.Trained([finished]))
 
     def _download(self, task: messages.Task, plan: TripPlan, base: Floats) -> PhaseTime:
-        """Copy the base version into the model, at the pace of the link."""
+        """Copy the base version into the model at the speed of the client's link."""
         vector = self._workload.flat.whole
 
         def load(start: int, stop: int) -> None:
@@ -130,10 +133,14 @@ class ClientProcess:
     def _train(
         self, task: messages.Task, plan: TripPlan, base: Floats
     ) -> tuple[TrainResult, PhaseTime, float]:
-        """Train at the pace of the device. Return the result, the phase's time and the CPU time, seconds."""
+        """Train at the speed of the device.
+
+        Return the result, the time of the phase, and the CPU time in seconds.
+        """
         self._buffer.fetched[task.slot] = TripPhase.COMPUTE
         paced = plan.compute(self._pacer)
-        phase: Phase | HeldPhase = paced  # paced: sleeps after each step; held: throttled by the governor
+        # A paced phase sleeps after each step; a held phase is throttled by the governor.
+        phase: Phase | HeldPhase = paced
         if self._governor is not None and self._cost is not None and plan.work_s:
             phase = HeldPhase(paced, plan.work_s, self._cost, self._governor, self._throttle)
 
@@ -161,7 +168,10 @@ class ClientProcess:
     def _upload(
         self, task: messages.Task, plan: TripPlan, base: Floats, frames: Sequence[Frame]
     ) -> tuple[PhaseTime, int]:
-        """Send the update, at the pace of the link. Return the phase's time and the update's checksum."""
+        """Send the update at the speed of the link.
+
+        Return the time of the phase and the checksum of the update.
+        """
         self._buffer.fetched[task.slot] = TripPhase.UP
         up = move(self._pacer, plan.up, lambda a, b: self._send_update(task, a, b))
         if base is not self._copy:
@@ -174,7 +184,10 @@ class ClientProcess:
         return up, checksum
 
     def _model(self, task: messages.Task, frames: Sequence[Frame]) -> Floats:
-        """Return the parameters of the version that the trip starts from: a view of the ring, or a copy."""
+        """Return the parameters of the version from which the trip starts.
+
+        They are a view of the ring of models in the parameter buffer, or a copy.
+        """
         base = self._transport.base(task.entry, task.version, frames)
         if self._transport.keeps(task):
             return base
@@ -183,7 +196,7 @@ class ClientProcess:
         return self._copy
 
     def _room(self, task: messages.Task) -> Raw:
-        """Return the memory for the update: its slot, or private memory."""
+        """Return the memory into which the update is written: its slot, or private memory."""
         if (room := self._transport.room(task)) is not None:
             return room
         if self._own is None:
@@ -192,10 +205,12 @@ class ClientProcess:
 
     def _watch_memory(self) -> None:
         if self._memory is not None and self._memory.over():
-            raise MemoryError(f"{self._memory.peak_mib:.0f} MiB, {self._memory.limit_mib:g} are allowed")
+            raise MemoryError(
+                f"{self._memory.peak_mib:.0f} MiB are in use, but only {self._memory.limit_mib:g} are allowed"
+            )
 
     def _fail(self, task: messages.Task) -> None:
-        """Fail as an armed failpoint specifies, between training and upload."""
+        """Make the trip fail between training and upload, if a test has set a failpoint for it."""
         place = (task.client, task.trip)
         if failpoints.hit("die", *place):
             self._send_update(task, 0, self._raw.size // 8 * 4)
@@ -223,7 +238,10 @@ def _spent(phase: PhaseTime) -> messages.Spent:
 
 
 def _die_at(instant_ns: float) -> None:
-    """Schedule SIGKILL for this process at a time of the monotonic clock, ns; at once if it has passed."""
+    """Schedule SIGKILL for this process at ``instant_ns``, a time of the monotonic clock in nanoseconds.
+
+    If this time has passed, the signal is sent at once.
+    """
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     signal.setitimer(signal.ITIMER_REAL, max(1e-6, (instant_ns - time.monotonic_ns()) / 1e9))
 
@@ -233,15 +251,16 @@ WITNESS = "EDGEFL_WITNESS"
 
 
 class Witness:
-    """A client's log of acknowledged updates, with which tests check the record; off unless `WITNESS` is set.
+    """A client's log of the updates that the server has acknowledged. Tests compare it with the record.
 
-    Before it sends `Trained`, and when it receives its next task, the client appends a line to the file:
+    The log is written only if the environment variable `WITNESS` is set. Before the client sends `Trained`,
+    and when it receives its next task, it appends a line to the file:
 
         done CLIENT TASK CHECKSUM
         acknowledged CLIENT TASK
 
-    CHECKSUM is the checksum of the update in its slot, an unsigned 64-bit number. Each line is one write to a
-    file opened for appending, so a kill cannot truncate a line.
+    CHECKSUM is the checksum of the update in its slot, an unsigned 64-bit integer. Each line is written with
+    one system call to a file that is open for appending, so a kill cannot truncate a line.
     """
 
     def __init__(self, client: int) -> None:

@@ -1,4 +1,4 @@
-"""Clocks of emulated time, an `Agenda` of events in emulated time, and `Alarms` in the host's time."""
+"""Clocks of emulated time, an `Agenda` of events in emulated time, and `Alarms` in wall time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 TICK, JOIN, ARRIVAL, LEAVE = 0, 1, 2, 3
-"""Kinds of agenda entries; entries with the same time are handled in this order. Under the wall clock, an
-`ARRIVAL` is the end of a failed trip."""
+"""Kinds of agenda entries. Entries with the same time are handled in the order of these numbers. Under the
+wall clock, an `ARRIVAL` is the end of a failed trip."""
 
 
 class WallClock:
@@ -52,7 +52,7 @@ class WallClock:
 
 
 class VirtualClock(WallClock):
-    """A clock whose emulated time is set by the agenda; its wall time is the host's."""
+    """A clock whose emulated time is set by the agenda; its wall time is measured on the host."""
 
     def __init__(self, *, emulated_s: float, wall_s: float) -> None:
         super().__init__(1.0, emulated_s=emulated_s, wall_s=wall_s)
@@ -67,7 +67,11 @@ class VirtualClock(WallClock):
 
 
 class Alarms:
-    """Callbacks at times of the monotonic clock, called in order of time, then in the order set."""
+    """Callbacks that are due at times of the monotonic clock.
+
+    They are called in the order of these times; callbacks with equal times are called in the order in which
+    they were set.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -75,7 +79,7 @@ class Alarms:
         self._order = itertools.count()
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once, in ``seconds`` seconds."""
+        """Call ``callback`` once, after ``seconds`` seconds."""
         heapq.heappush(self._heap, (self._monotonic() + seconds, next(self._order), callback))
 
     def every(self, seconds: float, callback: Callable[[], None]) -> None:
@@ -88,7 +92,7 @@ class Alarms:
         self.after(seconds, again)
 
     def wait_ms(self, most: int = 1000) -> int:
-        """Return the time until the next alarm in ms, rounded up, and at most ``most``."""
+        """Return the time until the next alarm in milliseconds, rounded up, but at most ``most``."""
         if not self._heap:
             return most
         left_ms = (self._heap[0][0] - self._monotonic()) * 1000
@@ -102,7 +106,7 @@ class Alarms:
 
 
 class Due(NamedTuple):
-    """An entry of the agenda; entries are ordered by these fields."""
+    """An entry of the agenda. Entries are sorted by time, kind, client and task, in this order."""
 
     at_s: float
     kind: int
@@ -111,7 +115,9 @@ class Due(NamedTuple):
 
 
 class Agenda:
-    """Queue of entries in order of time. A task's second arrival entry replaces its first.
+    """Queue of entries in the order of their times.
+
+    If a second arrival is added for the same task, it replaces the first.
 
     >>> agenda = Agenda(); agenda.add(Due(2.0, TICK))
     >>> agenda.add(Due(5.0, ARRIVAL, client=1, task=7)); agenda.add(Due(1.0, ARRIVAL, client=1, task=7))
@@ -126,7 +132,10 @@ class Agenda:
         self._next_followed: Due | None = None
 
     def follow(self, dues: Iterator[Due]) -> None:
-        """Merge a sorted iterator of entries. It is advanced only when its current entry is popped."""
+        """Merge the entries of a sorted iterator into the agenda.
+
+        The iterator is advanced only when its current entry is popped.
+        """
         self._followed, self._next_followed = dues, next(dues, None)
 
     def add(self, due: Due) -> None:
@@ -137,7 +146,7 @@ class Agenda:
 
     @property
     def head(self) -> Due | None:
-        """The next entry, or None."""
+        """The next entry, or None if the agenda is empty."""
         heap = self._heap
         while heap:
             due = heap[0]
@@ -147,7 +156,7 @@ class Agenda:
         return self._next_followed
 
     def pop(self) -> Due:
-        """Remove and return the next entry. Raises IndexError if there is none."""
+        """Remove and return the next entry. Raises IndexError if the agenda is empty."""
         due = self.head
         if due is None:
             raise IndexError("the agenda is empty")

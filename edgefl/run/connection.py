@@ -1,12 +1,12 @@
-"""Connections between server and peers: ZeroMQ, a ROUTER at the server and a DEALER at each peer.
+"""ZeroMQ connections between the server, with a ROUTER socket, and its peers, each with a DEALER socket.
 
 On its own host the server connects and the peers listen. Nobody can connect to the server, so nobody can
 exhaust its memory or descriptors with unauthenticated connections. Each peer listens at its own address,
-which cannot be guessed. On Linux it is in the abstract namespace, and ZeroMQ's filter by process id (checked
-by the kernel) accepts the server only; elsewhere it is a socket in a new folder of mode 0700. A peer must
-present the password of its name (ZeroMQ PLAIN) before its messages are read. Peers on other hosts connect to
-the server's door (`edgefl.zeromq.door`). Neither end trusts the other's bytes: `edgefl.run.messages` checks
-them.
+which cannot be guessed. On Linux the address is in the abstract namespace, and ZeroMQ's filter by process id
+(checked by the kernel) accepts only the server; elsewhere it is a socket in a new folder of mode 0700. A peer
+must present the password that belongs to its name (ZeroMQ's PLAIN mechanism) before its messages are read.
+Peers on other hosts connect to the server's door, an encrypted TCP socket (`edgefl.zeromq.door`). Neither end
+trusts the bytes that it receives: `edgefl.run.messages` checks them.
 """
 
 from __future__ import annotations
@@ -38,27 +38,29 @@ Message = tuple[messages.FromServer, Sequence[Frame]]
 """A message from the server, and its payload frames."""
 
 LINGER_MS = 200
-"""Time limit for sending the server's last messages at close, ms."""
+"""Time limit in milliseconds for sending the server's last messages when its socket is closed."""
 CONNECTS_PER_S = 5000
-"""Maximum rate of connection attempts to peers that are still starting, in total."""
+"""Maximum number of connection attempts per second, in total for all peers that are still starting."""
 FINE_WAIT_NS = 2_000_000
-"""Sockets wait for whole milliseconds, so their wait ends this long before a deadline, and a sleep covers the
-rest, ns."""
+"""The wait on a socket ends this many nanoseconds before a deadline, because sockets can wait only for whole
+milliseconds; a sleep covers the rest."""
 SEND_WAIT_MS = 100
 BEAT = (messages.encode(messages.Beat()),)
 _MS_NS = 1_000_000
 
 
 class ServerSocket(Router):
-    """The server's ROUTER, which connects to its peers; other hosts connect to ``door``,
-    ``tcp://HOST:PORT``."""
+    """The server's ROUTER socket, which connects to the peers on this host.
+
+    Peers on other hosts connect to ``door``, an address of the form ``tcp://HOST:PORT``.
+    """
 
     def __init__(self, largest_bytes: int, door: str = "") -> None:
         super().__init__(largest_bytes, b"PLAIN", self._whose)
         self.secret = secrets.token_hex(32)
         self._socket.plain_server = True
         self._addresses: dict[bytes, str] = {}
-        """Addresses of the peers, by name."""
+        """Addresses of the peers, keyed by the peers' names."""
         self._folder: str | None = None
         try:  # let the kernel reject other processes at the peers' sockets
             if sys.platform != "linux":
@@ -79,7 +81,7 @@ class ServerSocket(Router):
         return control.Listening(self.root, self.secret, os.getpid(), *where)
 
     def connect(self, name: bytes) -> None:
-        """Connect to a peer, which may not be listening yet. Each name can be connected once per run."""
+        """Connect to a peer, which may not be listening yet. Each name can be used only once per run."""
         router = self._socket
         self._addresses[name] = where = control.address(self.root, self.secret, name)
         router.reconnect_ivl = max(10, 1000 * len(self._addresses) // CONNECTS_PER_S)
@@ -87,13 +89,14 @@ class ServerSocket(Router):
         router.connect(where)
 
     def admit(self, name: bytes) -> None:
-        """Accept connections of the peer with this name at the door from now on."""
+        """From now on, accept connections from the peer with this name at the door."""
         assert self._door is not None, "this run has no door"
         self._door.admit(name, keys.public(control.secret_key(control.password(self.secret, name))))
 
     @property
     def network(self) -> dict[str, int]:
-        """Bytes of all frames received and sent through the door."""
+        """Total numbers of bytes received ("in") and sent ("out") through the door, the socket for peers on
+        other hosts; empty if the run has no door."""
         return {} if self._door is None else dict(self._door.moved)
 
     def refused(self) -> str:
@@ -148,8 +151,10 @@ class ServerSocket(Router):
 
 
 class PeerSocket(Dealer):
-    """A DEALER that listens at ``address`` for the process with pid ``server``. It queues messages only while
-    connected."""
+    """A DEALER socket that listens at ``address`` for the process whose id is ``server``.
+
+    The socket queues messages only while it is connected.
+    """
 
     def __init__(self, address: str, name: bytes, password: str, server: int) -> None:
         super().__init__()
@@ -164,7 +169,7 @@ class Cancelled(Exception):
 
 
 class Leave(Exception):
-    """The run has ended, or this process's parent is dead."""
+    """The run has ended, or the parent of this process is dead."""
 
 
 def _socket_of(spec: control.Spawn) -> Dealer:
@@ -175,13 +180,13 @@ def _socket_of(spec: control.Spawn) -> Dealer:
 
 
 def of_training(error: Exception) -> bool:
-    """Return True for an error of the user's model or training; such an error fails only the task."""
+    """Return True if the error comes from the user's model or training, so that only the task fails."""
     others = (Cancelled, Leave, SlotError, WireError, Disconnected)
     return not (isinstance(error, others) or is_no_memory(error))
 
 
 def reason(error: Exception) -> str:
-    """Describe an error of training in one line."""
+    """Describe a training error in one line."""
     return printable(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
 
 
@@ -198,7 +203,7 @@ class Connection:
         self.task: int | None = None
         self._queued: deque[Message] = deque()
         self._unanswered: Sequence[Frame] | None = None
-        """Frames of the last result or `Ready` message, until the server sends the next task."""
+        """Frames of the last result or `Ready` message, until the server sends the next task; then None."""
         self._latest = -1
 
     def send(self, frames: Sequence[Frame]) -> None:
@@ -214,7 +219,7 @@ class Connection:
                 return
 
     def report(self, message: messages.FromClient) -> None:
-        """Send a message, and repeat it at each heartbeat while idle, because it may have been lost."""
+        """Send a message. Repeat it at each heartbeat while this peer is idle, because it may be lost."""
         self._unanswered = (messages.encode(message),)
         self.send(self._unanswered)
 
@@ -234,9 +239,9 @@ class Connection:
             self._socket.close()
 
     def attempt(self, task: messages.Task, carry_out: Callable[[], None]) -> None:
-        """Carry out a task; on failure return it to the server with a one-line reason.
+        """Carry out a task; if it fails, return it to the server with a reason in one line.
 
-        Raises `MemoryError`, also in place of torch's out-of-memory error.
+        Raises `MemoryError` if memory runs out, even if torch raises an error of its own.
         """
         try:
             carry_out()
@@ -267,7 +272,10 @@ class Connection:
         return self._queued.popleft() if self._queued else self._receive()
 
     def wait_until(self, deadline_ns: int) -> None:
-        """Wait until a time of the monotonic clock, ns. Raises `Cancelled` if the server cancels the task."""
+        """Wait until ``deadline_ns``, a time of the monotonic clock in nanoseconds.
+
+        Raises `Cancelled` if the server cancels the task.
+        """
         while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
             if left_ns >= FINE_WAIT_NS + _MS_NS:  # the socket cannot wait for less than 1 ms
                 self._wait(max(1, min(left_ns - FINE_WAIT_NS, self._beat_ns) // _MS_NS))
@@ -281,7 +289,7 @@ class Connection:
             self._wait(0)
 
     def check(self) -> None:
-        """Handle cancellations during a task; other messages are queued until its end."""
+        """Handle cancellations during a task; other messages are queued until the task has ended."""
         while (got := self._receive()) is not None:
             match got[0]:
                 case messages.Withdraw(tasks=tasks) if self.task in tasks:

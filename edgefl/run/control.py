@@ -1,7 +1,7 @@
-"""Messages on the channels between a run's processes.
+"""Messages that the processes of a run exchange through channels.
 
-The supervisor starts all processes. The zygote forks clients and reports their ends; the server runs the
-experiment. Both communicate only with the supervisor.
+The supervisor starts the other processes. The zygote forks the clients and reports when they end; the server
+runs the experiment. On these channels, both communicate only with the supervisor.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ EVALUATOR: Role = "evaluator"
 ABSENT, IDLE = range(2)
 """States of a client; during a trip its state is `IDLE` plus the trip's `TripPhase`."""
 OUT_OF_MEMORY = "device out of memory"
-"""Prefix of the reason if a process was killed at its memory limit."""
+"""Prefix of the reason for the end of a process that was killed at its memory limit."""
 
 
 def routing_id(role: str, peer: int, epoch: int) -> bytes:
-    """Return the name of a peer's socket, which differs between processes of the same peer."""
+    """Return the name of a peer's socket, which is different for each process of the same peer."""
     return f"{role}-{peer}-{epoch}".encode()
 
 
@@ -40,7 +40,8 @@ def password(secret: str, name: bytes) -> str:
 
 
 def secret_key(password: str) -> bytes:
-    """Return the CURVE secret key with which the process with this password connects to the run's door."""
+    """Return the CURVE secret key with which the process with this password connects to the door, which is
+    the server's socket for other machines."""
     return hmac.digest(password.encode(), b"curve key", "sha256")
 
 
@@ -56,15 +57,15 @@ class _OfPeer(msgspec.Struct, frozen=True):
 
 
 class Departed(_OfPeer, frozen=True, tag="departed"):
-    """A process has ended and can no longer write anything: zygote → supervisor → server."""
+    """Zygote → supervisor → server: a process has ended and can no longer write anything."""
 
     reason: str
     task: int | None = None
-    """The task that the worker began last."""
+    """The task that the worker began last, if any."""
 
 
 class Expel(_OfPeer, frozen=True, tag="expel"):
-    """End a process that hangs or sends invalid messages: server → supervisor → zygote."""
+    """Server → supervisor → zygote: end a process that hangs or sends invalid messages."""
 
 
 # ---- supervisor → web process ------------------------------------------------------------------
@@ -79,7 +80,10 @@ class Shown(msgspec.Struct, frozen=True, tag="shown"):
 
 
 class Activity(msgspec.Struct, frozen=True, tag="activity"):
-    """The current activity other than training, as in `RunView.say` or `RunView.restarted`."""
+    """What the run is doing while it does not train, for example loading data.
+
+    If ``restarted`` is True, ``text`` is the reason why the clients are started again.
+    """
 
     text: str
     restarted: bool = False
@@ -89,7 +93,7 @@ class Described(msgspec.Struct, frozen=True, tag="described"):
     """The fleet, a description of the workload, and the time scale."""
 
     fleet: list[tuple[str, str, int]]
-    """Profile, network and number of clients, in the clients' order."""
+    """Profile, network and number of clients of each group, in the order of the clients' numbers."""
     workload: str
     scale: TimeScale
 
@@ -104,13 +108,13 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
-    """Load data and model, train for a few trips, and report the cost of a step."""
+    """Load the data and the model, train for a few trips, and report the cost of a training step."""
 
     experiment: Experiment
     base: str
     enforcement: Enforcement = Enforcement()
     fingerprint: bool = False
-    """True to fill in `Prepared.fingerprint`, with which hosts are compared."""
+    """True to fill in `Prepared.fingerprint`, whose digests show whether all hosts compute the same."""
     phones: bytes = b""
     """Secret from which the phones' keys are derived; empty without secure aggregation."""
 
@@ -121,19 +125,20 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
     initialise: bool
     """True to write the first model into ring entry 0; False for a resumed run."""
     shape: Shape | None = None
-    """Shape of the local buffer to create on a node, which shares no memory with the server; else None."""
+    """Shape of the buffer that a node creates, because it shares no memory with the server; None if a file
+    descriptor is attached."""
 
 
 class Spawn(_OfPeer, frozen=True, tag="spawn"):
-    """Fork a process."""
+    """Fork a process for a client, a worker or the evaluator."""
 
     address: str
     password: str
     server: int
-    """Id of the only process that may connect to the address."""
+    """Process id of the only process that may connect to the address."""
     time_scale: float
     key: bytes = b""
-    """The server's public key, if the address is its door."""
+    """The server's public key if the address is the door, its socket for other machines; otherwise empty."""
     as_is: bool = False
     """True if the process is not limited to its profile's speed and memory."""
 
@@ -155,12 +160,15 @@ class Fingerprint(msgspec.Struct, frozen=True):
     data: str
     """Digest of the examples, their partition and the first model."""
     training: str
-    """Digest of the model after one trip's training."""
+    """Digest of the model after the training of one trip."""
 
 
 class FirstTrip(NamedTuple):
-    """A client's first trip on its device, emulated seconds. ``total_s`` is the planned duration of the trip;
-    ``down_s`` and ``compute_s`` are the times of download and training on their own, without overlap."""
+    """The first trip of a client on its device; all times are in emulated seconds.
+
+    ``total_s`` is the planned duration of the trip. ``down_s`` and ``compute_s`` are the times that download
+    and training take if they do not overlap.
+    """
 
     steps: int
     down_s: float
@@ -170,10 +178,11 @@ class FirstTrip(NamedTuple):
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """The workload is loaded: its model has ``size`` parameters, and a training step takes ``host_step_s``
-    of CPU time on this host.
+    seconds of CPU time on this host.
 
-    ``examples`` and ``held_out`` are counts per client, ``classes`` is the number of classes per client, and
-    ``labels`` holds these classes, concatenated over clients. All four are arrays of int64; see `column`.
+    ``examples``, ``held_out`` and ``classes`` hold, for each client, the number of training examples, of
+    held-out examples and of classes. ``labels`` holds the classes of all clients, one client after another.
+    All four are arrays of int64; see `column`.
     """
 
     size: int
@@ -199,7 +208,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
 
 
 def column(numbers: bytes) -> memoryview[int]:
-    """View a column of `Prepared` as integers."""
+    """Return one of the byte arrays in `Prepared` as a view of 64-bit integers."""
     return memoryview(numbers).cast("q")
 
 
@@ -247,23 +256,25 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     restarts: int = 0
     """Number of earlier servers of this run, which were killed."""
     killed: str = "server"
-    """Name of the process whose death ended the last server: "server" or "zygote"."""
+    """Process that was killed before this server was started: "server", or "zygote", without which the
+    supervisor also ends the server."""
     recover: bool = False
     """True to continue from the killed server's buffer and record instead of from a checkpoint."""
     door: str = ""
-    """Address for peers on other machines, ``tcp://HOST:PORT``; the port may be ``*``."""
+    """Address for peers on other machines, ``tcp://HOST:PORT``, where the port may be ``*``; empty if all
+    peers are on this machine."""
     states: bool = False
     """True to report the clients' states for the live page; see `Progress.states`."""
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
-    """Stop the run now; it can be resumed."""
+    """Stop the run now; the run can be resumed later."""
 
     reason: str
 
 
 class Grow(msgspec.Struct, frozen=True, tag="grow"):
-    """Start more workers (virtual clock), with the numbers ``first`` to ``workers`` − 1."""
+    """Start more workers under the virtual clock, with the numbers ``first`` to ``workers`` − 1."""
 
     first: int
     workers: int
@@ -278,8 +289,8 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
     """The server is ready to connect to its peers.
 
     ``root`` is the prefix of the peers' addresses, ``secret`` the secret from which addresses and passwords
-    are derived, and ``pid`` the only process that peers accept. If the server has a door for other machines,
-    ``door`` is its address and ``key`` the server's public key.
+    are derived, and ``pid`` the id of the only process that peers accept. If the server has a door, which is
+    a socket for other machines, ``door`` is its address and ``key`` the server's public key.
     """
 
     root: str
@@ -290,8 +301,10 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Numbers for the live view, sent a few times per second. ``invalid`` is the first reason why the run is
-    INVALID so far, or ""."""
+    """Figures for the live view, sent a few times per second.
+
+    ``invalid`` is the first reason why the run is INVALID so far, or "" if there is none.
+    """
 
     emulated_s: float
     wall_s: float
@@ -310,13 +323,13 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     dropped: int
     incidents: int
     by_profile: dict[str, list[int]]
-    """Numbers of idle, training and absent clients, and of trips, keyed by profile."""
+    """For each profile, the numbers of idle clients, training clients, absent clients and trips."""
     states: bytes = b""
     """One byte for each client: `ABSENT`, or `IDLE` plus its `TripPhase`; empty in most messages."""
 
 
 class Replace(_OfPeer, frozen=True, tag="replace"):
-    """Start a process for this peer, with this epoch."""
+    """Start a process for this peer; ``epoch`` counts the processes of the peer from 0."""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

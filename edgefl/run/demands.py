@@ -1,4 +1,4 @@
-"""Requirements of an experiment: checks that it can run, its memory, and its time scale."""
+"""Checks that an experiment can run, and computes the memory and the time scale that it needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgefl.strategies.base import Strategy
 
 
 def checked(experiment: Experiment, base: Path) -> Experiment:
-    """Validate and complete an experiment. Raises `ConfigError` if it cannot run with any data."""
+    """Validate and complete an experiment. Raises `ConfigError` if it cannot run, whatever its data are."""
     experiment = config.validate(experiment, base)
     clients = fleet_of(experiment)
     experiment = completed(experiment, resolve(experiment.strategy, [base]))

@@ -1,4 +1,7 @@
-"""Assignment of tasks to workers: waiting tasks, tasks at workers, and results. Pure logic, no I/O."""
+"""Assigns tasks to workers, and keeps track of waiting tasks, of tasks at workers and of results.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,18 @@ from edgefl.core.deaths import Blame
 from edgefl.run import messages
 
 PREFETCH_S = 0.004
-"""Work sent to a worker in advance so that it never idles, seconds; estimated from earlier tasks."""
+"""Amount of work, in seconds, that is sent to a worker in advance so that it never idles; the time of a task
+is estimated from earlier tasks."""
 MIN_TASKS, MAX_TASKS = 2, 64
-"""Bounds for the number of tasks that a worker may hold: at least one being computed and one waiting, at most
-as many as fit in a message."""
+"""Minimum and maximum of the number of tasks that a worker may hold: one that it computes and one that waits,
+and as many as fit in a message."""
 
 Send = Callable[[int, Sequence[messages.Task]], bool]
 """Sends tasks to a worker; returns False if the worker is gone."""
 
 
 class FatalTask(msgspec.Struct, frozen=True, array_like=True, tag=41):
-    """Result of a task that killed its workers; ``reason`` describes the last death."""
+    """Result of a task that killed its workers; ``reason`` describes the death of the last one."""
 
     client: int
     task: int
@@ -30,15 +34,15 @@ class FatalTask(msgspec.Struct, frozen=True, array_like=True, tag=41):
 
 
 _Entry = tuple[float, int, int, messages.Task]
-"""Due time, client, task number, task."""
+"""A queued task: its due time, its client, its number and its message."""
 
 
 class Dispatch:
     """Assigns the task that is due first to the worker with the fewest tasks.
 
     Workers thus rarely idle, and tasks that still wait when the run ends are never computed. While a sum
-    waits for a ring entry, ``oldest_first`` assigns tasks of the oldest versions first, because they keep
-    entries in use.
+    waits for a free ring entry, ``oldest_first`` is True; tasks of the oldest model versions are then
+    assigned first, because these tasks keep ring entries in use.
     """
 
     def __init__(self, send: Send) -> None:
@@ -49,7 +53,7 @@ class Dispatch:
         self._waiting: dict[int, _Entry] = {}
         """Waiting tasks, keyed by task number, in the order in which they were added."""
         self._by_due: list[_Entry] = []
-        """Heap of entries by due time; entries of tasks that no longer wait are skipped."""
+        """Heap of entries, ordered by due time; entries of tasks that no longer wait are skipped."""
         self._at_work: dict[int, tuple[int, _Entry]] = {}
         self._blame = Blame()
         self._task_s = PREFETCH_S / MIN_TASKS
@@ -93,7 +97,7 @@ class Dispatch:
         return [entry[3] for holder, entry in self._at_work.values() if holder == worker]
 
     def worker_died(self, worker: int, computing: int | None, reason: str) -> None:
-        """Requeue the tasks of a dead worker, except a task that is blamed for its death.
+        """Requeue the tasks of a dead worker, except a task that is blamed for the death.
 
         ``computing`` is the task that the worker had begun last, if any. A blamed task (`Blame`) gets a
         `FatalTask` result in `results`.
@@ -109,7 +113,7 @@ class Dispatch:
         self._requeue(orphans)
 
     def fill(self, workers: Collection[int]) -> None:
-        """Send waiting tasks to the ``workers`` that hold at most half of their maximum."""
+        """Send waiting tasks to those ``workers`` that hold at most half as many tasks as they may hold."""
         if not self._waiting or not workers:
             return
         counts = dict.fromkeys(workers, 0)

@@ -29,7 +29,7 @@ from edgefl.run.slots import Aggregator, Lease
 from edgefl.run.timeline import Delivery, Timeline, TimelineEvent
 
 LONG_SUM_BYTES = 2**20
-"""Minimum total size of a sum's updates for which queued tasks are sent before the sum, bytes."""
+"""If the updates of a sum have at least this many bytes in total, queued tasks are sent before the sum."""
 
 
 class _OpenTrip(msgspec.Struct):
@@ -43,7 +43,10 @@ class _OpenTrip(msgspec.Struct):
     """True if the trip failed in a private run, so that its slot holds an update of zero."""
 
     def row(self, size_bytes: tuple[int, int], checksum_seen: int | None = None) -> TripRow:
-        """Return the trip's row as far as it is known; ``size_bytes`` are the sizes of model and update."""
+        """Return the trip's row with the fields that are known so far.
+
+        ``size_bytes`` holds the sizes of the model and of the update.
+        """
         order, arrival = self.order, self.arrival
         if arrival is None:
             return TripRow(
@@ -121,7 +124,7 @@ class Engine:
     exchange_bytes: int = 0
     """Bytes that a client downloads in addition to the model."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
-    """Returns the delay from a task's message to the start of its trip, emulated s: `Trips.wait_s`."""
+    """Returns the emulated seconds from a task's message to the start of its trip; see `Trips.wait_s`."""
 
     def __post_init__(self) -> None:
         timeline, self._clock, self._on_record = self.timeline, self.timeline.clock, set(self.restored)
@@ -131,7 +134,8 @@ class Engine:
             for task, (order, at_s) in self.running.items()
         }
         self._assessing: dict[int, tuple[float, int]] = {}
-        """Publication time, and number of client trips until then, of each version at the evaluator."""
+        """For each version at the evaluator, its publication time, and the number of client trips until
+        then."""
         shape = self.aggregator.buffer.shape
         self._size_bytes = (4 * shape.size + self.exchange_bytes, shape.update_bytes)
         self._keeps, self._measures = shape.clients > 0, self.core.strategy.measures
@@ -200,7 +204,8 @@ class Engine:
                 self._handlers[type(action)](action)
 
     def _waits(self, action: Sum, hidden: HiddenSums) -> bool:
-        """Return True if a hidden sum must wait for clients that can unmask it, or for their exchange.
+        """Return True if a hidden sum must wait for clients that can unmask it, or for the end of their
+        exchange of shares.
 
         When the run ends, no sum waits any longer; a sum whose exchange has not ended is then refused.
         """
@@ -225,7 +230,7 @@ class Engine:
         return True
 
     def retry_sum(self) -> None:
-        """Try the deferred sum again."""
+        """Try again the sum that was deferred because no ring entry was free."""
         action, self.aggregator.deferred = self.aggregator.deferred, None
         if action is not None:
             self.carry_out([action])
@@ -264,8 +269,8 @@ class Engine:
             self._request_evaluation(version, requested, entries[version])
 
     def record_open(self, *, running: bool) -> None:
-        """Record trips whose update is held, and at the end of the run also those that are still
-        ``running``."""
+        """Record the trips whose updates are held and, if ``running``, also the trips that are still
+        running, as at the end of the run."""
         for trip in self._open.values():
             if running or trip.zero or trip.arrival is not None:
                 self.store.trip(trip.row(self._size_bytes))
@@ -395,7 +400,10 @@ class Engine:
 
 @dataclass(eq=False)
 class WriteAhead:
-    """Makes events survive a kill of this process, in batches: each call covers all events since the last."""
+    """Makes events survive a kill of this process, in batches.
+
+    Each call of `secure` covers all events since the call before.
+    """
 
     store: Store
     aggregator: Aggregator

@@ -1,4 +1,7 @@
-"""Queue of versions for the evaluator: one being evaluated and, under the wall clock, at most one waiting."""
+"""Queue of model versions for the evaluator.
+
+One version is being evaluated; under the wall clock, at most one other version waits.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from edgefl.run.slots import Aggregator
 
 
 class EvaluationQueue:
-    """Keeps the ring entries of queued versions unchanged until these are evaluated or dropped.
+    """Keeps the ring entries of queued versions unchanged until the versions are evaluated or dropped.
 
     With ``keep_all`` no version is dropped, however long the queue is.
     """
@@ -22,7 +25,8 @@ class EvaluationQueue:
     def request(self, version: int, entry: int) -> list[int]:
         """Request the evaluation of a version; return the versions that are dropped.
 
-        A new version replaces a waiting one, so that the run never waits for the evaluator.
+        Without ``keep_all``, a new version replaces the waiting version, so that the run never waits for the
+        evaluator.
         """
         if self._given_up:
             return [version]
@@ -38,13 +42,13 @@ class EvaluationQueue:
         return dropped
 
     def send(self) -> None:
-        """Send, or resend, the evaluator its current version."""
+        """Send the evaluator the first version in the queue, possibly for the second time."""
         peer = self._peers.get(control.EVALUATOR, 0)
         if self._queue and peer is not None and peer.ready:
             self._gate.send(peer, messages.Assess(*self._queue[0]))
 
     def complete(self, version: int) -> bool:
-        """Handle a result; return False if it was not requested."""
+        """Remove an evaluated version from the queue; return False if its evaluation was not requested."""
         if not self._queue or self._queue[0][0] != version:
             return False
         self._aggregator.unpin(self._queue.pop(0)[1])

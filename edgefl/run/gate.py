@@ -1,7 +1,7 @@
 """The gate: decodes and checks incoming messages; encodes and sends outgoing ones.
 
-An update passes only if its sender is known and holds the task, if its base version is that of the lease, and
-if its checksum equals the checksum in the slot. (The sum later compares this checksum with the update's
+An update passes only if its sender is known and holds the task, if its base version is the one in the lease,
+and if its checksum equals the checksum in the slot. (The sum later compares this checksum with the update's
 bytes.) A violation becomes a `Refusal`. Repeated and late reports of a finished task have no effect, because
 a transport may lose, delay or repeat messages.
 """
@@ -25,7 +25,7 @@ from edgefl.zeromq.sockets import Frame, Full, Unreachable
 
 
 class TaskReturned(NamedTuple):
-    """A task ended without an update; ``kind`` is the kind of incident, "" if it is not an incident."""
+    """A task ended without an update; ``kind`` is the kind of incident, or "" if this is no incident."""
 
     client: int
     task: int
@@ -34,8 +34,8 @@ class TaskReturned(NamedTuple):
 
 
 class ResendRequest(NamedTuple):
-    """A peer that should be busy repeats its last report: its order, or the effect of its report, was
-    lost."""
+    """A peer that should be busy repeats its last report, so its order, or the effect of the report, must
+    have been lost."""
 
 
 class Refusal(NamedTuple):
@@ -46,9 +46,11 @@ class Refusal(NamedTuple):
 
 
 MOST_IDLE = 1000
-"""Maximum number of messages without effect since the last check of the peer; more are a flood."""
+"""Maximum number of messages without effect that a peer may send between two checks of all peers; a peer that
+sends more is flooding the server."""
 MOST_REPEATS = 2
-"""Repeats after which the peer must have missed its task; it may send one repeat before the task arrives."""
+"""Number of repeated reports after which the peer must have missed its task; a single repeat may have been
+sent before the task arrived."""
 Checked = messages.Ready | messages.TaskResult | messages.Assessed | TaskReturned | ResendRequest | Refusal
 
 
@@ -202,7 +204,7 @@ class Gate:
         return (answer,)
 
     def lease_of(self, peer: Peer, task: int) -> Lease | None:
-        """Return the lease of a task that this peer holds, or None."""
+        """Return the lease of a task, or None if this peer does not hold the task."""
         lease = self._aggregator.leases.get(task)
         computes = peer.role != control.EVALUATOR and lease is not None and lease.holder == peer.number
         return lease if computes else None

@@ -1,5 +1,7 @@
 """Secure aggregation in a run: its rules, the phones' keys, and the server's sums of hidden updates.
 
+A hidden update is masked or encrypted, so that the server can read only sums of several updates.
+
 Each kind of ``[server.secure]`` is a `Scheme` in a module of its own: `hidden_masks`, `hidden_trusted` and
 `hidden_pairwise`. The phones' keys are derived from one secret, which the zygote's processes and
 `edgefl.run.secure_process` know, but the server's process does not.
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 CLIP_MARGIN = 1.0 - 2.0**-20
-"""Factor on a clipping norm that leaves room for the rounding of clipped elements to float32."""
+"""Factor by which a clipping norm is multiplied, because clipped elements are rounded to float32."""
 Members = Sequence[tuple[int, int, float]]
 """Client, slot and weight of each update of a sum."""
 
@@ -49,68 +51,83 @@ class Trip(NamedTuple):
     cohort: Cohort | None
     """The client's round, if no client can join it later; otherwise None."""
     weight: float
-    """`Strategy.own_weight` divided by the fleet's largest; 1 if the strategy has none."""
+    """The client's `Strategy.own_weight` divided by the largest in the fleet; 1 if the strategy defines no
+    own weights."""
 
 
 class Writer(Protocol):
-    """The clients' half of a scheme."""
+    """The part of a secure aggregation scheme that hides updates on the clients."""
 
     def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
-        """Hide a client's update and write it to its slot. Raises `SecureError` if it is not finite."""
+        """Hide a client's update and write it to its slot.
+
+        Raises `SecureError` if the update is not finite.
+        """
 
 
 class SumProcess(Protocol):
-    """A process that unmasks or opens sums, such as `edgefl.run.secure_process.SecureProcess`."""
+    """A process that unmasks or decrypts sums, such as `edgefl.run.secure_process.SecureProcess`."""
 
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
-        """Return the reply of the clients that are ``online`` to a request for the sum of ``members``."""
+        """Request the sum of ``members``, and return the reply of the clients that are ``online``."""
 
 
 class Parties(Protocol):
-    """The parties of a scheme that unmask or open sums."""
+    """The parties of a secure aggregation scheme that unmask or decrypt sums."""
 
     used: Used
 
     def reply(self, members: Members, online: Collection[int]) -> SumReply:
-        """Return the reply of the clients that are ``online`` to a request for the sum of ``members``."""
+        """Answer a request for the sum of ``members`` on behalf of the clients that are ``online``."""
 
 
 Ask = Callable[[Members], Any]
-"""Requests the unmasking or opening of a sum; returns the `SumReply`."""
+"""Requests that a sum is unmasked or decrypted; returns the `SumReply`."""
 
 
 class Helpers(NamedTuple):
-    """Clients that can unmask a sum, and how many of them are needed."""
+    """Clients that can help to unmask a sum, and the number of them that is needed."""
 
     clients: Sequence[int]
     needed: int
 
 
 class Scheme(NamedTuple):
-    """One kind of secure aggregation: its three parties in a run, and its rules."""
+    """One kind of secure aggregation: its rules, and the parts that run on the clients, in the process that
+    unmasks sums, and on the server."""
 
     check: Callable[[Experiment, Secure, Strategy, int], None]
-    """Raises `ConfigError` if experiment, settings, strategy and number of clients do not fit together."""
+    """Raises `ConfigError` if the experiment, the settings, the strategy and the number of clients do not fit
+    together."""
     rules: Callable[[Secure, Strategy, int, int], AnyRules]
-    """Makes the rules, from settings, strategy, number of elements of an update, and number of clients."""
+    """Makes the rules from the settings, the strategy, the number of elements of an update, and the number of
+    clients."""
     writer: Callable[[Phones, Any], Writer]
-    """Creates the clients' part, from the phones' keys and the rules."""
+    """Creates the `Writer` that hides updates on the clients, from the phones' keys and the rules."""
     parties: Callable[[Phones, Any, ParameterBuffer, Path | None], Parties]
-    """Creates the part of `edgefl.run.secure_process`, from keys, rules, buffer and file of used masks."""
+    """Creates the `Parties` that run in `edgefl.run.secure_process`, from the phones' keys, the rules, the
+    parameter buffer and the path of the file that lists used masks."""
     helpers: Callable[[Any, int, int, ParameterBuffer, Members], Helpers]
-    """Lists the helpers of a sum, from rules, the experiment's seed and its number of clients."""
+    """Returns the `Helpers` of a sum, from the rules, the seed, the number of clients of the experiment, the
+    parameter buffer and the members of the sum."""
     sum: Callable[[Any, Ask, ParameterBuffer, Members], tuple[Floats, float]]
-    """The server's part: returns a vector and its factor, whose product is the weighted sum."""
+    """Sums updates on the server; returns a vector and a factor, whose product is the weighted sum."""
 
 
 def scheme_of(kind: str) -> Scheme:
-    """Return the scheme of a kind of ``[server.secure]``. Its module needs the package cryptography."""
+    """Return the scheme for this ``kind`` of ``[server.secure]``.
+
+    The scheme's module needs the package cryptography.
+    """
     scheme: Scheme = importlib.import_module(f"edgefl.run.hidden_{kind}").SCHEME
     return scheme
 
 
 def completed(experiment: Experiment, strategy: Strategy) -> Experiment:
-    """Return the experiment; with pairwise masks, ``strategy.redraw`` is False by default."""
+    """Return the experiment with its defaults for secure aggregation.
+
+    With pairwise masks, ``strategy.redraw`` is False unless it is set.
+    """
     secure, table = experiment.server.secure, experiment.strategy
     if secure is None or secure.kind != "pairwise" or not hasattr(strategy, "redraw"):
         return experiment
@@ -150,7 +167,7 @@ def check_secure(experiment: Experiment, strategy: Strategy, clients: int) -> No
 
 
 def rules_of(experiment: Experiment, strategy: Strategy, size: int, clients: int) -> AnyRules | None:
-    """Return the rules of the run's secure aggregation; None if it has none."""
+    """Return the rules of the run's secure aggregation, or None if the run does not use it."""
     secure = experiment.server.secure
     if secure is None:
         return None
@@ -165,14 +182,14 @@ def rules_of(experiment: Experiment, strategy: Strategy, size: int, clients: int
 
 
 def rounding_norm(rules: SecureRules) -> float:
-    """Return the largest L2 norm of the change that rounding makes to an update."""
+    """Return the largest L2 norm that the rounding error of an update can have."""
     return rules.step * math.sqrt(rules.size) / 2
 
 
 def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
     """Return the norm to which clients clip updates so that rounded updates are within ``privacy.clip_norm``.
 
-    Return None without ``[privacy]``, and with local noise only, because adding it clips updates anyway.
+    Return None if there is no ``[privacy]``, or only local noise, which is added to clipped updates anyway.
     """
     if experiment.privacy is None or not experiment.privacy.central:
         return None
@@ -183,10 +200,11 @@ def norm_limit(experiment: Experiment, rules: SecureRules) -> float | None:
 
 
 def phones_secret(experiment: Experiment, folder: Path, *, begun: bool = True) -> bytes:
-    """Return the secret of the phones' keys from the run's folder; for a new run, create and store it there.
+    """Return the secret from which the phones' keys are derived; it is empty without ``[server.secure]``.
 
-    It is empty without ``[server.secure]``. Raises `ConfigError` if a run that has begun has lost it: nobody
-    could open the updates that its server holds.
+    The secret is read from the run's folder; for a new run, it is created and stored there. Raises
+    `ConfigError` if the secret of a run that has begun is missing, because nobody could then unmask or
+    decrypt the updates that the server holds.
     """
     if experiment.server.secure is None:
         return b""
@@ -219,24 +237,27 @@ class Phones:
         return self._keys[client]
 
     def derived(self, name: bytes) -> KeyPair:
-        """Return the keys of a party other than a client."""
+        """Return the keys that are derived from the secret for the party with this name."""
         from edgefl.secure.keys import KeyPair
 
         return KeyPair(hashlib.blake2b(name, key=self._secret, digest_size=32).digest())
 
     def public(self, client: int) -> bytes | None:
-        """Return a client's public key, None for an unknown client."""
+        """Return a client's public key, or None if there is no such client."""
         return self.keys(client).public if 0 <= client < self.clients else None
 
 
 class HiddenUpdates:
-    """The clients' half of secure aggregation: clips updates to ``norm_limit``, if given, and hides them."""
+    """The part of secure aggregation that runs on the clients.
+
+    It clips updates to ``norm_limit``, unless this is None, and hides them.
+    """
 
     def __init__(self, phones: Phones, kind: str, rules: SecureRules, norm_limit: float | None) -> None:
         self._writer, self._norm_limit = scheme_of(kind).writer(phones, rules), norm_limit
 
     def write(self, raw: Raw, update: Floats, trip: Trip) -> None:
-        """Clip an update and write it to its slot: its numbers, then the bytes that its scheme adds."""
+        """Clip an update, hide it, and write it to its slot, followed by the bytes that the scheme adds."""
         limit = self._norm_limit
         if limit is not None and limit < (norm := math.sqrt(kernels.sq_norm(update))) < math.inf:
             np.multiply(update, np.float32(limit / norm), out=update)
@@ -247,12 +268,12 @@ class HiddenUpdates:
 
 
 def id_of(raw: Raw, size: int) -> bytes:
-    """Return the id in the bytes of an update with ``size`` numbers."""
+    """Return the id that is stored in the bytes of an update with ``size`` elements."""
     return raw[4 * size : 4 * size + ID_BYTES].tobytes()
 
 
 class HiddenSums:
-    """The server's half of secure aggregation: weighted sums of hidden updates in their slots."""
+    """The part of secure aggregation that runs on the server: weighted sums of hidden updates in slots."""
 
     def __init__(self, kind: str, rules: SecureRules, process: SumProcess, seed: int, clients: int) -> None:
         self.rules, self._process, self._scheme = rules, process, scheme_of(kind)
@@ -260,9 +281,9 @@ class HiddenSums:
         self.online: Callable[[int], bool] = lambda client: True
         """Returns True for a client that is connected, so that it can help to unmask a sum."""
         self.cut_short = False
-        """True if the run ends before the end of the exchange for the next sum, which is then refused."""
+        """True if the run ends before the clients' exchange for the next sum; this sum is then refused."""
         self.reply_s: Callable[[int, int, float, int, int], float] = lambda *_: 0.0
-        """Returns a client's time for its part of an exchange: `Trips.reply_s`."""
+        """Returns the emulated seconds that a client needs for its part of an exchange: `Trips.reply_s`."""
 
     def lacks_helpers(self, buffer: ParameterBuffer, members: Members) -> bool:
         """Return True if too few clients are online to unmask a sum; False for a sum that will be refused."""
@@ -285,12 +306,12 @@ class HiddenSums:
         return replies[helpers.needed - 1] if 0 < helpers.needed <= len(replies) else 0.0
 
     def _helpers(self, buffer: ParameterBuffer, members: Members) -> tuple[Helpers, list[int]]:
-        """Return the helpers of a sum, and which of them are online."""
+        """Return the helpers of a sum, and the list of those that are online."""
         helpers = self._scheme.helpers(self.rules, self._seed, self._clients, buffer, members)
         return helpers, [client for client in helpers.clients if self.online(client)]
 
     def sum(self, buffer: ParameterBuffer, members: Members) -> tuple[Floats, float]:
-        """Return a vector and its factor, whose product is Σ w_k Δ_k over (client, slot, weight).
+        """Return a vector and a factor, whose product is Σ w_k Δ_k over all ``members`` k.
 
         Raises `SecureError` if the sum is refused.
         """

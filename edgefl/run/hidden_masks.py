@@ -1,4 +1,5 @@
-"""``[server.secure] kind = "masks"``: one-time coded masks, removed by holders (`edgefl.secure.coded`)."""
+"""``[server.secure] kind = "masks"``: each update has a mask that is used only once. Clients that hold coded
+shares of the masks help the server to remove them from a sum (`edgefl.secure.coded`)."""
 
 from __future__ import annotations
 
@@ -44,13 +45,17 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Rul
 
 
 def holders_of(seed: int, clients: int, rules: Rules) -> list[int]:
-    """Return the clients that hold shares, drawn by the seed. Holder j (from 1) is the j-th client."""
+    """Draw with the seed the clients that hold shares of masks.
+
+    Holder j, counted from 1, is the j-th client in the list.
+    """
     drawn = stream(seed, "holders").choice(clients, rules.code.holders, replace=False)
     return sorted(map(int, drawn))
 
 
 class MaskWriter:
-    """Writes masked numbers, the mask's id, and the holders' sealed shares."""
+    """Writes the masked elements of an update, the mask's id, and for each holder an encrypted share of the
+    mask."""
 
     def __init__(self, phones: Phones, rules: Rules) -> None:
         self._phones, self._rules = phones, rules
@@ -68,13 +73,13 @@ class MaskWriter:
 
 
 def sealed_share(raw: Raw, rules: Rules, holder: int) -> bytes:
-    """Return a holder's sealed share from the bytes of an update."""
+    """Return a holder's sealed (encrypted) share from the bytes of an update."""
     start = 4 * rules.code.size + ID_BYTES + (holder - 1) * rules.sealed_bytes
     return raw[start : start + rules.sealed_bytes].tobytes()
 
 
 class Holders:
-    """All holders of mask shares."""
+    """All clients that hold shares of masks."""
 
     def __init__(self, phones: Phones, rules: Rules, buffer: ParameterBuffer, path: Path | None) -> None:
         self._rules, self._buffer = rules, buffer

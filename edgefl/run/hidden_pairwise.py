@@ -1,8 +1,11 @@
-"""``[server.secure] kind = "pairwise"``: one mask per pair of a round's clients (`edgefl.secure.pairwise`).
+"""``[server.secure] kind = "pairwise"``: one mask for each pair of clients in a round.
 
-An upload holds the masked, weighted numbers, the update's id, the round's number and clients, the weight, the
-client's advert, and its sealed shares. `edgefl.run.secure_process` acts for the clients that reveal shares.
-For clients that dropped out, it derives the shares that these would have sent before their training.
+The protocol is that of `edgefl.secure.pairwise`.
+
+An upload holds the masked and weighted elements of an update, the update's id, the number and the clients of
+the round, the weight, the client's advert (its public keys for the round), and its sealed (encrypted) shares.
+`edgefl.run.secure_process` acts for the clients that reveal shares. For clients that dropped out, it derives
+the shares that they would have sent before their training.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ number."""
 _PREFIX = struct.Struct("<QI")
 """Format of the round's number and the update's weight in an upload."""
 _ABSENT = 2**32 - 1
-"""Number in the unused places of an upload's list of clients, if the round is smaller than the maximum."""
+"""Value in the unused places of an upload's list of clients, if the round is smaller than the maximum."""
 
 
 def check(experiment: Experiment, secure: Secure, strategy: Strategy, clients: int) -> None:
@@ -87,7 +90,7 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Pai
 
 
 def round_rules(rules: PairRules, cohort: Cohort) -> RoundRules:
-    """Return the rules of a round. The round's name is a hash of its first task and its clients.
+    """Return the rules of a round, whose name is a hash of the first task and the clients of the round.
 
     The protocol numbers clients from 1. Raises `SecureError` if the round has too few clients.
     """
@@ -96,13 +99,16 @@ def round_rules(rules: PairRules, cohort: Cohort) -> RoundRules:
 
 
 def participant(phones: Phones, rules: RoundRules, number: int, content: bytes = b"") -> Participant:
-    """Return the protocol's participant for client ``number`` − 1; ``content`` is the id of its update."""
+    """Return the participant that acts for client ``number`` − 1 in the protocol.
+
+    ``content`` is the id of the client's update.
+    """
     secret = hashlib.blake2b(b"rounds", key=phones.keys(number - 1).private, digest_size=KEY_BYTES).digest()
     return Participant(number, rules, secret, content)
 
 
 def adverts_of(phones: Phones, rules: RoundRules) -> dict[int, Advert]:
-    """Return the adverts of all clients of a round."""
+    """Return the adverts (the public keys) of all clients of a round."""
     return {number: participant(phones, rules, number).advert() for number in sorted(rules.clients)}
 
 
@@ -114,7 +120,7 @@ class PairWriter:
         self._last: tuple[Cohort, RoundRules, dict[int, Advert]] | None = None
 
     def _round(self, cohort: Cohort) -> tuple[RoundRules, dict[int, Advert]]:
-        """Return the rules and adverts of a round; the last round's are cached."""
+        """Return the rules and the adverts of a round; those of the last round are cached."""
         if self._last is None or self._last[0] != cohort:
             rules = round_rules(self._rules, cohort)
             self._last = cohort, rules, adverts_of(self._phones, rules)
@@ -177,9 +183,10 @@ class Upload(NamedTuple):
 def uploads_of(
     rules: PairRules, buffer: ParameterBuffer, members: Members
 ) -> tuple[RoundRules, dict[int, Upload]]:
-    """Return the rules of a sum's round, and its uploads keyed by the client's number in the protocol.
+    """Return the rules of the round to be summed, and the uploads of the clients in ``members``.
 
-    Raises `SecureError` if the uploads do not belong to one round, or are too few.
+    The uploads are keyed by the client's number in the protocol. Raises `SecureError` if the uploads belong
+    to different rounds, or are too few.
     """
     found = [Upload.read(rules, buffer, client, slot) for client, slot, _ in members]
     if not found:
@@ -204,7 +211,7 @@ def uploads_of(
 
 
 class Participants:
-    """Reveals shares on behalf of the clients of all rounds, for one sum per round only."""
+    """Reveals shares on behalf of the clients of all rounds, but only for one sum in each round."""
 
     def __init__(self, phones: Phones, rules: PairRules, buffer: ParameterBuffer, path: Path | None) -> None:
         self._phones, self._rules, self._buffer = phones, rules, buffer
@@ -245,7 +252,7 @@ class Participants:
 
 
 def _digest(uploads: Iterable[Upload]) -> bytes:
-    """Return a digest of a sum's clients, weights and updates, whatever their order."""
+    """Return a digest of the clients, weights and updates of a sum, which does not depend on their order."""
     parts = sorted(b"%d %d " % (one.client, one.weight) + one.name for one in uploads)
     return hashlib.sha256(b"".join(parts)).digest()
 
@@ -275,13 +282,16 @@ def unmasked_sum(
 
 
 def check_weights(weights: Sequence[float], whole: Sequence[int]) -> None:
-    """Raise `SecureError` unless a step's weights are, up to rounding, in proportion to the clients' own."""
+    """Raise `SecureError` unless the strategy's weights are proportional to the weights in the uploads.
+
+    Differences due to rounding are allowed.
+    """
     total, units = sum(weights), sum(whole)
     for weight, own in zip(weights, whole, strict=True):
         share = weight / total
         if abs(share * units - own) > 1 + share * len(whole):
             raise SecureError(
-                f"a client weighted its update with {own} of {units}, the strategy with {share:.3g}"
+                f"a client weighted its update with {own} of {units}, but the strategy with {share:.3g}"
             )
 
 

@@ -30,7 +30,7 @@ def rules_of(secure: Secure, strategy: Strategy, size: int, clients: int) -> Tru
 
 
 class EncryptedWriter:
-    """Writes the encrypted numbers, the update's id, and the cipher's tag."""
+    """Writes an update's encrypted elements, its id, and the authentication tag of the cipher."""
 
     def __init__(self, phones: Phones, rules: TrustedRules) -> None:
         self._phones, self._aggregator = phones, phones.derived(AGGREGATOR).public
@@ -43,7 +43,7 @@ class EncryptedWriter:
 
 
 def sealed_update(raw: Raw, size: int) -> bytes:
-    """Return the encrypted numbers and their tag from the bytes of an update."""
+    """Return the encrypted elements and their authentication tag from the bytes of an update."""
     return raw[: 4 * size].tobytes() + raw[4 * size + ID_BYTES :].tobytes()
 
 

@@ -1,7 +1,7 @@
 """The `Hosts` on which a run's clients or workers are started; by default only this host.
 
 `edgefl.hosts.nodes.Nodes` is the other implementation. With nodes, this host's zygote still loads the
-workload, makes the first model and hosts the evaluator.
+workload, makes the first model and forks the evaluator.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ class Share(NamedTuple):
     host: str
     peers: Sequence[int]
     step_s: float
-    """CPU seconds of a training step on that host."""
+    """CPU time of a training step on that host, in seconds."""
     cores: float | None = None
-    """Cores for these peers; None for all that this process may use."""
+    """Number of cores for these peers; None if they may use all cores that this process may use."""
     as_is: bool = False
     """True if the peers are not limited to their device profiles."""
 
 
 class Seat(NamedTuple):
-    """The server's address, pid (0 if remote) and public key, with which a peer connects."""
+    """The data with which a peer connects to the server: the address, the server's process id (0 if the
+    server is on another machine) and the server's public key."""
 
     address: str
     server: int = 0
@@ -49,41 +50,49 @@ class Hosts(Protocol):
     wanted: int
     """Number of hosts that the run waits for."""
     rows: list[NodeRow]
-    """Rows of the hosts for the run's record."""
+    """One row for each host, which is written to the record of the run."""
 
     @property
     def door(self) -> str:
         """Address of the server's socket for peers on other machines; "" if all peers are on this machine."""
 
     def adapted(self, experiment: Experiment, base: Path) -> Experiment:
-        """Return the experiment as it runs on these hosts. Raises `ConfigError` if it cannot."""
+        """Return the experiment as it runs on these hosts. Raises `ConfigError` if it cannot run on them."""
 
     def open(self, fd: int, say: Callable[[str], None]) -> None:
-        """Start accepting hosts. `wait` returns when ``fd`` is readable; ``say`` shows the user a line."""
+        """Start accepting hosts.
+
+        From now on, `wait` returns when ``fd`` is readable. ``say`` shows a line of text to the user.
+        """
 
     def wait(self, timeout_s: float | None) -> float | None:
-        """Wait for messages of the hosts; return the time for which the caller should still wait, s."""
+        """Wait for messages from the hosts; return the seconds for which the caller should still wait."""
 
     def receive(self) -> Iterator[control.FromHosts]:
         """Yield the messages that have arrived."""
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
-        """Load data and model on all hosts. ``same_bits``: training must give the same bits on all hosts."""
+        """Load the data and the model on all hosts.
+
+        If ``same_bits`` is True, training must give the same bits on all hosts.
+        """
 
     def expect(
         self, fingerprint: control.Fingerprint | None, host_step_s: float
     ) -> Iterator[control.FromHosts]:
-        """Accept the hosts that match this host's fingerprint. ``host_step_s`` is the time of a training step
-        on this host."""
+        """Accept the hosts whose fingerprints equal ``fingerprint``, that of this host.
+
+        ``host_step_s`` is the time in seconds of a training step on this host.
+        """
 
     def carries(self) -> int:
-        """Return the number of workers that the hosts have room for."""
+        """Return the number of workers that the hosts can run."""
 
     def shares(self, count: int) -> list[Share]:
-        """Return each host's share of ``count`` peers that are spawned in order."""
+        """Divide ``count`` peers, which are started in the order of their numbers, among the hosts."""
 
     def adopt(self, shape: Shape) -> None:
-        """Make parameter buffers on hosts that share no memory with this one."""
+        """Create parameter buffers on the hosts that share no memory with this host."""
 
     def seat(self, server: control.Listening, name: bytes) -> Seat: ...
 
@@ -91,13 +100,13 @@ class Hosts(Protocol):
         """Start a peer."""
 
     def expel(self, message: control.Expel) -> control.Departed | None:
-        """Kill a peer; if it has no process, return its `Departed` message at once."""
+        """Kill a peer; if the peer has no process, return the `Departed` message for it at once."""
 
     def clear(self, restarts: int) -> Iterator[control.FromHosts]:
-        """Kill all peers, because their server is gone; `control.Cleared` follows."""
+        """Kill all peers, because their server has died; each host then sends a `control.Cleared` message."""
 
     def usage(self, here: dict[str, float | None]) -> dict[str, float | None]:
-        """Return the load of the worst host; ``here`` is the load of this one."""
+        """Return the load of the most heavily loaded machine; ``here`` is the load of this host."""
 
     def close(self, outcome: str = "") -> None:
         """End all peers, because the run is over."""

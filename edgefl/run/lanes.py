@@ -1,8 +1,9 @@
 """Makes the runs of a sweep: a missing run is made or resumed, a finished run is read from its folder.
 
 Several runs can be made in parallel lanes. A lane is a process that makes one run after another on its share
-of the cores, with the same bits as `supervisor.run`. Each lane has a process group of its own, so that Ctrl-C
-reaches only this process. This process then requests a checkpoint from each lane, and waits for it.
+of the cores; the results have the same bits as those of `supervisor.run`. Each lane has a process group of
+its own, so that Ctrl-C reaches only this process. This process then requests a checkpoint from each lane and
+waits until the lanes have ended.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ from edgefl.run.hosting import Hosts
 from edgefl.terminal import printable
 
 GRACE_S = 10.0
-"""Time that an idle lane has to exit before it is killed, seconds."""
+"""Time limit in seconds for the exit of an idle lane; a lane that takes longer is killed."""
 
 
 OpenHosts = Callable[[Experiment], AbstractContextManager[Hosts | None]]
-"""Provides the hosts of a run's clients or workers until the run has ended; None: this host."""
+"""Provides the hosts on which the clients or workers of a run are started, until the run has ended; None
+stands for this host."""
 
 
 def this_host(experiment: Experiment) -> AbstractContextManager[None]:
-    """Use this host for the experiment."""
+    """Provide None, so that the experiment runs on this host only."""
     return nullcontext()
 
 
@@ -57,8 +59,8 @@ def finished(
 ) -> Result:
     """Return the finished run of an experiment in ``folder``; if necessary, make or resume it first.
 
-    A run is shown live on a terminal unless ``quiet``. ``hosts`` opens the hosts of its clients or workers.
-    Raises `ConfigError` if the folder holds a run with other settings.
+    A run is shown live on a terminal unless ``quiet``. ``hosts`` provides the hosts on which the clients or
+    workers of the run are started. Raises `ConfigError` if the folder holds a run with other settings.
     """
     if (found := existing(wanted, folder, base)) is not None:
         return found
@@ -70,7 +72,7 @@ def finished(
 
 
 def existing(wanted: Experiment, folder: Path, base: Path) -> Result | None:
-    """Return the finished run in ``folder``; None if there is none yet.
+    """Return the finished run in ``folder``, or None if the folder holds no finished run.
 
     Raises `ConfigError` if the folder holds a run with other settings.
     """
@@ -80,7 +82,7 @@ def existing(wanted: Experiment, folder: Path, base: Path) -> Result | None:
         raise ConfigError(
             f"{folder} holds a run with different settings; use a different --out, or delete the folder"
         )
-    with suppress(ConfigError), Record(folder) as record:  # killed before the record was complete
+    with suppress(ConfigError), Record(folder) as record:  # it is incomplete after a kill
         if record.meta.status == "done" and (folder / "summary.json").is_file():
             return Result(folder)
     return None
@@ -91,7 +93,7 @@ class Forks(msgspec.Struct, frozen=True, tag="forks"):
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """A run for a lane to make."""
+    """A run that a lane has to make."""
 
     experiment: Experiment
     folder: str
@@ -111,7 +113,7 @@ class Lane(NamedTuple):
 
 
 def shares(cores: Sequence[int], lanes: int) -> list[list[int]]:
-    """Divide cores among lanes; with fewer cores than lanes, each lane gets one core, which lanes may share.
+    """Divide cores among lanes. If there are fewer cores than lanes, several lanes share one core.
 
     >>> shares([0, 1, 2, 3, 4], 2), shares([0, 1], 3)
     ([[0, 1], [2, 3, 4]], [[0], [1], [0]])
@@ -125,7 +127,9 @@ def shares(cores: Sequence[int], lanes: int) -> list[list[int]]:
 def make_all(
     jobs: Sequence[Job], lanes: int, made: Callable[[int], None], fork_server: Callable[[], ForkServer]
 ) -> None:
-    """Make the missing runs, ``lanes`` at a time; call ``made`` with each run's index when it is finished.
+    """Make the missing runs, ``lanes`` of them in parallel.
+
+    ``made`` is called with the index of each run when this run is finished.
 
     Raises `ConfigError` or `RunError` for the first run that fails, and KeyboardInterrupt after a stop
     signal. The other runs then end with a checkpoint.

@@ -1,7 +1,7 @@
 """Messages between the server and its clients. No other module parses bytes from a socket.
 
-Both clocks use the same messages. A client under the wall clock gets orders of one task and reports the times
-that it has measured; a worker under the virtual clock computes the tasks of many clients.
+Both clocks use the same messages. A client under the wall clock receives one task in each order and reports
+the times that it has measured; a worker under the virtual clock computes the tasks of many clients.
 
 =============  ======================================  ==================================================
 server sends   client or worker answers                evaluator answers
@@ -13,7 +13,7 @@ server sends   client or worker answers                evaluator answers
 =============  ======================================  ==================================================
 
 Every peer sends `Ready` first and `Beat` while it has nothing else to send. A message is one header frame
-(msgpack, a tagged array) and, for the kinds that carry numbers, one payload frame.
+(msgpack, a tagged array) and, if it carries a model or a part of an update, one payload frame.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
 Checksum = Annotated[int, msgspec.Meta(ge=0)]
 Metrics = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msgspec.Meta(max_length=16)]
-"""Results of the user's own functions, by name; NaN for a training metric that is not finite."""
+"""Results of the user's own functions, keyed by name; a training metric that is not finite is NaN."""
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Ready(_Message, frozen=True, tag=1):
-    """Client, worker or evaluator → server: connected."""
+    """Client, worker or evaluator → server: this process is connected and ready for work."""
 
     peer: int
     epoch: int
@@ -64,7 +64,7 @@ class Beat(_Message, frozen=True, tag=2):
 
 
 class Chunk(_Message, frozen=True, tag=3):
-    """Client or worker → server, with a part of an update as payload (``transport = "wire"``)."""
+    """Client or worker → server: the payload is a part of an update (only with ``transport = "wire"``)."""
 
     task: int
     slot: int
@@ -72,14 +72,17 @@ class Chunk(_Message, frozen=True, tag=3):
 
 
 class Spent(_Message, frozen=True, tag=21):
-    """Duration of one phase of a trip, emulated seconds: planned from the profile, and measured."""
+    """Duration of one phase of a trip in emulated seconds, as planned from the profile and as measured."""
 
     declared_s: Amount
     achieved_s: Amount
 
 
 class TripTimes(_Message, frozen=True, tag=4):
-    """The times of one trip, emulated seconds: measured by a client, or equal to the plan (virtual clock)."""
+    """The times of one trip in emulated seconds.
+
+    Under the wall clock, the client has measured them; under the virtual clock, they are equal to the plan.
+    """
 
     work_s: Amount
     down: Spent
@@ -89,7 +92,7 @@ class TripTimes(_Message, frozen=True, tag=4):
     """Sum of the one-way delays of download and upload, which ``down`` and ``up`` include."""
     lateness_s: Amount = 0.0
     process_grew_mib: Amount | None = None
-    """Growth of the client's process so far, MiB; None under the virtual clock."""
+    """Growth of the memory of the client's process so far, in MiB; None under the virtual clock."""
 
     @property
     def trip(self) -> Spent:
@@ -106,7 +109,7 @@ class Gone(_Message, frozen=True, tag=5):
     task: int
     reason: str
     order: int = 0
-    """Number of the order, as in `Task`."""
+    """Number of the order to which the task belongs; see `Task.order`."""
 
 
 class TaskResult(_Message, frozen=True, tag=23):
@@ -119,14 +122,14 @@ class TaskResult(_Message, frozen=True, tag=23):
     checksum: Checksum
     cpu_s: Amount
     peak_mib: Amount
-    """Peak memory of training, predicted from the trace of a step, MiB."""
+    """Peak memory of training in MiB, predicted from the trace of a step."""
     metrics: Metrics
     counted: Count | None = None
-    """Number of examples by which the update is weighted; None: all examples of its client."""
+    """Number of examples by which the update is weighted; None stands for all examples of the client."""
     failed: str = ""
-    """With local noise: the reason why the update is zero plus noise, for the record; else empty."""
+    """With local noise, the reason why the update consists only of noise, for the record; otherwise empty."""
     order: int = 0
-    """Number of the order, as in `Task`."""
+    """Number of the order to which the task belongs; see `Task.order`."""
     times: TripTimes | None = None
     """Times that a client has measured; None from a worker, which computes at full speed."""
 
@@ -146,8 +149,8 @@ class Trained(_Message, frozen=True, tag=7):
 class ClientScores(_Message, frozen=True, tag=31):
     """Loss and accuracy of a version on the held-out examples of ``clients``, one number per client.
 
-    The ``personal`` values are measured after fine-tuning on the client's training examples. Lists are empty
-    if not requested, and accuracies are also empty if targets are not classes.
+    The ``personal`` values are measured after fine-tuning on the client's training examples. A list is empty
+    if the experiment does not request it; the lists of accuracies are also empty if targets are not classes.
     """
 
     clients: list[Count]
@@ -173,11 +176,12 @@ class Assessed(_Message, frozen=True, tag=6):
     """Metrics from the user's evaluation function."""
     clients: ClientScores
     problem: str
-    """Reason why the user's function gave no metrics; empty if it did."""
+    """Reason why the user's function failed and returned no metrics; otherwise empty."""
 
 
 class Cut(_Message, frozen=True, tag=22):
-    """End of a task that stops at a given time or after some steps; see `edgefl.strategies.base.Until`."""
+    """End of a task that stops at a given time or after a given number of steps; see
+    `edgefl.strategies.base.Until`."""
 
     end: End
     gain: float
@@ -254,7 +258,7 @@ def encode(message: FromClient | FromServer) -> bytes:
 
 
 def decode_from_client(header: bytes | memoryview) -> FromClient:
-    """Decode a message of a client. Raises `WireError` for anything that is not one of its messages.
+    """Decode a message from a peer to the server. Raises `WireError` if it is not a valid message.
 
     >>> decode_from_client(encode(Ready(peer=3, epoch=1, role="client", password="")))
     Ready(peer=3, epoch=1, role='client', password='')
@@ -282,7 +286,7 @@ def decode_from_client(header: bytes | memoryview) -> FromClient:
 
 
 def decode_from_server(header: bytes | memoryview) -> FromServer:
-    """Decode a message of the server. Raises `WireError` for anything that is not one of its messages."""
+    """Decode a message from the server. Raises `WireError` if it is not a valid message."""
     return _decode(_from_server, header)
 
 

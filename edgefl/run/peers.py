@@ -1,4 +1,5 @@
-"""The server's peers, and their lifecycle: connection, silence, death, replacement."""
+"""The server's peers (clients, workers and the evaluator) and what happens to them: they connect, are silent,
+die and are replaced."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from edgefl.run.connection import ServerSocket
 
 CLIENTS = (control.CLIENT, control.WORKER)
 STARTUP_S = 120.0
-"""Time limit from the start of a process to its first message, wall seconds."""
+"""Time limit from the start of a process to its first message, in wall seconds."""
 BUSY_S = 120.0
-"""Time that the evaluator may be silent while it evaluates a version, wall seconds."""
+"""Time for which the evaluator may be silent while it evaluates a version, in wall seconds."""
 MOST_DEATHS_IN_A_ROW = 5
 """Number of deaths without a finished task after which a worker or the evaluator is not started again."""
 MOST_PAST = 256
 """Number of finished tasks remembered per peer; a worker holds at most 64 tasks at a time."""
 MOST_DETAIL = 500
-"""Maximum length of a peer's text in the record, characters."""
+"""Maximum number of characters of a text from a peer that are written to the record."""
 
 
 @dataclass
@@ -38,16 +39,17 @@ class Peer:
     number: int
     epoch: int
     last_message_s: float
-    """Time of the last message, seconds of the monotonic clock."""
+    """Time of the last message, in seconds, as read from the monotonic clock."""
     ready: bool = False
     expelled: bool = False
     dismissed: bool = False
     """True if a `Bye` message was sent."""
     deaths_in_a_row: int = 0
     past: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PAST))
-    """The last finished tasks, or evaluated versions: the peer may report them again, or late."""
+    """The tasks that the peer finished last or, for the evaluator, the versions that it evaluated last. The
+    peer may report them again, or late."""
     repeats: int = 0
-    """Number of times that the peer repeated its last report since it was sent an order."""
+    """Number of times that the peer has repeated its last report since the server last sent it an order."""
     idle: int = 0
     """Number of messages without effect since the last check of all peers."""
 
@@ -57,9 +59,10 @@ class Peer:
 
 
 class Peers:
-    """Table of all expected peers, by routing id and by name.
+    """Table of all expected peers, keyed by routing id and by role and number.
 
-    The server's socket connects to them or, with ``by_door``, accepts connections of clients and workers.
+    The server's socket connects to the peers. With ``by_door``, clients and workers instead connect to the
+    door, the server's socket for other machines.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class Peers:
         self._socket.disconnect(peer.identity)
 
     def sender_of(self, routing_id: bytes) -> Peer | None:
-        """Return the sender of a message and note the time, or None for an unknown sender."""
+        """Return the sender of a message and note the time; return None if the sender is unknown."""
         peer = self._by_identity.get(routing_id)
         if peer is not None:
             peer.last_message_s = self._monotonic()
@@ -109,11 +112,11 @@ class Peers:
         return peer
 
     def check_silence(self, seconds: float, every_s: float) -> Iterator[tuple[Peer, float]]:
-        """Yield `silent` peers; called every ``every_s`` seconds.
+        """Yield the peers that `silent` finds; this method is called every ``every_s`` seconds.
 
-        If a call is very late, this process was held up, and probably the peers were too: the delay does not
-        count as their silence. It does count at the next call, so that a slow server also detects peers that
-        hang.
+        If a call is very late, this process was held up, and the peers probably were too, so the delay does
+        not count as silence of the peers. If the next call is late as well, its delay does count, so that a
+        slow server also detects peers that hang.
         """
         now = self._monotonic()
         away_s, self._checked_s = now - self._checked_s, now
@@ -124,9 +127,9 @@ class Peers:
         return self.silent(seconds)
 
     def silent(self, seconds: float) -> Iterator[tuple[Peer, float]]:
-        """Yield each peer that has been silent for more than ``seconds``, and how long it has been silent, s.
+        """Yield each peer that has been silent for more than ``seconds``, and the seconds of its silence.
 
-        Before its `Ready` message, a peer may be silent for `STARTUP_S` if that is longer.
+        Before its `Ready` message, a peer may be silent for `STARTUP_S` seconds if this time is longer.
         """
         now = self._monotonic()
         for peer in list(self._by_name.values()):
@@ -138,7 +141,7 @@ class Peers:
     def refused(self, seconds: float) -> str:
         """Return why this process cannot open sockets, or "" if it can.
 
-        Also return "" if no peer has been unready for ``seconds``.
+        Also return "" if the server has not waited for any peer's `Ready` message for ``seconds``.
         """
         now = self._monotonic()
         waits = any(not peer.ready and now - peer.last_message_s > seconds for peer in self._by_name.values())
@@ -170,7 +173,7 @@ class PeerLifecycle:
     def __post_init__(self) -> None:
         self.incidents: Counter[str] = Counter()
         self.check_every_s = max(0.1, self._experiment.server.heartbeat_s / 4)
-        """Interval between calls of `find_silent`, wall seconds."""
+        """Interval between calls of `find_silent`, in wall seconds."""
         self.returning = 0
         """Number of dead peers that will be started again."""
 
@@ -196,7 +199,7 @@ class PeerLifecycle:
             self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
 
     def departed(self, message: control.Departed) -> Peer | None:
-        """Record the end of a process; return its peer, or None if the process was not the current one."""
+        """Record the end of a process; return its peer, or None if the peer has another process by now."""
         peer = self._peers.remove(message.role, message.peer, message.epoch)
         if peer is not None and not peer.expelled:
             memory = message.reason.startswith(control.OUT_OF_MEMORY)
@@ -204,7 +207,7 @@ class PeerLifecycle:
         return peer
 
     def retry(self, peer: Peer, *, blamed: bool = True) -> bool:
-        """Start a worker or the evaluator again; return False if it died too often.
+        """Start a worker or the evaluator again; return False if it has died too often.
 
         A death for which the process is not ``blamed`` does not count.
         """
@@ -237,10 +240,11 @@ class PeerLifecycle:
 
 
 def slowest_step_s(plan: control.Serve, active: int) -> float:
-    """Return how long a training step can silence a client while ``active`` clients train, wall s."""
+    """Return the longest time, in wall seconds, for which a training step can keep a client silent while
+    ``active`` clients train."""
     prepared = plan.prepared
     seconds = prepared.host_step_s * max(1.0, active / usable_cores())
     if plan.experiment.fleet.throttle == "paced":
         return seconds
-    # A stopped client sends nothing, so its step can take as long as the device's.
+    # A client sends nothing while it is stopped, so it can be silent for as long as a step on the device.
     return max(seconds, plan.time_scale * max(trip.compute_s / trip.steps for trip in prepared.first_trips))

@@ -1,4 +1,5 @@
-"""Numbers of the running server for the live view and the summary, and the time spent in each stage."""
+"""Figures of the running server for the live view and the summary, and the time that the server spends in
+each stage of its work."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Gauge:
         self._load = plan.load
         self._steal, self._throttle = StealMeter(), ThrottleMeter()
         self._declared_s = self._achieved_s = 0.0
-        """Sums over all trips, emulated seconds."""
+        """Sums of the planned and of the measured times of all trips, in emulated seconds."""
         self.accuracy: float | None = None
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
@@ -64,13 +65,17 @@ class Gauge:
         self.loss, self.metrics = answer.loss, answer.metrics
 
     def cost(self, ns: int) -> None:
-        """Note the server's cost of one update, from its receipt to the next task, without the sum, ns."""
-        if self._wall and len(self._costs_ns) < MOST_COSTS:  # one message of a worker has many updates
+        """Note the nanoseconds that the server spent on one update, from the receipt of the update to the
+        next task, excluding sums."""
+        if self._wall and len(self._costs_ns) < MOST_COSTS:  # a worker reports many updates at once
             self._costs_ns.append(ns)
 
     def trip_us(self, together_s: float, trips: int) -> float | None:
-        """Return the server's median cost of a trip, including its share of batched work (``together_s``),
-        µs."""
+        """Return the median time that the server spends on a trip, in microseconds.
+
+        The time includes an equal share of the work that the server does for many trips together, which took
+        ``together_s`` seconds.
+        """
         if not self._costs_ns or not trips:
             return None
         return float(np.median(self._costs_ns)) / 1e3 + together_s / trips * 1e6
@@ -78,8 +83,10 @@ class Gauge:
     def progress(
         self, core: Core, clock: WallClock, connected: int | None, incidents: int
     ) -> control.Progress:
-        """Return the current numbers; ``connected`` counts clients until all are connected, then it is
-        None."""
+        """Return the current figures.
+
+        ``connected`` is the number of connected clients, or None after all clients have connected.
+        """
         running = np.fromiter(core.running, np.intp, core.training)
         starts = [0, *self._ends[:-1]]
         here = np.add.reduceat(np.frombuffer(core.present, np.uint8), starts, dtype=np.int64)
@@ -125,7 +132,7 @@ class Stopwatch:
         self._clock_ns = clock_ns
         self._stage = stage
         self.since_ns = clock_ns()
-        """Start of the current stage, ns."""
+        """Start of the current stage, in nanoseconds."""
 
     def to(self, stage: str) -> str:
         """Switch to ``stage``; return the previous one."""

@@ -1,8 +1,9 @@
 """Interrupting and resuming a run: `save` writes a checkpoint, `restore` and `recover` continue the run.
 
-Replaying the journal through a new core gives the state of all tasks. A checkpoint holds the model, vectors
-and updates of this state and, under the virtual clock, work in flight. So a resumed run gives the same bits.
-`restore` uses a checkpoint, `recover` the parameter buffer of a killed server.
+Replaying the journal of events through a new core restores the state of all tasks. A checkpoint holds the
+model, the vectors and the updates that belong to this state. Under the virtual clock it also holds unfinished
+work, so that a resumed run gives the same bits. `restore` reads a checkpoint; `recover` reads the parameter
+buffer of a killed server.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _JournalReplay:
         self._tasks: dict[int, tuple[Train, float]] = {}
         self._assessing: dict[int, tuple[float, int]] = {}
         self.salts: dict[int, str] = {}
-        """Salts of the versions with secret noise; see `Summed.salt`."""
+        """Salts of the versions with secret noise, keyed by version; see `Summed.salt`."""
 
     def handle(self, event: Event) -> list[Action]:
         """Replay the next event; return the core's actions."""
@@ -126,10 +127,10 @@ def restore(
     *,
     once: bool = False,
 ) -> Restored:
-    """Rewind the record to the last checkpoint, replay its journal, and refill the buffer.
+    """Rewind the record to the last checkpoint, replay the journal, and refill the buffer.
 
-    With ``once``, no version may be made twice: raises `ConfigError` unless the run was interrupted without a
-    kill, at this checkpoint.
+    If ``once`` is True, no version may be made twice: raises `ConfigError` unless the run was interrupted at
+    this checkpoint, without being killed.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     if once and (store.meta("status"), store.seq) != ("interrupted", last.journal_seq):
@@ -185,10 +186,10 @@ def _versions(aggregator: Aggregator) -> dict[int, int]:
 def recover(
     folder: Path, core: Core, aggregator: Aggregator, store: Store, dynamics: Dynamics | None = None
 ) -> Restored:
-    """Continue from a killed server's buffer and its committed record.
+    """Continue from the buffer of a killed server and the part of its record that was committed.
 
-    The buffer may be ahead of the record, never behind. A change that is not in the record was not sent to
-    any client, so it is undone. Raises `ConfigError` if buffer and record do not match.
+    The buffer may be ahead of the record, but never behind it. A change that is not in the record was not
+    sent to any client, so it is undone. Raises `ConfigError` if the buffer and the record do not match.
     """
     last = checkpoint.latest(folder / CHECKPOINTS, journal_seq=store.seq)
     replay, unended = _JournalReplay(core, dynamics), store.unended()
@@ -208,7 +209,7 @@ def recover(
 
 
 def _end(store: Store, unended: Collection[int], actions: list[Action]) -> None:
-    """Record the ends of trips that the killed server had decided on but not written."""
+    """Record the ends of those trips that the killed server had ended without recording their ends."""
     for action in actions:
         if isinstance(action, Release) and action.task in unended:
             store.released(action.task, action.fate, action.reason)

@@ -1,5 +1,5 @@
-"""Code shared by the parties of all schemes in `edgefl.run.secure_process`: their reply, and the list of
-summed updates."""
+"""Code shared by the parties of all secure aggregation schemes in `edgefl.run.secure_process`: their reply,
+and the list of updates that they have summed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ AnyRules = Rules | TrustedRules | PairRules
 
 
 class SumReply(msgspec.Struct, frozen=True, tag="reply"):
-    """Process → server: the holders' answers; or adverts and revealed shares of a round; or the sum's bytes;
-    or the reason why the sum was ``refused``."""
+    """Reply to the server: the answers of the holders of masks; or the adverts (public keys) and the revealed
+    shares of a round; or the bytes of the sum; or the reason why the sum was ``refused``."""
 
     answers: list[Answer] = []
     adverts: list[Advert] = []
@@ -31,7 +31,7 @@ class Used:
     """Ids of the masks or updates that each party has summed, in memory and, unless ``path`` is None, in a
     file.
 
-    If a crash cut off the file's last line, this line is dropped, because its reply was never sent.
+    If a crash cut off the last line of the file, this line is dropped, because the reply was never sent.
     """
 
     def __init__(self, path: Path | None, parties: Sequence[int]) -> None:

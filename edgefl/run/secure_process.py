@@ -1,9 +1,9 @@
-"""The process with the parties that unmask or open sums for the server: holders of masks, clients that
-reveal shares, or an aggregator.
+"""The process with the parties that unmask or decrypt sums for the server: clients that hold shares of masks,
+clients that reveal shares, or a trusted aggregator.
 
-The server starts it at the first sum and starts it again if it dies. It has the phones' keys, which the
-server does not have, and reads the sealed shares or updates of a sum in the parameter buffer. A file lists
-the summed masks or updates, so that no update counts in two sums after a restart.
+The server starts this process at the first sum and starts it again if it dies. The process has the phones'
+keys, which the server does not have, and reads the encrypted shares or updates of a sum from the parameter
+buffer. A file lists the masks or updates that were summed, so that after a restart no update is summed twice.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     clients: int
     rules: AnyRules
     failpoints_of: int
-    """Number of the server whose failpoints apply; −1: none."""
+    """Number of the server whose failpoints apply; −1 if no failpoint applies."""
 
 
 class SumRequest(msgspec.Struct, frozen=True, tag="sum"):
-    """Server → process: clients, slots and weights of a sum, and helpers that are online."""
+    """Server → process: the clients, slots and weights of a sum, and the helpers that are online."""
 
     members: list[tuple[int, int, float]]
     online: list[int]
 
 
 class SecureProcess:
-    """The server's connection to the process."""
+    """The server's connection to the process that unmasks or decrypts sums."""
 
     def __init__(
         self,
@@ -67,7 +67,10 @@ class SecureProcess:
         self._channel: Channel[SumReply]
 
     def ask(self, members: Members, online: Sequence[int]) -> SumReply:
-        """Return the reply to a sum's request. Raises `RunError` if the process ends `MOST_STARTS` times."""
+        """Request the sum of ``members``, and return the reply.
+
+        Raises `RunError` if the process ends `MOST_STARTS` times before it replies.
+        """
         end = None
         for _ in range(MOST_STARTS):
             try:

@@ -1,4 +1,4 @@
-"""The server's loop: messages → events → actions, until the core stops the run.
+"""The server's loop, which turns messages into events and events into actions until the core stops the run.
 
 A peer that is silent, sends invalid messages or dies is recorded, and replaced or dropped as the experiment
 specifies; no peer can stop the run.
@@ -31,9 +31,9 @@ PROGRESS_S = 0.25
 STATES_EVERY = 4
 """If the clients' states are requested, every fourth progress report includes them."""
 MOST_STATES = 100_000
-"""Maximum number of clients whose states are reported."""
+"""Maximum number of clients in a fleet whose clients' states are reported."""
 CHECKPOINT_SHARE = 0.05
-"""Maximum share of the time spent on checkpoints."""
+"""Maximum share of the time that is spent on writing checkpoints."""
 
 
 @dataclass(eq=False)
@@ -247,7 +247,8 @@ class ServerLoop:
         )
 
     def _network(self) -> dict[str, int]:
-        """Return the bytes sent and received through the door, and the versions made by this process."""
+        """Return the numbers of bytes sent and received through the door (the server's socket for other
+        machines) and of versions made by this process; empty if the run has no door."""
         moved = self._gate.socket.network
         return moved and {**moved, "versions": self._core.version - self._first_version}
 
@@ -279,7 +280,7 @@ class ServerLoop:
         self._channel.tell(control.Finished(reason, interrupted, no_progress))
 
     def _no_progress(self, reason: str, model_sha256: str) -> str:
-        """Return why an ended run has no result, or ""."""
+        """Return the reason why an ended run has no result, or "" if it has one."""
         if reason.startswith(NO_PROGRESS):
             return reason.removeprefix(f"{NO_PROGRESS}: ")
         version = self._core.version

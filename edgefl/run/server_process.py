@@ -79,7 +79,7 @@ from edgefl.zeromq import strangers
 SPARE_DESCRIPTORS = 32
 """File descriptors that the server needs in addition to its connections: record, checkpoints, ZeroMQ."""
 YOUNG_OBJECTS = 10_000
-"""Number of new objects between garbage collections."""
+"""Number of new objects between two garbage collections."""
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
 
 
@@ -229,7 +229,7 @@ def _restored(
 
 
 def _forbids_repetition(experiment: Experiment) -> bool:
-    """Return True if a repeated version or trip would get other noise, so that both together reveal more."""
+    """Return True if repeating a version or a trip would add different noise and so reveal more than once."""
     rules = experiment.privacy
     if rules is None or experiment.clock.kind != "wall":
         return False
@@ -278,7 +278,10 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
 
 
 def _secure_cost(experiment: Experiment, trips: Trips) -> SecureCost | None:
-    """Return the bytes and seconds that secure aggregation adds to trips and versions; None without it."""
+    """Return the bytes and seconds that secure aggregation adds to trips and versions.
+
+    Return None if the run does not use secure aggregation.
+    """
     rules, settings = trips.rules, experiment.server.secure
     if rules is None or settings is None:
         return None
@@ -327,7 +330,7 @@ class _ClientRows(LazySequence[ClientRow]):
 
 
 def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
-    """Return the model error factor of each profile for steps of this work, if the profile has one."""
+    """Return the model error factor of each profile that has one, for steps with this work."""
     last = {info.profile: info.client for info in kinds_of(fleet_of(plan.experiment)).values()}
     devices = [device_of(plan.experiment, client, profile) for profile, client in last.items()]
     factors = {one.id: one.model_error_factor(work) for one in devices}
@@ -335,7 +338,10 @@ def _model_errors(plan: control.Serve, work: StepWork) -> dict[str, float]:
 
 
 def _power(plan: control.Serve) -> dict[str, dict[str, PowerDraw]]:
-    """Return the power of the fleet's devices, by profile and network, where the profile states it."""
+    """Return the power that the fleet's devices draw, keyed by profile and network.
+
+    Profiles that do not state it are left out.
+    """
     found: dict[str, dict[str, PowerDraw]] = {}
     for info in kinds_of(fleet_of(plan.experiment)).values():
         device, network = device_of(plan.experiment, info.client, info.profile), network_of(info.network)
@@ -353,7 +359,7 @@ def _version(package: str) -> str:
 
 
 def _require_descriptors(peers: int, *, door: bool = False) -> None:
-    """Raise RunError if this process may not open a connection per peer: some peers would wait forever."""
+    """Raise RunError if this process may not open enough connections: some peers would then wait forever."""
     unknown = strangers.MOST_STRANGERS + strangers.SPARE_DESCRIPTORS if door else 0
     needed = psutil.Process().num_fds() + peers + SPARE_DESCRIPTORS + unknown
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,9 @@
 """Allocation of update slots and ring entries, and the sum that makes the next version.
 
-The sum reads updates in place and writes the next version into a ring entry that no process reads. If an
-update turns out to be bad, the sum is discarded and the latest version remains.
+A slot of the parameter buffer holds one update; an entry of the buffer's ring holds one version of the model
+and of the vectors that belong to it. The sum reads updates in place and writes the next version into a ring
+entry that no process reads. If an update turns out to be bad, the sum is discarded and the latest version
+remains.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ ENTRIES_NOT_LENT = 5
 """Number of ring entries that are never lent to clients: the latest version, two versions at the evaluator,
 one that a client is copying, and one for the next version."""
 SAFE_STEP = 1e18
-"""Bound on the change of an element by a step, up to which elements are not checked; the bound and its square
-are far below float32's maximum."""
+"""If a step cannot change any element by more than this bound, the new elements are not checked. The bound
+and its square are far below the maximum of float32."""
 
 
 class Lease(msgspec.Struct):
@@ -49,17 +51,19 @@ class Lease(msgspec.Struct):
     client: int
     version: int
     holder: int = -1
-    """Number of the peer that computes the task: the client itself or a worker; −1: none."""
+    """Number of the peer that computes the task: the client itself or a worker; −1 if no peer does."""
     order: int = 0
-    """Number of the task's last order that was sent to a peer. The first order has the task's number."""
+    """Number of the last order of this task that was sent to a peer. The first order has the number of the
+    task."""
 
 
 class SumResult(msgspec.Struct):
-    """Result of a sum: the ``bad`` tasks (then nothing was published), or the updates' squared norms."""
+    """Result of a sum: the tasks with ``bad`` updates (then no version was published), or the squared norms
+    of the updates."""
 
     bad: tuple[int, ...] = ()
     altered: tuple[int, ...] = ()
-    """Bad tasks whose update no longer has the checksum with which it was sent."""
+    """Tasks whose update no longer has the checksum with which it was sent."""
     checksums: tuple[int, ...] = ()
     seconds: float = 0.0
     norms: Sequence[float] = ()
@@ -68,9 +72,9 @@ class SumResult(msgspec.Struct):
     zero: tuple[int, ...] = ()
     """Tasks summed as zero in a private step; see `edgefl.core.events.Summed`."""
     weights: tuple[float, ...] = ()
-    """The weights that `Strategy.combine` chose; empty: the step's own weights."""
+    """The weights that `Strategy.combine` chose; empty if the weights of the step were used."""
     refused: str = ""
-    """Reason why a sum of hidden updates was refused; all its tasks are bad."""
+    """Reason why a sum of hidden (masked or encrypted) updates was refused; none of the updates is used."""
 
 
 @dataclass
@@ -87,22 +91,24 @@ class Aggregator:
     measures: bool = False
     """True if ring entries are also kept until the updates that are based on them are measured."""
     recoverable: bool = False
-    """True if slots of released tasks and the last committed version are kept until `settle`."""
+    """True if the slots of released tasks and the last committed version are kept until `settle` is
+    called."""
     leases: dict[int, Lease] = field(default_factory=dict)
     deferred: Sum | None = None
     """Sum that waits for a free ring entry."""
     waiting: Sum | None = None
     """Sum that waits for clients that can unmask it, or for the end of their exchange."""
     blocks: Sequence[slice] = (slice(None),)
-    """Ranges of the model and of the exchanged vectors in a ring entry and in an update."""
+    """Ranges of elements of the model and of each exchanged vector, in a ring entry and in an update."""
     exchanged: Sequence[str] = ()
     """Names of the exchanged vectors."""
     own: Sequence[str] = ()
     """Names of the vectors that only the server has, stored after the optimiser's in a ring entry."""
     statistics: int = 0
-    """Number of elements at the model's end that are averaged and skip the optimiser."""
+    """Number of elements at the end of the model that are averaged without the optimiser, such as running
+    statistics."""
     hidden: HiddenSums | None = None
-    """Sums of hidden updates; None if the server reads updates."""
+    """Sums hidden (masked or encrypted) updates; None if the server can read single updates."""
     combine: Callable[[Rows, Sequence[float]], list[float] | Floats] | None = None
     """Combines the updates of a strategy that reads them: `edgefl.core.strategy_calls.combined`."""
 
@@ -169,12 +175,14 @@ class Aggregator:
         """Allocate a slot for a new task that starts from the latest version."""
         latest, entry = self.buffer.latest
         if version != latest:
-            raise SlotError(f"task {task} wants version {version}, the latest is {latest}")
+            raise SlotError(f"task {task} wants version {version}, but the latest is {latest}")
         return self.resume(task=task, client=client, version=version, entry=entry)
 
     def resume(self, *, task: int, client: int, version: int, entry: int) -> Lease:
-        """Allocate a slot for a new or resumed task; ring entry ``entry`` holds its base version (−1: none
-        does)."""
+        """Allocate a slot for a new or resumed task.
+
+        ``entry`` is the ring entry that holds the task's base version, or −1 if no entry holds it.
+        """
         if not self._free:
             taken = f"all {self.buffer.shape.slots} are taken"
             raise SlotError(f"no update slot is free for task {task}; {taken}")
@@ -195,7 +203,7 @@ class Aggregator:
         return lease
 
     def assign(self, task: int, holder: int) -> None:
-        """Assign a task to a peer; from now on no other peer may report its end."""
+        """Assign a task to a peer; from now on no other peer may report the end of the task."""
         self.leases[task].holder = holder
 
     def renumber(self, task: int, order: int) -> None:
@@ -207,8 +215,8 @@ class Aggregator:
         self.leases[task].holder = -1
 
     def measure(self, lease: Lease) -> tuple[float, float]:
-        """Return the L2 norms ‖u‖ of a task's update u, and ‖w_n − w_k‖ of the change from the task's base
-        version w_k to the latest version w_n."""
+        """Return two L2 norms: ‖u‖ of the update u of a task, and ‖w_n − w_k‖ of the change from the task's
+        base version w_k to the latest version w_n."""
         buffer, slot, backend, block = self.buffer, lease.slot, self._backend, self.blocks[0]
         (update,), (scale,) = self._updates([slot], block)
         norm = math.sqrt(kernels.sq_norm(update, backend, scale=scale))
@@ -221,7 +229,7 @@ class Aggregator:
         return (norm if math.isfinite(norm) else math.inf), distance
 
     def delivered(self, slot: int) -> None:
-        """Record that the update in this slot is complete: its client no longer reads the model."""
+        """Record that the update in this slot is complete, so that its client no longer reads the model."""
         self._bases.pop(slot, None)
         entry = self._lent.pop(slot, None)
         if entry is not None:
@@ -234,7 +242,7 @@ class Aggregator:
         self._unread.pop(slot, None)
 
     def restore(self, *, task: int, client: int, version: int, update: Raw, entry: int = -1) -> Lease:
-        """Write an update of an earlier process into a new slot; for ``entry`` see `resume`."""
+        """Write an update that an earlier process received into a new slot; for ``entry`` see `resume`."""
         if not self._free or update.shape != (self.buffer.shape.update_bytes,):
             room = f"{len(self._free)} slots of {self.buffer.shape.update_bytes} bytes are free"
             raise SlotError(f"task {task}'s update of {update.size} bytes does not fit: {room}")
@@ -316,7 +324,7 @@ class Aggregator:
             del self._pinned[entry]
 
     def free_entry(self) -> int | None:
-        """Return a ring entry that may be overwritten, or None if there is none."""
+        """Return a ring entry that may be overwritten, or None if there is no such entry."""
         fetched = self.buffer.fetched
         taken = {entry for slot, entry in self._unread.items() if not fetched[slot]}
         taken.update(self._pinned, self._borrowers, self._bases.values())
@@ -329,7 +337,7 @@ class Aggregator:
         return None
 
     def members(self, action: Sum, *, zero: bool) -> Members:
-        """Return client, slot and weight of each update of a hidden sum.
+        """Return the client, the slot and the weight of each update in a hidden sum.
 
         In a private run, updates that count as zero are included only if ``zero``.
         """
@@ -343,7 +351,7 @@ class Aggregator:
         ]
 
     def sum(self, action: Sum, entry: int, zero: Sequence[int] = ()) -> SumResult:
-        """Make version ``action.version`` in ``entry`` and publish it, unless an update is bad.
+        """Make version ``action.version`` in ring entry ``entry`` and publish it, unless an update is bad.
 
         A private step sums a bad update as zero instead. When a step is repeated after a resume, ``zero``
         lists the tasks whose updates were bad the first time.
@@ -411,7 +419,7 @@ class Aggregator:
     def _make_model(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model and the optimiser's vectors.
 
-        Return the squared norms of the updates' model changes, and the updates' checksums.
+        For each update, return the squared norm of its change to the model, and its checksum.
         """
         if self.hidden is not None:
             return self._make_hidden(action, slots, entry)
@@ -495,7 +503,10 @@ class Aggregator:
         scales: list[Floats | None],
         checksums: Checksums | None = None,
     ) -> Doubles:
-        """Write the next model from these vectors; return their squared norms, and fill in ``checksums``."""
+        """Write the next model from these updates and weights; return the squared norms of the updates.
+
+        If ``checksums`` is given, it is filled in.
+        """
         buffer, old_entry, block = self.buffer, self.buffer.latest[1], self.blocks[0]
         model, base = (buffer.model(at)[block] for at in (entry, old_entry))
         old, new = (buffer.vectors(at)[: self.optimizer.vectors] for at in (old_entry, entry))
@@ -520,7 +531,7 @@ class Aggregator:
     ) -> tuple[list[Update], list[float], list[Floats | None]]:
         """Let the strategy combine the updates; return the vectors to sum, their weights and their scales.
 
-        The vectors are the updates, if the strategy chose weights, or one combined vector.
+        If the strategy chose weights, the vectors are the updates; otherwise there is one combined vector.
         """
         assert self.combine is not None
         clients = [self.leases[task].client for task in action.tasks]
@@ -559,7 +570,7 @@ class Aggregator:
         model[-self.statistics :] = made[-self.statistics :]
 
     def _make_vectors(self, action: Sum, slots: list[int], entry: int) -> list[float]:
-        """Write the strategy's next vectors, and add the vectors with ``into_model`` to the model.
+        """Write the strategy's next vectors, and add to the model those that have a factor ``into_model``.
 
         For each update, return the squared norm of its changes to the exchanged vectors.
         """
@@ -594,7 +605,7 @@ class Aggregator:
         return norms[-len(part.weights) :]
 
     def _updates(self, slots: list[int], block: slice) -> tuple[list[Update], list[Floats | None]]:
-        """Return one block of the updates in these slots, and its scales."""
+        """Return one block of elements of each update in these slots, and the scales of these elements."""
         buffer = self.buffer
         if not self.exchanged:
             return [buffer.slot(slot) for slot in slots], [buffer.scales(slot) for slot in slots]

@@ -3,8 +3,8 @@
 It is one loop over the channels of server and zygote and over the messages of the run's hosts:
 
     state       meanwhile                                 next state, when
-    LOADING     zygote and nodes load data and model      ADOPTING: enough hosts have (`Gathered`);
-                                                          the time scale is chosen, the buffer made
+    LOADING     zygote and nodes load data and model      ADOPTING: enough hosts are ready (`Gathered`);
+                                                          the time scale is chosen, the buffer is made
     ADOPTING    the zygote writes the first model         STARTING: the buffer holds it (`Adopted`)
     STARTING    the server has its plan                   SERVING: it is ready for peers (`Listening`)
     SERVING     the fleet is forked; the run proceeds     RESTARTING: server or zygote was killed
@@ -61,11 +61,13 @@ from edgefl.strategies import resolve
 from edgefl.terminal import printable
 
 GRACE_S = 10.0
-"""Time that a process has to exit before it is killed, seconds."""
+"""Time limit in seconds for the exit of a process; a process that takes longer is killed."""
 LAST_CHECKPOINT_S = 3.0
-"""Time that a resume waits for the last checkpoint of a killed supervisor's server, seconds."""
+"""Maximum time in seconds for which a resume waits while a server whose supervisor was killed writes its last
+checkpoint."""
 MOST_DEATHS = 3
-"""Number of consecutive deaths of server or zygote, without a new version in between, that end the run."""
+"""The run ends when the server or the zygote has died this many times in a row without a new version in
+between."""
 
 
 def run(
@@ -80,13 +82,13 @@ def run(
     hosts: Hosts | None = None,
     passing: bool = False,
 ) -> Result:
-    """Run an experiment into the folder ``out``; return its result.
+    """Run an experiment, write its files to the folder ``out``, and return the result.
 
-    ``workload`` names a replacement of `zygote.WORKLOAD`, for measurements.
-    ``fork_server`` forks the run's processes instead of starting interpreters.
-    ``web`` is a socket of `edgefl.run.web.listening` on which the run is shown as a page.
-    ``hosts`` are the hosts of its clients or workers; default: this host only.
-    ``passing`` removes the run's panel from the terminal when the run ends, for one run of many.
+    ``workload`` names a class that replaces `zygote.WORKLOAD`, for measurements.
+    ``fork_server`` forks the processes of the run; without it, new interpreters are started.
+    ``web`` is a socket from `edgefl.run.web.listening` on which the run is shown as a page.
+    ``hosts`` are the hosts on which the clients or workers are started; by default, only this host.
+    ``passing`` is True for one run of many: its panel on the terminal disappears when the run ends.
 
     Raises `ConfigError` before anything starts if the experiment cannot be run, `RunError` if the run fails,
     and KeyboardInterrupt after Ctrl-C, when the run is on disk and can be resumed.
@@ -147,7 +149,7 @@ def resume(
 
 
 def _require_text(*folders: Path) -> None:
-    """Raise `ConfigError` for a folder name that is not valid UTF-8, as record and messages require."""
+    """Raise `ConfigError` for a folder name that is not UTF-8, which the record and the messages require."""
     for folder in folders:
         try:
             str(folder).encode()
@@ -161,7 +163,7 @@ def _require_text(*folders: Path) -> None:
 
 
 def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> None:
-    """Write the selected results of a run from its record: summary, timeline, report."""
+    """Write the results in ``names`` (summary, trace, report) of a run, from its record."""
     from edgefl.results import report, summary, trace
 
     run_folder.forget_noise(folder)
@@ -222,7 +224,7 @@ class _Supervisor:
         self._children: dict[str, Child] = {}
         self._channels: dict[str, Channel[Any]] = {}
         self._prepared: control.Prepared | None = None
-        """The `Prepared` message of this host's zygote, when it has arrived."""
+        """The `Prepared` message of this host's zygote; None until it has arrived."""
         self._buffer: ParameterBuffer | None = None
         self._plan: control.Serve
         self._listening: control.Listening
@@ -233,10 +235,10 @@ class _Supervisor:
         self._measured_at_trips = 2 * len(self._clients)
         self._interrupts = 0
         self._restarts = self._deaths = self._died_at = 0
-        """Restarts of the server, consecutive deaths without a new version, and the version at the last
-        death."""
+        """Number of restarts of the server, number of consecutive deaths without a new version, and version
+        at the last death."""
         self._broken = ""
-        """Description of the zygote's end, in LEAVING."""
+        """Description of how the zygote ended, if its end has led to the state LEAVING; otherwise empty."""
         self._uncleared: set[str] = set()
         """Names of hosts that may still have peers of a killed server."""
         self._wakeup = os.pipe()
@@ -480,7 +482,7 @@ class _Supervisor:
                 self._channels[name].close()
 
     def _end_children(self) -> None:
-        """Wait for the processes to exit; kill those that do not."""
+        """Wait for the processes to exit; kill those that do not exit in time."""
         for child in self._children.values():
             end_child(child, GRACE_S)
         if self._buffer is not None:

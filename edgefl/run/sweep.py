@@ -1,4 +1,4 @@
-"""Sweep: runs of an experiment over a grid of changes and several seeds."""
+"""A sweep: the runs of an experiment over a grid of changed settings, with several seeds for each point."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NOT_IN_A_GRID = {
     "name": "it changes nothing in a run",
     **dict.fromkeys(APART, "runs on different examples cannot be compared"),
 }
-"""Keys that are rejected in a grid, with the reason."""
+"""Keys that are rejected in a grid, each with the reason."""
 
 Grid = Mapping[str, Sequence[str]]
 """Maps keys of the experiment to values in the syntax of ``--set``."""
@@ -145,7 +145,7 @@ def sweep(
 
 
 def drawn_fleets(experiment: Experiment) -> Experiment:
-    """Return the experiment with compute times that each seed draws from the profiles' intervals.
+    """Return the experiment, changed so that each seed draws compute times from the profiles' intervals.
 
     Raises `ConfigError` under the wall clock.
     """
@@ -156,9 +156,10 @@ def drawn_fleets(experiment: Experiment) -> Experiment:
 
 
 def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[[], ForkServer]) -> None:
-    """Try the user's training of each grid point without a run, once per distinct set of client settings.
+    """Try the user's training function at each grid point before the runs are made.
 
-    Raises `ConfigError` if a function fails. A single point needs no trial: its first run begins with one.
+    Points with the same client settings are tried only once. Raises `ConfigError` if a function fails. A
+    single point needs no trial, because the first run begins with such a trial.
     """
     points = {one.label: one for one in reversed(planned)}
     if len(points) == 1:
@@ -209,7 +210,10 @@ def plan(
     base: Path,
     adapted: Callable[[Experiment], Experiment] = lambda one: one,
 ) -> list[Planned]:
-    """List all runs by grid point and seed, each with a validated experiment, ``adapted`` to its hosts."""
+    """List all runs in the order of the grid points and, for each point, of the seeds.
+
+    The experiment of each run is validated, and ``adapted`` has changed it for the run's hosts.
+    """
     _check(seeds, grid)
     planned: list[Planned] = []
     slugs: set[str] = set()
@@ -251,7 +255,7 @@ def _check(seeds: Sequence[int], grid: Grid) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    """Parse a value of a grid; return an invalid text unchanged, because `config.change` will reject it."""
+    """Parse a value of a grid; return an invalid string unchanged, because `config.change` will reject it."""
     try:
         return toml.assignment(f"{key}={text}")[1]
     except ConfigError:

@@ -48,12 +48,12 @@ TimelineEvent = Event | Delivery
 
 @dataclass(frozen=True)
 class InFlightWork:
-    """Work in flight, as a checkpoint stores it."""
+    """Unfinished work, as a checkpoint stores it."""
 
     answers: list[Answer] = field(default_factory=list)
     """Workers' results whose arrival is not due yet."""
     tasks: list[int] = field(default_factory=list)
-    """Tasks among the answers whose update is complete in its slot."""
+    """Numbers of those tasks among the answers whose updates are complete in their slots."""
     entries: dict[int, int] = field(default_factory=dict)
     """Ring entries of versions that a task or the evaluator still has to read, keyed by version."""
 
@@ -64,19 +64,20 @@ class Restored:
 
     checkpoint: SavedState
     emulated_s: float
-    """Emulated time of this state, which may be later than the checkpoint's."""
+    """Emulated time of this state, which may be later than the time of the checkpoint."""
     tasks: dict[int, tuple[Train, float]]
-    """Running tasks in order, each with the emulated time at which it was assigned."""
+    """Running tasks in the order of their numbers, each with the emulated time at which it was assigned."""
     assessing: dict[int, tuple[float, int]]
-    """Versions that wait for evaluation: publication time, and number of client trips until then."""
+    """For each version that waits for evaluation, its publication time and the number of client trips until
+    then."""
     entries: dict[int, int]
-    """Versions that still have to be read, and the ring entries that hold them now."""
+    """Ring entries that now hold the versions that still have to be read, keyed by version."""
     answers: dict[int, Answer]
 
 
 @dataclass(eq=False)
 class Timeline:
-    """Base class of the timelines. A yielded event is handled before the iterator is advanced."""
+    """Base class of the timelines. The caller handles a yielded event before it advances the iterator."""
 
     experiment: Experiment
     clock: WallClock
@@ -172,8 +173,8 @@ class Timeline:
         raise NotImplementedError
 
     def save(self) -> InFlightWork:
-        """Return the work in flight that a checkpoint must hold: here, only versions that wait for
-        evaluation."""
+        """Return the unfinished work that a checkpoint must hold: in this base class, only the versions that
+        wait for evaluation."""
         return InFlightWork(entries=self.evaluation.entries)
 
     def restore(self, restored: Restored, order: Order) -> Iterator[TimelineEvent]:

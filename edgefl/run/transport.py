@@ -1,7 +1,8 @@
-"""Two transports for models and updates, shared memory and wire frames; both give the same bits.
+"""Two transports for models and updates: shared memory (``shm``) and messages on a socket (``wire``).
 
-With ``shm`` clients read the model from the ring and write their update into the leased slot. With ``wire``
-both are payload frames, and the server copies the parts of an update into the same slots.
+Both give the same bits. With ``shm``, clients read the model from the ring and write their update into the
+leased slot. With ``wire``, models and updates are payload frames of messages, and the server copies the parts
+of an update into the same slots.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edgefl.run.messages import Chunk, Task, encode
 from edgefl.zeromq.sockets import Frame
 
 PART_BYTES = 256 * 1024
-"""Maximum size of a part of an update, bytes. Small parts stay in the CPU cache until they are copied into
+"""Maximum size of a part of an update, in bytes. Small parts stay in the CPU cache until they are copied into
 the slot, and ZeroMQ reuses their memory."""
 
 REPEATED, SOME_PARTS = 4, 1000
@@ -27,7 +28,7 @@ peer that sends more is flooding the server."""
 
 
 class ShmServer:
-    """Server end of ``shm``: nothing to send or receive."""
+    """The server's end of the transport ``shm``, which sends and receives nothing."""
 
     carries_updates = False
     """True if updates arrive over the socket; then the server marks slots as written."""
@@ -36,7 +37,7 @@ class ShmServer:
         self._buffer = buffer
 
     def model_frames(self, entry: int) -> list[Frame]:
-        """Return the payload frames that carry a ring entry's model with a task."""
+        """Return the payload frames with the model in a ring entry, which are sent together with a task."""
         return []
 
     def is_complete(self, slot: int, task: int) -> bool:
@@ -44,7 +45,7 @@ class ShmServer:
         return True
 
     def accept(self, chunk: Chunk, body: Frame) -> None:
-        """Copy a part of an update into its slot. Raises `WireError` if it does not fit."""
+        """Copy a part of an update into its slot. Raises `WireError` if the part does not fit."""
         raise WireError("a part of an update on the socket of a shared-memory run")
 
 
@@ -58,7 +59,7 @@ class WireServer(ShmServer):
     def __init__(self, buffer: ParameterBuffer) -> None:
         super().__init__(buffer)
         self._parts: list[tuple[int, int, dict[int, int]]] = [(-1, 0, {})] * buffer.shape.slots
-        """For each slot: its task, the number of parts received, and part sizes keyed by offset."""
+        """For each slot, its task, the number of parts received, and the parts' sizes keyed by offset."""
 
     def is_complete(self, slot: int, task: int) -> bool:
         its, _, received = self._parts[slot]
@@ -94,14 +95,16 @@ class WireServer(ShmServer):
 
 
 class ShmClient:
-    """Client end of ``shm``: reads the ring, writes the slot."""
+    """The client's end of the transport ``shm``: it reads the model in the ring and writes to the slot."""
 
     def __init__(self, buffer: ParameterBuffer, send: Callable[[list[Frame]], None]) -> None:
         self._buffer, self._send = buffer, send
 
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
-        """Return the task's model, read-only and in place. Raises `SlotError` or `WireError` if
-        unavailable."""
+        """Return the task's model, read-only and in place.
+
+        Raises `SlotError` or `WireError` if the model is not available.
+        """
         held = self._buffer.entry_version[entry]
         if held != version:
             raise SlotError(f"ring entry {entry} holds version {held}, not {version}")
@@ -112,7 +115,7 @@ class ShmClient:
         return bool(self._buffer.lent[task.slot])
 
     def room(self, task: Task) -> Raw | None:
-        """Return the slot if the update may be written there directly; None: use `put`."""
+        """Return the slot if the update may be written there directly, or None if `put` must send it."""
         return self._buffer.raw(task.slot)
 
     def begin(self, task: Task) -> None:
@@ -125,8 +128,8 @@ class ShmClient:
 
 
 class WireClient(ShmClient):
-    """Client end of ``wire``: gets the model as a payload, and sends each part of the update when it is
-    due."""
+    """The client's end of the transport ``wire``: it receives the model as a payload, and sends each part of
+    the update when this part is due."""
 
     def base(self, entry: int, version: int, frames: Sequence[Frame]) -> Floats:
         due = 4 * self._buffer.shape.size
@@ -135,7 +138,7 @@ class WireClient(ShmClient):
         return np.frombuffer(frames[0], dtype=np.float32)
 
     def keeps(self, task: Task) -> bool:
-        return True  # the frame is this process's own
+        return True  # the frame belongs to this process
 
     def room(self, task: Task) -> Raw | None:
         return None

@@ -1,4 +1,8 @@
-"""Makes a client's update, in a client or worker: trains, amplifies the change, writes and checksums it."""
+"""Makes a client's update in a client or worker process.
+
+The process trains the model, multiplies the change of the model by a gain if the strategy cuts the task short
+(`Cut`), writes the update and computes its checksum.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def amplify(trained: Floats, base: Floats, gain: float, per_step: bool, steps: int) -> None:
-    """Set y ← w + gain·(y − w); the gain is divided by ``steps`` if ``per_step``. No effect for 0 steps."""
+    """Replace the trained model y by w + gain·(y − w), where w is the base model.
+
+    If ``per_step`` is True, the gain is divided by ``steps``. If ``steps`` is 0, the model is not changed.
+    """
     if steps:
         np.subtract(trained, base, out=trained)
         np.multiply(trained, np.float32(gain / steps if per_step else gain), out=trained)
@@ -32,15 +39,16 @@ def amplify(trained: Floats, base: Floats, gain: float, per_step: bool, steps: i
 
 
 def loss_of(result: TrainResult) -> float:
-    """Return the training loss for a message: NaN if it is not finite."""
+    """Return the training loss for a message, or NaN if the loss is not finite."""
     return result.loss if math.isfinite(result.loss) else math.nan
 
 
 class UpdateMaker:
-    """Makes updates in the format of the parameter buffer: Δ = y − w, or y if the strategy uploads models.
+    """Makes updates in the format of the parameter buffer.
 
-    The update also holds the changes of the strategy's exchanged vectors, after the model. The model is
-    trained in ``workload.flat``, which must hold the base version w.
+    An update is Δ = y − w, the trained model minus the base model, or y if the strategy uploads models. It
+    also holds the changes of the strategy's exchanged vectors, after the model. The model is trained in
+    ``workload.flat``, which must hold the base model w.
     """
 
     def __init__(self, workload: Workload, buffer: ParameterBuffer) -> None:
@@ -58,12 +66,12 @@ class UpdateMaker:
         self._size, shape = workload.flat.size, buffer.shape
         self._blocks = blocks(self._size, len(workload.vectors))
         self._own = self._size * len(workload.client_vectors)
-        """Number of elements in the client's own vectors. In the client's kept state, the rounding residual
-        follows these vectors."""
+        """Number of elements in the client's own vectors. In the state that is kept for the client, the
+        rounding residual follows these vectors."""
         self._residual = slice(self._own, None) if shape.kept > self._own else None
         self._start = np.zeros(shape.size, np.float32) if len(self._blocks) > 1 else None
         """Vector to subtract from the trained model and vectors: the base model, then zeros, because the
-        training writes changes of vectors; None without vectors."""
+        training writes changes of vectors; None if no vectors are exchanged."""
 
     def train(
         self,
@@ -96,7 +104,7 @@ class UpdateMaker:
         return result
 
     def _inputs(self, client: int, version: int, base: Floats) -> TripInputs:
-        """Return the inputs of a trip, with the changes to send set to zero."""
+        """Return the inputs of a trip, and set the changes of vectors that the trip will send to zero."""
         size, workload, kept = self._size, self._workload, {}
         whole = workload.flat.whole
         whole[size:] = 0.0

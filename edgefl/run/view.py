@@ -24,12 +24,12 @@ from edgefl.run import control
 from edgefl.terminal import can_redraw, printable, say
 
 LINE_S = 5.0
-"""Minimum interval between lines of progress, wall seconds."""
+"""Minimum interval between lines of progress, in wall seconds."""
 MOST_COLUMNS = 120
 REDRAW_S = 0.5
-"""Minimum interval between redraws, wall seconds: the host's time should go to the clients."""
+"""Minimum interval between redraws, in wall seconds; it is long because the clients need the CPU."""
 PACE_S = 600.0
-"""Length of the last period of a run, from which the remaining time is estimated, wall seconds."""
+"""Length in wall seconds of the last period of a run; the remaining time is estimated from this period."""
 MOST_PROFILES, LINES_BESIDES_PROFILES, MOST_NAME = 12, 15, 20
 
 
@@ -43,8 +43,10 @@ class Goal(NamedTuple):
 
 
 def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
-    """Return the stop condition that will be met first; a measured condition, such as accuracy, only if there
-    is no other."""
+    """Return the stop condition that will be met first.
+
+    A measured condition, such as an accuracy, is returned only if there is no other condition.
+    """
     counted: list[tuple[str, float, float | None, Callable[[float], str]]] = [
         ("versions", progress.version, stop.versions, "{:,.0f}".format),
         ("trips", progress.trips, stop.trips, "{:,.0f}".format),
@@ -92,17 +94,17 @@ class RunView:
         self.running = False
         """True once emulated time has begun."""
         self.no_progress = ""
-        """Reason why the ended run has no result, or ""."""
+        """Reason why the ended run has no result, or "" if it has one."""
 
     def say(self, text: str, *, at_once: bool = False) -> None:
         """Set the current activity, such as ``"loading data and model"``.
 
-        A `LineView` prints the text only if the fleet is known, or ``at_once``.
+        A `LineView` prints the text only if the fleet is known or ``at_once`` is True.
         """
         self.note = text
 
     def restarted(self, text: str) -> None:
-        """Note that the clients are started again, with the reason."""
+        """Show that the clients are being started again; ``text`` is the reason."""
         self.running = False
         self.say(text)
 
@@ -115,7 +117,7 @@ class RunView:
         self.workload = f"{data}, {model} with {prepared.size:,} parameters"
 
     def update(self, progress: control.Progress) -> None:
-        """Show new figures; called a few times per second."""
+        """Show new figures; this method is called a few times per second."""
         self.progress = progress
         if progress.connected is None and not self.running:
             self.running, self.note = True, ""
@@ -134,7 +136,7 @@ class RunView:
         return Goal(there / max(1, self.total), f"{there:,} {text}", steady=False)
 
     def fidelity(self, progress: control.Progress) -> str:
-        """Return VALID, INVALID, ``times computed`` (virtual clock), or nothing while unknown."""
+        """Return VALID, INVALID or, under the virtual clock, ``times computed``; empty while not known."""
         overloaded = self.scale is not None and self.scale.verdict == "overloaded"
         if overloaded or (progress.invalid and progress.fidelity_median is not None):
             return "INVALID"
@@ -143,7 +145,7 @@ class RunView:
         return "" if progress.fidelity_median is None else "VALID"
 
     def reason(self, progress: control.Progress) -> str:
-        """Return the limit whose violation makes the run INVALID."""
+        """Return the reason why the run is INVALID."""
         load = None if self.scale is None else self.scale.load
         overloaded = next(iter(unfit(Conditions(load=load))), "the host is overloaded")
         return progress.invalid or overloaded
@@ -228,7 +230,10 @@ class LineView(RunView):
 
 
 class TerminalView(RunView):
-    """Redraws a panel in place, without a thread. The last panel stays unless the run is ``passing``."""
+    """Redraws a panel in place, without a thread.
+
+    The last panel stays on the terminal unless the run is ``passing``, that is, one of many.
+    """
 
     def __init__(
         self,

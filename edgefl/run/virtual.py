@@ -1,7 +1,7 @@
 """Timeline of the virtual clock: events are scheduled in an agenda, and any worker may compute a task.
 
 A few processes train ahead of emulated time; the server waits for an update only when its arrival is due. The
-results therefore depend on the seed alone: not on the number, speed or deaths of the workers.
+results therefore depend only on the seed, and not on the number, the speed or the deaths of the workers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ TRAINING_DEATH = "its training ended its process"
 EVENTS_AT_ONCE = 128
 """Maximum number of events between two polls of the socket."""
 STALL_LIMIT = 1000
-"""Mean number of events per client without progress after which a run fails. Such events are joins and leaves
-without a new task, and trips that end at one instant if only emulated time or an accuracy ends the run."""
+"""Mean number of events per client without progress after which a run fails. Events without progress are
+joins and leaves between which no task is assigned and, if only emulated time or an accuracy ends the run,
+trips that end at the same emulated time."""
 
 
 class Trip(msgspec.Struct):
@@ -50,11 +51,12 @@ class Trip(msgspec.Struct):
     sent_s: float
     cancelled: bool = False
     left: Left | Died | None = None
-    """The event that cancelled the trip, if its client left or died as declared."""
+    """The event that cancelled the trip, if the client left or died as the experiment declares; else None."""
     doomed: bool = False
     """True if the client will leave before it could deliver the update, so that the task is not computed."""
     broken: str = ""
-    """Description of the link's loss during the trip, or ""; the task of a broken trip is not computed."""
+    """Description of how the link was lost during the trip, or "" if it was not lost. The task of a trip with
+    a lost link is not computed."""
 
     def times(self) -> messages.TripTimes:
         """Return the times of the trip, which are exactly the planned ones."""
@@ -77,7 +79,7 @@ class VirtualTimeline(Timeline):
         self._dispatch = Dispatch(self._send_tasks)
         self._running_trips: dict[int, Trip] = {}
         self._idle_changes = 0
-        """Joins and leaves since a task was last assigned."""
+        """Number of joins and leaves since a task was last assigned."""
         self._instant: tuple[float, int] = (-math.inf, 0)
         """Emulated time of the last arrival, and the number of arrivals at that time."""
         self._withdrawn: dict[int, list[int]] = {}  # worker → tasks that it must give up
@@ -97,7 +99,7 @@ class VirtualTimeline(Timeline):
         self._schedule_changes()
 
     def _first_joins(self) -> Iterator[Due]:
-        """Yield the first join of each absent client without dynamics, in order of time."""
+        """Yield the first join of each absent client that has no dynamics, in the order of their times."""
         absent = np.flatnonzero(np.frombuffer(self.core.present, np.uint8) == 0)
         if self.dynamics is not None:
             absent = np.array([client for client in absent.tolist() if client not in self.dynamics], np.int64)
@@ -113,7 +115,7 @@ class VirtualTimeline(Timeline):
         return int(self.agenda.head is not None)
 
     def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
-        """Requeue the tasks of a dead worker. This causes no event, as clients do not depend on a worker.
+        """Requeue the tasks of a dead worker. This causes no event, because no client depends on a worker.
 
         If a task has killed too many workers, its client dies when its update would have arrived. A death in
         the middle of a task counts against the task, any other death against the worker.
@@ -259,7 +261,7 @@ class VirtualTimeline(Timeline):
         self._has_more = True
 
     def _ended(self, due: Due) -> TimelineEvent:
-        """Remove a trip whose time is over; return its event."""
+        """Remove a trip whose time is over; return the event with which it ends."""
         at_s, _, client, task = due
         self._require_time(at_s)
         trip, result = self._running_trips.pop(task), self._dispatch.results.pop(task, None)

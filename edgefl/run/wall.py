@@ -41,18 +41,20 @@ class WallTimeline(Timeline):
     def __post_init__(self) -> None:
         self._private = self.core.privacy is not None
         self._assigned: dict[int, tuple[messages.Task, float]] = {}
-        """Each client's last task, and the time at which the task was assigned, emulated s."""
+        """The last task of each client, and the emulated time in seconds at which it was assigned."""
         self._failed: dict[int, tuple[int, str]] = {}
-        """Private runs: each client's failed task whose end is not due yet, and the reason."""
+        """In a private run, the failed task of each client whose update would not have arrived yet, and the
+        reason for the failure."""
         self._tasks: list[messages.Task] = []
         self._next_join_s: dict[int, float] = {}
-        """For each client, the time of its next scheduled join, emulated s."""
+        """For each client, the emulated time in seconds of its next scheduled join."""
         self._dead: dict[int, Peer] = {}
-        """Clients whose process has died, until the core decides whether another is started."""
+        """Peers of the clients whose process has died, until the core decides whether another process is
+        started."""
         self._leaving: dict[int, str] = {}
         """Clients whose task was cancelled because they are leaving, mapped to the reason."""
         self._returns_s: dict[int, float] = {}
-        """Resumed runs: for each client, the time before which it does not join, emulated s."""
+        """In a resumed run, the emulated time in seconds before which each client does not join."""
 
     def expect(self) -> None:
         for client in range(len(self.core.devices)):
@@ -89,7 +91,10 @@ class WallTimeline(Timeline):
             self.aggregator.fetched(task.slot)
 
     def resend(self, peer: Peer) -> Iterator[TimelineEvent]:
-        """Send a client its task again, under the same number; a task whose version is gone fails."""
+        """Send a client its task again, with the same number.
+
+        If the ring no longer holds the task's version, the task fails.
+        """
         self.flush()  # the record is written before any task is sent
         client, transport = peer.number, self.gate.transport
         task = self._assigned[client][0] if client in self._assigned else None
@@ -130,7 +135,8 @@ class WallTimeline(Timeline):
         self.agenda.add(Due(max(self.clock.now_s(), ends_s), ARRIVAL, client, task))
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
-        """Handle a task's end. If it was cancelled because its client leaves, the client leaves first."""
+        """Handle the end of a task. If the task was cancelled because its client leaves, the client leaves
+        first."""
         now_s = self.clock.now_s()
         if isinstance(result, messages.TaskResult):
             client = self.aggregator.leases[result.task].client

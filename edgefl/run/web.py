@@ -1,4 +1,4 @@
-"""Live page, supervisor side: starts the process that serves the page, and sends it updates.
+"""The supervisor's part of the live page: starts the process that serves the page, and sends updates to it.
 
 Nothing here waits for that process: if it falls behind, it misses updates, and the run continues.
 """
@@ -24,7 +24,7 @@ from edgefl.run.view import RunView
 from edgefl.terminal import say
 
 GRACE_S = 5.0
-"""Time that the process has to send the last update to the page's readers, seconds."""
+"""Time limit in seconds for sending the last update to the readers of the page."""
 
 
 def listening(port: int = 0) -> socket.socket:
@@ -52,7 +52,10 @@ def page_socket(port: int | None) -> AbstractContextManager[socket.socket | None
 
 
 def with_page(view: RunView, listener: socket.socket | None, folder: Path) -> RunView:
-    """Return a view that adds the page served at ``listener`` to ``view``; ``view`` without a listener."""
+    """Return a view that shows the run in ``view`` and on the page served at ``listener``.
+
+    If ``listener`` is None, return ``view``.
+    """
     return view if listener is None else _PageView(view, listener, folder)
 
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 MOST_CONNECTIONS = 64
 MOST_HEAD_BYTES = 8192
 PATIENCE_S = 10.0
-"""Time limit for receiving a request, and for each write of the answer, seconds."""
+"""Time limit in seconds for receiving a request, and for each write of the answer."""
 NAMES = ("127.0.0.1", "localhost")
-"""Allowed host names of a request, with any port because a tunnel may change it."""
+"""Host names that a request may contain; any port is allowed, because a tunnel may change it."""
 HEADERS = (
     "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
     "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"

@@ -43,17 +43,17 @@ from edgefl.run.web_http import WebReply, WebServer
 
 HTML = "text/html; charset=utf-8"
 EVERY_S = 0.9
-"""Minimum interval between updates of the page, seconds."""
+"""Minimum interval between updates of the page, in seconds."""
 FAREWELL_S = 2.0
-"""Time that readers get to receive the last update, seconds."""
+"""Time limit in seconds for the readers of the page to receive the last update."""
 MOST_POINTS = 600
-"""Maximum number of points of a curve; beyond it every second point is dropped."""
+"""Maximum number of points of a curve; if a curve has more, every second point is dropped."""
 RECENT = 200
 """Number of trips over which a point's staleness is averaged."""
 LAST_TRIPS, LAST_INCIDENTS = 12, 6
-"""Number of rows on a phone's page."""
+"""Maximum numbers of trips and of incidents that are shown for a phone."""
 LAST_TASKS = 500_000
-"""Number of latest tasks that are searched for a phone's last trips."""
+"""Number of the latest tasks of all phones among which the last trips of a phone are searched."""
 STATES = ("absent", "idle", "downloading", "training", "uploading")
 """Names of the states in `control.Progress.states`."""
 
@@ -122,8 +122,9 @@ class LivePage:
         self._fleet: list[tuple[str, str, int]] = []
         self._states = b""
         self._curve: list[tuple[float, ...]] = []
-        """Points of the curves: emulated s, wall s, trips, share of the goal, mean staleness of recent trips,
-        and median and p95 of the enforcement error."""
+        """Points of the curves. Each holds the emulated seconds, the wall seconds, the number of trips, the
+        share of the goal that is reached, the mean staleness of recent trips, and the median and the 95th
+        percentile of the enforcement error."""
         self._drawn_s = -math.inf
         self._ended = ""
         self._picture = b""
@@ -279,7 +280,7 @@ class LivePage:
         return (last[2] - first[2]) / (last[1] - first[1]) if last[1] > first[1] else None
 
     def _charts(self) -> list[dict[str, Any]]:
-        """Return the curves over emulated time: title, number format, and a line per series."""
+        """Return the curves over emulated time, each with a title, a number format and a line per series."""
         rows = self._select("SELECT at_s, accuracy, loss FROM evaluations ORDER BY version")
         rows = rows[:: -(-len(rows) // MOST_POINTS)] if rows else []
         at_s, accuracy, loss = np.array(rows, dtype=np.float64).reshape(-1, 3).T
@@ -304,7 +305,7 @@ class LivePage:
         trips: list[TripRow] = []
         incidents: list[IncidentRow] = []
         facts = self._facts(client)
-        with suppress(EdgeflError), Record(self._folder) as record:  # without a record yet, show less
+        with suppress(EdgeflError), Record(self._folder) as record:  # if there is no record yet, show less
             row, trips, incidents = record.phone(client, LAST_TRIPS, LAST_INCIDENTS, LAST_TASKS)
             facts |= {} if row is None else _recorded_facts(row)
         state = STATES[self._states[client]] if client < len(self._states) else "not connected"
@@ -333,7 +334,7 @@ class LivePage:
 
 
 def _recorded_facts(row: ClientRow) -> dict[str, str]:
-    """Describe a client's facts from the record."""
+    """Return the facts about a client that are in the record, keyed by their names on the page."""
     return {
         "Step": "" if row.step_s is None else f"{number(row.step_s)} s declared, for a whole batch",
         "Memory": "" if row.memory_mib is None else f"{number(row.memory_mib)} MiB for the app",
@@ -353,7 +354,7 @@ TRIP_COLUMNS = (">Trip", ">From version", ">Staleness", ">Download, s", ">Traini
 
 
 def _trip(row: TripRow) -> Sequence[object]:
-    """Return a trip's table cells; the cell of a time is "achieved of declared"."""
+    """Return the table cells of a trip; the cell of a time reads "achieved of declared"."""
     parts = ((row.down_s, row.down_declared_s), (row.compute_s, row.compute_declared_s),
              (row.up_s, row.up_declared_s))  # fmt: skip
     times = [

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from edgefl.run.workload import Workload
 
 SEND_NS = 300_000
-"""Maximum time for which results are held back to be sent together, while there is more to compute, ns."""
+"""Maximum time in nanoseconds for which a worker holds back results to send them together, while it has more
+tasks to compute."""
 POLL_NS = 2_000_000
-"""Interval between checks for messages during training, ns."""
+"""Interval between checks for messages during training, in nanoseconds."""
 
 
 class VirtualWorker:
@@ -143,7 +144,7 @@ class VirtualWorker:
 
 
 def run_evaluator(spec: control.Spawn, workload: Workload, buffer: ParameterBuffer, lifeline: int) -> None:
-    """Evaluate published versions: answer each `Assess` with an `Assessed`.
+    """Evaluate published versions: answer each `Assess` message with an `Assessed` message.
 
     Versions that are requested in the meantime are queued or skipped; see `edgefl.run.evaluation`.
     """

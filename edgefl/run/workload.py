@@ -50,8 +50,10 @@ from edgefl.strategies.base import Strategy, TripInputs
 def own_training(
     training: Training, strategy: Strategy, base: Path, clients: int
 ) -> tuple[TrainFunction, str] | None:
-    """Return the user's own training function, from the strategy or the experiment, and its name; None for
-    SGD."""
+    """Return the user's own training function, from the strategy or the experiment, and its name.
+
+    Return None if clients train with SGD.
+    """
     method, name = type(strategy).train is not Strategy.train, training.function
     if not method and name is None:
         return None
@@ -95,7 +97,7 @@ def _refusing_training() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusing_model(name: str) -> Iterator[None]:
-    """Turn a model's failing training step into a `ConfigError` with the user's file and line."""
+    """Turn an error in a model's training step into a `ConfigError` with the user's file and line."""
     try:
         yield
     except EdgeflError:
@@ -113,7 +115,7 @@ MEASURED_TRIPS = 5
 SAMPLED_EXAMPLES = 1000
 """Approximate number of examples whose inputs are part of a fingerprint."""
 CACHE_BYTES = 64 * 2**20
-"""Size of an array that is larger than a core's caches, bytes."""
+"""Size in bytes of an array that is larger than the caches of a CPU core."""
 
 
 class Workload:
@@ -164,7 +166,7 @@ class Workload:
         numbers = self.flat.whole.size
         up_bytes = FORMATS[experiment.server.update_format].nbytes(numbers)
         self.rules = rules_of(experiment, strategy, self.flat.size, len(clients))
-        """Rules of secure aggregation; None if the run has none."""
+        """Rules of secure aggregation; None if the run does not use it."""
         self.phones_secret = b""
         """Secret from which the phones' keys are derived; empty without secure aggregation."""
         up_bytes += 0 if self.rules is None else self.rules.overhead_bytes
@@ -182,11 +184,14 @@ class Workload:
         self.known = KnownClients(self._trips)
         """Facts about the clients that a strategy may use."""
         self.host_step_s = 0.0
-        """CPU time of a training step on this host, seconds; measured by `prepared`."""
+        """CPU time of a training step on this host, in seconds; `prepared` measures it."""
         self._assessor = Assessor(experiment, data, self.flat, self._loss, held_out, base)
 
     def own_weight(self, client: int) -> float:
-        """Return `Strategy.own_weight` of the client divided by the fleet's largest; 1 if there is none."""
+        """Return the client's `Strategy.own_weight` divided by the largest in the fleet.
+
+        Return 1 if the strategy defines no own weights.
+        """
         weight = self._weight_of(int(self._rows.sizes[client]))
         return 1.0 if not weight else weight / self._largest_weight
 
@@ -205,7 +210,7 @@ class Workload:
         return self.rule if factor == 1.0 else replace(self.rule, lr=factor * self.rule.lr)
 
     def _work(self) -> BatchWork:
-        """Return the work of a training step: as declared, traced, or counted."""
+        """Return the work of a training step, as the experiment declares it or as counted in a step."""
         if (flop := self.experiment.model.flops_per_example) is not None:
             return BatchWork(fixed=StepWork(), per_example=StepWork(matmul_flop=flop))
         if self._custom is None:
@@ -238,11 +243,11 @@ class Workload:
             np.copyto(self.flat.array, first)
 
     def peak_mib(self, client: int) -> float:
-        """Return the peak memory of the client's training, MiB; see `_needed_mib`."""
+        """Return the peak memory of the client's training in MiB; see `_needed_mib`."""
         return self._needed_mib(self.examples(client))
 
     def _needed_mib(self, examples: int) -> float:
-        """Return the peak memory of a step, MiB.
+        """Return the peak memory of a training step in MiB.
 
         It includes weights, gradients, optimizer state, batch, activations and temporaries, and excludes the
         copy of the downloaded model, the update and the strategy's vectors. It is computed from the step's
@@ -281,7 +286,7 @@ class Workload:
         return device_of(self.experiment, client, self._clients[client].profile)
 
     def step_s(self, client: int) -> float:
-        """Return the time of a step on a full batch at the full speed of the client's device, seconds."""
+        """Return the seconds that a step on a full batch takes at the full speed of the client's device."""
         return self._trips.full_step_s(client)
 
     def examples(self, client: int) -> int:
@@ -304,8 +309,9 @@ class Workload:
     ) -> TrainResult:
         """Train the model in `flat` as the client does on this trip, for ``steps`` steps if given.
 
-        ``done`` is called after each step with the step's time at the device's full speed, seconds. ``given``
-        holds the trip's inputs; only custom training and strategies with vectors use them (`needs_inputs`).
+        ``done`` is called after each step with the seconds that the step takes at the device's full speed.
+        ``given`` holds the trip's inputs; only custom training and strategies with vectors use them
+        (`needs_inputs`).
         """
         rng = stream(self.experiment.seed, "batches", client, trip)
         step_s, data, rows = self._trips.step_s, self.data, self._rows_on(client, trip)
@@ -328,8 +334,10 @@ class Workload:
         return result
 
     def _rows_on(self, client: int, trip: int) -> Rows:
-        """Return the rows of the examples that the client has on this trip; without ``data.growth``, all of
-        them."""
+        """Return the indices of the examples that the client has on this trip.
+
+        Without ``data.growth``, the client has all its examples on every trip.
+        """
         rows = self._rows[client]
         if self.experiment.data.growth is None:
             return rows
@@ -343,7 +351,8 @@ class Workload:
 
         ``base`` is the model that the client downloaded. An attack on updates changes the attackers' updates;
         all other clients clip their update and add noise if the experiment has local noise. ``done`` is
-        called with 0 after each step that the attack trains. Return the reason why only noise is sent, or "".
+        called with 0 after each step of training for an attack. Return the reason why only noise is sent, or
+        "" if the update is sent.
         """
         if not self.attack.replaces_update(client):
             noise = self._local_noise
@@ -363,7 +372,7 @@ class Workload:
         return ""
 
     def fail(self, base: Floats, why: str) -> TrainResult:
-        """Reset the model in `flat` to ``base``; return the result of a training that failed."""
+        """Reset the model in `flat` to ``base``; return the result of a failed training."""
         np.copyto(self.flat.array, base)
         return TrainResult(steps=0, examples=0, loss=math.nan, failed=why)
 
@@ -389,9 +398,10 @@ class Workload:
         done: Callable[[int], None] | None = None,
         most: int | None = None,
     ) -> None:
-        """Train the model in `flat` on the client's examples (at most ``most``), outside its trips.
+        """Train the model in `flat` on the client's examples (at most ``most`` of them), outside its trips.
 
-        Vectors that clients keep are not available here. SGD ignores them; the user's function gets zeros.
+        Vectors that clients keep are not available here: SGD ignores them, and the user's function receives
+        zeros.
         """
         data, rows, rule = self.data, self._rows[client][:most], self._own_rule(client)
         if self._custom is None:
@@ -406,7 +416,7 @@ class Workload:
         self._arithmetic.move(self.flat)
 
     def fingerprint(self) -> Fingerprint:
-        """Digest the data, their split and the first model, and the result of one trip's training."""
+        """Return two digests: of the data, their split and the first model, and of the model after a trip."""
         data, first = hashlib.sha256(), self.flat.array.copy()
         every = 1 + len(self.data.train_x) // SAMPLED_EXAMPLES
         for part in (self.data.train_x[::every], self.data.train_y, self._rows.sizes, self._rows.rows, first):
@@ -478,7 +488,7 @@ class Workload:
         return f"model {name!r} has {outputs.shape[1]} outputs for {data.classes} classes"
 
     def _labels(self) -> Parts:
-        """Return the classes in each client's training examples; none if targets are not classes."""
+        """Return the classes in each client's training examples; empty if the targets are not classes."""
         rows, labels = self._rows, self.data.labels
         if labels is None:
             return Parts(rows.rows[:0], np.zeros(len(rows), np.int64))

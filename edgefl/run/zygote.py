@@ -1,7 +1,7 @@
-"""The zygote: loads torch, data and model once, trains a little, then forks a process for each peer.
+"""The zygote loads torch, the data and the model once, trains a little, and forks a process for each peer.
 
-It has one thread, no ZeroMQ context, and no open file of the run except its channel, because every forked
-process inherits them.
+A peer is a client, a worker or the evaluator. The zygote has one thread, no ZeroMQ context, and no open file
+of the run except its channel, because every forked process inherits them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 WORKLOAD = "edgefl.run.workload:Workload"
 """The workload class. Measurements pass another class with the same interface on the command line."""
 SLICE_NS = 400_000
-"""Time slice of a peer: longer than the server's, so that the server runs first, and long enough that
-switching costs little."""
+"""Time slice of a peer's process, in nanoseconds. It is longer than the server's, so that the server runs
+first, and long enough that switching between processes costs little."""
 NO_TASK = -1
 
 
@@ -59,12 +59,12 @@ class Zygote:
         self._make_workload = make_workload
         self._request: control.Prepare | None = None
         self._workload: Workload | None = None
-        """Shared by all forks; None if each of them loads its own because it computes on a GPU."""
+        """The workload that all forks share; None if each fork loads its own because it computes on a GPU."""
         self._buffer: ParameterBuffer | None = None
         self._enforcement = Enforcement()
         self._children: dict[int, tuple[control.Spawn, ClientLimits, memoryview[int]]] = {}
         self._governor = 0
-        """Process id of the governor, 0 without one."""
+        """Id of the governor, the process that throttles clients; 0 if there is no governor."""
         self._requests: int | None = None
         """Write end of the pipe through which clients send requests to the governor."""
         self._lifeline = os.pipe()

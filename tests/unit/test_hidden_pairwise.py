@@ -171,7 +171,7 @@ def test_weights_other_than_the_clients_own_are_refused(world: World) -> None:
     """A strategy that weights by what it learns from the trip. Mutant: the weights are not compared."""
     world.write(1, 3, 4)
     world.refused(
-        r"weighted its update with 32 of 112, the strategy with 0\.333", 1, 3, 4, weights=[1 / 3] * 3
+        r"weighted its update with 32 of 112, but the strategy with 0\.333", 1, 3, 4, weights=[1 / 3] * 3
     )
 
 

@@ -271,7 +271,7 @@ def test_some_of_a_large_fleet_are_measured_the_same_ones_each_time() -> None:
 def test_a_fleet_whose_clients_hold_one_example_each_cannot_be_measured() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"evaluation.clients: no client has a test example; at least one needs two examples",
+        match=r"evaluation.clients: no client has a test example; at least one client needs two examples",
     ):
         workload(data=Data(name="diabetes", client_test_fraction=0.5, max_examples=4))
 
