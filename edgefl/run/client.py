@@ -61,7 +61,7 @@ class ClientProcess:
         # the whole trip, otherwise a copy.
         self._base: Floats = np.empty(0, dtype=np.float32)
         self._copy: Floats = np.empty(buffer.shape.size, dtype=np.float32)
-        # The update is written in one pass into the slot, or into private memory that is then sent.
+        # The update is written in one pass into its slot, or into private memory from which it is then sent.
         self._update = UpdateMaker(workload, buffer)
         self._raw: Raw = np.empty(0, dtype=np.uint8)
         self._own: Raw | None = None
@@ -157,7 +157,7 @@ class ClientProcess:
             )
         except BaseException:
             if isinstance(phase, HeldPhase):
-                phase.release()  # stop the throttle
+                phase.release()  # stop throttling this process
             raise
         cpu_s = time.thread_time() - cpu_started
         compute = phase.end()
@@ -277,7 +277,7 @@ class Witness:
             os.write(self._fd, f"done {self._client} {task} {checksum}\n".encode())
 
     def next_task(self) -> None:
-        """Log that the client received its next task."""
+        """Log that the client has received its next task, which acknowledges the last update."""
         if self._fd is not None and self._open is not None:
             os.write(self._fd, f"acknowledged {self._client} {self._open}\n".encode())
             self._open = None

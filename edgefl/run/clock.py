@@ -99,7 +99,7 @@ class Alarms:
         return most if left_ms >= most else max(0, int(left_ms) + 1)
 
     def run_due(self) -> None:
-        """Run all alarms that are due."""
+        """Call the callbacks of all alarms that are due."""
         now = self._monotonic()
         while self._heap and self._heap[0][0] <= now:
             heapq.heappop(self._heap)[2]()
@@ -139,7 +139,7 @@ class Agenda:
         self._followed, self._next_followed = dues, next(dues, None)
 
     def add(self, due: Due) -> None:
-        """Add an entry; an arrival replaces the task's earlier arrival entry."""
+        """Add an entry; an arrival replaces an earlier arrival of the same task."""
         if due.kind == ARRIVAL:
             self._due_s[due.task] = due.at_s
         heapq.heappush(self._heap, due)

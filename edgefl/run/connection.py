@@ -165,7 +165,7 @@ class PeerSocket(Dealer):
 
 
 class Cancelled(Exception):
-    """The server has cancelled the running task."""
+    """The server has cancelled the task that this peer is carrying out."""
 
 
 class Leave(Exception):
@@ -191,7 +191,7 @@ def reason(error: Exception) -> str:
 
 
 class Connection:
-    """A peer's connection to the server; it sends heartbeats even during waits."""
+    """A peer's connection to the server; it sends heartbeats even while it waits."""
 
     def __init__(self, spec: control.Spawn, heartbeat_s: float, lifeline: int) -> None:
         self._spec = spec
@@ -207,7 +207,10 @@ class Connection:
         self._latest = -1
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send a message, waiting while the server's queue is full. Raises `Leave` if the parent is dead."""
+        """Send a message, and wait while the queue to the server is full.
+
+        Raises `Leave` if the parent is dead.
+        """
         while True:
             try:
                 self._socket.send(frames)

@@ -155,7 +155,7 @@ ToZygote = Prepare | Adopt | Spawn | Expel | Clear
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Digests that must be equal on all hosts of a run."""
+    """Digests of data and training, which must be equal on all hosts of a run."""
 
     data: str
     """Digest of the examples, their partition and the first model."""
@@ -221,7 +221,7 @@ class Spawned(_OfPeer, frozen=True, tag="spawned"):
 
 
 class Cleared(msgspec.Struct, frozen=True, tag="cleared"):
-    """Answer to `Clear`: all processes have ended."""
+    """Answer to `Clear`: all clients, workers and evaluators have ended."""
 
     restarts: int
 
@@ -254,7 +254,7 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     workers: int
     resume: bool
     restarts: int = 0
-    """Number of earlier servers of this run, which were killed."""
+    """Number of servers of this run that were killed before this one was started."""
     killed: str = "server"
     """Process that was killed before this server was started: "server", or "zygote", without which the
     supervisor also ends the server."""
@@ -333,12 +333,12 @@ class Replace(_OfPeer, frozen=True, tag="replace"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """The server has finished: the record and the last checkpoint are on disk."""
+    """The server has finished, and the record and the last checkpoint are on disk."""
 
     reason: str
     interrupted: bool
     no_progress: str = ""
-    """See `edgefl.results.rows.Meta.no_progress`."""
+    """Reason why the run has no result, or ""; see `edgefl.results.rows.Meta.no_progress`."""
 
 
 ToWeb = Shown | Activity | Described | Progress | Ended

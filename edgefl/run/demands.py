@@ -91,7 +91,7 @@ def shape_of(
 def wall_scale(
     experiment: Experiment, strategy: Strategy, prepared: control.Prepared, shares: Sequence[Share]
 ) -> TimeScale:
-    """Return the time scale for clients under the wall clock: the largest that any host needs."""
+    """Return the time scale under the wall clock: the largest that any host needs for its clients."""
     scales = [(_scale(experiment, strategy, prepared, share), share.host) for share in shares if share.peers]
     scale, host = max(scales, key=lambda one: (one[0].value, one[0].load))
     if scale.value != 1.0 and any(share.as_is for share in shares):

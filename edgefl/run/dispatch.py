@@ -49,7 +49,7 @@ class Dispatch:
         self._send = send
         self.oldest_first = False
         self.results: dict[int, messages.TaskResult | messages.Gone | FatalTask] = {}
-        """Results whose arrival is not due yet, keyed by task."""
+        """Results of tasks whose updates are not due to arrive yet, keyed by task."""
         self._waiting: dict[int, _Entry] = {}
         """Waiting tasks, keyed by task number, in the order in which they were added."""
         self._by_due: list[_Entry] = []
@@ -68,23 +68,23 @@ class Dispatch:
         self._by_due = sorted(self._waiting.values())
 
     def withdraw(self, task: int) -> bool:
-        """Remove a waiting task; return False if a worker has it or has finished it."""
+        """Remove a waiting task; return False if the task is at a worker or was finished by one."""
         self._blame.forget(task)
         return self._waiting.pop(task, None) is not None
 
     @property
     def unfinished(self) -> Iterator[messages.Task]:
-        """Tasks that wait for a worker, or that a worker has and has not finished."""
+        """Tasks that wait for a worker, and tasks that workers have received but not finished."""
         for entry in (*self._waiting.values(), *(entry for _, entry in self._at_work.values())):
             yield entry[3]
 
     def worker_of(self, task: int) -> int | None:
-        """Return the worker that has this task, or None."""
+        """Return the worker that has received this task and not finished it, or None if there is none."""
         found = self._at_work.get(task)
         return None if found is None else found[0]
 
     def finished(self, result: messages.TaskResult | messages.Gone) -> messages.Task:
-        """Store the result of a task; return the task."""
+        """Store the result of a task that a worker has finished; return the task."""
         _, entry = self._at_work.pop(result.task)
         self._blame.forget(result.task)
         self.results[result.task] = result
@@ -93,7 +93,7 @@ class Dispatch:
         return entry[3]
 
     def tasks_of(self, worker: int) -> list[messages.Task]:
-        """Return the tasks that this worker has and has not finished."""
+        """Return the tasks that this worker has received but not finished."""
         return [entry[3] for holder, entry in self._at_work.values() if holder == worker]
 
     def worker_died(self, worker: int, computing: int | None, reason: str) -> None:

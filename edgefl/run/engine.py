@@ -105,7 +105,8 @@ def is_kept(task: int, actions: Iterable[Action]) -> bool:
 
 @dataclass(eq=False)
 class Engine:
-    """Handles timeline events: journals them, passes them to the core, and carries out the actions."""
+    """Handles events of the timeline: writes them to the journal, passes them to the core, and carries out
+    the core's actions."""
 
     core: Core
     aggregator: Aggregator
@@ -122,7 +123,7 @@ class Engine:
     """Makes events survive a kill of this process before messages are sent to clients; None under the virtual
     clock."""
     exchange_bytes: int = 0
-    """Bytes that a client downloads in addition to the model."""
+    """Number of bytes that a client downloads in addition to the model."""
     wait_s: Callable[[int, int, int], float] = lambda client, task, trip: 0.0
     """Returns the emulated seconds from a task's message to the start of its trip; see `Trips.wait_s`."""
 
@@ -177,15 +178,15 @@ class Engine:
         self.carry_out(actions)
 
     def secure(self) -> None:
-        """Make the events so far survive the death of this process."""
+        """Write all events so far to the record, so that they survive the death of this process."""
         if self.write_ahead is not None:
             self.write_ahead.secure()
         else:
             self.store.commit()
 
     def carry_out(self, actions: list[Action]) -> None:
-        """Carry out actions of the core, including those from before an interruption."""
-        for action in actions:  # a Sum appends its follow-up actions to this list
+        """Carry out actions of the core, including actions that were pending before an interruption."""
+        for action in actions:  # a `Sum` appends its follow-up actions to this list
             if type(action) is Sum:
                 if (hidden := self.aggregator.hidden) is not None:
                     if self._waits(action, hidden):
@@ -236,7 +237,7 @@ class Engine:
             self.carry_out([action])
 
     def assessed(self, answer: messages.Assessed) -> None:
-        """Handle the evaluator's results for a version."""
+        """Handle the results of the evaluation of a version."""
         now_s = self._clock.now_s()
         published_s, trips = self._assessing.pop(answer.version, (now_s, self.core.trips))
         scores = answer.clients

@@ -19,7 +19,7 @@ class EvaluationQueue:
 
     def __init__(self, aggregator: Aggregator, gate: Gate, peers: Peers, *, keep_all: bool = False) -> None:
         self._aggregator, self._gate, self._peers, self._keep_all = aggregator, gate, peers, keep_all
-        self._queue: list[tuple[int, int]] = []  # version, ring entry; the first is being evaluated
+        self._queue: list[tuple[int, int]] = []  # (version, ring entry); the first is evaluated now
         self._given_up = False
 
     def request(self, version: int, entry: int) -> list[int]:

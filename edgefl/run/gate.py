@@ -39,7 +39,7 @@ class ResendRequest(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A peer sent an invalid message, or does not read the messages sent to it."""
+    """A peer has sent an invalid message, or does not read the messages that are sent to it."""
 
     kind: str
     detail: str
@@ -103,7 +103,7 @@ class Gate:
             began_ns = now_ns
         while self._stuck:
             peer = self._stuck.pop()
-            if self._peers.get(peer.role, peer.number) is peer:  # not dead or replaced in the meantime
+            if self._peers.get(peer.role, peer.number) is peer:  # it has not died or been replaced
                 yield peer, Refusal("hang", "does not read its messages")
 
     def _ready(self, peer: Peer, message: messages.Ready, _: Sequence[Frame]) -> Sequence[Checked]:
@@ -182,7 +182,7 @@ class Gate:
         return result
 
     def end_task(self, peer: Peer, task: int) -> None:
-        """End a task's assignment to its peer, so that its update counts at most once."""
+        """End the assignment of a task to its peer, so that the task's update counts at most once."""
         self._aggregator.unassign(task)
         peer.past.append(task)
 

@@ -40,7 +40,7 @@ SECRET_BYTES = 32
 CLIP_MARGIN = 1.0 - 2.0**-20
 """Factor by which a clipping norm is multiplied, because clipped elements are rounded to float32."""
 Members = Sequence[tuple[int, int, float]]
-"""Client, slot and weight of each update of a sum."""
+"""The client, the slot and the weight of each update in a sum."""
 
 
 class Trip(NamedTuple):
@@ -294,7 +294,7 @@ class HiddenSums:
         return len(online) < helpers.needed
 
     def exchange_s(self, buffer: ParameterBuffer, members: Members, version: int, at_s: float) -> float:
-        """Return the emulated seconds until enough helpers have received their request and replied."""
+        """Return the emulated seconds until enough helpers have received their requests and replied."""
         try:
             helpers, online = self._helpers(buffer, members)
         except SecureError:

@@ -44,8 +44,8 @@ from edgefl.strategies.base import Strategy
 from edgefl.strategies.rounds import Rounds
 
 MOST_MEMBERS = 100
-"""Maximum number of clients in a round; the time for a sum with dropouts grows with the square of this
-number."""
+"""Maximum number of clients in a round. If clients drop out of a round, the time for its sum grows with the
+square of the number of clients."""
 _PREFIX = struct.Struct("<QI")
 """Format of the round's number and the update's weight in an upload."""
 _ABSENT = 2**32 - 1

@@ -41,14 +41,14 @@ class Seat(NamedTuple):
 
 
 class Hosts(Protocol):
-    """The machines that run clients or workers. The supervisor calls this object and receives its
-    messages."""
+    """The machines that run clients or workers. The supervisor calls the methods of this object and receives
+    its messages."""
 
     name: str
     compare: bool
     """True if the hosts load data and model themselves; then their fingerprints must be compared."""
     wanted: int
-    """Number of hosts that the run waits for."""
+    """Number of hosts that must be ready before the run starts."""
     rows: list[NodeRow]
     """One row for each host, which is written to the record of the run."""
 
@@ -69,7 +69,7 @@ class Hosts(Protocol):
         """Wait for messages from the hosts; return the seconds for which the caller should still wait."""
 
     def receive(self) -> Iterator[control.FromHosts]:
-        """Yield the messages that have arrived."""
+        """Yield the messages that have arrived from the hosts."""
 
     def prepare(self, message: control.Prepare, *, same_bits: bool) -> None:
         """Load the data and the model on all hosts.

@@ -201,7 +201,7 @@ def _started(cores: Sequence[int], fork_server: ForkServer) -> Iterator[Lane]:
 
 
 def _cores() -> list[int]:
-    """Numbers of the cores that this process may run on."""
+    """Return the numbers of the CPU cores on which this process may run."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(usable_cores())]
 
 

@@ -96,7 +96,7 @@ class TripTimes(_Message, frozen=True, tag=4):
 
     @property
     def trip(self) -> Spent:
-        """The time from the receipt of the task to the end of the upload."""
+        """The planned and the measured time from the receipt of the task to the end of the upload."""
         down, compute, up = self.down, self.compute, self.up
         declared_s = down.declared_s + compute.declared_s + up.declared_s
         return Spent(declared_s, down.achieved_s + compute.achieved_s + up.achieved_s)
@@ -185,7 +185,7 @@ class Cut(_Message, frozen=True, tag=22):
 
     end: End
     gain: float
-    """Factor on the update, that is, on the difference from the base model."""
+    """Factor by which the update (the difference from the base model) is multiplied."""
     per_step: bool
 
 
@@ -215,7 +215,7 @@ class Tasks(_Message, frozen=True, tag=15):
     payload."""
 
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
-    """A client gets one task at a time. The tasks of a worker may belong to different clients."""
+    """A client receives one task at a time. The tasks of a worker may belong to different clients."""
 
     @property
     def number(self) -> int:

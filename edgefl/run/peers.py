@@ -26,14 +26,14 @@ BUSY_S = 120.0
 MOST_DEATHS_IN_A_ROW = 5
 """Number of deaths without a finished task after which a worker or the evaluator is not started again."""
 MOST_PAST = 256
-"""Number of finished tasks remembered per peer; a worker holds at most 64 tasks at a time."""
+"""Number of finished tasks that are remembered for each peer; a worker holds at most 64 tasks at a time."""
 MOST_DETAIL = 500
 """Maximum number of characters of a text from a peer that are written to the record."""
 
 
 @dataclass
 class Peer:
-    """A process that the server expects to connect; ``epoch`` numbers the processes of one peer, from 0."""
+    """A process that the server expects to connect; ``epoch`` counts the processes of a peer from 0."""
 
     role: control.Role
     number: int
@@ -75,7 +75,7 @@ class Peers:
         self._by_name: dict[tuple[str, int], Peer] = {}
 
     def expect(self, role: control.Role, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> Peer:
-        """Add a process that was or will be started; return its peer."""
+        """Add a process that has been started or will be started; return the peer that stands for it."""
         before = self._by_name.get((role, number))
         if before is not None:
             self.disconnect(before)
@@ -103,7 +103,7 @@ class Peers:
         return self._by_name.get((role, number))
 
     def remove(self, role: control.Role, number: int, epoch: int) -> Peer | None:
-        """Remove an ended process; return its peer if the epoch is the current one."""
+        """Remove a process that has ended; return its peer, or None if the process was not current."""
         peer = self._by_name.get((role, number))
         if peer is None or peer.epoch != epoch:
             return None
@@ -152,7 +152,7 @@ class Peers:
 
     @property
     def unready(self) -> int:
-        """Number of started processes without a `Ready` message."""
+        """Number of started processes that have not yet sent a `Ready` message."""
         return sum(not peer.ready for peer in self._by_name.values())
 
 
@@ -191,7 +191,7 @@ class PeerLifecycle:
             self.expel(peer, "hang", f"silent for {silent_s:.1f} s")
 
     def expel(self, peer: Peer, kind: str, detail: str) -> None:
-        """Request the end of a peer's process; repeated calls have no effect."""
+        """Ask the supervisor to end the process of a peer; repeated calls have no effect."""
         if not peer.expelled:
             peer.expelled = True
             self._peers.disconnect(peer)
@@ -199,7 +199,7 @@ class PeerLifecycle:
             self._channel.send(control.Expel(peer.role, peer.number, peer.epoch))
 
     def departed(self, message: control.Departed) -> Peer | None:
-        """Record the end of a process; return its peer, or None if the peer has another process by now."""
+        """Record the end of a process; return its peer, or None if the process was not the current one."""
         peer = self._peers.remove(message.role, message.peer, message.epoch)
         if peer is not None and not peer.expelled:
             memory = message.reason.startswith(control.OUT_OF_MEMORY)
@@ -229,7 +229,7 @@ class PeerLifecycle:
         self._alarms.after(after_s, start)
 
     def start(self, role: control.Role, number: int, epoch: int = 0, deaths_in_a_row: int = 0) -> None:
-        """Request the start of a peer's process, and expect it from now on."""
+        """Ask the supervisor to start a process for a peer, and expect this process from now on."""
         self._peers.expect(role, number, epoch, deaths_in_a_row)
         self._channel.send(control.Replace(role, number, epoch))
 

@@ -27,7 +27,7 @@ MOST_COSTS = 1_000_000
 
 
 class Gauge:
-    """Counts trips and costs; `progress` summarises them."""
+    """Counts trips and measures what they cost the server; `progress` summarises the figures."""
 
     def __init__(self, plan: control.Serve) -> None:
         kinds = fleet_of(plan.experiment).kinds
@@ -60,12 +60,12 @@ class Gauge:
                 self._errors.append(abs(spent.achieved_s / spent.declared_s - 1.0))
 
     def assessed(self, answer: messages.Assessed) -> None:
-        """Note the results of an evaluation."""
+        """Store the results of an evaluation."""
         self.accuracy = None if math.isnan(answer.accuracy) else answer.accuracy
         self.loss, self.metrics = answer.loss, answer.metrics
 
     def cost(self, ns: int) -> None:
-        """Note the nanoseconds that the server spent on one update, from the receipt of the update to the
+        """Store the nanoseconds that the server spent on one update, from the receipt of the update to the
         next task, excluding sums."""
         if self._wall and len(self._costs_ns) < MOST_COSTS:  # a worker reports many updates at once
             self._costs_ns.append(ns)
@@ -117,7 +117,7 @@ class Gauge:
 
 
 class Stopwatch:
-    """Attributes all time to stages, one at a time, so that stages do not overlap.
+    """Measures the time spent in each stage; exactly one stage is current at any time.
 
     >>> now = iter([0, 5, 7, 10]).__next__
     >>> watch = Stopwatch("wait", now)

@@ -39,8 +39,8 @@ _answers = msgspec.msgpack.Decoder(list[Answer])
 def save(
     folder: Path, engine: Engine, in_flight: InFlightWork, layout: Layout, *, final: bool = False
 ) -> None:
-    """Write a checkpoint. The record is written first, so that the journal includes the checkpoint's
-    events."""
+    """Write a checkpoint. The record is written first, so that the journal includes all events that the
+    checkpoint covers."""
     engine.record_open(running=final)
     store, core, aggregator, clock = engine.store, engine.core, engine.aggregator, engine.timeline.clock
     store.sync()
@@ -149,11 +149,11 @@ def restore(
 
 
 def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) -> dict[int, int]:
-    """Copy a checkpoint into the buffer; return the ring entry of each of its versions."""
+    """Copy a checkpoint into the buffer; return the ring entry of each version, keyed by version."""
     buffer = aggregator.buffer
     if core.version != last.version or last.model.size != buffer.shape.size:
         raise ConfigError(f"the checkpoint in {folder} does not belong to its record")
-    if len(last.bases) >= buffer.shape.ring:  # exactly full is fine: the next sum waits for an entry
+    if len(last.bases) >= buffer.shape.ring:  # a full ring is fine: the next sum waits
         raise ConfigError(
             f"the checkpoint in {folder} holds {len(last.bases) + 1} versions; "
             f"a ring of {buffer.shape.ring} has no room for them"
@@ -179,7 +179,7 @@ def _refill(folder: Path, last: SavedState, core: Core, aggregator: Aggregator) 
 
 
 def _versions(aggregator: Aggregator) -> dict[int, int]:
-    """Return the ring entries of the versions in the buffer."""
+    """Return the ring entries of the versions in the buffer, keyed by version."""
     return {version: entry for entry, version in enumerate(aggregator.buffer.entry_version) if version >= 0}
 
 

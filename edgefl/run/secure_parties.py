@@ -47,7 +47,7 @@ class Used:
         self._saved = {party: set(names) for party, names in self.of.items()}
 
     def save(self) -> None:
-        """Write new ids to the file, and wait until they are on the disk; then the reply may be sent."""
+        """Write new ids to the file, and wait until they are on the disk; only then may the reply be sent."""
         new = {party: names.keys() - self._saved[party] for party, names in self.of.items()}
         lines = [
             f"{party} {name.hex()} {self.of[party][name].hex()}\n"

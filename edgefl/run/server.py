@@ -83,7 +83,7 @@ class ServerLoop:
             # Loop until the run has stopped and the last evaluation is complete (or was interrupted).
             while self._stopped is None or (self._evaluation.waiting and not self._interrupted):
                 self._turn()
-        except Closed:  # the supervisor was killed: save acknowledged updates in a last checkpoint
+        except Closed:  # the supervisor was killed, so save acknowledged updates in a last checkpoint
             self._interrupted, self._stopped = True, self._stopped or "interrupted"
         self._conclude()
 
@@ -149,7 +149,7 @@ class ServerLoop:
     def _stop(self, reason: str) -> None:
         """Dismiss the clients after the core has stopped, and wait only for the last evaluations.
 
-        An evaluator that hangs is still killed, and its evaluations are given up.
+        An evaluator that hangs is still killed; the evaluations that it has not finished are given up.
         """
         self._stopped = reason
         self._flush()
@@ -190,7 +190,7 @@ class ServerLoop:
             )
 
     def _waits(self) -> str:
-        """Return a clause for the error message if a sum waits for clients that can unmask it, else ""."""
+        """Return a clause for the error message if a sum waits for clients that can unmask it, or ""."""
         return "" if self._aggregator.waiting is None else "; a sum waits for clients that can unmask it"
 
     def _departed(self, message: control.Departed) -> None:
@@ -237,8 +237,8 @@ class ServerLoop:
         self._watch.to(before)
 
     def _checkpoint_again(self) -> None:
-        """Write a checkpoint every ``checkpoint.every_s``, less often if it takes a large share of the
-        time."""
+        """Write a checkpoint every ``checkpoint.every_s`` seconds, or less often if checkpoints would take a
+        large share of the time."""
         started = time.monotonic()
         self._checkpoint()
         took_s = time.monotonic() - started
@@ -253,7 +253,7 @@ class ServerLoop:
         return moved and {**moved, "versions": self._core.version - self._first_version}
 
     def _conclude(self) -> None:
-        # A run that lacks only its last evaluations counts as interrupted: a resume makes them.
+        # A run that lacks only its last evaluations counts as interrupted, because a resume can make them.
         interrupted = self._interrupted and (self._core.stopped is None or self._evaluation.waiting)
         reason = "interrupted" if interrupted else self._core.stopped or self._stopped or ""
         self._checkpoint(final=True)

@@ -77,7 +77,8 @@ from edgefl.terminal import printable
 from edgefl.zeromq import strangers
 
 SPARE_DESCRIPTORS = 32
-"""File descriptors that the server needs in addition to its connections: record, checkpoints, ZeroMQ."""
+"""Number of file descriptors that the server needs in addition to its connections, for the record, the
+checkpoints and ZeroMQ."""
 YOUNG_OBJECTS = 10_000
 """Number of new objects between two garbage collections."""
 SOFTWARE = ("edgefl", "torch", "numpy", "numba", "pyzmq", "msgspec", "safetensors")
@@ -190,7 +191,10 @@ def build(
 
 @contextlib.contextmanager
 def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums | None]:
-    """Provide the run's `HiddenSums`, and end their process afterwards; None without secure aggregation."""
+    """Provide the run's `HiddenSums`, or None if the run does not use secure aggregation.
+
+    The process that unmasks the sums is ended afterwards.
+    """
     experiment, clients = plan.experiment, len(fleet_of(plan.experiment))
     strategy, secure = resolve(experiment.strategy, [Path(plan.base)]), experiment.server.secure
     rules = rules_of(experiment, strategy, plan.prepared.size, clients)
@@ -204,8 +208,11 @@ def _hidden(plan: control.Serve, buffer: ParameterBuffer) -> Iterator[HiddenSums
 
 
 def core_of(experiment: Experiment, strategy: Strategy, clients: Sequence[Client], source: Source) -> Core:
-    """Create the core of a run. If the privacy guarantee counts the random choice of clients, the seed of
-    this choice is as secret as the noise."""
+    """Create the core of a run.
+
+    If the privacy guarantee relies on the random choice of clients, the seed of this choice is as secret as
+    the noise.
+    """
     rules = experiment.privacy
     seed = source.seed if rules is not None and rules.mechanism == "gaussian" else experiment.seed
     deaths = Deaths(experiment.fleet.on_death, experiment.fleet.rejoin_s)
@@ -293,7 +300,7 @@ def _secure_cost(experiment: Experiment, trips: Trips) -> SecureCost | None:
 
 
 class _ClientRows(LazySequence[ClientRow]):
-    """The client rows of the record."""
+    """The rows of the clients in the record, each made when it is read."""
 
     def __init__(self, plan: control.Serve, trips: Trips) -> None:
         self._experiment, self._trips, self._clients = plan.experiment, trips, fleet_of(plan.experiment)

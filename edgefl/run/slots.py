@@ -36,8 +36,8 @@ from edgefl.strategies.base import Update as HeldUpdate
 from edgefl.strategies.rows import Rows
 
 ENTRIES_NOT_LENT = 5
-"""Number of ring entries that are never lent to clients: the latest version, two versions at the evaluator,
-one that a client is copying, and one for the next version."""
+"""Number of ring entries that are never lent to clients: one for the latest version, two for versions at the
+evaluator, one for a version that a client is copying, and one for the next version."""
 SAFE_STEP = 1e18
 """If a step cannot change any element by more than this bound, the new elements are not checked. The bound
 and its square are far below the maximum of float32."""
@@ -79,7 +79,7 @@ class SumResult(msgspec.Struct):
 
 @dataclass
 class Aggregator:
-    """Slots, ring entries and sums of one parameter buffer. Not thread-safe."""
+    """Manages the slots, the ring entries and the sums of one parameter buffer. It is not thread-safe."""
 
     buffer: ParameterBuffer
     optimizer: ServerOptimizer
@@ -103,14 +103,15 @@ class Aggregator:
     exchanged: Sequence[str] = ()
     """Names of the exchanged vectors."""
     own: Sequence[str] = ()
-    """Names of the vectors that only the server has, stored after the optimiser's in a ring entry."""
+    """Names of the vectors that only the server has; a ring entry holds them after the optimiser's vectors."""
     statistics: int = 0
     """Number of elements at the end of the model that are averaged without the optimiser, such as running
     statistics."""
     hidden: HiddenSums | None = None
     """Sums hidden (masked or encrypted) updates; None if the server can read single updates."""
     combine: Callable[[Rows, Sequence[float]], list[float] | Floats] | None = None
-    """Combines the updates of a strategy that reads them: `edgefl.core.strategy_calls.combined`."""
+    """Combines the updates if the strategy reads them one by one; see
+    `edgefl.core.strategy_calls.combined`."""
 
     def __post_init__(self) -> None:
         self._backend = kernels.backend(self.backend)
@@ -207,11 +208,11 @@ class Aggregator:
         self.leases[task].holder = holder
 
     def renumber(self, task: int, order: int) -> None:
-        """Set the number of the task's next order; results of earlier orders then have no effect."""
+        """Set the number of the next order for a task; results of earlier orders then have no effect."""
         self.leases[task].order = order
 
     def unassign(self, task: int) -> None:
-        """Unassign a task from its peer; the peer's further reports on it have no effect."""
+        """Unassign a task from its peer; further reports of the peer on this task have no effect."""
         self.leases[task].holder = -1
 
     def measure(self, lease: Lease) -> tuple[float, float]:
@@ -264,7 +265,7 @@ class Aggregator:
         self.buffer.written(slot, task=task, checksum=checksum)
 
     def release(self, task: int) -> None:
-        """Free a task's slot. Its client must no longer write to it."""
+        """Free the slot of a task. The task's client must no longer write to this slot."""
         lease = self.leases.pop(task, None)
         if lease is not None:
             self._unread.pop(lease.slot, None)
@@ -285,7 +286,7 @@ class Aggregator:
 
     @property
     def full(self) -> bool:
-        """True if no slot is free for another task until the next `settle`."""
+        """True if no slot is free for another task until the next call of `settle`."""
         return not self._free
 
     def take_over(self, held: Iterable[HeldUpdate]) -> None:
@@ -315,7 +316,7 @@ class Aggregator:
         return Aggregation(backend=self._backend, threads=threads, **vars(self.totals))
 
     def pin(self, entry: int) -> None:
-        """Keep a ring entry unchanged until `unpin`."""
+        """Keep a ring entry unchanged until `unpin` is called."""
         self._pinned[entry] = self._pinned.get(entry, 0) + 1
 
     def unpin(self, entry: int) -> None:
@@ -469,7 +470,7 @@ class Aggregator:
     def _make_hidden(self, action: Sum, slots: list[int], entry: int) -> tuple[list[float], tuple[int, ...]]:
         """Write the next model from the sum of hidden updates.
 
-        Return bounds on the updates' squared norms, and the hidden updates' checksums.
+        For each update, return an upper bound on its squared norm, and the checksum of the hidden update.
         """
         assert self.hidden is not None
         buffer, size = self.buffer, self.hidden.rules.size
@@ -555,9 +556,9 @@ class Aggregator:
         updates: list[Update],
         scales: list[Floats | None],
     ) -> None:
-        """Write the next running statistics: the average of the updates' statistics, with the step's weights.
+        """Write the next running statistics: the average of the statistics in the updates.
 
-        If these weights add up to more than 1, they are divided by their sum.
+        The average has the weights of the step; if they add up to more than 1, they are divided by their sum.
         """
         if not self.statistics:
             return

@@ -194,7 +194,7 @@ CHANNELS = ("server", "zygote")
 """Processes that the supervisor starts, in the order in which their messages are handled."""
 HAS_LISTENED = {State.SERVING, State.RESTARTING, State.LEAVING}
 HAS_PLAN = {State.STARTING, State.SERVING, State.LEAVING}
-"""States in which the server reads messages."""
+"""States in which the server has received its plan and reads further messages."""
 
 
 @dataclass(eq=False)
@@ -205,7 +205,8 @@ class _Supervisor:
     _view: RunView
     _enforcement: Enforcement
     _lock: int
-    """File descriptor of the folder's lock; passed to the server, which may outlive this process briefly."""
+    """File descriptor of the folder's lock. The server receives it too, because the server may briefly
+    outlive this process."""
     fork_server: ForkServer | None
     _here: ThisHost
     """This host. It runs the evaluator and, if it is the only host, all other peers."""
@@ -240,7 +241,7 @@ class _Supervisor:
         self._broken = ""
         """Description of how the zygote ended, if its end has led to the state LEAVING; otherwise empty."""
         self._uncleared: set[str] = set()
-        """Names of hosts that may still have peers of a killed server."""
+        """Names of hosts on which peers of a killed server may still be running."""
         self._wakeup = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup[0], selectors.EVENT_READ)
@@ -395,13 +396,13 @@ class _Supervisor:
             self._stop_serving()
 
     def _note_interrupt(self, number: int) -> None:
-        """Signal handler: wake up the loop."""
+        """Signal handler that wakes up the loop."""
         self._interrupts += 1
         stopped_by.append(number)
         os.write(self._wakeup[1], b"!")
 
     def _interrupt(self) -> None:
-        """Request a stop from the server; at the second interrupt, or before it has listened, kill it."""
+        """Ask the server to stop. At the second interrupt, or if the server has not listened yet, kill it."""
         if self._interrupts > 1 or self._state not in HAS_LISTENED:
             self._children["server"].kill()
             raise KeyboardInterrupt
@@ -409,12 +410,12 @@ class _Supervisor:
         self._stop_serving()
 
     def _stop_serving(self) -> None:
-        """Request a last checkpoint from the server; if it has no plan yet, `_serve` requests this later."""
+        """Ask the server for a last checkpoint; if it has no plan yet, `_serve` will ask for it later."""
         if self._state in HAS_PLAN:
             self._channels["server"].tell(control.Interrupt("interrupted"))
 
     def _ended_early(self, name: str) -> None:
-        """Continue without a server or zygote that has ended. Raises `RunError` if that is impossible."""
+        """Continue after the server or the zygote has ended. Raises `RunError` if that is impossible."""
         end, state = exit_of(self._children[name], 1.0), self._state
         what = f"the {name} process {f'ended early ({end})' if end else 'closed its channel'}"
         running = state in (State.SERVING, State.RESTARTING)
@@ -524,7 +525,7 @@ class _Supervisor:
         self._state = State.ADOPTING
 
     def _carried(self) -> int:
-        """Return the number of workers; under the wall clock, the number of clients."""
+        """Return the number of workers or, under the wall clock, the number of clients."""
         if not self._virtual:
             return len(self._clients)
         return self._experiment.clock.workers or self._hosts.carries()

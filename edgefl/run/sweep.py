@@ -39,7 +39,7 @@ from edgefl.strategies.base import Strategy
 
 MOST_RUNS = 10_000
 CURVES = "curves.pdf"
-"""File name of the figure in a sweep's folder."""
+"""Name of the file with the figure of learning curves in a sweep's folder."""
 APART = (
     "data.name",
     "data.path",
@@ -77,7 +77,7 @@ def written(choices: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
 
 
 class Planned(NamedTuple):
-    """One run of a sweep, which may not exist yet."""
+    """One planned run of a sweep, whose folder may not exist yet."""
 
     label: str
     changes: dict[str, str]
@@ -108,9 +108,9 @@ def sweep(
     provides the hosts of a run's clients or workers; ``adapted`` changes an experiment so that these hosts
     can run it.
     The comparison includes the time to the accuracy ``target`` (`targets.target_of`). With ``fleets``, each
-    seed draws its fleet from the profiles' intervals, the same for all settings (`drawn_fleets`). ``say`` is
-    called with a line per run, ``show`` with the tables at the end; on a terminal each run is shown live
-    unless ``quiet``.
+    seed draws its fleet from the profiles' intervals, and the fleet is the same for all settings
+    (`drawn_fleets`). ``say`` is called with a line for each run, and ``show`` with the tables at the end. On
+    a terminal, each run is shown live unless ``quiet``.
 
     Each run gives the same bits as `supervisor.run` with the same settings and seed. Raises `ConfigError`
     before the first run if any run is invalid, `RunError` if a run fails, and KeyboardInterrupt after Ctrl-C.
@@ -197,7 +197,7 @@ def _own_clients(experiment: Experiment, base: Path) -> tuple[Any, ...] | None:
 
 @contextlib.contextmanager
 def warm() -> Iterator[Callable[[], ForkServer]]:
-    """Provide a fork server, which is started when it is first needed."""
+    """Provide a function that returns a fork server, and starts it when it is first called."""
     with contextlib.ExitStack() as stack:
         yield functools.cache(lambda: stack.enter_context(ForkServer()))
 
@@ -263,7 +263,7 @@ def _value(key: str, text: str) -> Any:
 
 
 def _check_same_examples(label: str, experiment: Experiment, first: Experiment) -> None:
-    """Raise `ConfigError` if two runs use different examples, as a grid of whole tables can cause."""
+    """Raise `ConfigError` if two runs use different examples, which is possible in a grid of whole tables."""
     for key in APART:
         mine, others = (operator.attrgetter(key)(each) for each in (experiment, first))
         if mine != others:
@@ -321,7 +321,7 @@ def _outcome(figures: Mapping[str, Any]) -> str:
 
 def _compare(out: Path, planned: Sequence[Planned], grid: Grid, given: float | None) -> RenderableType:
     """Write the comparison of all runs into ``out``; return the table for the terminal."""
-    allow_open_files()  # all records are open at the same time
+    allow_open_files()  # all records are opened at the same time
     runs = grouping.load([one.folder for one in planned])
     target = grouping.goal_of(runs, given)
     by_label: dict[str, list[grouping.Run]] = {}

@@ -51,7 +51,7 @@ class InFlightWork:
     """Unfinished work, as a checkpoint stores it."""
 
     answers: list[Answer] = field(default_factory=list)
-    """Workers' results whose arrival is not due yet."""
+    """Results from workers for tasks whose updates are not due to arrive yet."""
     tasks: list[int] = field(default_factory=list)
     """Numbers of those tasks among the answers whose updates are complete in their slots."""
     entries: dict[int, int] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class InFlightWork:
 
 @dataclass(frozen=True)
 class Restored:
-    """State of a resumed run, other than its core, buffer and record."""
+    """State of a resumed run, except for the state in its core, its buffer and its record."""
 
     checkpoint: SavedState
     emulated_s: float
@@ -94,13 +94,13 @@ class Timeline:
     agenda: Agenda = field(init=False, default_factory=Agenda)
 
     def expect(self) -> None:
-        """Register the computing processes as expected peers."""
+        """Register the clients or workers, which compute the tasks, as expected peers."""
 
     def start(self) -> None:
         """Start emulated time, and schedule the joins of the clients."""
 
     def assign(self, task: messages.Task) -> None:
-        """Assign a task."""
+        """Assign a task to a client or, under the virtual clock, to any worker."""
 
     def cancel(self, client: int, task: int) -> None:
         """Cancel a running task."""
@@ -120,7 +120,7 @@ class Timeline:
         """Send the queued messages."""
 
     def phase(self, task: int) -> int:
-        """Return the current phase of a running task's trip, a `TripPhase`."""
+        """Return the current phase (a `TripPhase`) of the trip of a running task."""
         raise NotImplementedError
 
     def states(self) -> bytes:
@@ -133,11 +133,12 @@ class Timeline:
         return bytes(states)
 
     def ready(self, peer: Peer) -> Iterator[TimelineEvent]:
-        """Handle a connected replacement process. A worker gets its tasks at the next `flush`."""
+        """Handle the connection of a process that replaces a dead one. A worker gets tasks at the next
+        `flush`."""
         return iter(())
 
     def resend(self, peer: Peer) -> Iterator[TimelineEvent]:
-        """Send an idle peer its unanswered tasks again."""
+        """Send the tasks that an idle peer has not answered to this peer again."""
         raise NotImplementedError
 
     def delivery(
@@ -148,11 +149,11 @@ class Timeline:
         return Delivery(client, result, times, examples, at_s)
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
-        """Handle the end of a task at a peer."""
+        """Handle the report of a peer that a task has ended."""
         raise NotImplementedError
 
     def departed(self, peer: Peer, end: control.Departed) -> Iterator[TimelineEvent]:
-        """Handle the end of a computing process."""
+        """Handle the end of the process of a client or worker."""
         raise NotImplementedError
 
     def rejoin(self, client: int, at_s: float) -> None:

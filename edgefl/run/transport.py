@@ -31,7 +31,7 @@ class ShmServer:
     """The server's end of the transport ``shm``, which sends and receives nothing."""
 
     carries_updates = False
-    """True if updates arrive over the socket; then the server marks slots as written."""
+    """True if updates arrive through the socket, so that the server must mark slots as written."""
 
     def __init__(self, buffer: ParameterBuffer) -> None:
         self._buffer = buffer
@@ -123,7 +123,7 @@ class ShmClient:
         self._buffer.state[task.slot] = SlotState.LEASED
 
     def put(self, task: Task, start: int, part: Raw) -> None:
-        """Send the update's bytes from ``start`` to ``start + len(part)``."""
+        """Send ``part``, the bytes of the update that begin at ``start``."""
         self._buffer.raw(task.slot)[start : start + part.size] = part
 
 

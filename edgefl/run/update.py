@@ -83,8 +83,10 @@ class UpdateMaker:
         cut: Cut | Until | None = None,
         steps: int | None = None,
     ) -> TrainResult:
-        """Train as this client does on this trip, for ``steps`` steps if given, and apply the gain of
-        ``cut``."""
+        """Train as this client does on this trip, and apply the gain of ``cut``.
+
+        If ``steps`` is given, train for this number of steps.
+        """
         given = self._inputs(client, version, base) if self._workload.needs_inputs else None
         start = base[: self._size]
         try:

@@ -75,8 +75,10 @@ def nearest_goal(stop: Stop, progress: control.Progress) -> Goal:
 
 
 class RunView:
-    """Base class of the views: keeps a run's numbers and shows nothing. Its context lasts as long as the
-    run."""
+    """Base class of the views, which keeps the figures of a run and shows nothing.
+
+    The context of a view lasts as long as the run.
+    """
 
     def __init__(self, experiment: Experiment, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.experiment = experiment
@@ -316,7 +318,7 @@ class TerminalView(RunView):
                 self._live.stop()
 
     def picture(self) -> Group:
-        """Return the current panel: about 15 lines, and one for each profile."""
+        """Return the current panel, which has about 15 lines and one more for each profile."""
         clock = f"{self.experiment.clock.kind} clock"
         if self.scale is not None:
             clock += f", time_scale {self.scale.value:g}, {self.workload}"
@@ -363,9 +365,10 @@ class TerminalView(RunView):
 
 
 def make_view(experiment: Experiment, quiet: bool, passing: bool = False) -> RunView:
-    """Return the view on stderr: none if ``quiet``, a panel on a terminal, else lines.
+    """Return the view on stderr: nothing if ``quiet``, a panel on a terminal, and plain lines elsewhere.
 
-    The panel of a ``passing`` run, one of many, disappears at its end; such a run prints no lines.
+    The panel of a ``passing`` run, which is one of many, disappears when the run ends; such a run prints no
+    lines.
     """
     if quiet:
         return RunView(experiment)

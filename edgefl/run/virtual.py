@@ -36,7 +36,7 @@ from edgefl.run.timeline import (
 TRAINING_DEATH = "its training ended its process"
 """Prefix of the reason for a client's death if its training ended the processes of workers."""
 EVENTS_AT_ONCE = 128
-"""Maximum number of events between two polls of the socket."""
+"""Maximum number of events that are processed before the socket is polled again."""
 STALL_LIMIT = 1000
 """Mean number of events per client without progress after which a run fails. Events without progress are
 joins and leaves between which no task is assigned and, if only emulated time or an accuracy ends the run,
@@ -44,7 +44,7 @@ trips that end at the same emulated time."""
 
 
 class Trip(msgspec.Struct):
-    """A running trip, with its complete plan; the plan is drawn when the trip starts."""
+    """A running trip and its complete plan, which is drawn at random when the trip starts."""
 
     task: messages.Task
     plan: TripPlan
@@ -87,7 +87,7 @@ class VirtualTimeline(Timeline):
         """Number of orders sent to workers so far."""
         self._started = False
         self._has_more = False
-        """True if the last call of `due` reached its limit of events."""
+        """True if the last call of `due` ended because it had yielded the maximum number of events."""
 
     def expect(self) -> None:
         for worker in range(self.workers):
@@ -181,7 +181,7 @@ class VirtualTimeline(Timeline):
             self.aggregator.fetched(self._running_trips[task].task.slot)
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
-        """Store a worker's result until its arrival is due."""
+        """Store the result of a worker until the update is due to arrive."""
         if isinstance(result, TaskReturned):
             task = self._dispatch.finished(messages.Gone(result.client, result.task, result.reason))
         else:
@@ -304,10 +304,11 @@ class VirtualTimeline(Timeline):
             )
 
     def save(self) -> InFlightWork:
-        """Return the results that are not due yet, and the versions that unfinished tasks start from."""
+        """Return the results whose updates are not due yet, and the versions from which unfinished tasks
+        start."""
         trips, results = self._running_trips, self._dispatch.results.values()
         answers = [answer for answer in results if not trips[answer.task].cancelled]
-        # A leaving client's task is no longer computed: after a resume the client leaves again.
+        # The task of a client that is leaving is no longer computed; after a resume the client leaves again.
         left = [(task, trip.left) for task, trip in trips.items() if trip.left is not None]
         gone = [messages.Gone(event.client, task, event.reason) for task, event in left]
         starting = self._dispatch.unfinished

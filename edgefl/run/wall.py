@@ -25,7 +25,8 @@ from edgefl.run.peers import Peer
 from edgefl.run.timeline import Order, Restored, Timeline, TimelineEvent
 
 AT_ONCE = 16
-"""Maximum number of tasks sent together: the client of the first task must not wait long."""
+"""Maximum number of tasks that are sent together; it is small because the client of the first task must not
+wait long."""
 
 
 @dataclass(eq=False)
@@ -189,7 +190,7 @@ class WallTimeline(Timeline):
         return self.dynamics is not None and self.dynamics.declares_death(client, self.clock.now_s())
 
     def _left(self, client: int, why: str) -> Died | Left:
-        """Return a client's departure: its death, if the experiment declares a death at this time."""
+        """Return the event for a client that leaves; it is a death if the experiment declares one now."""
         if self._declares_death(client):
             return Died(client, self.clock.now_s(), why, declared=True)
         return Left(client, self.clock.now_s(), why)

@@ -27,10 +27,10 @@ HEADERS = (
 
 
 class WebReply(NamedTuple):
-    """Reply to a request; the body is complete or streamed."""
+    """Reply to a request; the body is either complete or streamed."""
 
     kind: str
-    """Content-Type."""
+    """Value of the header Content-Type."""
     body: bytes | AsyncGenerator[bytes, None]
     headers: str = ""
 

@@ -60,7 +60,7 @@ STATES = ("absent", "idle", "downloading", "training", "uploading")
 
 def main(channel_fd: int, parent_pid: int, listener_fd: int) -> int:
     become_child(parent_pid, "edgefl-web")
-    os.nice(10)  # clients have priority
+    os.nice(10)  # leave the CPU to the clients
     channel: Channel[control.ToWeb] = Channel.inherit(channel_fd, control.ToWeb)
     try:
         shown = channel.receive()
@@ -93,7 +93,8 @@ async def _serve(channel: Channel[control.ToWeb], live: LivePage, listener: sock
 
 
 def document() -> tuple[str, str, str]:
-    """Return the page, split where its first data are inserted, and its Content-Security-Policy header.
+    """Return the page in two parts, between which its first data are inserted, and the header
+    Content-Security-Policy.
 
     The page includes its style and its script. The header forbids all other scripts and all foreign requests.
     """
@@ -169,8 +170,10 @@ class LivePage:
         return self._picture
 
     def answer(self, path: str) -> WebReply | None:
-        """Reply to a request with the page, its event stream or a phone's details; None if the path does not
-        exist or does not start with the page's secret path."""
+        """Reply to a request with the page, its event stream or the details of a phone.
+
+        Return None if the path does not exist or does not start with the page's secret path.
+        """
         prefix, rest = path.encode()[: len(self._path)], path[len(self._path) :]
         return self._below(rest) if hmac.compare_digest(prefix, self._path) else None
 
@@ -245,7 +248,7 @@ class LivePage:
         return found
 
     def _left(self, steady: bool) -> str:
-        """Estimate the remaining time from the pace of the last minutes; empty if that is impossible."""
+        """Estimate the remaining time from the pace of the last minutes; return "" if this is impossible."""
         if not steady or len(self._curve) < 3 or self._ended:
             return ""
         last = self._curve[-1]

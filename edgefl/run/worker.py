@@ -1,4 +1,5 @@
-"""Processes that compute at the host's full speed: workers train for any client, the evaluator evaluates."""
+"""Processes that compute at the full speed of the host: workers, which train for any client, and the
+evaluator, which evaluates models."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class VirtualWorker:
             task, frames = self._queue.popleft()
             self._server.task, self._cancelled = task.task, False
             self._transport.begin(task)
-            self._begun[0] = task.task  # blamed if this process dies now
+            self._begun[0] = task.task  # this task is blamed if the process dies now
             self._server.attempt(task, partial(self._compute, task, frames))
             self._server.task = None
             if time.monotonic_ns() > self._sent_ns + SEND_NS:

@@ -140,8 +140,7 @@ class Workload:
         self.attack = Attack(experiment.fleet.attackers, len(clients), seed, data, [base])
         self._local_noise = LocalNoise.of(experiment)
         self.protects = self._local_noise is not None
-        """True if clients add noise to their updates; then a failed training gives an update of zero plus
-        noise."""
+        """True if clients add noise to their updates; if training fails, the update is then only noise."""
         self._loss = make_loss(experiment.training.loss, data, [base])
         module = make_model(experiment.model, data.input_shape, data.outputs, seed, [base])
         self.rule = LocalRule.of(experiment.training, strategy.local_rule())
@@ -203,7 +202,7 @@ class Workload:
         return max(self._weight_of(examples) or 0.0 for examples in set(self._rows.sizes.tolist()))
 
     def _own_rule(self, client: int) -> LocalRule:
-        """Return the training rule with the client's own learning rate."""
+        """Return the rule by which this client trains, with the client's own learning rate."""
         if (terms := self.rule.terms).lr is None:
             return self.rule
         factor = terms.lr_factor(client, self._clients[client].profile)
@@ -219,7 +218,8 @@ class Workload:
         return self._watched(self._custom)
 
     def _watched(self, trainer: CustomTrainer) -> BatchWork:
-        """Trace a step of the user's training function, on the client with the most examples."""
+        """Return the work of a step of the user's training function, traced on the client with the most
+        examples."""
         first, client = self.flat.array.copy(), self._largest()
         rows = self._rows[client]
 
@@ -290,7 +290,7 @@ class Workload:
         return self._trips.full_step_s(client)
 
     def examples(self, client: int) -> int:
-        """Return the number of the client's training examples, FedAvg's n_k."""
+        """Return the number of the client's training examples, which is n_k in FedAvg."""
         return len(self._rows[client])
 
     def plan(
@@ -377,7 +377,7 @@ class Workload:
         return TrainResult(steps=0, examples=0, loss=math.nan, failed=why)
 
     def _blank(self) -> TripInputs:
-        """Return the inputs of a run's first trip, in which all vectors are zeros."""
+        """Return the inputs of the first trip of a run, in which all vectors are zeros."""
         names = (self.vectors, self.vectors, self.client_vectors)
         zeros = ({name: np.zeros(self.flat.size, np.float32) for name in each} for each in names)
         return TripInputs(0, self.flat.array.copy(), *zeros)

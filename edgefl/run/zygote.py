@@ -148,8 +148,10 @@ class Zygote:
             self._channel.send(Refused(printable(str(error)), config=isinstance(error, ConfigError)))
 
     def _load(self) -> Workload:
-        """Return the workload, and load it if necessary. Loading it before the forks makes their start five
-        times faster."""
+        """Return the workload, and load it if necessary.
+
+        If it is loaded before the forks, they start five times faster.
+        """
         if self._workload is not None:
             return self._workload
         assert self._request is not None
@@ -175,7 +177,7 @@ class Zygote:
         self._channel.send(control.Spawned(spec.role, spec.peer, spec.epoch, pid))
 
     def _close_own(self) -> None:
-        """In a forked process: close the descriptors that only the zygote uses.
+        """Close, in a forked process, the descriptors that only the zygote uses.
 
         The channel stays open, so that the supervisor sees it close only after all forks have ended, when no
         process can still write into the buffer.
@@ -188,7 +190,7 @@ class Zygote:
         govern(throttle, requests, self._lifeline[0])
 
     def _run_peer(self, spec: control.Spawn, limits: ClientLimits, begun: memoryview[int]) -> None:
-        """In the forked process: run a client, a worker or the evaluator until the server ends it."""
+        """Run a client, a worker or the evaluator in the forked process, until the server ends it."""
         self._close_own()
         workload, buffer, lifeline = self._load(), self._buffer, self._lifeline[0]
         assert buffer is not None
