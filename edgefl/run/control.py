@@ -256,8 +256,8 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     restarts: int = 0
     """Number of servers of this run that were killed before this one was started."""
     killed: str = "server"
-    """Process that was killed before this server was started: "server", or "zygote", without which the
-    supervisor also ends the server."""
+    """Process that was killed before this server was started: "server" or "zygote". If it was the zygote, the
+    supervisor has ended the earlier server too."""
     recover: bool = False
     """True to continue from the killed server's buffer and record instead of from a checkpoint."""
     door: str = ""

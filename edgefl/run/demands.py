@@ -52,9 +52,9 @@ def _check_private(experiment: Experiment, strategy: Strategy, clients: int) -> 
     most = None if vectors else strategy.max_weight(clients)
     if most is None and rules.central:
         raise ConfigError(
-            f"[privacy] needs a strategy that bounds an update's weight, got {name!r}, which does not with "
-            "these settings; fedbuff without normalize does, and fedavg and fedavgm with weighting = "
-            "'uniform' and redraw = true"
+            f"[privacy] needs a strategy that bounds an update's weight, got {name!r}, which does not bound "
+            "it with these settings; fedbuff without normalize does, and so do fedavg and fedavgm with "
+            "weighting = 'uniform' and redraw = true"
         )
     if rules.min_separation * strategy.max_held(clients) > clients:
         raise ConfigError(

@@ -49,7 +49,7 @@ class Dispatch:
         self._send = send
         self.oldest_first = False
         self.results: dict[int, messages.TaskResult | messages.Gone | FatalTask] = {}
-        """Results of tasks whose updates are not due to arrive yet, keyed by task."""
+        """Results of tasks whose trips have not ended yet in emulated time, keyed by task."""
         self._waiting: dict[int, _Entry] = {}
         """Waiting tasks, keyed by task number, in the order in which they were added."""
         self._by_due: list[_Entry] = []

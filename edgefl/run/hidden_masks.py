@@ -94,7 +94,7 @@ class Holders:
         return SumReply([holder.answer(self._request(members, holder.number)) for holder in holders])
 
     def _request(self, members: Members, holder: int) -> Request:
-        """Build the request that this holder would receive."""
+        """Build the request that this holder would receive from the server."""
         found = []
         for client, slot, weight in members:
             raw = self._buffer.raw(slot)

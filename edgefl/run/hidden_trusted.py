@@ -1,5 +1,5 @@
-"""``[server.secure] kind = "trusted"``: a separate process decrypts and sums the updates
-(`edgefl.secure.trusted`)."""
+"""``[server.secure] kind = "trusted"``: a separate process, which the clients trust, decrypts and sums the
+updates (`edgefl.secure.trusted`)."""
 
 from __future__ import annotations
 

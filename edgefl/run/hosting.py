@@ -66,7 +66,8 @@ class Hosts(Protocol):
         """
 
     def wait(self, timeout_s: float | None) -> float | None:
-        """Wait for messages from the hosts; return the seconds for which the caller should still wait."""
+        """Wait for messages from the hosts. Return the seconds for which the caller should still wait; None
+        stands for no limit."""
 
     def receive(self) -> Iterator[control.FromHosts]:
         """Yield the messages that have arrived from the hosts."""

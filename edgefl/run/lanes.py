@@ -82,7 +82,7 @@ def existing(wanted: Experiment, folder: Path, base: Path) -> Result | None:
         raise ConfigError(
             f"{folder} holds a run with different settings; use a different --out, or delete the folder"
         )
-    with suppress(ConfigError), Record(folder) as record:  # it is incomplete after a kill
+    with suppress(ConfigError), Record(folder) as record:  # incomplete if the run was killed
         if record.meta.status == "done" and (folder / "summary.json").is_file():
             return Result(folder)
     return None

@@ -292,7 +292,7 @@ def decode_from_server(header: bytes | memoryview) -> FromServer:
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], header: bytes | memoryview) -> T:
     if len(header) > MAX_HEADER_BYTES:
-        raise WireError(f"a header of {len(header)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+        raise WireError(f"a header of {len(header)} bytes, but at most {MAX_HEADER_BYTES} are allowed")
     try:
         return decoder.decode(header)
     except (msgspec.DecodeError, RecursionError, OverflowError, ValueError) as error:

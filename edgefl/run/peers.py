@@ -103,7 +103,8 @@ class Peers:
         return self._by_name.get((role, number))
 
     def remove(self, role: control.Role, number: int, epoch: int) -> Peer | None:
-        """Remove a process that has ended; return its peer, or None if the process was not current."""
+        """Remove a process that has ended; return its peer, or None if the peer has a newer process or was
+        removed before."""
         peer = self._by_name.get((role, number))
         if peer is None or peer.epoch != epoch:
             return None
@@ -175,7 +176,7 @@ class PeerLifecycle:
         self.check_every_s = max(0.1, self._experiment.server.heartbeat_s / 4)
         """Interval between calls of `find_silent`, in wall seconds."""
         self.returning = 0
-        """Number of dead peers that will be started again."""
+        """Number of dead peers for which another process will be started."""
 
     def find_silent(self, slowest_step_s: float) -> None:
         """Expel peers that have been silent for too long. Clients may be silent for a whole training step.

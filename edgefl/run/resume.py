@@ -209,7 +209,7 @@ def recover(
 
 
 def _end(store: Store, unended: Collection[int], actions: list[Action]) -> None:
-    """Record the ends of those trips that the killed server had ended without recording their ends."""
+    """Record the end of each trip that the killed server had ended but not yet recorded as ended."""
     for action in actions:
         if isinstance(action, Release) and action.task in unended:
             store.released(action.task, action.fate, action.reason)

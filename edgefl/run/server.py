@@ -31,7 +31,7 @@ PROGRESS_S = 0.25
 STATES_EVERY = 4
 """If the clients' states are requested, every fourth progress report includes them."""
 MOST_STATES = 100_000
-"""Maximum number of clients in a fleet whose clients' states are reported."""
+"""The states of clients are reported only for fleets of at most this many clients."""
 CHECKPOINT_SHARE = 0.05
 """Maximum share of the time that is spent on writing checkpoints."""
 

@@ -236,7 +236,10 @@ def _restored(
 
 
 def _forbids_repetition(experiment: Experiment) -> bool:
-    """Return True if repeating a version or a trip would add different noise and so reveal more than once."""
+    """Return True if a repeated version or trip would get different noise.
+
+    Both results together would then reveal more about the clients' data.
+    """
     rules = experiment.privacy
     if rules is None or experiment.clock.kind != "wall":
         return False

@@ -103,7 +103,7 @@ class Aggregator:
     exchanged: Sequence[str] = ()
     """Names of the exchanged vectors."""
     own: Sequence[str] = ()
-    """Names of the vectors that only the server has; a ring entry holds them after the optimiser's vectors."""
+    """Names of the vectors that only the server has; a ring entry holds them after those of the optimiser."""
     statistics: int = 0
     """Number of elements at the end of the model that are averaged without the optimiser, such as running
     statistics."""

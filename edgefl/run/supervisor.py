@@ -158,7 +158,7 @@ def _require_text(*folders: Path) -> None:
                 os.fsencode(folder).decode()
                 what = "the name cannot be read in this locale; set LC_ALL=C.UTF-8"
             except UnicodeDecodeError:
-                what = "the name is not UTF-8; use a folder whose name is"
+                what = "the name is not UTF-8; use a folder whose name is UTF-8"
             raise ConfigError(f"{printable(str(folder))}: {what}") from None
 
 

@@ -251,7 +251,7 @@ def _check(seeds: Sequence[int], grid: Grid) -> None:
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds: expected different seeds, got {', '.join(map(str, seeds)) or 'none'}")
     if (count := len(seeds) * math.prod(map(len, grid.values()))) > MOST_RUNS:
-        raise ConfigError(f"a sweep of {count:,} runs: at most {MOST_RUNS:,}")
+        raise ConfigError(f"a sweep of {count:,} runs is too large: at most {MOST_RUNS:,} are allowed")
 
 
 def _value(key: str, text: str) -> Any:

@@ -51,7 +51,7 @@ class InFlightWork:
     """Unfinished work, as a checkpoint stores it."""
 
     answers: list[Answer] = field(default_factory=list)
-    """Results from workers for tasks whose updates are not due to arrive yet."""
+    """Results from workers for tasks whose trips have not ended yet in emulated time."""
     tasks: list[int] = field(default_factory=list)
     """Numbers of those tasks among the answers whose updates are complete in their slots."""
     entries: dict[int, int] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Timeline:
         return iter(())
 
     def resend(self, peer: Peer) -> Iterator[TimelineEvent]:
-        """Send the tasks that an idle peer has not answered to this peer again."""
+        """Send an idle peer those tasks again that it has not answered."""
         raise NotImplementedError
 
     def delivery(

@@ -87,7 +87,7 @@ class RunView:
         self.title = f"{printable(experiment.name)}: {printable(str(experiment.strategy.get('name', '')))}"
         self.monotonic = monotonic
         self.note = ""
-        """Activity other than training, such as loading; empty during training."""
+        """What the run is doing while it does not train, such as loading data; empty during training."""
         self.total = 0
         """Number of clients."""
         self.workload = ""

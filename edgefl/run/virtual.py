@@ -181,7 +181,7 @@ class VirtualTimeline(Timeline):
             self.aggregator.fetched(self._running_trips[task].task.slot)
 
     def task_ended(self, result: messages.TaskResult | TaskReturned) -> Iterator[TimelineEvent]:
-        """Store the result of a worker until the update is due to arrive."""
+        """Store the result of a worker until the trip ends in emulated time."""
         if isinstance(result, TaskReturned):
             task = self._dispatch.finished(messages.Gone(result.client, result.task, result.reason))
         else:
@@ -304,7 +304,7 @@ class VirtualTimeline(Timeline):
             )
 
     def save(self) -> InFlightWork:
-        """Return the results whose updates are not due yet, and the versions from which unfinished tasks
+        """Return the results of trips that have not ended yet, and the versions from which unfinished tasks
         start."""
         trips, results = self._running_trips, self._dispatch.results.values()
         answers = [answer for answer in results if not trips[answer.task].cancelled]

@@ -1,4 +1,4 @@
-"""Process that serves a run's live page, from the supervisor's messages and the record.
+"""The process that serves the live page of a run, using the supervisor's messages and the record.
 
 It reads the record like any other reader, runs at low priority, and ends with the run.
 """
@@ -155,7 +155,7 @@ class LivePage:
         self._draw()
 
     def end(self, outcome: str) -> None:
-        """Show the outcome if the supervisor has died without sending one."""
+        """Show this outcome if the supervisor has died without sending the outcome of the run."""
         self._ended = self._ended or outcome
         self._draw()
 

@@ -273,7 +273,7 @@ class Workload:
             hint = f"a batch size of at most {int(min(fits))}, " if fits and min(fits) >= 1 else ""
             raise ConfigError(
                 f"training.batch_size: a step on {min(self.rule.batch_size, examples)} examples needs "
-                f"{needed_mib:.4g} MiB, {info.profile} allows {limit_mib:g} (memory.app_limit_mib); "
+                f"{needed_mib:.4g} MiB, but {info.profile} allows {limit_mib:g} (memory.app_limit_mib); "
                 f"expected {hint}a smaller model, or fleet.memory = 'off'"
             )
 

@@ -267,7 +267,7 @@ def test_a_folder_that_cannot_be_had_is_one_line_and_left_alone(name: str, says:
 def test_a_folder_whose_name_no_record_can_hold_is_one_line(
     start: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"caf\?: the name is not UTF-8; use a folder whose name is$"):
+    with pytest.raises(ConfigError, match=r"caf\?: the name is not UTF-8; use a folder whose name is UTF-8$"):
         start(tmp_path / os.fsdecode(b"caf\xe9"))
     assert files(tmp_path) == []
 

@@ -28,7 +28,7 @@ def test_a_step_that_does_not_fit_is_refused_with_the_batch_that_does(tmp_path: 
     with pytest.raises(ConfigError) as caught:
         needed(10_000)
     found = re.fullmatch(
-        r"training.batch_size: a step on (\d+) examples needs [\d.]+ MiB, watch-a7 allows 256 "
+        r"training.batch_size: a step on (\d+) examples needs [\d.]+ MiB, but watch-a7 allows 256 "
         r"\(memory.app_limit_mib\); expected a batch size of at most (\d+), a smaller model, or "
         r"fleet.memory = 'off'",
         str(caught.value),
