@@ -1,32 +1,35 @@
 """Measurements of the installed package: ``edgefl bench``, ``edgefl reproduce`` and ``edgefl chaos``.
 
-``edgefl/lab`` holds measurements that a user runs on any machine as commands; ``benchmarks/`` holds the
-project's own long or source-tree measurements, such as soak runs, fuzzing and comparisons of two versions.
+``edgefl/lab`` contains the measurements that a user can run as commands on any machine. ``benchmarks/``
+contains the project's own measurements, which take long or need the source tree, such as soak runs, fuzzing
+and comparisons of two versions.
 
-bench        parts shared by all benches: measured runs, facts about the host, medians, verdicts
+bench        parts that all benchmarks share: measured runs, facts about the host, medians, verdicts
 aggregate    speed of the weighted sum, compared with other implementations and with memory bandwidth
-ingest       updates per second that the server processes; bare: upper limits set by ZeroMQ and memory
-spawn        start of clients, and their memory
+ingest       the number of updates per second that the server processes; bare: the upper limits of this
+             number that are set by ZeroMQ and by memory
+spawn        the time in which clients start, and their memory
 peers        whole experiments of other frameworks compared with edgefl; rivals: one program per framework
-fidelity     the emulation's errors: runs, limits and verdicts
+fidelity     the errors of the emulation: the runs that measure them, their limits and the verdicts
 memory       predicted and measured memory of training steps on this host
 truth        predicted and measured step times of all devices and this host, and their limits
 board_truth  predicted and measured speeds of single-board computers, for code without torch
 phone_truth  predicted and measured inference times on phones
-workloads    computations that replace training in a bench
-chaos        kills processes of a run and resumes it until it is done; outcome: judges the results
+workloads    computations that replace training in a benchmark
+chaos        kills processes of a run and resumes the run until it is done; outcome: judges the results
 verify       recomputes a finished run from its journal (``edgefl verify``)
-study        a paper's settings, arms, runs and verdicts; its table, page and summary.json; tuning: the search
-             for step sizes
+study        the reproduction of a paper: settings, arms (algorithms to compare), runs and verdicts, and the
+             report with its table, page and summary.json; tuning: the search for step sizes
 studies      loads a study from experiments/papers/studies; fedbuff, fedstaleweight, ablations_fedbuff and
-             ablations_privacy add claims other than races
-claims       races: which of two algorithms reaches a target accuracy at lower cost; checks of the verdicts
+             ablations_privacy add the claims that are not races
+claims       races (which of two algorithms reaches a target accuracy at a lower cost), and checks of the
+             verdicts
 mutants      wrong implementations that a claim must reject
 theory       theorems of the papers, compared with measurements (influence: staleness and weights; incentive:
              the gain of a client that slows itself down; stragglers: durations of rounds; short_batches:
-             learning-rate normalisation; convergence: convergence theorems, on the problem in quadratic;
-             unbounded, logistic: the theorem of Toghani and Uribe; delays: delays in DeFedAvg's emulated
-             fleet)
+             learning-rate normalisation; convergence: convergence theorems, tested on the problem that
+             quadratic defines; unbounded, logistic: the theorem of Toghani and Uribe; delays: delays in
+             DeFedAvg's emulated fleet)
 """
 
 PAPERS = (
@@ -40,4 +43,4 @@ PAPERS = (
     "ablations-defedavg",
     "deciding",
 )
-"""Arguments of ``edgefl reproduce``: the studies of `edgefl.lab.studies`, and ``theory``."""
+"""Names that ``edgefl reproduce`` accepts: the studies of `edgefl.lab.studies`, and ``theory``."""

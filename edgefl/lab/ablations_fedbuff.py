@@ -1,4 +1,4 @@
-"""FedBuff's ablations (Nguyen 2022): the growth of its lead with concurrency, and table 7's partition."""
+"""Ablations of FedBuff (Nguyen 2022): how its lead grows with concurrency, and the partition of table 7."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ FEW = "10 at once"
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge the growth of FedBuff's lead over FedAvgM with concurrency."""
+    """Judge whether FedBuff's lead over FedAvgM grows with concurrency."""
     many, few = (Race(f"FedBuff{end}", f"FedAvgM{end}", "", "") for end in ("", f", {FEW}"))
     return [lead_grows(curves, many, few)]
 
 
 def lead_grows(curves: Curves, many: Race, few: Race) -> Finding:
-    """Judge figure 3's claim that the lead over FedAvgM grows with concurrency."""
+    """Judge the claim of figure 3 that FedBuff's lead over FedAvgM grows with concurrency."""
     what = f"the lead over FedAvgM grows from {FEW} to all"
     return growing_lead(curves, what, "figure 3", "at 10 much the same, at 1,000 far ahead", many, few)
 
 
 def long_tail(labels: Rows, profiles: list[str], rng: np.random.Generator) -> list[Rows]:
-    """Partition examples as among user accounts, few large and many small: log-normal sizes with σ = 1.5.
+    """Partition examples as they are spread over user accounts, of which few are large and many are small.
 
-    Each client holds one or two labels and at least one example. Use it as ``data.partition``.
+    The sizes are log-normal with σ = 1.5. Examples are split in the order of their labels, so most clients
+    hold one or two labels; each client holds at least one example. Name this function in ``data.partition``.
 
     >>> parts = long_tail(np.repeat(np.arange(10), 50), ["pi-4"] * 40, np.random.default_rng(0))
     >>> len(parts), sum(map(len, parts)), min(map(len, parts)), max(map(len, parts)) > 60

@@ -1,4 +1,4 @@
-"""FedBuff's figure 4 (Nguyen 2022): accuracy at the same ε after one pass over all clients."""
+"""Claims of figure 4 in Nguyen 2022: accuracy of FedBuff at the same ε after one pass over all clients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from edgefl.lab.study import Curves, Finding
 
 FEDBUFF, FTRL, SGD = "FedBuff, DP-FTRL", "FedAvgM, DP-FTRL", "FedAvgM, DP-SGD"
 MARGIN = 0.02
-"""An algorithm is competitive if its accuracy is below the other's by at most this much."""
+"""An algorithm is competitive if its accuracy is at most this much below that of the other algorithm."""
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge FedBuff's final accuracy against FedAvgM's at the same ε, paired by seed."""
+    """Judge claims on the final accuracies of FedBuff and FedAvgM at the same ε, paired by seed."""
     findings = []
     for mine, other, epsilon, claim, margin in (
         (FEDBUFF, SGD, 24, "ahead", 0.0),

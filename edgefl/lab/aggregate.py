@@ -1,10 +1,11 @@
 """Compares the weighted sum with other implementations and with memory bandwidth, all in one run.
 
-All GB/s in a row count the same bytes, (K+2)·D·4 for K float32 updates of D parameters: the updates and the
-base are read, and the result is written. The limits are a loop that only reads as many bytes, and STREAM's
-triad. Contenders take turns, so that a slowdown of the host affects all of them. Each figure is the median of
-9 turns, or of at least 3 if the contender is slow (marked ~). A row that the host disturbed is marked !, and
-the reason is printed.
+All figures in GB/s in a row count the same bytes, (K+2)·D·4 for K float32 updates of D parameters, because
+the updates and the base model are read and the result is written. Two loops set the limits: one only reads
+as many bytes, and the other is the triad of the STREAM benchmark. The contenders (implementations and limits)
+take turns, so that a slowdown of the host affects all of them. Each figure is the median of 9 turns, or of at
+least 3 turns if the contender is slow (marked ~). A row that the host disturbed is marked !, and the reason
+is printed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PARAMETERS = (62_006, 468_458, 1_663_370, 11_173_962, 25_000_000, 110_000_000)
 UPDATES = (5, 10, 32, 100)
 QUICK = ((62_006, 5), (1_000_000, 10))
 TYPED = ((468_458, 10), (1_663_370, 10), (1_663_370, 32), (11_173_962, 10), (11_173_962, 32))
-"""Sizes (parameters, updates) at which types other than float32 are measured too."""
+"""Sizes (number of parameters, number of updates) at which types other than float32 are measured too."""
 SINGLE = (10, 32)
 """Numbers of updates for which the sum is also measured on one thread."""
 DTYPES: dict[str, Any] = {
@@ -42,27 +43,27 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 TURNS = 9
 _TURN_S = 0.004
-"""Approximate duration of a contender's turn, in which its call is repeated, s."""
+"""Approximate duration, in seconds, of a contender's turn, in which its call is repeated."""
 _SLOW_S = 5.0
-"""A contender whose turns have taken longer than this in total, s, gets no further turns after the third."""
+"""A contender whose turns have taken more seconds than this in total gets no turn after the third."""
 _CALM_S = 0.04
-"""Pause, s, after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
+"""Pause in seconds after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
-"""Larger rows are skipped: they would take minutes, and rows of this size already exceed the caches."""
+"""Rows with more bytes are skipped: they would take minutes, and rows of this size exceed all caches."""
 HOST_LIMITS = {
     "others": ("cores used by other programs", 0.10),
     "steal": (STOLEN, STEAL_MAX),
     "throttled": (THROTTLED, THROTTLED_MAX),
 }
-"""Description of each measured share of the host's cores, and the limit above which a row does not count."""
+"""Description of each measured share of the host's cores, and its limit; above it, a row does not count."""
 SPREAD_MAX = 0.30
-"""A row does not count if the spread of an edgefl contender or of the read loop is larger."""
+"""A row does not count if the spread of edgefl's figures or of the read loop is larger than this."""
 
 Call = Callable[[], object]
 
 
 class SumCase(NamedTuple):
-    """Size of a sum, type of its updates, and number of threads."""
+    """The size of a sum, the type of its updates, and the number of threads."""
 
     parameters: int
     updates: int
@@ -79,9 +80,9 @@ def run(
 
     ``rows`` has one entry per size, type of update and number of threads: ``parameters``, ``updates``,
     ``dtype``, ``threads``, ``bytes``, ``doubts`` (reasons why its figures do not count), and for each
-    contender its ``seconds`` (median), ``spread`` (interquartile range ÷ median), ``turns``,
-    ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (speed relative to the read loop; None without the C
-    extension). ``skipped`` lists rows too large to measure.
+    contender its ``seconds`` (median), ``spread`` (interquartile range divided by the median), ``turns``,
+    ``gbytes_per_s``, ``updates_per_s`` and ``of_limit`` (speed relative to the read loop; None if the C
+    extension is not available). ``skipped`` lists the rows that are too large to measure.
     """
     wanted = rows_of(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]), quick)
     most_bytes = min(_LARGEST_ROW_BYTES, 0.5 * psutil.virtual_memory().available)
@@ -104,7 +105,7 @@ def run(
 
 
 def rows_of(sizes: Sequence[tuple[int, int]], quick: bool) -> list[SumCase]:
-    """Return the cases: all sizes in float32 on all threads; some also on one thread, some in other types."""
+    """Return all sizes in float32 on all threads, some sizes also on one thread, and some in other types."""
     everything = kernels.threads()
     rows = [SumCase(*size, "float32", everything) for size in sizes]
     if everything > 1:
@@ -121,7 +122,7 @@ def _rows(cases: Sequence[SumCase], say: Say) -> Iterator[dict[str, Any]]:
 
 
 def doubts(usage: dict[str, float | None], figures: dict[str, dict[str, Any]]) -> list[str]:
-    """List the reasons why a row does not count, from the host's usage and the contenders' spreads.
+    """List the reasons why a row does not count, given the host's usage and the spreads of the contenders.
 
     >>> doubts({"others": 0.41, "steal": 0.0, "throttled": None}, {"edgefl c": {"spread": 0.1}})
     ['cores used by other programs 41.0%, at most 10% is allowed']
@@ -152,7 +153,7 @@ def _measured(row: SumCase) -> dict[str, Any]:
                     continue
                 if spinning:
                     time.sleep(_CALM_S)
-                if counts[name] > 1:  # warm the cache; the data of longer calls exceeds it anyway
+                if counts[name] > 1:  # warm the cache; longer calls process more data than the cache holds
                     call()
                 turns[name].append(timeit.timeit(call, number=counts[name]) / counts[name])
                 spinning = name in SPIN
@@ -175,11 +176,11 @@ def _measured(row: SumCase) -> dict[str, Any]:
     return row._asdict() | facts | {"contenders": figures}
 
 
-# ---- contenders: edgefl's back ends, usual implementations, limits -------------------------------
+# ---- contenders: edgefl's back ends, common implementations, limits ------------------------------
 
 LAYERS = 10
 RAW = "c, one thread, bare"
-"""The bare C function on one thread with prepared arguments, to show the overhead of a call."""
+"""The C function alone on one thread, with prepared arguments; it shows the overhead of edgefl's call."""
 NEEDS_STACK = ("BLAS gemv", "torch addmv")
 """Contenders that need all updates in one matrix; a server would have to copy them into it."""
 SPIN = ("BLAS gemv", "torch addmv", "torch _foreach")
@@ -190,7 +191,7 @@ LIMITS = ("read loop", "STREAM triad")
 
 
 class SumArrays(NamedTuple):
-    """One row's arrays, aligned to 64 bytes like slots of the parameter buffer."""
+    """The arrays of one row, aligned to 64 bytes like the slots of the parameter buffer."""
 
     stacked: npt.NDArray[Any]
     scales: list[Floats | None]
@@ -201,7 +202,7 @@ class SumArrays(NamedTuple):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that are read (updates, scales and base) and written (the result)."""
+        """Number of bytes that are read (updates, scales and base) and written (the result)."""
         scales = sum(scale.nbytes for scale in self.scales if scale is not None)
         return self.stacked.nbytes + scales + 2 * self.base.nbytes
 
@@ -214,7 +215,7 @@ def aligned(size: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
 
 
 def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArrays:
-    """Create the arrays, filled with one repeated random block, because zeros could be summed faster."""
+    """Create the arrays, filled with a repeated random block, because sums of zeros could be faster."""
     rng = np.random.default_rng([parameters, updates])
     base, out = aligned(parameters), aligned(parameters)
     base[:] = np.resize(rng.standard_normal(min(parameters, 1 << 20), dtype=np.float32), parameters)
@@ -230,10 +231,10 @@ def arrays_of(parameters: int, updates: int, dtype: str, threads: int) -> SumArr
 
 
 def contenders(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """Yield each contender's name and call.
+    """Yield the name of each contender and a function that computes the sum once.
 
-    Before that, the result is checked: back ends must agree with each other bit for bit, and the usual
-    implementations approximately with NumPy.
+    Its result is checked first: edgefl's back ends must agree with each other bit for bit, and the common
+    implementations must agree approximately with NumPy.
     """
     stacked, scales, base, out, weights, _ = arrays
     rows, reference = list(stacked), np.empty_like(out)
@@ -295,9 +296,9 @@ def _usual(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 
 
 def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
-    """Yield loops over the same number of bytes: one that only reads, and one with two reads per write.
+    """Yield loops over the same number of bytes: one only reads, and one makes two reads for each write.
 
-    Yields nothing without the extension.
+    Yields nothing if the native extension is not available.
     """
     try:
         from edgefl.lab import _probe
@@ -326,17 +327,17 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
 # ---- table and picture ---------------------------------------------------------------------------
 
 MARK = " !"
-"""Suffix to the size of a row that does not count."""
+"""Suffix that marks the size of a row that does not count."""
 DOUBTS = 8
-"""Number of rows whose doubts are printed; the JSON file has all."""
+"""Maximum number of rows whose doubts (reasons not to count) are printed; the JSON file contains all."""
 SHORT = {RAW: "bare", "torch _foreach": "foreach", "numpy by layer": "numpy"}
 SHORT |= {"STREAM triad": "triad", "read loop": "read"}
 SHORT |= {f"{name}*": f"{name.split()[-1]}*" for name in NEEDS_STACK}
-"""Headings in narrow terminals."""
+"""Shorter headings for narrow terminals."""
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print tables of bandwidths, of speed ratios, and for one thread and other types of updates."""
+    """Print tables of bandwidths and speed ratios, and tables for one thread and for other update types."""
     facts, rows, turns = result["host"], result["rows"], result["turns"]
     backend = f"{facts['backend']} ({facts['instruction_set']})"
     here = bench.machine_line(facts, f"{facts['threads']} threads", backend)
@@ -354,7 +355,7 @@ def show(result: dict[str, Any]) -> None:
     if typed and "edgefl c" in names:
         tables.show(_types(floats, typed))
     tables.show(
-        f"{here}; medians of {turns} turns, ~: of fewer because slow, in {result['seconds']:.0f} s\n"
+        f"{here}; medians of {turns} turns, or of fewer if marked ~, in {result['seconds']:.0f} s\n"
         "* needs the updates stacked in one matrix"
     )
     if doubted := [row for row in rows if row["doubts"]]:
@@ -364,7 +365,7 @@ def show(result: dict[str, Any]) -> None:
             tables.show(f"  and {more} more: see doubts in the JSON file")
     if result["skipped"]:
         sizes = dict.fromkeys(f"{short(d)}×{k}" for d, k, *_ in result["skipped"])
-        tables.show(f"left out, too large for this memory or would take minutes: {', '.join(sizes)}")
+        tables.show(f"left out, because they exceed this memory or would take minutes: {', '.join(sizes)}")
 
 
 def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
@@ -383,7 +384,7 @@ def _bandwidths(title: str, rows: list[dict[str, Any]], names: list[str], turns:
 
 
 def _against(rows: list[dict[str, Any]], others: list[str]) -> Any:
-    """Return a table: `c`'s speed relative to the others, numba's relative to `c`, and a call's overhead."""
+    """Return a table of the speed of `c` relative to the others and to numba, and the overhead of a call."""
     cells = []
     for row in rows:
         seconds = {name: figures["seconds"] for name, figures in row["contenders"].items()}
@@ -431,7 +432,7 @@ def _marked(row: dict[str, Any]) -> str:
 
 
 def short(parameters: int) -> str:
-    """Format a number of parameters in thousands or millions."""
+    """Format a number of parameters in thousands (k) or millions (M)."""
     return f"{parameters / 1e6:.3g}M" if parameters >= 1_000_000 else f"{parameters / 1e3:.3g}k"
 
 
@@ -441,8 +442,8 @@ MARKERS = {"float32": "o", "float16": "s", "bfloat16": "D", "int8": "^"}
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     """Plot GB/s against the bytes that a sum moves, and save the plot to each of ``paths``.
 
-    Each contender has a line for float32 on all threads and points for the other types. The limits are thick
-    and grey. Points of rows that do not count are hollow.
+    Each contender is shown by a line for float32 on all threads and by points for the other types. The lines
+    of the limits are thick and grey. The points of rows that do not count are hollow.
     """
     from matplotlib.figure import Figure
 

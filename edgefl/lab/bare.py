@@ -1,19 +1,21 @@
-"""Upper limits for `edgefl.lab.ingest`: a program with the same processes and bytes, but without edgefl.
+"""Upper limits for `edgefl.lab.ingest`: programs with the same processes and bytes as a run, without edgefl.
 
     python -m edgefl.lab.bare socket wire 1000 8 5 0.75
 
-The arguments are the fields of `LimitCase`. The program prints trips per second.
+The arguments are the fields of `LimitCase`. The program prints the number of trips per second.
 
-``socket``: a ZeroMQ ROUTER and DEALERs exchange the frames of real trips without parsing them: only headers
-for ``shm``; for ``wire`` also a model to the client and an update, in parts, to the server.
+``socket``: a ZeroMQ ROUTER and DEALERs exchange the frames of real trips without parsing them. For ``shm``
+these are only headers; for ``wire`` they also contain a model to the client and an update, in parts, to the
+server.
 
-``memory``: all clients copy the model from the parameter buffer and an update into a slot, without any
-messages; then only the kernel sums the slots. Each part uses the whole machine, so a trip takes at least the
-sum of both times. Memory is accessed in the order of a run: trips take turns at the slots, and a fixed number
-of updates makes a version.
+``memory``: all clients copy the model from the parameter buffer and copy an update into a slot, without any
+messages; after that, only the kernel sums the slots. Each of these two parts uses the whole machine, so a
+trip takes at least the sum of both times. Memory is accessed in the same order as in a run: trips use the
+slots in turn, and each version is the sum of a fixed number of updates.
 
-``passes`` is ``memory`` with all passes over the data that a trip over shared memory needs: the update is
-computed as the difference of trained vector and model, and written into the slot with its checksum.
+``passes`` is like ``memory``, but makes all passes over the data that a trip over shared memory needs: the
+update is computed as the difference between the trained vector and the model, and is written into the slot
+together with its checksum.
 """
 
 from __future__ import annotations
@@ -40,29 +42,29 @@ from edgefl.run.transport import PART_BYTES
 Transport = Literal["shm", "wire"]
 Limit = Literal["socket", "memory", "passes"]
 TASK, CHUNK, DONE, LEAVE = b"t" * 16, b"c" * 7, b"d" * 171, b""
-"""Headers of the same lengths as in a run; ``LEAVE`` ends a client."""
+"""Headers with the same lengths as in a run; the header ``LEAVE`` makes a client end."""
 PATIENCE_S = 60.0
 """Seconds without a message after which a process assumes that the other side has ended."""
 LOOK_PARAMETERS = 100_000
-"""Parameters copied between two readings of the clock."""
+"""Number of parameters that are copied between two readings of the clock."""
 FORK = multiprocessing.get_context("fork")
 
 
 class LimitCase(NamedTuple):
-    """A limit to measure, for about ``seconds`` s."""
+    """A limit to measure; the measurement takes about ``seconds`` seconds."""
 
     what: Limit
     transport: Transport
     parameters: int
     clients: int
     updates: int
-    """Updates per sum."""
+    """Number of updates per sum."""
     seconds: float
 
 
 @contextmanager
 def _clients(count: int, life: Callable[[int], None]) -> Iterator[list[ForkProcess]]:
-    """Run ``life(number)`` in ``count`` processes; wait for all on exit. Raises `RunError` if one fails."""
+    """Run ``life(index)`` in ``count`` processes; wait for all on exit. Raises `RunError` if one fails."""
     processes = [FORK.Process(target=life, args=(number,), daemon=True) for number in range(count)]
     for process in processes:
         process.start()
@@ -121,7 +123,7 @@ def _through_zeromq(case: LimitCase) -> float:
 
 
 def _through_memory(case: LimitCase) -> float:
-    """Measure copying, then summing; return the trips per second that both together allow."""
+    """Measure copying and then summing; return the number of trips per second that both together allow."""
     slots = case.clients + case.updates
     ring = min(max(2, case.clients), ring_entries(case.parameters))
     buffer = ParameterBuffer.create(Shape(case.parameters, ring, slots))
@@ -153,7 +155,7 @@ def _through_memory(case: LimitCase) -> float:
 
 
 def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[], None]:
-    """Return a function that accesses memory like one trip of a client."""
+    """Return a function that accesses memory in the same way as one trip of the client does."""
     shape, trips = buffer.shape, itertools.count(client, case.clients)
     trained, update = np.zeros(shape.size, np.float32), np.ones(shape.size, np.float32)
 
@@ -170,13 +172,13 @@ def trip_of(case: LimitCase, buffer: ParameterBuffer, client: int) -> Callable[[
 
 
 def _repeat(call: Callable[[], None], times: int) -> None:
-    """Make calls that are not measured, because the first calls touch fresh memory."""
+    """Call the function without measuring it, because the first calls touch new memory."""
     for _ in range(times):
         call()
 
 
 def _rate(call: Callable[[], None], seconds: float) -> float:
-    """Return calls per second, not counting a first call."""
+    """Return the number of calls per second; the first call is not counted."""
     call()
     calls, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < seconds or not calls:
@@ -192,5 +194,5 @@ def main(what: Limit, transport: Transport, *figures: str) -> None:
 
 
 if __name__ == "__main__":
-    kill_forks_with_parent()  # on Ctrl-C the parent kills only this process
+    kill_forks_with_parent()  # on Ctrl-C the parent kills only this process, not its forks
     main(*sys.argv[1:])  # type: ignore[arg-type]

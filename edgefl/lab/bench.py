@@ -1,4 +1,4 @@
-"""Parts shared by all of ``edgefl bench``: measured runs, facts about the host, medians, verdicts."""
+"""Parts that all ``edgefl bench`` commands share: measured runs, facts about the host, medians, verdicts."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def silent(text: str) -> None:
 
 
 def machine(**more: Any) -> dict[str, Any]:
-    """Return facts about the host and its present load, for the key ``host`` of a result."""
+    """Return facts about the host, its present load and ``more`` facts, for the key ``host`` of a result."""
     return {**host()._asdict(), "load_1min": round(os.getloadavg()[0], 2), **more}
 
 
 def machine_line(facts: dict[str, Any], *more: str) -> str:
-    """Format the facts from `machine`, with ``more`` before the load."""
+    """Format the facts from `machine` as one line; the strings in ``more`` come before the load."""
     return ", ".join([facts["cpu"], f"{facts['cores']} cores", *more, f"load {facts['load_1min']}"])
 
 
 def median_and_spread(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the median, and the interquartile range as a share of it."""
+    """Return the median, and the interquartile range divided by the median."""
     low, middle, high = np.percentile(samples, [25, 50, 75]).tolist()
     return middle, (high - low) / middle
 
@@ -50,9 +50,9 @@ def settings(**fields: Any) -> Experiment:
 
 @contextmanager
 def run_record(experiment: Experiment, workload: str, out: Path | None = None) -> Iterator[Record]:
-    """Run the experiment with the class ``workload`` and yield its record.
+    """Run the experiment with the workload class that ``workload`` names, and yield the record of the run.
 
-    The run is kept only if ``out`` names its folder.
+    The folder of the run is kept only if ``out`` gives its path.
     """
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name) / "run" if out is None else out
@@ -68,9 +68,9 @@ class Judged(NamedTuple):
     mechanism: str
     declared: str
     measured: int
-    """Number of trips, packets or devices."""
+    """Number of trips, packets or devices that were measured."""
     figures: dict[str, float | None]
-    """Measured values; errors are relative: 0.01 is 1%."""
+    """Measured values by name. Errors are relative: 0.01 means 1%."""
     bar: str
     verdict: Outcome
     why: str = ""
@@ -87,13 +87,13 @@ def judged(
 ) -> Judged:
     """Judge figures measured under these conditions; ``held`` is True if they are within the limit ``bar``.
 
-    ``what`` is quantity, mechanism and declared value. If other processes used the host, a missed limit gives
-    INVALID instead of FAIL.
+    ``what`` contains the quantity, the mechanism and the declared value. If the limit is missed while other
+    processes use the host, the verdict is INVALID instead of FAIL.
     """
     busy = [line for each in conditions if not held for line in each.busy]
     doubts = [*(line for each in conditions for line in unfit(each)), *busy]
     if not measured:
         doubts = ["nothing was measured"]
     known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-    why = next(iter(doubts), "" if held else "the bar is missed")
+    why = next(iter(doubts), "" if held else "the limit is missed")
     return Judged(*what, measured, known, bar, outcome(held, doubts), why)

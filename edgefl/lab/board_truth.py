@@ -1,4 +1,7 @@
-"""Compares predicted with measured rates of boards: sbc-bench's 7-zip, AES-256-CBC and memcpy."""
+"""Compares predicted with measured rates of single-board computers: 7-zip, AES-256-CBC and memcpy.
+
+The measured rates are results of sbc-bench.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +37,17 @@ QUANTITIES = {
     "memcpy": "memcpy",
 }
 ASSUMED_CORES = 2.0
-"""Factor by which the interval is widened if the number of a board's cores is assumed."""
+"""Factor by which a prediction's interval is widened if the board's number of cores is only assumed."""
 
 
 class BoardRate(NamedTuple):
-    """One measured rate of a board and its prediction."""
+    """A measured rate of a board, and the prediction of this rate."""
 
     fields: dict[str, str]
     quantity: str
     measured: float
     predicted: Rate | None
-    """None if the core is unknown."""
+    """The prediction; None if the type of core is unknown."""
     basis: str
 
     def plain(self) -> dict[str, Any]:
@@ -54,11 +57,11 @@ class BoardRate(NamedTuple):
 
 
 def run(quick: bool = False, *, boards: Path | None = None, say: Say = silent) -> dict[str, Any]:
-    """Compare the boards of a file with ``cores.toml``, or each bundled board with a fit to all others.
+    """Compare the boards in a file with ``cores.toml``, or each bundled board with a fit to all others.
 
-    In the result, ``boards`` has an entry per measured rate, and ``quantities`` the errors of each quantity.
-    Without a file, and unless ``quick``, ``unseen_socs`` has the errors of fits without any board of the same
-    SoC.
+    In the result, ``boards`` contains an entry for each measured rate, and ``quantities`` contains the errors
+    of each quantity. If no file is given and ``quick`` is False, ``unseen_socs`` contains the errors of fits
+    that leave out all boards with the same SoC.
     """
     if boards is not None:
         found = list(compared(read_boards(boards), lambda board: core_table()))
@@ -81,7 +84,7 @@ def _kind(board: Board) -> str:
 
 
 def compared(boards: Sequence[Board], table_for: Callable[[Board], CoreTable]) -> Iterator[BoardRate]:
-    """Yield all measured rates of the boards with their predictions by ``table_for(board)``."""
+    """Yield all measured rates of the boards, each with its prediction from ``table_for(board)``."""
     for board in boards:
         table = table_for(board)
         for number, row in enumerate(board.rows):
@@ -107,7 +110,7 @@ def _basis(board: Board, at: BoardRow, row: BoardRow, code_class: CodeClass, tab
     if at.core is None:
         return f"unknown core {row.fields['core']!r}"
     boards = core_rate(board.cluster(at), code_class, table).boards
-    text = f"{at.core} at {at.mhz:g} MHz, " + (f"{boards} boards" if boards else "by similar cores")
+    text = f"{at.core} at {at.mhz:g} MHz, " + (f"{boards} boards" if boards else "from similar cores")
     return text if at is row else f"{text}; the value is that of CPU {at.cpu}'s cluster"
 
 
@@ -167,7 +170,7 @@ def _summary(quantity: str, found: Sequence[BoardRate]) -> dict[str, Any] | None
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a table of errors by quantity."""
+    """Print a table of the errors of each quantity."""
     heads = ["figure", ">measured", ">median", ">90%", ">held", ">unknown core"]
     titles = {"quantities": "Boards", "unseen_socs": "Boards, by fits without their SoC"}
     if "unseen_socs" in result:

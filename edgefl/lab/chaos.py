@@ -1,7 +1,7 @@
-"""Runs an experiment, kills its processes at random times, resumes it until it is done, and checks it.
+"""Runs an experiment, kills its processes at random times, resumes the run until it is done, and checks it.
 
-A round is one run with its own seed, killed and resumed until it is done, then checked by
-`edgefl.lab.outcome`. Rounds are repeated until all kills are made.
+A round is one run with its own seed, which is killed and resumed until it is done and is then checked by
+`edgefl.lab.outcome`. Rounds are repeated until the requested number of kills is reached.
 """
 
 from __future__ import annotations
@@ -36,60 +36,59 @@ from edgefl.run.client import WITNESS
 from edgefl.seeds import stream
 
 BESIDE = ("die", *failpoints.OF_SUMS)
-"""Failpoints at which a process other than the server dies; the server continues."""
+"""Failpoints (named places in the code) at which a process other than the server dies."""
 PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
-"""Processes whose death does not end the command, and their failpoints."""
+"""Kinds of processes whose death does not end the ``edgefl`` command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
-"""Processes of which any one may be killed without losing an update, even under the wall clock."""
+"""Kinds of processes. Any one of them may be killed without losing an update, even under the wall clock."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
-"""Share of the kills that do not wait until the run has recovered from the previous kill, and the smallest
-mean time to such a kill, s, while the run starts or replaces a process of `KEEPERS`."""
+"""Share of early kills, which do not wait until the run has recovered from the previous kill, and the
+smallest mean time in seconds until an early kill while the run starts or replaces a process of `KEEPERS`."""
 MOST_SERVERS = 2
-"""Maximum number of servers and zygotes killed without a new version in between: one more kill would end
-the run, which could then be resumed from its checkpoint."""
+"""Maximum number of servers and zygotes (processes that fork the clients) that are killed without a new
+version in between. One more kill would end the run, which could then be resumed from its checkpoint."""
 ENDS_COMMAND = {"supervisor", "governor"}
-"""Processes whose death ends the command, after a last checkpoint."""
+"""Kinds of processes whose death ends the command after a last checkpoint is written."""
 COMMITTED_S, DELIVERED_S = 0.15, 1.0
-"""Time after a kill in which versions made before it may still be recorded, and time after the kill of a
-zygote in which the server still processes messages of its clients, s."""
+"""Seconds after a kill in which versions made before the kill may still be recorded, and seconds after the
+kill of a zygote in which the server may still process messages from the clients of that zygote."""
 PATIENCE_S = 120.0
-"""Maximum seconds to wait for a new version, or for a command to end."""
+"""Maximum number of seconds for which a command may run without recording a new version."""
 GONE_S = 20.0
-"""Maximum seconds that a process of the run may outlive the command."""
+"""Maximum number of seconds for which a process of the run may outlive the command."""
 POLL_S = 0.02
 MOST_FAILURES = 3
-"""Number of consecutive commands that end without a kill, after which a round is given up."""
+"""A round is given up after this number of consecutive commands that ended without a kill."""
 MOST_MORE_DESCRIPTORS = 8
 PLACE_S = 3.0
-"""Maximum seconds until a server of a recovered run must have reached its failpoint."""
+"""Number of seconds in which the server of a recovered run must reach its failpoint."""
 MOST_PASSES = dict.fromkeys(PLACES, 30) | dict.fromkeys(("unnamed", "renamed", "named"), 3)
-"""Maximum number of times that a process passes a failpoint before it dies there. The number is drawn on a
-logarithmic scale; checkpoints are rare, so it is small at their failpoints."""
+"""Maximum number of times that a process passes each failpoint before it dies there. The actual number is
+drawn on a logarithmic scale. The maximum is small at the failpoints of checkpoints, which are rare."""
 MOST_TURNS = 4
-"""Maximum number of deaths at each failpoint during one command; then the run is ended and resumed."""
+"""Maximum number of deaths at each failpoint in one command; after that, the run is ended and resumed."""
 MOST_FRUITLESS = 3
-"""Number of servers that did not reach a failpoint in time, after which the failpoint counts as
-unreachable in this experiment."""
+"""A failpoint counts as unreachable once this number of servers have not reached it in time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The experiment file, and the number and kinds of processes to kill."""
+    """The experiment to run, and how many and which processes to kill."""
 
     file: Path
     changes: tuple[str, ...] = ()
-    """Changed keys, such as ``"strategy.name=fedavg"``."""
+    """Changes to keys of the experiment, such as ``"strategy.name=fedavg"``."""
     clock: str | None = None
     kills: int = 20
     seed: int = 0
-    """Seed of the random times and processes of the kills."""
+    """Seed with which the times of the kills and the processes to kill are drawn."""
     every_s: float = 1.0
-    """Mean seconds from a recovery to the next kill; for early kills, from the previous kill."""
+    """Mean number of seconds from a recovery, or for early kills from the previous kill, to the next kill."""
     failpoints: int = 0
-    """Number of deaths at each failpoint that the experiment reaches; replaces ``kills``."""
+    """If not 0, the number of deaths at each failpoint that the experiment reaches; it replaces ``kills``."""
     only: frozenset[str] = frozenset()
-    """Kinds of processes to kill, or failpoints; empty: all."""
+    """Kinds of processes to kill, or failpoints to use; an empty set stands for all."""
 
     def __post_init__(self) -> None:
         what, names = ("failpoint", PLACES) if self.failpoints else ("process", KINDS)
@@ -99,13 +98,13 @@ class Plan:
 
 
 Tell = Callable[[Findings, str], None]
-"""Progress callback: its arguments are the findings so far and the present activity."""
+"""A callback that reports progress. Its arguments are the findings so far and the present activity."""
 
 
 def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None) -> Findings:
-    """Kill, resume and judge runs by this plan, in the new folder ``folder``.
+    """Kill, resume and judge runs as ``plan`` describes, in the new folder ``folder``.
 
-    Rounds without a violation are removed from the folder. After Ctrl-C the function returns the findings so
+    The files of rounds without a violation are removed. After Ctrl-C, the function returns the findings so
     far. Raises `ConfigError` if the experiment is invalid.
     """
     experiment = config.load(plan.file, plan.changes, clock=plan.clock)
@@ -127,17 +126,17 @@ def disturb(plan: Plan, folder: Path, tell: Tell = lambda findings, doing: None)
     except KeyboardInterrupt:
         findings.interrupted = True
     with contextlib.suppress(OSError):
-        folder.rmdir()  # fails if it still has the folder of a round with a violation
+        folder.rmdir()  # fails if it still contains the folder of a round with a violation
     return findings
 
 
 def _is_hopeless(findings: Findings) -> bool:
-    """Return True if the last two rounds had no kill: the runs are too short, or fail."""
+    """Return True if the last two rounds had no kill, because the runs are too short or fail."""
     return len(findings.rounds) > 1 and not any(each.kills for each in findings.rounds[-2:])
 
 
 class _Stopwatch:
-    """Measures the seconds in which this process ran; a pause of the whole machine does not count."""
+    """Measures for how many seconds this process ran; a pause of the whole machine does not count."""
 
     def __init__(self) -> None:
         self.now_s, self._looked = 0.0, time.monotonic()
@@ -150,7 +149,7 @@ class _Stopwatch:
 
 
 class Command:
-    """An ``edgefl run`` or ``edgefl resume`` command in its own session."""
+    """An ``edgefl run`` or ``edgefl resume`` command that runs in its own session of processes."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
@@ -165,7 +164,7 @@ class Command:
             )
 
     def family(self) -> dict[psutil.Process, str]:
-        """Return every living process of the run, including orphans, and its kind; "" if unknown."""
+        """Return every living process of the run, including orphans, and its kind ("" if it is unknown)."""
         found = {}
         for pid in psutil.pids():
             with contextlib.suppress(OSError, psutil.Error):
@@ -178,7 +177,7 @@ class Command:
     def _kind(self, process: psutil.Process) -> str:
         if process.pid == self.process.pid:
             return "supervisor"
-        if (name := process.name()).startswith("edgefl-"):  # Linux cuts names at 15 characters
+        if (name := process.name()).startswith("edgefl-"):  # Linux truncates names to 15 characters
             label = name.split("-")[1]
             return next((kind for kind in KINDS if kind.startswith(label)), "")
         return next((kind for module, kind in _MODULES.items() if module in process.cmdline()), "")
@@ -188,7 +187,7 @@ class Command:
         return self._log.read_text(errors="replace").splitlines()
 
     def collect(self) -> list[psutil.Process]:
-        """Return the living processes of the run; reap adopted orphans that have ended."""
+        """Return the living processes of the run, and reap adopted orphans that have ended."""
         alive = list(self.family())
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error, ChildProcessError):
@@ -197,7 +196,7 @@ class Command:
         return alive
 
     def end(self) -> None:
-        """Interrupt the command, and kill its processes that are left after `GONE_S` seconds."""
+        """Interrupt the command, and kill the processes of the run that are alive after `GONE_S` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self.process.poll() is None:
                 self.process.send_signal(signal.SIGINT)
@@ -226,7 +225,7 @@ class _RandomKiller:
         return self._left > 0
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
-        """Kill a process if a kill is due; return its kind, or "" without a kill."""
+        """Kill a process if a kill is due, and return its kind; return "" if nothing was killed."""
         if self._from_s is None and (steady or self._early):
             self._from_s = now_s
         if self._from_s is None or now_s < self._from_s + self._gap_s or not self.more:
@@ -253,10 +252,10 @@ class _RandomKiller:
 
 
 class _FailpointKiller:
-    """Makes each server of a command die at one of ``places`` (`edgefl.failpoints`).
+    """Makes each server that a command starts die at one of the failpoints ``places`` (`edgefl.failpoints`).
 
-    Every second server may die as soon as it starts, the others only after the run has recovered, so that
-    versions are made in between. Clients and the process that unmasks sums die at their own failpoints.
+    Every second server may die as soon as it starts; the others die only after the run has recovered, so that
+    versions are made in between. Clients, and the process that unmasks sums, die at failpoints of their own.
     """
 
     def __init__(self, plan: Plan, draw: np.random.Generator, places: Iterable[str]) -> None:
@@ -264,21 +263,21 @@ class _FailpointKiller:
         self._left = dict.fromkeys(sorted(places), plan.failpoints)
         self._fruitless: Counter[str] = Counter()
         self._places: list[str] = []
-        """Failpoints of the present server and of its successors, in order."""
+        """Failpoints at which the present server and then each of its successors die, in this order."""
         self._armed = Path()
-        """While this file exists, processes count how often they pass a failpoint."""
+        """Path of a file. While it exists, processes count how often they pass a failpoint."""
         self._early = False
         self._seen = 0
         self._since_s = 0.0
-        """Last time at which the run had not recovered."""
+        """The last time at which the run had not yet recovered."""
 
     @property
     def more(self) -> bool:
         return bool(self._left)
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Return the failpoints of the next command: one for each server that it will start, and some for
-        other processes."""
+        """Return environment variables with the failpoints of the next command: one failpoint for each server
+        that it will start, and some for other processes."""
         names = [name for name in self._left if name not in BESIDE]
         turns = min([MOST_TURNS, *(self._left[name] for name in names)])
         self._places = [name for _ in range(turns) for name in self._draw.permutation(names).tolist()]
@@ -301,9 +300,10 @@ class _FailpointKiller:
         return int(np.exp(self._draw.uniform(0.0, np.log(MOST_PASSES[place] + 1)))) - 1
 
     def turn(self, command: Command, now_s: float, waiting: list[str], *, steady: bool) -> str:
-        """Return the failpoint at which a process died; "" if none died.
+        """Return the failpoint at which a process died, or "" if no process died.
 
-        If the failpoint was not reached in time, kill a process to continue, and return its kind.
+        If the failpoint was not reached in time, kill a process so that the run continues, and return the
+        kind of that process.
         """
         died = [line.removeprefix(failpoints.SAYS) for line in command.output() if failpoints.SAYS in line]
         if len(died) > self._seen:
@@ -327,7 +327,7 @@ class _FailpointKiller:
         return ""
 
     def _next(self, place: str) -> None:
-        """Update the counts after a death at ``place``; "" if the server did not reach its failpoint."""
+        """Update the counts after a death at the failpoint ``place``, which is "" if it was not reached."""
         if place:
             self._left[place] = self._left.get(place, 0) - 1
         if place not in BESIDE:
@@ -341,7 +341,7 @@ class _FailpointKiller:
 
 
 class _Round:
-    """Kills and resumes one run until it is done, and judges it."""
+    """Kills and resumes one run until it is done, and then judges it."""
 
     def __init__(
         self,
@@ -362,9 +362,9 @@ class _Round:
         self._watch = _Stopwatch()
         self._highest = 0
         self._waiting: list[Kill] = []
-        """Kills from which the run has not recovered."""
+        """Kills from which the run has not yet recovered."""
         self._descriptors: dict[psutil.Process, tuple[str, int, int]] = {}
-        """Kind of each process, and its numbers of open files at the first and the last recovery."""
+        """Kind of each process, and how many files it held open at the first and at the last recovery."""
 
     def run(self) -> None:
         self._findings.rounds.append(self._round)
@@ -400,7 +400,7 @@ class _Round:
         return False
 
     def _start(self, what: str, folder: Path, disturbance: Mapping[str, str]) -> Command:
-        """Start a run in the folder, or resume the run in it."""
+        """Start a run in ``folder``, or resume the run that this folder contains."""
         arguments = [what, str(folder), "--accept-invalid", "--quiet"]
         if what == "run":
             changes = [word for change in self._plan.changes for word in ("--set", change)]
@@ -412,8 +412,10 @@ class _Round:
         return Command(arguments, environment, self._folder / "output.txt")
 
     def _command_ends_run(self) -> bool:
-        """Start or resume the run and kill processes until the command ends; return True if the run is
-        over."""
+        """Start or resume the run and kill processes until the command ends.
+
+        Return True if the run is over.
+        """
         what = "resume" if (self._run / EXPERIMENT_FILE).exists() else "run"
         command = self._start(what, self._run, self._killer.environment(self._run))
         self._round.commands += 1
@@ -445,14 +447,14 @@ class _Round:
 
     def _note(self, kind: str, command: Command) -> None:
         now_s = self._watch.look()
-        self._advanced(now_s, command)  # versions recorded by now were made before this kill
+        self._advanced(now_s, command)  # versions that are recorded by now were made before this kill
         kill = Kill(kind, self._number, self._round.commands, now_s)
         self._findings.kills.append(kill)
         self._waiting.append(kill)
         self._round.kills += 1
 
     def _advanced(self, now_s: float, command: Command) -> bool:
-        """Read the newest version; return True if it is newer than all earlier ones."""
+        """Read the newest recorded version, and return True if it is newer than all versions read before."""
         version = _versions_made(self._run)
         if version <= self._highest:
             return False
@@ -466,7 +468,10 @@ class _Round:
         return True
 
     def _is_over(self, kill: Kill, now_s: float) -> bool:
-        """Return True if a version recorded now cannot be the work of processes that were dying."""
+        """Return True if a version that is recorded now proves that the run has recovered from ``kill``.
+
+        Shortly after a kill, processes that were dying may still have made the version.
+        """
         if kill.kind in ENDS_COMMAND:
             return self._round.commands > kill.command
         after_s = DELIVERED_S if kill.kind == "zygote" else COMMITTED_S
@@ -486,25 +491,25 @@ class _Round:
             outlived_s = self._watch.look() - ended_s
             if outlived_s > GONE_S:
                 names = ", ".join(sorted(_name(process) for process in alive))
-                self._violated(f"left behind {GONE_S:g} s after the supervisor's end: {names}")
+                self._violated(f"still running {GONE_S:g} s after the supervisor ended: {names}")
                 break
             self._round.outlived_s = max(self._round.outlived_s, outlived_s)
             time.sleep(POLL_S)
         for kind, first, last in self._descriptors.values():
             if last - first > MOST_MORE_DESCRIPTORS:
-                self._violated(f"the {kind} held {last} open files, {first} at first")
+                self._violated(f"the {kind} held {last} files open, but only {first} at first")
         self._descriptors.clear()
         self._highest = max(
             self._highest, _versions_made(self._run)
-        )  # including versions of the last checkpoint
+        )  # this includes versions from the last checkpoint
         left = [path.name for path in self._temporary.iterdir() if path.name.startswith("edgefl")]
         if left := [*left, *(path.name for path in Path("/dev/shm").glob("*edgefl*"))]:
-            self._violated(f"left behind: {', '.join(sorted(left))}")
+            self._violated(f"files left behind: {', '.join(sorted(left))}")
 
     def _look_at_end(self, command: Command, what: str, killed: Counter[str]) -> bool:
-        """Return True if the run is over; note a violation if a kill does not explain the command's end.
+        """Return True if the run is over, and note a violation if no kill explains why the command ended.
 
-        A command may fail with one line of output before a kill reaches it.
+        It is no violation if a command fails and prints one line before a kill reaches it.
         """
         code, output = command.process.returncode, command.output()
         last = output[-1] if output else f"exit code {code}"
@@ -516,7 +521,7 @@ class _Round:
             return True
         if code == 2:
             self._violated(
-                f"edgefl {what}, with {_in_words(killed) or 'nothing'} killed, had exit code 2: {last}"
+                f"edgefl {what}, with {_in_words(killed) or 'nothing'} killed, ended with exit code 2: {last}"
             )
         elif not set(killed) - PEERS:
             self._violated(
@@ -550,7 +555,7 @@ class _Round:
 
 
 def _versions_made(folder: Path) -> int:
-    """Return the newest recorded version; −1 if none can be read."""
+    """Return the newest recorded version, or −1 if no version can be read."""
     address = f"{(folder / FILE_NAME).resolve().as_uri()}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=0.0)) as db:
@@ -560,7 +565,7 @@ def _versions_made(folder: Path) -> int:
 
 
 def _last_trips(folder: Path) -> list[tuple[int, int]]:
-    """Return each client and its last trip; empty if the record cannot be read."""
+    """Return each client with its last trip, or an empty list if the record cannot be read."""
     with contextlib.suppress(ConfigError), Record(folder) as record:
         return record.select("SELECT client, MAX(trip) FROM trips GROUP BY client")
     return []
@@ -574,7 +579,7 @@ def _name(process: psutil.Process) -> str:
 
 
 def _in_words(killed: Counter[str]) -> str:
-    """Format the numbers of killed processes by kind.
+    """Format how many processes of each kind were killed.
 
     >>> _in_words(Counter(["client", "client", "server"]))
     '2 × client, server'

@@ -1,9 +1,10 @@
 """Claims about races: one algorithm reaches a target accuracy at a lower cost than another.
 
-`examined` limits the errors of a study's verdicts. A claim counts as reproduced only if no mutant of its arm
-gets that verdict. Runs that equal another arm's bit for bit do not count as a result of their own. A claim
-about an arm whose tuned step size is at the border of its grid is not settled. The Benjamini–Hochberg
-correction limits the share of false claims among those that hold.
+An arm is one of the algorithms that a study compares, and a mutant is a deliberately wrong version of it.
+`examined` limits the errors in the verdicts of a study. A claim counts as reproduced only if no mutant of the
+arm gets that verdict. If the runs of two arms are equal bit for bit, they do not count as two results. A
+claim is not settled if the tuned step size of its arm is at the border of the grid that was tried. The
+Benjamini–Hochberg correction limits the share of false claims among the claims that hold.
 """
 
 from __future__ import annotations
@@ -44,31 +45,32 @@ COSTS: dict[Over, str] = {"trips": "client trips", "at_s": "emulated seconds", "
 
 
 SAME_SIZE = 0.5
-"""Our effect counts as equally large if it is at least this share of the paper's, on a log scale."""
+"""Our effect counts as equally large if its logarithm is at least this share of the logarithm of the
+paper's effect."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """A claim that ``other`` costs more than ``mine`` to reach the target of ``mine``."""
+    """A claim that the arm ``other`` reaches the target accuracy of the arm ``mine`` at a higher cost."""
 
     mine: str
     other: str
     source: str
-    """Place of the claim in the paper."""
+    """Place in the paper where the claim is made."""
     paper: str
-    """The paper's numbers for this claim, as text."""
+    """The numbers that the paper gives for this claim, as text."""
     size: float | tuple[float, float] | None = None
-    """The paper's ratio, or its costs of ``other`` and ``mine``; None: the paper claims only that the ratio
-    is above 1."""
+    """The cost ratio in the paper, or the costs of ``other`` and ``mine`` in the paper; None if the paper
+    claims only that the ratio is above 1."""
     over: Over = "trips"
 
     @property
     def ratio(self) -> float | None:
-        """The paper's ratio; ours must reach its square root, which is half of it on a log scale."""
+        """The cost ratio in the paper. Our ratio must reach its square root (half of its logarithm)."""
         return self.size[0] / self.size[1] if isinstance(self.size, tuple) else self.size
 
     def finding(self, curves: Curves) -> Finding:
-        """Judge the claim by these runs."""
+        """Judge the claim by the runs in ``curves``."""
         target = curves.target(self.mine)
         ours, theirs = (_cost(curves.reached(label, target, self.over)) for label in (self.mine, self.other))
         found = curves.race(self.mine, self.other, target, self.over)
@@ -97,8 +99,8 @@ def gain(
 ) -> Finding:
     """Judge the claim that the accuracy of ``mine`` is above that of ``other`` minus ``margin``.
 
-    ``cited`` are the claim, its place in the paper, and the paper's figure; ``last`` is as in
-    `Curves.accuracy`.
+    ``cited`` contains the claim, its place in the paper and the figure that the paper gives. ``last`` has the
+    same meaning as in `Curves.accuracy`.
     """
     ours, theirs = (curves.accuracy(label, last) for label in (mine, other))
     found = difference(ours, theirs)
@@ -115,7 +117,10 @@ def gain(
 
 
 def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race, few: Race) -> Finding:
-    """Judge the claim that the cost ratio is larger in the race ``many`` than in ``few``, paired by seed."""
+    """Judge the claim that the cost ratio is larger in the race ``many`` than in the race ``few``.
+
+    The ratios are paired by seed.
+    """
     lead = []
     for race in (many, few):
         target = curves.target(race.mine)
@@ -138,11 +143,11 @@ def growing_lead(curves: Curves, what: str, source: str, paper: str, many: Race,
 
 
 def judged(found: CostRatio | None, paper: float | None) -> Verdict:
-    """Judge the claim that another algorithm costs ``paper`` times as much (None: the paper has no factor).
+    """Judge the claim that another algorithm costs ``paper`` times as much (None: the paper gives no factor).
 
-    It is "reproduced" if our whole interval lies above 1 and our mean reaches half of the paper's effect on a
-    log scale (√paper), "smaller" if only the former holds, and "out of reach" if a run ended too early to
-    judge.
+    The verdict is "reproduced" if our whole confidence interval lies above 1 and our mean is at least √paper
+    (half of the paper's effect on a log scale), "smaller" if only the interval lies above 1, and
+    "out of reach" if a run ended too early to judge the claim.
 
     >>> judged(CostRatio(1.2, 1.1, 1.3), 5.7), judged(CostRatio(4.6, 3.1, 6.9), 5.7)
     ('smaller', 'reproduced')
@@ -161,7 +166,7 @@ def judged(found: CostRatio | None, paper: float | None) -> Verdict:
 
 
 def _cost(reached: Sequence[float]) -> str:
-    """Format the mean cost of the runs that reached the target, and how many did not.
+    """Format the mean cost of the runs that reached the target, and the number of runs that did not.
 
     >>> _cost([3.0, 5.0]), _cost([math.nan, 1250.0]), _cost([math.nan])
     ('4', '1,250 (1 of 2 did not reach it)', 'never')
@@ -176,15 +181,16 @@ def _cost(reached: Sequence[float]) -> str:
 
 
 FALSE_DISCOVERIES = 0.05
-"""Expected share of false claims among those that survive the correction."""
+"""Expected share of false claims among the claims that survive the correction."""
 
 
 def examined(
     study: Study, curves: Curves, out: Path, *, mutants: bool, say: Callable[[str], None], quiet: bool = True
 ) -> list[Finding]:
-    """Judge the study's claims by these runs, and by runs of the mutants if requested.
+    """Judge the claims of a study by the runs in ``curves``, and, if ``mutants`` is True, by runs of mutants.
 
-    Mutants are run only for claims that would be reproduced. Raises like `Study.run`.
+    With the settings `QUICK`, mutants are always run. They are run only for claims that would otherwise be
+    "reproduced". Raises the same errors as `Study.run`.
     """
     findings = corrected([_settled(one, study, curves) for one in study.judge(curves)])
     if not (mutants or curves.settings == QUICK):
@@ -194,7 +200,7 @@ def examined(
         wrong = study.run(out, curves.settings, arms=list(arms.values()), say=say, quiet=quiet)
         replaced = {label: wrong.records[arm.label] for label, arm in arms.items()}
         if all(curves.hashes(label) == wrong.hashes(arm.label) for label, arm in arms.items()):
-            continue  # with these settings the mutant is the same algorithm
+            continue  # under these settings the mutant does the same as the correct algorithm
         judged = study.judge(Curves({**curves.records, **replaced}, curves.settings))
         for place in places:
             tried = {**findings[place].mutants, mutant.label: judged[place].verdict}
@@ -203,7 +209,7 @@ def examined(
 
 
 def mutated(arm: Arm, mutant: Mutant) -> Arm:
-    """Return the arm with the mutant as its strategy, and with the arm's tuned step sizes."""
+    """Return a copy of the arm whose strategy is the mutant, with the tuned step sizes of the arm."""
     label = f"{arm.label} [{mutant.label}]"
     return replace(
         arm, label=label, changes=(*arm.changes, *mutant.changes), steps_of=arm.steps_of or arm.label
@@ -211,7 +217,7 @@ def mutated(arm: Arm, mutant: Mutant) -> Arm:
 
 
 def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant]:
-    """Return the mutants of a claim's arms."""
+    """Return the mutants that can replace the arms of a claim."""
     strategy = study.experiment(study.arm(finding.mine[0]), 1, settings).strategy["name"]
     return MUTANTS.get(finding.family or strategy, ())
 
@@ -219,7 +225,10 @@ def mutants_of(finding: Finding, study: Study, settings: str) -> Sequence[Mutant
 def _to_be_tried(
     study: Study, settings: str, findings: Sequence[Finding]
 ) -> Mapping[tuple[tuple[str, ...], Mutant], list[int]]:
-    """Map (arms, mutant to replace them) to the indices of the arms' claims that would be reproduced."""
+    """Map each pair of arms and a mutant to the indices of the claims about these arms that it may refute.
+
+    Only claims with the verdict "reproduced" are included.
+    """
     places: dict[tuple[tuple[str, ...], Mutant], list[int]] = {}
     for place, one in enumerate(findings):
         if one.verdict == "reproduced" and one.mine:
@@ -229,13 +238,13 @@ def _to_be_tried(
 
 
 def _settled(finding: Finding, study: Study, curves: Curves) -> Finding:
-    """Return the finding, revised if its runs equal another arm's or its step sizes are at the border of
-    their grid."""
+    """Return the finding with a revised verdict if its runs equal those of another arm, or if a tuned step
+    size is at the border of its grid."""
     arms, labels = (*finding.mine, *finding.others), list(curves.records)
     twins = {label: curves.twin(label) for label in arms}
     later = {one: other for one, other in twins.items() if other and labels.index(other) < labels.index(one)}
-    if copies := [f"{one}'s are {other}'s" for one, other in later.items()]:
-        note = f"runs equal to another arm's bit for bit, not a result of its own: {', '.join(copies)}"
+    if copies := [f"{one} and {other}" for one, other in later.items()]:
+        note = f"not a separate result, because runs are equal bit for bit: {', '.join(copies)}"
         return finding._replace(verdict="same runs", note=note, p=None)
     borders = study.borders(curves.settings)
     if at := [f"{label} ({', '.join(borders[label])})" for label in arms if label in borders]:
@@ -261,7 +270,7 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def correction(findings: Sequence[Finding]) -> str:
-    """Return a sentence on the effect of the correction; "" without p-values."""
+    """Return a sentence on the effect of the correction, or "" if no claim has a p-value."""
     holding = [one for one in findings if one.survives is not None and one.verdict in HOLDING]
     if not (count := sum(one.p is not None for one in findings)):
         return ""

@@ -1,9 +1,9 @@
-"""Compares the papers' convergence theorems with runs on a problem whose constants are all known.
+"""Compares the convergence theorems of the papers with runs on a problem whose constants are all known.
 
-Bounds are loose: wrong algorithms satisfy them too. Each finding therefore also predicts the bounded quantity
-to a few per cent, from the contributions of descent, noise and the clients' shares
-(`edgefl.lab.quadratic`). Three theorems do not hold as printed: a run shows this for
-each, and its finding states the missing term.
+The bounds are loose, so wrong algorithms satisfy them too. Each finding therefore also predicts the bounded
+quantity to within a few per cent, from the contributions of descent, noise and the clients' shares of the
+weight (`edgefl.lab.quadratic`). Three theorems do not hold as printed. For each of these, a run shows this,
+and the finding states the missing term.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from edgefl.strategies.fedstaleweight import FedStaleWeight
 
 
 class Ratio(NamedTuple):
-    """A quantity that a theorem determines: measured ÷ predicted, per seed."""
+    """A quantity that a theorem determines, as the ratio of its measured to its predicted value per seed."""
 
     name: str
     ratios: Sequence[float]
     within: float
-    """Largest allowed distance of the mean ratio from 1; with 3 seeds or more, of its whole 95% interval."""
+    """Largest allowed distance from 1 of the mean ratio, or, with 3 or more seeds, of its 95% interval."""
 
     @property
     def agrees(self) -> bool:
@@ -41,9 +41,10 @@ class Ratio(NamedTuple):
 
     @property
     def p(self) -> float | None:
-        """Probability that the runs agree by chance if the true mean ratio is ``within`` above or below 1.
+        """Probability of agreement by chance if the true mean ratio is ``within`` above or below 1.
 
-        This is the larger p-value of two one-sided tests (an equivalence test); None with fewer than 3 seeds.
+        This is the larger p-value of two one-sided tests (an equivalence test). It is None with fewer than
+        3 seeds.
         """
         if len(self.ratios) < 3:
             return None
@@ -62,7 +63,7 @@ class Ratio(NamedTuple):
 def judged(
     claim: str, source: str, paper: str, quantities: Sequence[Ratio], note: str = "", holds: bool = True
 ) -> Finding:
-    """Judge the claim that every quantity is as predicted and that the condition ``holds`` is met."""
+    """Judge the claim that every quantity is as predicted; ``holds`` is True if other conditions are met."""
     ours = "measured ÷ predicted: " + ", ".join(map(str, quantities))
     ps = [one.p for one in quantities if one.p is not None]
     found = verdict(holds and all(one.agrees for one in quantities))
@@ -72,7 +73,7 @@ def judged(
 def exceeded(
     claim: str, source: str, paper: str, times: Sequence[float], at: str, quantity: Ratio, note: str
 ) -> Finding:
-    """Judge a bound that the runs exceed by the factors ``times``, one per seed.
+    """Judge a bound that the runs exceed by the factors ``times``, of which there is one per seed.
 
     The verdict is "not reproduced" only if ``quantity`` is as predicted; otherwise the runs prove nothing.
     """
@@ -83,13 +84,13 @@ def exceeded(
 
 
 class QuadraticRun(NamedTuple):
-    """Settings of a run on the quadratic problem, with predictions."""
+    """The settings of a run on the quadratic problem, with the predictions for this run."""
 
     expected: Expected
     strategy: Strategy
     durations: Callable[[np.random.Generator, int], float]
     shares: Sequence[float] | None = None
-    """Each client's predicted share of the total weight, times n; None means 1 for every client."""
+    """The predicted share of the total weight for each client, times n; None means 1 for every client."""
 
     def run(self, seed: int) -> Trajectory:
         problem, versions, rate, steps, *_ = self.expected
@@ -98,20 +99,20 @@ class QuadraticRun(NamedTuple):
 
 
 WITHIN = 0.1
-"""Default tolerance of a `Ratio`, for chance and for the effect of step size times staleness."""
+"""Default tolerance of a `Ratio`. It allows for chance and for the effect of step size times staleness."""
 
 
 def worst(name: str, ratios: Sequence[Sequence[float]], within: float = WITHIN) -> Ratio:
-    """Return the quantity with the mean ratio furthest from 1; ``ratios`` has a row per seed."""
+    """Return the column of ``ratios`` whose mean is furthest from 1; ``ratios`` contains one row per seed."""
     table = np.array(ratios, dtype=np.float64)
     column = int(np.argmax(np.abs(table.mean(axis=0) - 1.0)))
     return Ratio(name, table[:, column].tolist(), within)
 
 
 def seen(settings: Sequence[QuadraticRun], runs: Sequence[Sequence[Trajectory]]) -> list[Ratio]:
-    """Compare descent, noise and shares with predictions; ``runs`` has a row per seed.
+    """Compare descent, noise and shares with their predictions; ``runs`` contains one row per seed.
 
-    Each ratio is that of the worst setting.
+    Each ratio that is returned is the one for the setting where it differs most from 1.
     """
     pairs = [list(zip(settings, row, strict=True)) for row in runs]
     quantities = [
@@ -140,7 +141,7 @@ def slope(
 ) -> Ratio:
     """Return the exponent with which mean ‖∇f‖² depends on a quantity, divided by ``expected``.
 
-    The quantity is ``factor`` times larger in the second setting of ``ends`` than in the first.
+    The quantity is ``factor`` times as large in the second setting of ``ends`` as in the first.
     """
     low, high = ends
     found = [math.log(row[high].mean_square() / row[low].mean_square()) / math.log(factor) for row in runs]
@@ -148,7 +149,7 @@ def slope(
 
 
 def of_bound(runs: Sequence[Sequence[Trajectory]], bounds: Callable[[int, Trajectory], float]) -> float:
-    """Return the largest mean ‖∇f‖² ÷ its bound; ``bounds`` takes the setting's index and the run."""
+    """Return the largest ratio of mean ‖∇f‖² to its bound, ``bounds(index of the setting, run)``."""
     return max(out.mean_square() / bounds(at, out) for row in runs for at, out in enumerate(row))
 
 
@@ -165,7 +166,7 @@ def bounded(draws: np.random.Generator, client: int) -> float:
 
 
 def fedbuff(quick: bool = False) -> Finding:
-    """Run FedBuff with corollary 1's step sizes η_g = K, η = 1/(K√(TQ)).
+    """Run FedBuff with the step sizes of corollary 1, η_g = K and η = 1/(K√(TQ)).
 
     The result is compared with the corollary's bound plus the sampling term that this bound lacks.
     """
@@ -198,7 +199,7 @@ def fedbuff(quick: bool = False) -> Finding:
 
 
 def fedbuff_bound(out: Trajectory, versions: int, rate: float, steps: int, server_lr: float) -> float:
-    """Return the right side of corollary 1, equation 3, for the run's own largest gradient and staleness.
+    """Return the right side of equation 3 (corollary 1) for the largest gradient and staleness of this run.
 
     2F*/(η_g·η·Q·T) + L/2·η_g·η·σ_ℓ² + 3L²Q²η²(η_g²·τ² + 1)(σ_ℓ² + σ_g² + G)
     """
@@ -210,7 +211,10 @@ def fedbuff_bound(out: Trajectory, versions: int, rate: float, steps: int, serve
 
 
 def fedbuff_as_printed(quick: bool = False) -> Finding:
-    """Run from the optimum without noise or staleness; one client, drawn uniformly, trains at a time."""
+    """Run FedBuff from the optimum without noise or staleness; the printed bound does not hold for this run.
+
+    One client at a time trains; it is drawn uniformly.
+    """
     problem, rate, versions = Quadratic(8, variance=0.0, distance=0.0, spread=1.0), 0.005, 4_000
     setting = QuadraticRun(
         Expected(problem, versions, rate), FedBuff(buffer_size=1, exponent=0.0, concurrency=1), exponential
@@ -232,8 +236,8 @@ def fedbuff_as_printed(quick: bool = False) -> Finding:
 # ---- FedStaleWeight --------------------------------------------------------------------------
 
 RATES = (1 / 1.5,) * 10 + (1 / 10,) * 5
-"""Trips per second in FedStaleWeight's fleet, section 6.2: ten clients with trips
-of U(1, 2) s, five of U(8, 12) s."""
+"""Trips per second of each client in the fleet of FedStaleWeight, section 6.2: the trips of ten clients
+take U(1, 2) s, and the trips of five clients take U(8, 12) s."""
 
 
 def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:
@@ -241,19 +245,20 @@ def fleet_of_6_2(draws: np.random.Generator, client: int) -> float:
 
 
 class Composition(NamedTuple):
-    """Expected composition of buffers whose updates arrive in proportion to the clients' rates."""
+    """Expected composition of buffers to which each client contributes updates in proportion to its rate."""
 
     shares: tuple[float, ...]
-    """Share of all weight, times n, by client."""
+    """Share of all weight that each client gets, times n."""
     concentration: float
-    """E Σ α², where α are the weights in a buffer."""
+    """The expectation E Σ α², where α are the weights in a buffer."""
 
 
 def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Composition:
-    """Compute the shares of clients under normalisation inside each buffer, by enumerating all buffers.
+    """Compute the clients' shares of the weight by enumeration, if weights are normalised in each buffer.
 
-    Each of a buffer's ``size`` updates is a client's with a probability in proportion to the client's rate;
-    weights are in proportion to ``raw``. Clients with equal rate and weight are grouped.
+    A buffer contains ``size`` updates. The probability that an update comes from a client is in proportion to
+    the rate of that client, and the weights are in proportion to ``raw``. Clients with equal rates and
+    weights are grouped.
 
     >>> one = composition((1.0, 1.0), 2, (1.0, 1.0))
     >>> one.shares, one.concentration
@@ -279,12 +284,15 @@ def composition(rates: Sequence[float], size: int, raw: Sequence[float]) -> Comp
 
 
 def fair_weights(rates: Sequence[float]) -> list[float]:
-    """Return each client's b·E[τ_i] + 1, which by equation 6 is Σ_j r_j/r_i."""
+    """Return b·E[τ_i] + 1 for each client i; by equation 6 this equals Σ_j r_j/r_i."""
     return [sum(rates) / rate for rate in rates]
 
 
 def fedstaleweight(quick: bool = False) -> Finding:
-    """Run the paper's fleet; the normalised shares of equations 6 to 8 determine the limit of the model."""
+    """Run FedStaleWeight on the paper's fleet and test theorem 1.
+
+    The normalised shares of equations 6 to 8 determine the model to which the run converges.
+    """
     size, problem = 5, Quadratic(len(RATES), spread=0.1)
     made = composition(RATES, size, fair_weights(RATES))
     setting = QuadraticRun(
@@ -307,7 +315,7 @@ def fedstaleweight(quick: bool = False) -> Finding:
 
 
 def fedstaleweight_bound(out: Trajectory, versions: int, rate: float, size: int) -> float:
-    """Return the right side of theorem 1, Q = η_g = 1, for the run's own largest gradient and staleness.
+    """Return the right side of theorem 1 at Q = η_g = 1 for the largest gradient and staleness of this run.
 
     2(f(w_0) − f*)/(η·T) + 12η²L²(τ²((b·τ + 1)/(τ + 1))² + 1)(σ_ℓ² + σ_g² + G) + 4b²·U(τ)·G
     """
@@ -319,15 +327,16 @@ def fedstaleweight_bound(out: Trajectory, versions: int, rate: float, size: int)
 
 
 def deviation(size: int, staleness: float) -> float:
-    """Return U(τ_max), equation 11: the largest squared distance of a normalised weight from 1/b."""
+    """Return U(τ_max) of equation 11, the largest squared distance of a normalised weight from 1/b."""
     return max((1.0 / size - bound) ** 2 for bound in weight_bounds(size, staleness))
 
 
 def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, float]:
-    """Return theorem 1's bounds of a weight: 1/((b − 1)(b·τ_max + 1) + 1) and (b·τ_max + 1)/(b(τ_max + 1)).
+    """Return the bounds that theorem 1 sets for a weight.
 
-    A fresh update reaches the lower bound if all others in its buffer have staleness τ_max; an update of
-    staleness τ_max among fresh ones reaches the upper bound.
+    The lower bound is 1/((b − 1)(b·τ_max + 1) + 1). A fresh update reaches it if all other updates in its
+    buffer have staleness τ_max. The upper bound is (b·τ_max + 1)/(b(τ_max + 1)). An update with staleness
+    τ_max reaches it if all other updates in its buffer are fresh.
 
     >>> weight_bounds(5, 0.0), weight_bounds(5, 4.0)[1]
     ((0.2, 0.2), 0.84)
@@ -337,7 +346,10 @@ def weight_bounds(buffer_size: int, largest_staleness: float) -> tuple[float, fl
 
 
 def fedstaleweight_as_printed(quick: bool = False) -> Finding:
-    """Run from the optimum with fresh updates only: the bound's term U is 0, and only noise remains."""
+    """Run from the optimum with fresh updates only; the printed bound does not hold for this run.
+
+    The term U of the bound is 0, and only noise remains.
+    """
     size, rate, versions = 5, 0.002, 3_000
     problem = Quadratic(size, distance=0.0)
     setting = QuadraticRun(
@@ -361,9 +373,10 @@ def fedstaleweight_as_printed(quick: bool = False) -> Finding:
 
 
 def defedavg_iid(quick: bool = False) -> Finding:
-    """Run theorem 2's step sizes η = √(nKF/2), η̄ = 1/(√(σ²LT)·K).
+    """Run DeFedAvg-IID with the step sizes of theorem 2, η = √(nKF/2) and η̄ = 1/(√(σ²LT)·K).
 
-    Both speed-ups are tested, by n and by K, and the bound (14) with its missing factor σ²L.
+    The speed-up by n and the speed-up by K are tested, and so is the bound (14), to which the factor σ²L is
+    added because the paper omits it.
     """
     problem, versions, clients = Quadratic(32, distance=0.112), 1_500, 32
     cases = [(4, 1), (16, 1), (4, 4)]
@@ -392,9 +405,9 @@ def defedavg_iid(quick: bool = False) -> Finding:
 
 
 def iid_bound(out: Trajectory, versions: int, n: int, steps: int, *, units: bool) -> float:
-    """Return equation 14, √(128·F/(nKT)) + 8L/(KT).
+    """Return the bound of equation 14, √(128·F/(nKT)) + 8L/(KT).
 
-    With ``units``, F is multiplied by Lσ², as in the penultimate line of the proof.
+    If ``units`` is True, F is multiplied by Lσ², as in the penultimate line of the proof.
     """
     problem = out.problem
     unit = problem.smoothness * problem.variance if units else 1.0
@@ -403,7 +416,10 @@ def iid_bound(out: Trajectory, versions: int, n: int, steps: int, *, units: bool
 
 
 def defedavg_iid_as_printed(quick: bool = False) -> Finding:
-    """Run theorem 2's step sizes with L = 100 and σ² = 10⁴, as if the loss were measured in hundredths."""
+    """Run DeFedAvg-IID with the step sizes of theorem 2; the printed bound does not hold for this run.
+
+    L is 100 and σ² is 10⁴, as if the loss were measured in hundredths.
+    """
     problem, versions, n = Quadratic(16, smoothness=100.0, variance=1e4, distance=0.112), 1_500, 16
     local = 1.0 / math.sqrt(problem.variance * problem.smoothness * versions)
     lr = math.sqrt(n * problem.gap / 2)
@@ -430,14 +446,17 @@ def defedavg_iid_as_printed(quick: bool = False) -> Finding:
 
 
 def defedavg_niid(quick: bool = False) -> Finding:
-    """Run theorem 1's step sizes η = √(4nKF), η̄ = 1/(√((4σ²L + 2LKG²)T)·K); half of the clients are slow."""
+    """Run DeFedAvg-nIID with the step sizes of theorem 1; half of the clients are slow.
+
+    The step sizes are η = √(4nKF) and η̄ = 1/(√((4σ²L + 2LKG²)T)·K).
+    """
     problem, versions, largest = Quadratic(8, distance=0.14, spread=0.05), 2_000, 0.3
     cases = [(2, 1), (8, 1), (2, 4)]
     settings = []
     for n, k in cases:
         scale = (4 * problem.variance + 2 * k * largest) * problem.smoothness
         local, lr = 1.0 / (math.sqrt(scale * versions) * k), math.sqrt(4 * n * k * problem.gap)
-        many = (1.0 + (n - 1) / problem.clients) / n  # a client drawn twice adds the same noise twice
+        many = (1.0 + (n - 1) / problem.clients) / n  # a client that is drawn twice adds the same noise twice
         settings.append(
             QuadraticRun(
                 Expected(problem, versions, local, k, gain=lr, concentration=lr**2 * many),
@@ -475,7 +494,7 @@ def half_slow(draws: np.random.Generator, client: int) -> float:
 
 
 def niid_bound(out: Trajectory, versions: int, n: int, steps: int, largest: float) -> float:
-    """Return equation 12's bound, with G² = ``largest`` and ν² the diversity of the clients.
+    """Return the bound of equation 12, where G² is ``largest`` and ν² is the diversity of the clients.
 
     √(256·F·(16σ²L + 8LG²K)/(nKT)) + (σ² + 8Kν²)·8L²/((4σ²L + 2LKG²)KT)
     """

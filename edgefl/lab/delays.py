@@ -1,8 +1,8 @@
-"""Delays of updates in an emulated fleet: their causes, and the step sizes that theorems permit for them.
+"""Delays of updates in an emulated fleet: what causes them, and which step sizes the theorems then permit.
 
-λ of Wang et al. 2024 (Assumption 4) is the largest number of versions between an update's base version and
-the version that applies it. The fleet is that paper's: 100 clients with uniformly distributed speeds,
-50 steps of 17.0 MFLOP per trip, and messages of 2.2 MB at 400 Mbps.
+In Wang et al. 2024 (Assumption 4), λ is the largest number of versions between the base version of an update
+and the version that applies the update. The fleet is the one in that paper: 100 clients with uniformly
+distributed speeds, 50 steps of 17.0 MFLOP per trip, and messages of 2.2 MB at 400 Mbps.
 """
 
 from __future__ import annotations
@@ -39,21 +39,25 @@ from edgefl.testing import MemoryRun, Vector
 SOURCE, TOGHANI_URIBE = "Wang 2024", "Toghani and Uribe 2022"
 CLIENTS, PARTICIPANTS = 100, 10
 FLOP_PER_EXAMPLE, MODEL_BYTES = 1.7e6, 2_200_000
-"""FLOP per example, from the paper's 17.0 MFLOP per batch of 10, and size of its model for FashionMNIST."""
+"""FLOP per example (the paper states 17.0 MFLOP per batch of 10), and the size in bytes of the paper's model
+for FashionMNIST."""
 
 
 class Fleet(NamedTuple):
-    """The paper's 100 clients, as the virtual clock emulates them."""
+    """The 100 clients of the paper, as they are emulated under the virtual clock."""
 
     devices: Sequence[Client]
     trip_s: Callable[[int], float]
-    """Emulated seconds of each trip of a client, without transfers if the strategy schedules them."""
+    """Function that returns the duration of each trip of a client, in emulated seconds.
+
+    Transfers are not included if the strategy schedules them.
+    """
 
 
 def emulated(
     strategy: Strategy, seed: int, down_bytes: int = MODEL_BYTES, up_bytes: int = MODEL_BYTES
 ) -> Fleet:
-    """Return the fleet of ``experiments/papers/defedavg.toml`` for this seed and these message sizes."""
+    """Return the fleet of ``experiments/papers/defedavg.toml`` for the given seed and message sizes."""
     experiment = config.load(folder() / "defedavg.toml", (), seed=seed)
     trips = Trips(
         experiment,
@@ -70,7 +74,7 @@ def emulated(
 def arrivals(
     strategy: Strategy, versions: int, seed: int, fleet: Fleet | None = None
 ) -> tuple[MemoryRun, float]:
-    """Run the fleet without training; return the run and the emulated seconds per version."""
+    """Run the fleet without training; return the run and the number of emulated seconds per version."""
     fleet = fleet or emulated(strategy, seed)
     run, ended_s = play(
         strategy,
@@ -84,11 +88,11 @@ def arrivals(
 
 
 SKIP = 60
-"""Number of first versions that are excluded from mean delays, because delays cannot be long yet."""
+"""Number of versions at the start that mean delays exclude, because delays cannot be long yet."""
 
 
 def delays_iid(quick: bool = False) -> Finding:
-    """Measure Algorithm 2's delays, with and without downloads during training.
+    """Measure the delays in Algorithm 2, with and without downloads during training.
 
     Each of N clients always has one update in progress, and each version uses n updates. The mean delay is
     therefore (N − 1)/n versions, whatever the clients' speeds. If downloads overlap training, the number of
@@ -117,12 +121,15 @@ def delays_iid(quick: bool = False) -> Finding:
 
 
 def bound_of_delays(versions: int, error: float) -> float:
-    """Return the paper's bound of λ for T versions and δ = ``error``: (1 + log(NT/δ))/p, with constant 1."""
+    """Return the paper's bound on λ for T versions and δ = ``error``, which is (1 + log(NT/δ))/p.
+
+    The constant that the paper leaves open is set to 1.
+    """
     return (1.0 + math.log(CLIENTS * versions / error)) / chance()
 
 
 def chance() -> float:
-    """Return p, the probability that a version's sample contains a given client."""
+    """Return p, the probability that a given client is in the sample of clients for a version."""
     return 1.0 - (1.0 - 1.0 / CLIENTS) ** PARTICIPANTS
 
 
@@ -130,11 +137,11 @@ STARTS_PER_S = 80.0
 
 
 def transfers(quick: bool = False) -> Finding:
-    """Start clients at random times, with large downloads, large uploads, both, or neither.
+    """Measure staleness with large downloads, with large uploads, with both, and with neither.
 
-    A client's base version is the newest one when its download begins. If r updates arrive per second and
-    each version uses K of them, an update's staleness is r/K times the duration of its whole trip. The wait
-    before the download does not count.
+    Clients start at random times. The base version of an update is the newest version when the download
+    begins. If r updates arrive per second and each version uses K of them, the staleness of an update is r/K
+    times the duration of its whole trip. The wait before the download does not count.
     """
     versions, size = (300 if quick else 1_000), 10
     strategy = FedBuff(
@@ -164,21 +171,21 @@ def transfers(quick: bool = False) -> Finding:
 
 
 LONG = 20
-"""Number of versions after which a paused client's delay consists only of waiting to be drawn."""
+"""After this number of versions, a paused client is only waiting to be drawn."""
 
 
 def delays_niid(quick: bool = False) -> Finding:
-    """Measure Algorithm 1's delays if clients wait until their update is used, and if they train on.
+    """Measure the delays in Algorithm 1 if clients wait until their update is used, and if they do not.
 
-    A version's sample has N·p different clients on average. Each version uses a waiting update with
-    probability p. Therefore, however long an update has waited, the rest of its delay has a geometric
+    The sample for a version contains N·p different clients on average. Each version uses a waiting update
+    with probability p. Therefore, however long an update has waited, the rest of its delay has a geometric
     distribution with mean 1/p.
     """
     versions, error = (400 if quick else 2_000), 0.01
     members, waits, paused, busy = [], [], [], []
     for seed in range(1, 2 if quick else 4):
         run, _ = arrivals(DeFedAvgNIID(participants=PARTICIPANTS, pause=True), versions, seed)
-        drawn = fmean(len(made) for _, made in run.sums)  # a client drawn twice is listed once
+        drawn = fmean(len(made) for _, made in run.sums)  # a client that is drawn twice is listed once
         members.append(drawn / (CLIENTS * chance()))
         found = delays_of(run, SKIP)
         paused.append(int(delays_of(run).max()))
@@ -199,18 +206,18 @@ def delays_niid(quick: bool = False) -> Finding:
 
 
 class Response(NamedTuple):
-    """Model of a run on a quadratic with delays: e_{t+1} = e_t − a·Σ_k q_k·e_{t−k}.
+    """Model of a run with delays on the quadratic problem: e_{t+1} = e_t − a·Σ_k q_k·e_{t−k}.
 
-    q_k is the share of the applied weight that has delay k.
+    The distance from the optimum is e_t, and q_k is the share of the applied weight that has delay k.
     """
 
     shares: Vector
-    """q by delay, float64."""
+    """The shares q_k, indexed by the delay k, in float64."""
     step: float
-    """Step size a."""
+    """The step size a."""
 
     def path(self, versions: int, before: float) -> Vector:
-        """Return e_0 = 1, …, e_{T−1}, float64; ``before`` is e_t for t < 0.
+        """Return e_0 = 1, …, e_{T−1} in float64; ``before`` is the value of e_t for t < 0.
 
         ``before`` is 1 for a run whose clients start from w_0, and 0 for the response to an impulse.
         """
@@ -222,12 +229,15 @@ class Response(NamedTuple):
         return e[lag:]
 
     def descent(self, problem: Quadratic, versions: int) -> float:
-        """Return the descent term of mean ‖∇F‖²."""
+        """Return the contribution of descent to the mean of ‖∇F‖²."""
         path = self.path(versions, 1.0)
         return float((problem.smoothness * problem.distance) ** 2 * np.mean(path**2))
 
     def risen(self, problem: Quadratic, versions: int, added: float) -> float:
-        """Return the part of mean ‖∇F‖² from independent changes, of variance ``added`` per version."""
+        """Return the contribution to the mean of ‖∇F‖² of random changes with variance ``added`` per version.
+
+        The changes are independent.
+        """
         squares = self.path(versions, 0.0)[:-1] ** 2
         return float(problem.smoothness**2 * added * np.cumsum(squares).sum() / versions)
 
@@ -241,24 +251,24 @@ class Response(NamedTuple):
 
 
 def _radius(shares: Vector, step: float) -> float:
-    """Return the largest |z| with z^{λ+1} = z^λ − a·Σ_k q_k·z^{λ−k}."""
+    """Return the largest |z| that satisfies z^{λ+1} = z^λ − a·Σ_k q_k·z^{λ−k}."""
     polynomial = np.concatenate([[1.0, -1.0], np.zeros(len(shares) - 1)])
     polynomial[1:] += step * shares
     return float(np.abs(np.roots(polynomial)).max())
 
 
 class Edge(NamedTuple):
-    """A theorem's step sizes, and a problem for which its condition on them holds with equality."""
+    """The step sizes of a theorem, and a problem for which the theorem's condition on them is an equality."""
 
     problem: Quadratic
     versions: int
     local: float
-    """Local step size η̄."""
+    """The local step size η̄."""
     server: float
-    """Server step size η."""
+    """The server step size η."""
 
     def run(self, strategy: Strategy, seed: int) -> Trajectory:
-        """Run the problem on the emulated fleet, one local step per trip."""
+        """Run the strategy on the problem in the emulated fleet, with one local step per trip."""
         fleet = emulated(strategy, seed)
         return descend(
             self.problem,
@@ -271,9 +281,10 @@ class Edge(NamedTuple):
         )
 
     def ratios(self, out: Trajectory, same: float) -> tuple[float, float, Response]:
-        """Return descent and noise, measured ÷ predicted, and the model that predicts them.
+        """Return the ratios of measured to predicted descent and noise, and the model that predicts them.
 
-        ``same`` is the mean number of times that a version contains a drawn update; 1 without replacement.
+        ``same`` is the mean number of times that a version contains an update that was drawn for it. It is 1
+        if clients are drawn without replacement.
         """
         problem, step = self.problem, self.server * self.local * self.problem.smoothness
         response = Response(out.delays, step)
@@ -286,7 +297,7 @@ class Edge(NamedTuple):
 
 
 def parts_of(found: Sequence[tuple[float, float, Response]]) -> list[Ratio]:
-    """Return descent and noise as `Ratio`, from `Edge.ratios` of several seeds."""
+    """Return descent and noise as `Ratio`; ``found`` contains the results of `Edge.ratios`, one per seed."""
     return [
         Ratio("descent", [descent for descent, *_ in found], 0.05),
         Ratio("noise", [noise for _, noise, _ in found], 0.12),
@@ -294,15 +305,15 @@ def parts_of(found: Sequence[tuple[float, float, Response]]) -> list[Ratio]:
 
 
 def largest_delay(strategy: Strategy, versions: int, seeds: Sequence[int]) -> int:
-    """Return λ, the largest delay in the emulated fleet over these seeds."""
+    """Return λ, the largest delay in the emulated fleet in runs with these seeds."""
     return max(int(delays_of(arrivals(strategy, versions, seed)[0]).max()) for seed in seeds)
 
 
 def beyond(edge: Edge, strategy: Callable[[float], Strategy], largest: float, seed: int) -> bool:
-    """Return True if the ``largest`` step size separates runs that converge from runs that diverge.
+    """Return True if the step size ``largest`` separates runs that converge from runs that diverge.
 
     Without noise, a run with 0.8 times this step size must end nearer to the optimum than it started, and a
-    run with 1.25 times this step size farther away. ``strategy`` is a function of η.
+    run with 1.25 times this step size must end farther away. ``strategy`` returns the strategy for a given η.
     """
     problem = edge.problem._replace(variance=0.0, spread=0.0)
     ends = []
@@ -314,14 +325,17 @@ def beyond(edge: Edge, strategy: Callable[[float], Strategy], largest: float, se
 
 
 def condition_13(quick: bool = False) -> Finding:
-    """Run DeFedAvg-IID with theorem 2's step sizes; (13) holds with equality for the measured λ."""
+    """Run DeFedAvg-IID with the step sizes of theorem 2.
+
+    Condition (13) is an equality for the measured λ.
+    """
     versions, seeds = (300 if quick else 600), range(1, 2 if quick else 6)
 
     def strategy(server: float) -> Strategy:
         return DeFedAvgIID(buffer_size=PARTICIPANTS, server_lr=server, overlap=True)
 
     delay = largest_delay(strategy(1.0), versions, seeds)
-    # L = K = σ² = 1: η·η̄ = √(nF/2)/√T is 1/(4λ).
+    # With L = K = σ² = 1, choose F so that η·η̄ = √(nF/2)/√T is 1/(4λ).
     gap = versions / (8.0 * PARTICIPANTS * delay**2)
     problem = Quadratic(CLIENTS, distance=math.sqrt(2.0 * gap))
     edge = Edge(problem, versions, 1.0 / math.sqrt(versions), math.sqrt(PARTICIPANTS * gap / 2.0))
@@ -344,7 +358,7 @@ def condition_13(quick: bool = False) -> Finding:
 
 
 def step_limit(delay: int, variance: float, largest: float) -> float:
-    """Return condition (11)'s limit of η·η̄ for L = K = 1 and G² = ``largest``."""
+    """Return the upper limit that condition (11) sets for η·η̄ if L = K = 1 and G² = ``largest``."""
     return min(
         1.0 / (4.0 * delay),
         (2.0 * variance + largest) / (8.0 * variance * delay + 4.0 * largest * delay**2),
@@ -352,7 +366,10 @@ def step_limit(delay: int, variance: float, largest: float) -> float:
 
 
 def condition_11(quick: bool = False) -> Finding:
-    """Run DeFedAvg-nIID with theorem 1's step sizes; (11) holds with equality for the measured λ."""
+    """Run DeFedAvg-nIID with the step sizes of theorem 1.
+
+    Condition (11) is an equality for the measured λ.
+    """
     versions, seeds, largest = (150 if quick else 300), range(1, 2 if quick else 7), 1.0
 
     def strategy(server: float) -> Strategy:
@@ -360,7 +377,7 @@ def condition_11(quick: bool = False) -> Finding:
 
     delay = largest_delay(strategy(1.0), versions, seeds)
     waits = largest_delay(DeFedAvgNIID(participants=PARTICIPANTS, pause=True), versions, seeds)
-    # L = K = σ² = 1: η̄ = 1/√((4 + 2G²)T), η = √(4nF).
+    # With L = K = σ² = 1, the step sizes are η̄ = 1/√((4 + 2G²)T) and η = √(4nF).
     local = 1.0 / math.sqrt((4.0 + 2.0 * largest) * versions)
     gap = (step_limit(delay, 1.0, largest) / local) ** 2 / (4.0 * PARTICIPANTS)
     problem = Quadratic(CLIENTS, distance=math.sqrt(2.0 * gap), spread=0.008)

@@ -1,6 +1,7 @@
-"""FedBuff's claims other than times to an accuracy (Nguyen 2022, section 5).
+"""Claims about FedBuff that do not concern the time to a target accuracy (Nguyen 2022, section 5).
 
-Its lead over synchronous algorithms grows with concurrency, and its staleness falls with the buffer size K.
+The lead of FedBuff over synchronous algorithms grows with concurrency, and the staleness of its updates falls
+as the buffer size K increases.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from edgefl.lab.study import Curves, Finding, verdict
 
 FEDBUFF, AVGM = "FedBuff, K = 10", "FedAvgM"
 FULL = "1000"
-"""Name of the settings at the paper's size."""
+"""Name of the settings in which the run has the same size as in the paper."""
 HALVES = 0.1
-"""Largest allowed distance of a ratio of mean staleness from 2; buffers of K + 1 would give 1.83 and 1.91."""
+"""Largest allowed difference between a ratio of mean staleness and 2. If buffers wrongly held K + 1 updates,
+the ratios would be 1.83 and 1.91."""
 BUFFERS = {5: "FedBuff, K = 5", 10: FEDBUFF, 20: "FedBuff, K = 20"}
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge figure 3 (only at the paper's size), and the dependence of staleness on K."""
+    """Judge figure 3 (only with the settings `FULL`), and how staleness depends on the buffer size K."""
     findings = []
     if curves.settings == FULL:
         many, few = (Race(f"{FEDBUFF}{end}", f"{AVGM}{end}", "", "") for end in ("", f", {FEW}"))

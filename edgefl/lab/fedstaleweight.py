@@ -1,4 +1,4 @@
-"""FedStaleWeight's experiment (Ma 2024, section 6.2) and its claims."""
+"""Claims about the experiment with FedStaleWeight (Ma 2024, section 6.2)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from edgefl.results.statistics import difference, higher, p_of_ratio, p_value
 FAST, SLOW = "paper-fast-u1-2", "paper-slow-u8-12"
 PAPER, RUNNING, AVERAGE, FEDBUFF = "FedStaleWeight", "running form", "buffered FedAvg", "FedBuff"
 FAIR = 0.05
-"""Largest allowed deviation of a group's mean share of the weight from 1/n, relative to 1/n."""
+"""Largest allowed deviation from 1/n, relative to 1/n, of the mean share of the weight in a client group."""
 NEAR = 0.95
-"""Target accuracy ÷ final accuracy of the weakest run; below 1, so that a short peak does not decide."""
+"""Ratio of the target accuracy to the final accuracy of the weakest run. It is below 1, so that a short peak
+of the accuracy does not decide the race."""
 
 
 def claims(curves: Curves) -> list[Finding]:
-    """Judge the paper's claims, and our own about the running form."""
+    """Judge the claims of the paper, and our own claims about the running form of FedStaleWeight."""
     final = {label: curves.accuracy(label) for label in curves.records}
     target = NEAR * min(*final[PAPER], *final[AVERAGE])
     trips = curves.race(PAPER, AVERAGE, target, "trips")
@@ -27,7 +28,10 @@ def claims(curves: Curves) -> list[Finding]:
     running = [*weight[RUNNING, FAST], *weight[RUNNING, SLOW]]
 
     def unfair(label: str) -> list[float]:
-        """Return, by seed, the distance of a client's share from 1/n, times n, as the mean of both groups."""
+        """Return, for each seed, n times the mean distance of a client's share of the weight from 1/n.
+
+        It is the mean of the fast and the slow group.
+        """
         groups = zip(weight[label, FAST], weight[label, SLOW], strict=True)
         return [(abs(fast - 1.0) + abs(slow - 1.0)) / 2 for fast, slow in groups]
 

@@ -1,8 +1,8 @@
 """Measures the fidelity of the emulation: compares each quantity with its declared value.
 
-Each figure comes from an ordinary run with real client processes; only the training is replaced, by matrix
-products whose number of operations is known. A figure is INVALID if the host's conditions made its run
-unreliable, or if it misses its limit while other processes use the host.
+Each figure comes from an ordinary run with real client processes. Only the training is replaced by matrix
+products, whose number of operations is known. A figure is INVALID if the state of the host made the run
+unreliable, or if the figure misses its limit while other processes use the host.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ Link = Mapping[str, Mapping[str, float | str]]
 """The ``down`` and ``up`` tables of a network profile."""
 
 DEVICES = ("watch-a7", "moto-g4", "pi-4", "pixel-3a", "pixel-2", "pixel-3", "pixel-4", "flagship-sd8g2")
-"""Eight profiles from a watch to a flagship phone; their compute rates differ by up to a factor of 40."""
+"""Eight profiles, from a watch to a flagship phone, whose compute rates differ by a factor of up to 40."""
 EACH = 2
-"""Number of clients of each device."""
+"""Number of clients with each device profile."""
 HOME: dict[str, Link] = {
     "home": {"down": {"rate_mbps": 50.0, "delay_ms": 10.0}, "up": {"rate_mbps": 20.0, "delay_ms": 10.0}}
 }
@@ -61,7 +61,7 @@ LENGTHS = {
     "heat": (1800.0, 300.0),
     "ranks": (10.0, 3.0),
 }
-"""Emulated seconds of each run: normally, and with ``--quick``."""
+"""Duration of each run in emulated seconds, without and with ``--quick``."""
 
 
 def run(
@@ -73,8 +73,9 @@ def run(
 ) -> dict[str, Any]:
     """Measure all quantities; return plain values for `show` and a JSON file.
 
-    ``lines`` has the fields of `Judged` for each quantity and mechanism, ``rates`` the compute rate of each
-    trip by mechanism, FLOP/s, and ``skipped`` the mechanisms that this host does not support, with reasons.
+    ``lines`` contains the fields of `Judged` for each quantity and mechanism, ``rates`` contains the compute
+    rate of each trip in FLOP/s, keyed by mechanism, and ``skipped`` lists the mechanisms that this host does
+    not support, with the reasons.
     """
     length = length or {name: both[quick] for name, both in LENGTHS.items()}
     began_s = time.monotonic()
@@ -100,7 +101,7 @@ def run(
 def _mechanism(
     mechanism: Throttle, length: Mapping[str, float], result: dict[str, Any], say: Say
 ) -> list[Judged]:
-    """Measure one mechanism that limits a process to its device's rate."""
+    """Measure one of the mechanisms that limit a process to the rate of its device."""
     tried = None if mechanism == "paced" else probe.throttle(mechanism)
     if tried is not None and tried.what == "none":
         result["skipped"].append(f"{mechanism}: {tried.why_not}")
@@ -122,10 +123,10 @@ def _mechanism(
     return lines
 
 
-# ---- links: rates from 1 to 400 Mbps, delays, jitter of each distribution, loss -------------------
+# ---- links: rates from 1 to 400 Mbps, delays, each distribution of jitter, loss -------------------
 
 SLOW_PARAMETERS = 62_500
-"""Model size for slow links: a quarter of a megabyte in each direction takes two seconds at 1 Mbps."""
+"""Number of parameters for slow links. At 1 Mbps, the transfer of this quarter of a megabyte takes 2 s."""
 SLOW_WORK, FAST_WORK = ExerciseArgs(SLOW_PARAMETERS, 0.02), ExerciseArgs(1_000_000, 0.1)
 SLOW: dict[str, Link] = {
     "mbps-1": {"down": {"rate_mbps": 1.0, "delay_ms": 150.0}, "up": {"rate_mbps": 1.0}},
@@ -136,24 +137,24 @@ FAST: dict[str, Link] = {
     "mbps-400": {"down": {"rate_mbps": 400.0}, "up": {"rate_mbps": 400.0, "delay_ms": 2.0}},
 }
 LOSSY, LOSSY_MBPS = {"loss-1": 1.0, "loss-5": 5.0}, 5.0
-"""Lost packets of uploads, %, by network, and the rate of uploads, Mbps."""
+"""Percentage of packets that uploads lose, keyed by network, and the rate of these uploads in Mbps."""
 JITTER = {
     "normal": (50.0, 10.0, stats.norm(50.0, 10.0)),
     "uniform": (40.0, 20.0, stats.uniform(20.0, 40.0)),
     "exponential": (30.0, 10.0, stats.expon(30.0, 10.0)),
 }
-"""Delay of uploads and its spread, ms, by kind of jitter, and the declared distribution of the delay."""
+"""For each kind of jitter: the delay of uploads and its spread, both in ms, and the delay's distribution."""
 MTU_BYTES, HEADER_BYTES = 1500, 40
 HOT_DEVICES = ("pixel-4", "pi-4", "pixel-3a", "pixel-2", "moto-g4", "poco-f3", "pi-3b-plus", "oneplus-3")
 """Devices whose profiles have a complete thermal model."""
 HOT_TIME_SCALE = 0.02
 """At this time scale, half an emulated hour takes 36 seconds."""
 HOT_WORK = ExerciseArgs(1000, compute_s=20.0, real=0.004)
-"""Only a share of the work is computed: at this time scale all of it would overload the host."""
+"""Only a part of the work is computed, because at this time scale all of it would overload the host."""
 
 
 def _links(length: Mapping[str, float], say: Say) -> list[Judged]:
-    """Measure two runs, one with links of up to 10 Mbps, and one with links of 100 and 400 Mbps."""
+    """Measure a run with links of up to 10 Mbps and a run with links of 100 and 400 Mbps."""
     lossy: dict[str, Link] = {
         name: {"up": {"rate_mbps": LOSSY_MBPS, "loss_pct": pct}} for name, pct in LOSSY.items()
     }
@@ -181,7 +182,7 @@ def _links(length: Mapping[str, float], say: Say) -> list[Judged]:
 
 
 def _loss(name: str, run: TripTimes) -> Judged:
-    """Infer the number of retransmitted packets from the time that uploads took beyond that without loss."""
+    """Judge packet loss; infer the number of retransmitted packets from the additional time of uploads."""
     _, achieved_s = run.times("up", name)
     nbytes = 4 * SLOW_PARAMETERS
     packets = math.ceil(nbytes / (MTU_BYTES - HEADER_BYTES))
@@ -203,21 +204,24 @@ TIMES = {
 
 
 class TripTimes(NamedTuple):
-    """Columns of a run's finished trips, and the run's conditions; seconds are emulated."""
+    """Times of the finished trips of a run, in emulated seconds, and the state of the host during the run."""
 
     columns: dict[str, Doubles]
     client: npt.NDArray[np.int64]
     clients: list[tuple[str, str]]
-    """Profile and network of each client."""
+    """The device profile and the network of each client."""
     time_scale: float
     conditions: Conditions
 
     def of(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return a mask of the trips of a profile or network."""
+        """Return a mask that selects the trips with the device profile or network ``name``."""
         return np.array([name in pair for pair in self.clients])[self.client]
 
     def times(self, quantity: str, name: str = "") -> tuple[Doubles, Doubles]:
-        """Return declared and achieved times of all trips, or only of the trips of a profile or network."""
+        """Return the declared and the achieved times of all trips.
+
+        If ``name`` is given, only the trips with this device profile or network are included.
+        """
         chosen = self.of(name) if name else slice(None)
         declared, achieved = TIMES[quantity]
         return self.columns[declared][chosen], self.columns[achieved][chosen]
@@ -235,8 +239,8 @@ def trial(
 ) -> TripTimes:
     """Run a fleet for ``seconds`` emulated seconds and return the times of its trips.
 
-    ``assigned`` maps devices to ``links``; by default all use the first one. ``more`` are fields of `Fleet`.
-    Raises the same errors as a run.
+    ``assigned`` maps devices to the names of ``links``; by default, all devices use the first link. ``more``
+    contains further fields of `Fleet`. Raises the same errors as a run.
     """
     with tempfile.TemporaryDirectory(prefix="edgefl-fidelity-") as name:
         folder = Path(name)
@@ -275,9 +279,10 @@ def trial(
 
 
 def bundled_rates() -> dict[str, float]:
-    """Return FLOP/s of each bundled profile with a rate of its own, but no random speeds and no absences.
+    """Return the FLOP/s of each bundled profile that has a rate of its own.
 
-    Phones of ``phones.toml`` (with ``units``) are left out: their rates are scaled from those of one phone.
+    Profiles with random speeds or absences are left out. Phones from ``phones.toml`` (those with ``units``)
+    are left out too, because their rates are scaled from the rates of one phone.
     """
     devices = [load_device(name) for name in device_names()]
     return {
@@ -288,7 +293,7 @@ def bundled_rates() -> dict[str, float]:
 
 
 def rate_of(device: Device) -> float:
-    """Return FLOP/s of matrix products on a device with a processor."""
+    """Return the rate, in FLOP/s, of matrix products on a device whose profile describes a processor."""
     model = device.time_model()
     assert model is not None
     seconds: float = model.seconds(StepWork(matmul_flop=PRODUCT_FLOP))
@@ -299,9 +304,10 @@ STEP_S = 0.05
 
 
 def stepped(model: ThermalModel, temp_c: float, rest_s: float, work_s: float) -> tuple[float, float]:
-    """Return the seconds that ``work_s`` of work at full speed take after a rest, and the final temperature.
+    """Return the seconds that work takes on a device after a rest of ``rest_s``, and the final temperature.
 
-    Integrates by explicit Euler steps; `ThermalModel` has the closed form.
+    At full speed, the work would take ``work_s`` seconds. This function integrates by explicit Euler steps;
+    `ThermalModel` uses the closed form.
 
     >>> body = ThermalModel(25.0, 10.0, 60.0, 4.0, step_c=(45.0,), speeds=(1.0, 0.5))
     >>> round(stepped(body, 25.0, 0.0, 100.0)[0])
@@ -321,7 +327,10 @@ def stepped(model: ThermalModel, temp_c: float, rest_s: float, work_s: float) ->
 
 
 def predicted_s(run: TripTimes) -> Doubles:
-    """Simulate each trip's training time, s, on devices that heat up. A profile may have only one client."""
+    """Return the simulated training time of each trip, in seconds, on devices that heat up.
+
+    Each profile may be used by only one client.
+    """
     predicted = np.empty(len(run.client))
     start_s = run.columns["sent_s"] + run.columns["down_s"]
     for name, _ in run.clients:
@@ -337,13 +346,13 @@ def predicted_s(run: TripTimes) -> Doubles:
 
 
 LOAD = 0.3
-"""Share of the host's cores that `held_processes` divides among all its processes."""
+"""Share of the host's cores that `held_processes` divides among all processes that it starts."""
 
 
 def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tuple[Doubles, Conditions]:
-    """Limit busy processes, two per device, to core shares in proportion to the device's rate.
+    """Limit busy processes, two per device, to shares of the cores in proportion to the device's rate.
 
-    Returns the relative error of each process's CPU time, and the host's conditions.
+    Returns the relative error of the CPU time of each process, and the state of the host.
     """
     rates = np.repeat([rate_of(load_device(name)) for name in devices], EACH)
     shares = rates / rates.sum() * LOAD * usable_cores()
@@ -358,7 +367,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
         time.sleep(seconds)
         found = np.array([throttle.achieved().error for throttle in throttles])
     usage.end()
-    used = usage.usage()  # only ended processes count as this process's children
+    used = usage.usage()  # the usage of child processes is known only after they have ended
     return found, Conditions(others=used["others"], steal=used["steal"])
 
 
@@ -370,7 +379,10 @@ DELAY_MS = 1.0
 
 
 def summary_of(found: Doubles) -> dict[str, float]:
-    """Return median and 95th percentile of the absolute errors, and the signed median; NaN without errors."""
+    """Return the median and 95th percentile of the absolute errors, and the median of the signed errors.
+
+    All three are NaN if ``found`` is empty.
+    """
     size = np.abs(found)
     return {"median": _percentile(size), "p95": _percentile(size, 95), "signed": _percentile(found)}
 
@@ -382,7 +394,7 @@ def _percentile(values: Doubles, percent: float = 50) -> float:
 def _within(
     what: tuple[str, str, str], found: Doubles, most: dict[str, float], conditions: Conditions
 ) -> Judged:
-    """Judge the errors ``found``; ``most`` has upper limits of their figures (`summary_of`)."""
+    """Judge the errors ``found``; ``most`` gives upper limits for some figures that `summary_of` returns."""
     figures = summary_of(found)
     bar = ", ".join(f"{name} {limit:.0%}".removeprefix("median ") for name, limit in most.items())
     held = all(figures[name] <= limit for name, limit in most.items())
@@ -390,21 +402,21 @@ def _within(
 
 
 def rate(mechanism: str, run: TripTimes) -> Judged:
-    """Judge the compute rate, work over time, against the declared rate."""
+    """Judge the achieved compute rate (work per time) against the declared rate."""
     declared, achieved = run.times("compute")
     most = {"median": 0.01, "p95": 0.03}
     return _within(("compute rate", mechanism, "8 profiles"), declared / achieved - 1.0, most, run.conditions)
 
 
 def trip(mechanism: str, run: TripTimes) -> Judged:
-    """Judge the time of whole trips."""
+    """Judge the duration of whole trips against the declared duration."""
     declared, achieved = run.times("trip")
     found = achieved / declared - 1.0
     return _within(("whole trip", mechanism, "8 profiles"), found, {"p95": 0.03}, run.conditions)
 
 
 def transfer(rate_mbps: float, network: str, run: TripTimes) -> Judged:
-    """Judge download and upload times over links of one rate."""
+    """Judge the times of downloads and uploads over links with the rate ``rate_mbps``."""
     declared, achieved = np.hstack([run.times("down", network), run.times("up", network)])
     most = {"p95": 0.02 if rate_mbps <= 100 else 0.05}
     found = achieved / declared - 1.0
@@ -412,7 +424,7 @@ def transfer(rate_mbps: float, network: str, run: TripTimes) -> Judged:
 
 
 def delay(delay_ms: float, network: str, run: TripTimes) -> Judged:
-    """Judge one-way delays of a link without jitter."""
+    """Judge the delay of a link without jitter against the declared delay."""
     declared, achieved = run.times("delay", network)
     off_ms = np.abs(achieved - declared) * 1e3
     most_ms = max(DELAY_MS, 0.02 * delay_ms)
@@ -422,7 +434,7 @@ def delay(delay_ms: float, network: str, run: TripTimes) -> Judged:
 
 
 def jitter(kind: str, network: str, run: TripTimes) -> Judged:
-    """Judge varying delays against their declared distribution by a Kolmogorov–Smirnov test."""
+    """Judge random delays against their declared distribution with a Kolmogorov–Smirnov test."""
     _, achieved = run.times("delay", network)
     delay, spread, declared = JITTER[kind]
     distance, chance = stats.kstest(achieved * 1e3, declared.cdf) if len(achieved) else (math.nan, 0.0)
@@ -441,7 +453,7 @@ def loss(loss_pct: float, lost: int, sent: int, run: TripTimes) -> Judged:
 
 
 def thermal(seconds: float, predicted_s: Doubles, run: TripTimes) -> Judged:
-    """Judge the speed of each trip on devices that heat up against a simulation in small steps."""
+    """Compare the speed of each trip on devices that heat up with a simulation in small time steps."""
     found = predicted_s / run.columns["compute_s"] - 1.0
     rmse = float(np.sqrt(np.mean(found**2))) if len(found) else math.nan
     figures, what = {"rmse": rmse, **summary_of(found)}, ("thermal curve", "paced", f"{seconds / 60:g} min")
@@ -449,7 +461,7 @@ def thermal(seconds: float, predicted_s: Doubles, run: TripTimes) -> Judged:
 
 
 def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str) -> Judged:
-    """Judge by how much a client's times shift when 15 other clients run."""
+    """Judge how much the times of a client change when 15 other clients run at the same time."""
     pairs = {what: [run.times(what, profile) for run in (alone, beside)] for what in ("compute", "trip")}
     measured = min(len(achieved) for pair in pairs.values() for _, achieved in pair)
     shift = {}
@@ -461,7 +473,7 @@ def isolation(mechanism: str, alone: TripTimes, beside: TripTimes, profile: str)
 
 
 def ranks(run: TripTimes, rates: Mapping[str, float]) -> Judged:
-    """Judge the rank correlation of measured and declared speed over all devices; ``rates`` are declared."""
+    """Judge the rank correlation between the measured speeds of all devices and the declared ``rates``."""
     pairs = []
     for name, rate in rates.items():
         declared_s, achieved_s = run.times("compute", name)
@@ -477,7 +489,7 @@ def ranks(run: TripTimes, rates: Mapping[str, float]) -> Judged:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row per quantity, and the reason for each verdict other than PASS."""
+    """Print a row for each quantity, and the reason for each verdict other than PASS."""
     lines, facts = result["lines"], result["host"]
     rows = [
         (_name(line), f"{line['measured']:,}", found(line["figures"]), line["bar"], line["verdict"])
@@ -492,13 +504,16 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _name(line: dict[str, Any]) -> str:
-    """Name a row: the quantity, with its mechanism if it has several, else with its declared value."""
+    """Return the name of a row: the quantity, followed by the mechanism or the declared value.
+
+    The mechanism is used if the quantity is measured with several mechanisms.
+    """
     several = line["quantity"] in ("compute rate", "whole trip", "isolation", "core share")
     return f"{line['quantity']}, {line['mechanism'] if several else line['declared'].partition(',')[0]}"
 
 
 def found(figures: dict[str, float | None]) -> str:
-    """Format a row's figures.
+    """Format the figures of a row.
 
     >>> found({"median": 0.0004, "p95": 0.0123, "signed": 0.0001})
     '0.04%, p95 1.23%'
@@ -522,4 +537,4 @@ FORMS = {
     "lost": "{lost:.0f} lost",
     "rho": "ρ {rho:.4f}",
 }
-"""Formats of figures; the first key that a quantity's figures contain selects the format."""
+"""Formats of figures. The first of these keys that the figures of a quantity contain selects the format."""

@@ -1,5 +1,5 @@
-"""Measure what a client gains by throttling itself (Ma 2024, equation 9), and whether each client gets the
-weight p_i of equation 1."""
+"""Measures what a client gains by slowing itself down (Ma 2024, equation 9), and whether each client gets
+the weight p_i of equation 1."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from edgefl.strategies.fedstaleweight import FedStaleWeight
 
 RULES: tuple[Literal["immediate", "after-step"], ...] = ("immediate", "after-step")
 SIZE = 5
-"""Buffer size b."""
+"""The buffer size b."""
 SKIP = 200
-"""Number of first versions that are ignored, because slow clients have not delivered yet."""
+"""Number of versions at the start that are ignored, because slow clients have not yet sent an update."""
 
 
 def utility(
     rate: float, groups: Sequence[tuple[float, int]], size: int, *, again: bool
 ) -> tuple[float, float]:
-    """Return equation 9's u and ∂u/∂r of a client with ``rate``, as means over the buffers that may hold it.
+    """Return u and ∂u/∂r of equation 9 for a client with the given ``rate``.
 
-    ``groups`` has, for each group of other clients, their rate and number. The other ``size`` − 1 members of
-    a buffer are drawn in proportion to their rates, with replacement if ``again``.
+    Both are means over the buffers that may contain an update of this client. ``groups`` contains, for each
+    group of other clients, their rate and their number. The other ``size`` − 1 members of a buffer are drawn
+    in proportion to their rates, with replacement if ``again`` is True.
 
     >>> u, slope = utility(1.0, [(1.0, 3)], 2, again=True)  # C = 1, D = 2 and A = 3: 1/(1 + 2 + 2 + 3)
     >>> u, slope
@@ -51,11 +52,11 @@ def utility(
 
 
 def throttling(quick: bool = False) -> Finding:
-    """Slow one fast client down; compare its share of the weight, and this share's slope, with equation 9.
+    """Slow one fast client down, and compare its share of the weight and the share's slope with equation 9.
 
-    r_i are the observed rates of updates, because a client that waits for the step delivers fewer updates
-    than it could. A buffer then holds different clients; the prediction draws them one after the other, which
-    is an approximation.
+    The rates r_i are the observed rates of updates, because a client that waits for the next version sends
+    fewer updates than it could. A buffer then contains only different clients. The prediction draws them one
+    after the other, which is an approximation.
     """
     versions, seeds = (1_500, (1,)) if quick else (4_000, (1, 2, 3))
     factors = (1.0, 4.0) if quick else (1.0, 1.5, 2.0, 4.0)
@@ -94,7 +95,7 @@ def _slowed(rule: Literal["immediate", "after-step"], factor: float, versions: i
 
 
 def _rates(run: Outcome) -> list[float]:
-    """Return updates per version: of client 0, and the means of the other fast and of the slow clients."""
+    """Return the updates per version of client 0, and the means for the other fast and the slow clients."""
     counts = np.bincount(run.client, minlength=len(FEDSTALEWEIGHT)) / run.versions
     fast, slow = counts[1 : len(FAST_ONES)], counts[len(FAST_ONES) :]
     return [float(counts[0]), float(fast.mean()), float(slow.mean())]
@@ -108,14 +109,14 @@ def _expected(rates: Sequence[float], rule: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Targeted(FedStaleWeight):
-    """FedStaleWeight with target weights p_i in proportion to 1, 2, 3, … for clients 0, 5, 10, 1, 6, 11, …"""
+    """FedStaleWeight with target weights p_i in proportion to 1, 2, 3, … for clients 0, 5, 10, 1, 6, …"""
 
     def importance(self, devices: Sequence[Client]) -> Sequence[float]:
         return [float(p) for p in target(len(devices)) / len(devices)]
 
 
 def target(clients: int) -> Shares:
-    """Return n·p_i of `Targeted` by client.
+    """Return n·p_i for each client i, with the target weights of `Targeted`.
 
     >>> (3.5 * target(6)).tolist()
     [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]
@@ -127,7 +128,10 @@ def target(clients: int) -> Shares:
 
 
 def any_target(quick: bool = False) -> Finding:
-    """Give clients unequal p_i, independent of their rates; weights are not normalised inside a buffer."""
+    """Test whether clients get unequal target weights p_i that do not depend on their rates.
+
+    Weights are not normalised inside a buffer.
+    """
     versions, seeds = (1_500, (1,)) if quick else (4_000, (1, 2, 3))
     how: dict[str, Any] = {"buffer_size": SIZE, "normalize": "running", "max_step": 1e9}
     rows = []

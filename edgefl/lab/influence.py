@@ -21,14 +21,14 @@ FAST = Delay(dist="uniform", low_s=1.0, high_s=2.0)
 SLOW = Delay(dist="uniform", low_s=8.0, high_s=12.0)
 FAST_ONES = range(10)
 FEDSTALEWEIGHT = (FAST,) * 10 + (SLOW,) * 5
-"""FedStaleWeight's fleet, section 6.2: ten fast and five slow clients."""
+"""The fleet in section 6.2 of the paper on FedStaleWeight: ten fast and five slow clients."""
 
 
 Shares: TypeAlias = npt.NDArray[np.float64]
 
 
 class Outcome(NamedTuple):
-    """Columns of the applied updates of `FEDSTALEWEIGHT`'s fleet."""
+    """The client, staleness and weight of each applied update in a run of the fleet `FEDSTALEWEIGHT`."""
 
     client: npt.NDArray[np.int64]
     staleness: npt.NDArray[np.int64]
@@ -38,17 +38,17 @@ class Outcome(NamedTuple):
 
     @property
     def versions_with_slow(self) -> float:
-        """φ: share of versions whose buffer has an update of a slow client."""
+        """The share φ of versions whose buffer contains an update of a slow client."""
         return float((self.client.reshape(self.versions, -1) >= len(FAST_ONES)).any(axis=1).mean())
 
     def applied(self) -> Shares:
-        """Return each client's weight per version, times the number of clients."""
+        """Return the weight of each client per version, times the number of clients."""
         clients = len(FEDSTALEWEIGHT)
         return np.asarray(np.bincount(self.client, self.weight, clients) * clients / self.versions)
 
     @property
     def share(self) -> npt.NDArray[np.float64]:
-        """Share of all applied weight, times the number of clients, by client; 1 is fair (eq. 3)."""
+        """For each client, its share of all weight, times the number of clients; 1 is fair (equation 3)."""
         clients = len(FEDSTALEWEIGHT)
         return np.asarray(np.bincount(self.client, self.weight, clients) / self.weight.sum() * clients)
 
@@ -63,10 +63,10 @@ def simulate(
     skip: int = 0,
     events: Sequence[Event] = (),
 ) -> Outcome:
-    """Run `FEDSTALEWEIGHT`'s fleet under ``strategy`` for ``versions`` versions.
+    """Run the fleet `FEDSTALEWEIGHT` with ``strategy`` for ``versions`` versions.
 
-    Client 0 is slower by the factor ``slowed``, and each slow client by the factor ``slow_by``. The first
-    ``skip`` versions are ignored. ``events``, such as `Left`, occur at the times in them.
+    Client 0 is slowed down by the factor ``slowed``, and each slow client by the factor ``slow_by``. The
+    first ``skip`` versions are ignored. ``events``, such as `Left`, occur at the times that they contain.
     """
     factors = [slowed, *[1.0] * (len(FAST_ONES) - 1), *[slow_by] * (len(FEDSTALEWEIGHT) - len(FAST_ONES))]
     run, now_s = arrivals(strategy, FEDSTALEWEIGHT, Stop(versions=versions), seed, factors, events=events)
@@ -89,9 +89,9 @@ def arrivals(
     factors: Sequence[float] | None = None,
     **how: object,
 ) -> tuple[MemoryRun, float]:
-    """Run clients that train nothing; return the run and its end, emulated s.
+    """Run clients that train nothing; return the run and the time of its end in emulated seconds.
 
-    A trip takes a random duration from its client's delay, times the client's factor.
+    The duration of a trip is drawn from the delay of its client and multiplied by the factor of the client.
     """
 
     def duration(client: int, trip: int) -> float:
@@ -104,9 +104,10 @@ def arrivals(
 def gains_of_slowing(
     strategy: Strategy, slowed: Sequence[float], versions: int, seed: int = 0
 ) -> list[float]:
-    """Return, for each factor, client 0's share of the weight when slowed by this factor ÷ at full speed.
+    """Return, for each factor, by what ratio the weight of client 0 changes if the client is slowed by it.
 
-    A value of at most 1 means that slowing down does not pay (strategy-proofness, section 4.2.1).
+    The ratio is its share of the weight when slowed, divided by its share at full speed. A ratio of at most 1
+    means that slowing down does not pay (strategy-proofness, section 4.2.1).
     """
     factors = (1.0, *slowed)
     honest, *slow = (simulate(strategy, versions, seed, slowed=factor).share[0] for factor in factors)
@@ -114,18 +115,18 @@ def gains_of_slowing(
 
 
 class Stale(NamedTuple):
-    """The first arrivals of a run, in order."""
+    """The first updates that arrive in a run, in the order of their arrival."""
 
     staleness: npt.NDArray[np.int64]
-    """Staleness of each update; −1 if it was not applied."""
+    """Staleness of each update, or −1 if the update was not applied."""
     started: npt.NDArray[np.int64]
-    """Number of arrivals before the start of each update's trip."""
+    """For each update, the number of arrivals before its trip started."""
 
 
 def staleness_by_buffer(delays: Sequence[Delay], sizes: Sequence[int], trips: int) -> dict[int, Stale]:
     """Return the staleness of the first ``trips`` arrivals for each buffer size (FedBuff, appendix A).
 
-    Arrivals have the same order for every buffer size, so that τ_K ≤ ⌈τ_1/K⌉ can be checked for each update.
+    Updates arrive in the same order for every buffer size, so τ_K ≤ ⌈τ_1/K⌉ can be checked for each update.
     """
     full = min(trips // size * size for size in sizes)  # number of updates in full buffers, for all sizes
     found = {}

@@ -1,15 +1,15 @@
-"""Measures the updates per second that the server processes, and the limits of this rate in the same run.
+"""Measures how many updates per second the server processes, and the upper limits of this rate.
 
-Only the training is missing: server process, forked clients, sockets, slots, checksums, core (FedBuff),
+Only the training is missing; the server process, forked clients, sockets, slots, checksums, core (FedBuff),
 kernel, journal and record are real. Clients compute nothing and wait for nothing (`IdleWorkload`), so the
-rate is the highest that this machine can serve. It is computed from the record, by the server's clock,
-without the first third of a turn, in which clients start and touch their memory for the first time. The times
-of a trip's stages on the server are measured over the whole turn.
+rate is the highest that this machine can serve. The rate is computed from the record, by the server's clock.
+It does not include the first third of a turn, in which clients start and touch their memory for the first
+time. The times of the stages of a trip on the server are measured over the whole turn.
 
 The limits (`edgefl.lab.bare`) use the same number of processes: ``socket`` sends the same frames over ZeroMQ
-and does nothing else, ``memory`` copies the same bytes and sums them, ``passes`` (for ``shm``) makes a trip's
-passes over memory. edgefl and the limits are measured in turns, and so are the cases. Each figure is the
-median over a case's turns.
+and does nothing else, ``memory`` copies the same bytes and sums them, and ``passes`` (for ``shm``) reads and
+writes memory as often as a trip does. A case is a transport and a model size. Cases take turns, and in each
+turn edgefl and then its limits are measured. Each figure is the median over the turns of a case.
 """
 
 from __future__ import annotations
@@ -39,31 +39,34 @@ from edgefl.results.record import Record
 SIZES = (1_000, 62_006, 1_663_370, 11_173_962)
 QUICK_SIZES = SIZES[1:3]
 MOST_S, QUICK_MOST_S = 240.0, 40.0
-"""Seconds after which no turn starts; a case without a turn is left out."""
+"""Number of seconds after which no more turns start, normally and with ``--quick``. A case that has had no
+turn by then is left out."""
 LIMITS: dict[Transport, tuple[Limit, ...]] = {
     "shm": ("socket", "memory", "passes"),
     "wire": ("socket", "memory"),
 }
 CLIENTS = 8
 UPDATES = 5
-"""Updates per sum: FedStaleWeight's b."""
+"""Number of updates per sum, which is the buffer size b of FedStaleWeight."""
 STAGES = ("receive", "check", "decide", "sum", "publish", "send", "record", "report", "wait")
-"""Stages of the server's stopwatch. ``check`` is all time outside the other stages: parsing and validating
-messages, and leasing slots. ``send`` sends the reply, which is the next task."""
+"""Stages into which the server divides its time. ``check`` is all time outside the other stages, in which the
+server parses and validates messages and leases slots. In ``send`` it sends the reply, which is the next
+task."""
 SHOWN = {"receive": "recv", "check": "chk", "sum": "sum", "publish": "pub", "send": "rep"}
-"""Stages in the table, and their abbreviations in a narrow terminal."""
+"""The stages that the table shows, and their abbreviations for narrow terminals."""
 SHORT = {"of bare ZeroMQ": "sock", "of memory's limit": "mem", "of its passes": "pass", "trip, µs": "trip"}
-"""Other columns and their abbreviations."""
+"""The other columns of the table, and their abbreviations for narrow terminals."""
 FEW = 3
-"""Minimum trips per client in a turn, on average."""
+"""Minimum number of trips per client in a turn, on average."""
 LONGEST_S = 60.0
-"""Maximum length of a turn, s; it is an error if even such a turn has too few trips."""
+"""Maximum length of a turn in seconds. It is an error if even a turn of this length has too few trips."""
 COPIES = 4
-"""Number of model-sized vectors in a client's own memory: model, base, update, and one on the wire."""
+"""Number of vectors of the model's size in the memory of a client: the model, the base model, the update,
+and the vector that is sent or received."""
 
 
 class IngestFigures(NamedTuple):
-    """Figures of edgefl's server in one turn."""
+    """Figures that were measured on edgefl's server in one turn."""
 
     trips: int
     trips_per_s: float
@@ -82,18 +85,18 @@ def run(
 ) -> dict[str, Any]:
     """Measure all cases; return plain values for `show` and a JSON file.
 
-    Cases get up to ``repetitions`` turns of ``seconds`` until `MOST_S` have passed, small models first; on a
-    very busy host cases without a turn are ``left_out``. A turn with fewer than three trips per client is
-    repeated, twice as long.
+    Each case gets up to ``repetitions`` turns of ``seconds`` seconds, small models first, until `MOST_S`
+    seconds have passed. On a very busy host, cases that got no turn are listed in ``left_out``. A turn with
+    fewer than three trips per client is repeated with twice the length.
 
-    ``cases`` has one entry per transport and size: its ``turns``, its ``trips`` in total, ``trips_per_s`` and
-    its ``spread`` (interquartile range ÷ median), ``gbytes_per_s`` (a model down and an update up),
-    ``server_trip_us`` (the server's median time for a trip, without the sum), ``server_us`` (the server's
-    whole time per trip except waiting), ``stages_us``, and for each of ``limits`` its ``trips_per_s`` and
-    ``of_limit`` (the case's rate ÷ the limit's).
+    ``cases`` contains an entry for each transport and size: the number of ``turns``, the total number of
+    ``trips``, ``trips_per_s`` and its ``spread`` (interquartile range divided by the median),
+    ``gbytes_per_s`` (a model down and an update up), ``server_trip_us`` (the server's median time for a trip,
+    without the sum), ``server_us`` (all time of the server per trip except waiting), ``stages_us``, and, for
+    each of ``limits``, its ``trips_per_s`` and ``of_limit`` (the rate of the case divided by the limit).
 
-    Raises `RunError` if an update was lost, altered or not applied in its turn, or if turns of a minute are
-    too short.
+    Raises `RunError` if an update was lost, altered or not applied in its turn, or if even turns of a minute
+    are too short.
     """
     seconds = seconds or (0.6 if quick else 1.5)
     repetitions = repetitions or (3 if quick else 9)
@@ -120,20 +123,20 @@ def run(
 
 @dataclass
 class _Case:
-    """A case (transport and model size) and its turns so far."""
+    """A case (a transport and a model size) and the turns that it has had so far."""
 
     transport: Transport
     parameters: int
     clients: int
     seconds: float
-    """Length of a turn; doubled while a turn has too few trips."""
+    """Length of a turn in seconds. It is doubled as long as a turn has too few trips."""
     turns: list[IngestFigures] = field(default_factory=list)
     limits: dict[Limit, list[float]] = field(default_factory=dict)
     took_s: float = 0.0
-    """Seconds of the last turn, including its limits."""
+    """Duration of the last turn in seconds, including the measurement of the limits."""
 
     def turn(self) -> None:
-        """Measure edgefl once, and then each limit."""
+        """Measure edgefl once, and then measure each limit."""
         began_s = time.monotonic()
         found, self.seconds = _long_enough(self.transport, self.parameters, self.clients, self.seconds)
         self.turns.append(found)
@@ -165,7 +168,7 @@ class _Case:
 
 
 def _take_turns(cases: list[_Case], most: int, most_s: float, say: Say) -> None:
-    """Give each case up to ``most`` turns, as long as the next one is expected to end within ``most_s``."""
+    """Give each case up to ``most`` turns; stop when the next turn would probably end after ``most_s``."""
     began_s = time.monotonic()
     for turn in range(most):
         for case in cases:
@@ -178,7 +181,7 @@ def _take_turns(cases: list[_Case], most: int, most_s: float, say: Say) -> None:
 def _long_enough(
     transport: Transport, parameters: int, clients: int, seconds: float
 ) -> tuple[IngestFigures, float]:
-    """Repeat a turn, twice as long each time, until clients made enough trips; return figures and length."""
+    """Repeat a turn with twice the length until it has enough trips; return its figures and its length."""
     while True:
         found = measured(transport, parameters, clients, seconds)
         if found.trips >= FEW * clients:
@@ -186,13 +189,13 @@ def _long_enough(
         if seconds >= LONGEST_S:
             raise RunError(
                 f"ingest: {found.trips} trips of {clients} clients with {parameters:,} parameters in "
-                f"{seconds:g} s, at least {FEW * clients} are needed: give smaller sizes"
+                f"{seconds:g} s, but at least {FEW * clients} are needed; choose smaller models"
             )
         seconds *= 2
 
 
 def limit_of(case: LimitCase) -> float:
-    """Measure the trips per second that the limit allows, in a separate process."""
+    """Measure, in a separate process, how many trips per second the limit allows."""
     command = [sys.executable, "-m", "edgefl.lab.bare", *map(str, case)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -204,7 +207,7 @@ def limit_of(case: LimitCase) -> float:
 def measured(
     transport: Transport, parameters: int, clients: int, seconds: float, out: Path | None = None
 ) -> IngestFigures:
-    """Run edgefl for ``seconds`` and return its figures; the record is kept if ``out`` names a folder."""
+    """Run edgefl for ``seconds`` seconds and return its figures; the record is kept if ``out`` is given."""
     experiment = bench.settings(
         fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory="off"),
         model=Model(name="idle", args={"parameters": parameters}),
@@ -236,14 +239,14 @@ def _figures(record: Record) -> IngestFigures:
     span_s = float(arrived[-1] - arrived[0])
     steady = arrived[np.searchsorted(arrived, arrived[0] + span_s / 3) :]
     stages = {stage: costs.get(stage, 0.0) / count * 1e6 for stage in STAGES}
-    # The stopwatch also ran while clients joined and left: count only the rest of the span as waiting.
+    # Time was also counted while clients joined and left. Count only the rest of the span as waiting.
     stages["wait"] = max(0.0, span_s / count * 1e6 - sum(stages.values()) + stages["wait"])
     rate = (len(steady) - 1) / float(steady[-1] - steady[0]) if len(steady) > 1 else (count - 1) / span_s
     return IngestFigures(count, rate, float(record.meta.server_trip_us or 0.0), stages)
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row per case: its trips per second, their share of each limit, and the cost of a trip."""
+    """Print, for each case, the trips per second, their share of each limit, and the cost of a trip."""
     heads = [
         "case",
         ">trips/s",

@@ -1,9 +1,9 @@
 """Tests a convergence theorem on a problem that is not quadratic: a logistic regression with known constants.
 
-f_i(w) is the mean over client i's examples (x, y) of log(1 + exp(−y·xᵀw)). L follows from the largest
-eigenvalue of the examples' second moments, σ² and γ² are bounded by mean ‖x‖², and Newton's method finds f*.
-The mean of ‖∇f‖² over a run is predicted by two computations without clients: gradient descent on all
-examples, and the covariance of a linear recursion at the optimum.
+For client i, f_i(w) is the mean of log(1 + exp(−y·xᵀw)) over the examples (x, y) of this client. The constant
+L follows from the largest eigenvalue of the second moments of the examples, σ² and γ² are bounded by the mean
+of ‖x‖², and Newton's method finds f*. Two computations without clients predict the mean of ‖∇f‖² over a run:
+gradient descent on all examples, and the covariance of a linear recursion at the optimum.
 """
 
 from __future__ import annotations
@@ -25,44 +25,47 @@ from edgefl.testing import Vector
 
 
 class Logistic:
-    """Examples of ``clients`` clients with Gaussian features, whose mean differs from client to client."""
+    """A logistic regression on the examples of ``clients`` clients.
+
+    The features are Gaussian, and their mean differs from client to client.
+    """
 
     def __init__(self, clients: int, examples: int, features: int, scale: float, seed: int = 0) -> None:
         draws = stream(seed, "logistic")
         true = draws.normal(size=features) / scale
         centres = 0.3 * draws.normal(size=(clients, 1, features))
         self.x = scale * (centres + draws.normal(size=(clients, examples, features)))
-        """float64 of shape (clients, examples, features)."""
+        """The features, a float64 array of shape (clients, examples, features)."""
         self.y = np.where(draws.random((clients, examples)) < _sigmoid(0.5 * self.x @ true), 1.0, -1.0)
-        """Labels, 1 and −1; float64 of shape (clients, examples)."""
+        """The labels 1 and −1, a float64 array of shape (clients, examples)."""
 
     def losses(self, w: Vector) -> Vector:
-        """Return f_i(w) by client."""
+        """Return f_i(w) for each client i."""
         return np.asarray(np.logaddexp(0.0, -self.y * (self.x @ w)).mean(axis=1))
 
     def each(self, w: Vector) -> Vector:
-        """Return each example's gradient, of shape (clients, examples, features)."""
+        """Return the gradient for each example, an array of shape (clients, examples, features)."""
         return np.asarray((-self.y * _sigmoid(-self.y * (self.x @ w)))[..., None] * self.x)
 
     def gradient(self, w: Vector) -> Vector:
-        """Return ∇f(w)."""
+        """Return the gradient ∇f(w)."""
         return np.asarray(self.each(w).mean(axis=(0, 1)))
 
     def hessian(self, w: Vector) -> Vector:
-        """Return ∇²f(w)."""
+        """Return the Hessian ∇²f(w)."""
         p = _sigmoid(self.x @ w)
         return np.asarray(np.einsum("ij,ijk,ijl->kl", p * (1.0 - p), self.x, self.x) / self.y.size)
 
     @cached_property
     def optimum(self) -> Vector:
-        """The minimum of f, by Newton's method."""
+        """The minimiser of f, computed with Newton's method."""
         w = np.zeros(self.x.shape[-1])
         for _ in range(50):
             w = w - np.linalg.solve(self.hessian(w), self.gradient(w))
         return w
 
     def constants(self) -> Constants:
-        """Return the exact L, and bounds on σ² and γ² that hold for every w; w_0 is 0."""
+        """Return the exact L, bounds on σ² and γ² that hold for every w, and the gap for w_0 = 0."""
         moments = np.einsum("ijk,ijl->ikl", self.x, self.x) / self.x.shape[1]
         squares = float(np.sum(self.x**2, axis=2).mean(axis=1).max())
         gap = float(np.mean(self.losses(np.zeros(self.x.shape[-1])) - self.losses(self.optimum)))
@@ -70,7 +73,7 @@ class Logistic:
         return Constants(largest, squares, squares, gap, len(self.x))
 
     def covariance(self) -> Vector:
-        """Return the mean over clients of the covariance of an example's gradient at the optimum."""
+        """Return the covariance of the gradient for an example at the optimum, averaged over clients."""
         each = self.each(self.optimum)
         apart = each - each.mean(axis=1, keepdims=True)
         return np.asarray(np.einsum("ijk,ijl->kl", apart, apart) / self.y.size)
@@ -83,7 +86,7 @@ def _sigmoid(z: Vector) -> Vector:
 def run(
     problem: Logistic, strategy: Strategy, versions: int, rate: float, steps: int, start: Vector, seed: int
 ) -> tuple[float, int]:
-    """Train with single examples; return the mean of ‖∇f‖² over the versions, and the largest staleness."""
+    """Train on one example per step; return the mean of ‖∇f‖² over the versions and the largest staleness."""
     clients, examples, _ = problem.x.shape
     picks, delays = ([stream(seed, what, one) for one in range(clients)] for what in ("gradient", "delay"))
 
@@ -108,7 +111,7 @@ def run(
 
 
 def descent(problem: Logistic, versions: int, step: float) -> float:
-    """Return the mean of ‖∇f‖² over gradient descent from 0 with all examples in each step."""
+    """Return the mean of ‖∇f‖² over gradient descent that starts from 0, with all examples in each step."""
     w, squares = np.zeros(problem.x.shape[-1]), []
     for _ in range(versions):
         gradient = problem.gradient(w)
@@ -118,10 +121,11 @@ def descent(problem: Logistic, versions: int, step: float) -> float:
 
 
 def noise(problem: Logistic, versions: int, step: float, updates: int) -> float:
-    """Return the mean of ‖∇f‖² over a run from the optimum whose steps average ``updates`` gradients.
+    """Return the mean of ‖∇f‖² over a run that starts from the optimum.
 
-    The covariance C of w follows C ← (I − step·H) C (I − step·H) + step²·S/updates, with the Hessian H and
-    the covariance S of an example's gradient at the optimum.
+    Each step averages ``updates`` gradients. The covariance C of w follows
+    C ← (I − step·H) C (I − step·H) + step²·S/updates, where H is the Hessian and S is the covariance of the
+    gradient for an example, both at the optimum.
     """
     values, vectors = np.linalg.eigh(problem.hessian(problem.optimum))
     added = step**2 / updates * np.diag(vectors.T @ problem.covariance() @ vectors)
@@ -131,7 +135,7 @@ def noise(problem: Logistic, versions: int, step: float, updates: int) -> float:
 
 
 def logistic(quick: bool = False) -> Finding:
-    """Run FedBuff with the theorem's step sizes, once from w = 0 and once from the optimum."""
+    """Run FedBuff with the step sizes of the theorem, once from w = 0 and once from the optimum."""
     versions, scale = (4_000, 0.35) if quick else (8_000, 0.5)
     steps, size, problem = 2, 8, Logistic(8, 40, 16, scale)
     of = problem.constants()

@@ -1,9 +1,10 @@
 """Compares the predicted memory of a training step with the measured growth of a process on this host.
 
-Each network trains in a fresh fork. The prediction is made as in a run: weights, gradients, and the live
-bytes of a trace at two small batches. The growth is peak resident memory minus resident memory before the
-network was built. Pages of libraries do not count. malloc maps each block above 64 KiB separately, so freed
-memory returns to the system.
+Each network trains in a new forked process. The prediction is made in the same way as in a run: it is the sum
+of the weights, the gradients and the bytes that are live at the same time, which are traced with two small
+batches. The growth is the peak of the resident memory minus the resident memory before the network was built.
+Pages of libraries do not count. malloc is set to map each block above 64 KiB separately, so that freed memory
+returns to the system.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ BATCH: Final = 8
 MEDIAN_LIMIT, P90_LIMIT = 0.10, 0.25
 QUICK: Final = ("mobilenetv2_100", "resnet18", "vit_tiny_patch16_224")
 _MMAP_THRESHOLD: Final = -3
-"""M_MMAP_THRESHOLD, a parameter of glibc's `mallopt`."""
+"""The value of M_MMAP_THRESHOLD, a parameter that glibc's `mallopt` can set."""
 
 Make = Callable[[], torch.nn.Module]
 
 
 class MemoryRow(msgspec.Struct, frozen=True):
-    """One network's training step, MiB."""
+    """Predicted and measured memory of a training step of one network, in MiB."""
 
     network: str
     weights_mib: float
     live_mib: float
-    """Peak of batch, activations and temporaries."""
+    """Peak memory of the batch, the activations and temporary tensors together."""
     predicted_mib: float
     measured_mib: float
 
@@ -58,9 +59,9 @@ class MemoryRow(msgspec.Struct, frozen=True):
 
 
 def run(quick: bool = False, *, say: Say = silent) -> dict[str, Any]:
-    """Predict and measure the networks of `edgefl bench truth`; returns plain values.
+    """Predict and measure the memory of the networks of `edgefl bench truth`; return plain values.
 
-    ``quick`` measures only three networks. Raises `ConfigError` without timm.
+    With ``quick``, only three networks are measured. Raises `ConfigError` if timm is not installed.
     """
     rows: list[MemoryRow] = []
     for network in QUICK if quick else NETWORKS:
@@ -78,7 +79,10 @@ def run(quick: bool = False, *, say: Say = silent) -> dict[str, Any]:
 
 
 def memory_row(network: str, make: Make, shape: tuple[int, ...], batch: int) -> MemoryRow:
-    """Predict and measure one network, each in a fork. Torch computes on one thread from now on."""
+    """Predict the memory of one network in one forked process, and measure it in another.
+
+    From now on, torch computes on one thread.
+    """
     torch.set_num_threads(1)
     weights_mib, live_mib, predicted_mib = _in_fork(lambda: _predicted(make, shape, batch))
     (measured_mib,) = _in_fork(lambda: [_grown_mib(make, shape, batch)])
@@ -94,12 +98,12 @@ def _predicted(make: Make, shape: tuple[int, ...], batch: int) -> list[float]:
 
 
 def _grown_mib(make: Make, shape: tuple[int, ...], batch: int) -> float:
-    """Return the growth of resident memory, MiB, in two training steps as on a client.
+    """Return the growth of resident memory, in MiB, during two training steps like those of a client.
 
     The peak while the network is built does not count.
     """
     _libc.mallopt(_MMAP_THRESHOLD, 1 << 16)
-    kept = make()  # build once before: imports and caches must not count as the network's memory
+    kept = make()  # build the network once before, so that imports and caches do not count as its memory
     x, y = np.ones((batch, *shape), np.float32), np.zeros(batch, np.int64)
     del kept
     gc.collect()
@@ -108,7 +112,7 @@ def _grown_mib(make: Make, shape: tuple[int, ...], batch: int) -> float:
     trainer = Trainer(FlatModel(make()))
     gc.collect()
     _libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM restarts at the present resident memory
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM (the peak) restarts at the present memory
     trainer.run(x, y, LocalRule(batch_size=batch, steps=2, lr=1e-3), np.random.default_rng(0))
     return _status_mib("VmHWM") - start_mib - (_status_mib("RssFile") - file_mib)
 

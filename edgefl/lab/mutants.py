@@ -1,7 +1,8 @@
-"""Deliberately wrong implementations of the strategies: they test the verdicts of `edgefl reproduce`.
+"""Mutants: deliberately wrong implementations of strategies, which test the verdicts of `edgefl reproduce`.
 
-A mutant replaces the arm of a claim, with the arm's settings, step sizes and seeds. If a mutant gets the
-arm's verdict, the claim does not show that the arm is correct (`edgefl.lab.claims`).
+A mutant replaces the arm (the algorithm) that a claim is about, with the same settings, step sizes and seeds.
+If the claim gets the same verdict with a mutant, it does not show that the arm is correct
+(`edgefl.lab.claims`).
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from edgefl.strategies.fedstaleweight import Expectation, FedStaleWeight
 
 
 class Mutant(NamedTuple):
-    """A wrong implementation, as changes to an arm."""
+    """A wrong implementation, described by changes to the settings of an arm (an algorithm in a study)."""
 
     label: str
     changes: tuple[str, ...]
-    """Assignments in the form of ``edgefl run --set``."""
+    """Assignments in the form that ``edgefl run --set`` accepts."""
 
 
 def _one(weights: Sequence[float], kept: int) -> list[float]:
-    """Return weights that assign the total weight to one update."""
+    """Return weights that assign the total weight to the update with the index ``kept``."""
     return [sum(weights) if at == kept else 0.0 for at in range(len(weights))]
 
 
 class _DividesTwice:
-    """Mixin: divides the sum of updates by n² instead of n."""
+    """A mixin that divides the sum of n updates by n² instead of n."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         right = super().weights(state, updates, view)  # type: ignore[misc]
@@ -39,7 +40,7 @@ class _DividesTwice:
 
 
 class _FirstUpdateOnly:
-    """Mixin: the first update gets the weight of all updates."""
+    """A mixin that gives the weight of all updates to the first update."""
 
     def weights(self, state: Any, updates: Sequence[Update], view: View) -> Sequence[float]:
         return _one(super().weights(state, updates, view), 0)  # type: ignore[misc]
@@ -63,7 +64,7 @@ class FourthRootWeights(FedStaleWeight):
 
 
 class OnlyTheStalest(FedStaleWeight):
-    """The update with the largest α gets the weight of the whole buffer."""
+    """Gives the weight of the whole buffer to the update with the largest α."""
 
     def weights(self, state: Expectation, updates: Sequence[Update], view: View) -> Sequence[float]:
         right = super().weights(state, updates, view)
@@ -71,7 +72,7 @@ class OnlyTheStalest(FedStaleWeight):
 
 
 class BenchWeights(FedStaleWeight):
-    """Uses the weights of the published benchmark: b·E[τ]/n, without + 1 and without the newest staleness."""
+    """Uses the weights of the published benchmark, b·E[τ]/n: they omit + 1 and the newest staleness."""
 
     def raw(self, staleness: float, size: int) -> float:
         return size * staleness
@@ -101,11 +102,11 @@ class GrowingWeights(FedBuff):
 
 
 class DividesByKTwice(_DividesTwice, FedBuff):
-    """Divides the sum of updates by K² instead of K."""
+    """Divides the sum of K updates by K² instead of K."""
 
 
 class FirstOfTheBuffer(_FirstUpdateOnly, FedBuff):
-    """The first update gets the weight of the whole buffer."""
+    """Gives the weight of the whole buffer to the first update."""
 
 
 class OneMoreInTheBuffer(FedBuff):
@@ -126,14 +127,14 @@ class TenInTheBuffer(FedBuff):
 
 
 class CountsOnce(DeFedAvgNIID):
-    """Counts a client that is drawn twice only once."""
+    """Counts a client only once even if it is drawn twice."""
 
     def _average(self, updates: Sequence[Update]) -> Step:
         return super()._average(list({update.task: update for update in updates}.values()))
 
 
 class DrawsTheReady(DeFedAvgNIID):
-    """Draws clients with a full send buffer first, so fast clients more often than slow ones."""
+    """Draws clients with a full send buffer first, and therefore fast clients more often than slow ones."""
 
     def draw(self, state: Buffers, view: View, present: Sequence[int], count: int) -> list[int]:
         ready = list(state.latest)[:count]
@@ -148,7 +149,7 @@ class DrawsTheFirstHalf(DeFedAvgNIID):
 
 
 class AveragesTwice(DeFedAvgNIID):
-    """Divides the sum of updates by n² instead of n."""
+    """Divides the sum of n updates by n² instead of n."""
 
     def _average(self, updates: Sequence[Update]) -> Step:
         right = super()._average(updates)
@@ -156,11 +157,11 @@ class AveragesTwice(DeFedAvgNIID):
 
 
 class DividesByNTwice(_DividesTwice, DeFedAvgIID):
-    """Divides the sum of updates by n² instead of n."""
+    """Divides the sum of n updates by n² instead of n."""
 
 
 class FirstToFinish(_FirstUpdateOnly, DeFedAvgIID):
-    """The first update gets the weight of all n updates."""
+    """Gives the weight of all n updates to the first update."""
 
 
 def _class(label: str, kind: type) -> Mutant:
@@ -168,7 +169,7 @@ def _class(label: str, kind: type) -> Mutant:
 
 
 STALENESS = "staleness"
-"""Key in `MUTANTS` for claims about the effect of K on staleness."""
+"""Key in `MUTANTS` for claims about the effect of the buffer size K on staleness."""
 MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "fedstaleweight": (
         _class("α²", SquaredWeights),
@@ -196,4 +197,4 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     ),
     STALENESS: (_class("K + 1", OneMoreInTheBuffer), _class("10 whatever K", TenInTheBuffer)),
 }
-"""Mutants by the strategy of the claim's arm, or by the claim's `Finding.family`."""
+"""Mutants, keyed by the strategy that a claim is about, or by the `Finding.family` of the claim."""

@@ -1,8 +1,8 @@
-"""Compares a disturbed run with an undisturbed one, or with its clients' own log.
+"""Compares a disturbed run with an undisturbed run, or with the log that its clients wrote.
 
-Under the virtual clock all figures must equal the undisturbed run's. Under the wall clock clients log which
-updates were acknowledged (`edgefl.run.client`); each must be in the record once, and the model must follow
-from the journal (`edgefl.lab.verify`).
+Under the virtual clock, all figures must equal those of the undisturbed run. Under the wall clock, clients
+log which updates were acknowledged (`edgefl.run.client`). Each of these updates must be in the record exactly
+once, and the model must follow from the journal (`edgefl.lab.verify`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ TRIP = (
     "client", "base_version", "trip", "sent_s", "arrived_s", "staleness", "applied_version", "weight", "fate",
     "steps", "examples", "loss", "checksum_sent", "trip_declared_s",
 )  # fmt: skip
-"""Columns of a trip that are computed, not measured, under the virtual clock."""
+"""Columns of a trip that are computed instead of measured under the virtual clock."""
 VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
-"""Incidents that no kill may cause: an update differs from the one sent, or belongs to another version."""
+"""Incidents that no kill may cause: an update differs from the update sent, or has another base version."""
 REPEATED = "another sum"
-"""Text of a refusal that no kill of one process may cause: hidden updates were already in an earlier sum."""
+"""Part of a refusal that no kill of one process may cause: masked updates were already in an earlier sum."""
 MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")
 
 
 def counts(folder: Path) -> tuple[int, int]:
-    """Return the numbers of recorded versions and trips; (0, 0) without a record."""
+    """Return the number of recorded versions and of recorded trips, or (0, 0) if there is no record."""
     try:
         with Record(folder) as record:
             return int(record.versions["version"].max(initial=0)), len(record.trips["task"])
@@ -73,7 +73,10 @@ def unreadable(folder: Path) -> Iterator[str]:
 
 
 def differences(calm: Path, disturbed: Path) -> Iterator[str]:
-    """Yield a line for each kind of figure in which a disturbed run differs from the ``calm`` one."""
+    """Yield a line for each kind of figure in which a disturbed run differs from the undisturbed run.
+
+    ``calm`` is the folder of the undisturbed run.
+    """
     expected, found = _figures(calm), _figures(disturbed)
     for kind, there in expected.items():
         here = found[kind]
@@ -88,7 +91,7 @@ Figures = Mapping[str, Mapping[int, Mapping[str, str]]]
 
 def _figures(folder: Path) -> Figures:
     with Record(folder) as record:
-        hidden = record.meta.secure is not None  # checksums of hidden updates depend on each run's keys
+        hidden = record.meta.secure is not None  # checksums of masked updates depend on the run's keys
         names = [name for name in TRIP if not (hidden and name == "checksum_sent")]
         trips = _rows(names, record.trips, record.trips["task"].tolist())
         versions = _rows(VERSION, record.versions, record.versions["version"].tolist())
@@ -117,14 +120,15 @@ def _first_difference(key: int, here: Mapping[str, str] | None, there: Mapping[s
     if here is None or there is None:
         return f"{key} is only in the {'undisturbed' if here is None else 'disturbed'} one"
     name = next(name for name in there if here.get(name) != there[name])
-    return f"{key} has {name} {here.get(name, 'none')[:40]}, undisturbed {there[name][:40]}"
+    return f"{key} has {name} {here.get(name, 'none')[:40]} instead of {there[name][:40]}"
 
 
 def broken_promises(folder: Path, account: Path, code: Path) -> Iterator[str]:
-    """Yield violations of a wall-clock run: lost, altered or repeated acknowledged updates; a different
-    model.
+    """Yield the violations in a run under the wall clock.
 
-    ``account`` is the clients' log (`edgefl.run.client`), ``code`` the folder of the user's modules.
+    A violation is an acknowledged update that was lost, altered or repeated, or a model that differs from the
+    one recomputed from the journal. ``account`` is the log of the clients (`edgefl.run.client`), and ``code``
+    is the folder of the user's modules.
     """
     problems = log_problems(account, folder)
     with Record(folder) as record:
@@ -183,7 +187,7 @@ def read_log(path: Path) -> list[Acknowledged]:
 
 
 def log_problems(path: Path, folder: Path) -> list[str]:
-    """Describe each acknowledgement in the log ``path`` that the record lacks, repeats or contradicts."""
+    """Describe each acknowledgement in the log ``path`` that the record omits, repeats or contradicts."""
     with Record(folder) as record:
         arrivals = Counter(
             (event.client, event.task) for _, event in record.events() if type(event) is Arrived
@@ -206,21 +210,24 @@ def log_problems(path: Path, folder: Path) -> list[str]:
 
 
 KINDS = ("supervisor", "zygote", "server", "client", "worker", "evaluator", "governor", "secure")
-"""Processes of a run."""
+"""Kinds of processes in a run."""
 PLACES = ("die", *failpoints.OF_SERVER, *failpoints.OF_SUMS)
-"""Failpoints of clients (under the wall clock), of the server, and of secure aggregation."""
+"""Failpoints (named places in the code) of clients, of the server and of secure aggregation.
+
+The failpoint of clients is used only under the wall clock.
+"""
 
 
 class Kill(msgspec.Struct):
-    """One kill of a process, and the run's time to recover."""
+    """A kill of one process, and the time that the run needed to recover from it."""
 
     kind: str
     round: int
     command: int
-    """Number of the round's command that was running, counted from 1."""
+    """Which command of the round was running; the first one is 1."""
     at_s: float
     recovery_s: float | None = None
-    """Seconds until a version newer than all earlier ones was recorded; None if the run ended without one."""
+    """Seconds until a version newer than all earlier ones was recorded; None if the run ended before that."""
 
 
 class DisturbedRun(msgspec.Struct, kw_only=True):
@@ -229,21 +236,21 @@ class DisturbedRun(msgspec.Struct, kw_only=True):
     seed: int
     kills: int = 0
     commands: int = 0
-    """Number of commands: the first one, and one for each resume."""
+    """Number of ``edgefl`` commands: the first command, and one for each time that the run was resumed."""
     wall_s: float = 0.0
     versions: int = 0
     trips: int = 0
     acknowledged: int = 0
-    """Number of updates that the server acknowledged, from the clients' own logs (wall clock only)."""
+    """Number of acknowledged updates in the log that the clients write (only under the wall clock)."""
     outlived_s: float = 0.0
-    """Maximum seconds that a process of the run outlived its supervisor."""
+    """Maximum number of seconds for which a process of the run outlived its supervisor."""
     judged: bool = False
     violations: list[str] = []
 
 
 @dataclass
 class Findings:
-    """All rounds and kills."""
+    """All rounds and kills so far."""
 
     clock: str
     transport: str
@@ -253,18 +260,20 @@ class Findings:
 
     @property
     def violations(self) -> list[str]:
-        """One line per violation, with the seed of its round."""
+        """One line for each violation, with the seed of the round in which it occurred."""
         return [f"seed {each.seed}: {line}" for each in self.rounds for line in each.violations]
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of killed processes, and failpoints at which processes died."""
+        """The kinds of processes that were killed, and the failpoints at which processes died."""
         made = {kill.kind for kill in self.kills}
         return [kind for kind in (*KINDS, *PLACES) if kind in made]
 
     def recovery(self, kind: str | None = None) -> tuple[int, dict[str, float]]:
-        """Return the number of kills, of one kind or all, and median, 95th percentile and worst of the times
-        to recover, s."""
+        """Return the number of kills of one kind (None: of all kinds), and the times to recover from them.
+
+        The times are the median, the 95th percentile and the largest time, in seconds.
+        """
         kills = [kill for kill in self.kills if kind in (None, kill.kind)]
         seconds = [kill.recovery_s for kill in kills if kill.recovery_s is not None]
         if not seconds:
@@ -273,7 +282,7 @@ class Findings:
         return len(kills), dict(zip(("median_s", "p95_s", "worst_s"), found, strict=True))
 
     def document(self) -> dict[str, Any]:
-        """Return everything as plain values for a JSON file."""
+        """Return all findings as plain values for a JSON file."""
         kinds = {kind: self.recovery(kind) for kind in self.kinds}
         return {
             "clock": self.clock,

@@ -1,8 +1,8 @@
-"""Measure whole experiments of edgefl and other frameworks on one machine, with the same training and data.
+"""Measures whole experiments of edgefl and other frameworks on one machine, with the same training and data.
 
-Each framework runs in an environment of its own, which this module creates with pip. The programs in
-`edgefl.lab.rivals` report when each new model is complete; the speed is measured over all models after the
-first. A framework that cannot be installed or run gets a row with the reason.
+Each of the other frameworks runs in an environment of its own, which this module creates with pip. The
+programs in `edgefl.lab.rivals` report when each new model is complete. The speed is measured over all models
+after the first one. If a framework cannot be installed or run, its row shows the reason.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ PACKAGES = {
     "flower": ("flwr[simulation]==1.42.0", "torch=={torch}"),
     "flsim": ("flsim==0.1.0", "torch=={torch}"),
 }
-"""Packages that pip installs for each framework; ``{torch}`` is the version that edgefl uses."""
+"""Packages that pip installs for each framework; ``{torch}`` stands for the version of torch in edgefl."""
 FRAMEWORKS = ("edgefl", "torch", *PACKAGES)
-"""``torch`` is the upper limit: training without a framework, in edgefl's own environment."""
+"""Names of the frameworks. ``torch`` is the upper limit: training without a framework, in the environment of
+edgefl."""
 PATIENCE_S = 300.0
-"""Seconds without a new model after which a program is stopped."""
+"""A program that completes no new model for this number of seconds is stopped."""
 LOOK_S = 1.0
-"""Seconds between two readings of memory."""
+"""Seconds between two measurements of memory."""
 _START = "import sys; sys.path.append({lab!r}); from rivals.with_{name} import main; main(sys.argv[1])"
 
 
 class Setting(NamedTuple):
-    """The fields of `rivals.task.Task` that a published experiment determines."""
+    """The fields of `rivals.task.Task` whose values come from a published experiment."""
 
     net: str
     data: str
@@ -66,14 +67,15 @@ SETTINGS = {
     "flute": Setting("linear", "mnist", clients=1000, cohort=10, batch_size=10, lr=0.03),
     "fedstaleweight": Setting("cnn-groupnorm", "mnist", 15, 5, 32, 0.01, steps=1, asynchronous=True),
 }
-"""pfl-research's CIFAR-10 benchmark without noise (``image_classification/configs/baseline.yaml``: 50 images
-per client); FLUTE's logistic regression (``experiments/cv_lr_mnist``); FedStaleWeight's FashionMNIST setting
-(Ma 2024, section 6.2), here on MNIST's images of the same size. Frameworks without an asynchronous mode train
-rounds of as many clients as FedStaleWeight's buffer holds updates."""
+"""The settings: the CIFAR-10 benchmark of pfl-research without noise, with 50 images per client
+(``image_classification/configs/baseline.yaml``); the logistic regression of FLUTE
+(``experiments/cv_lr_mnist``); and the FashionMNIST setting of FedStaleWeight (Ma 2024, section 6.2), here
+with the images of MNIST, which have the same size. In the last setting, frameworks without an asynchronous
+mode train in rounds; the number of clients per round is the buffer size of FedStaleWeight."""
 
 
 class Case(NamedTuple):
-    """One framework in one setting, with its numbers of processes and threads."""
+    """One framework in one setting, with the number of processes and of threads in each process."""
 
     setting: str
     framework: str
@@ -91,13 +93,17 @@ class Turn(NamedTuple):
     version: str
     trips_per_s: float
     start_s: float
-    """Start-up time, s: time until the first new model, minus the time of its trips at the measured speed."""
+    """Start-up time in seconds: the time until the first new model, minus the time that its trips take at the
+    measured speed."""
     peak_mib: float
-    """Peak of the proportional memory (PSS) of all the program's processes together."""
+    """Peak proportional memory (PSS), in MiB, of all processes of the program together."""
 
 
 def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
-    """Return the arrangements that may be a framework's fastest: all cores for processes, or for threads."""
+    """Return the cases to measure, with the arrangements that may be the fastest one for each framework.
+
+    They use all cores for processes, or for threads.
+    """
     cores = usable_cores()
     each = {name: [(cores, 1)] for name in ("edgefl", "torch")}
     each |= {"pfl": [(1, 1), (1, cores), (cores, 1)], "flower": [(cores, 1), (1, cores)]}
@@ -107,7 +113,10 @@ def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
 
 
 def chosen(option: str, text: str | None, known: Sequence[str]) -> list[str]:
-    """Return the names in a comma-separated option, or all. Raises `ConfigError` for an unknown name."""
+    """Return the names in a comma-separated list, or all ``known`` names if ``text`` is None.
+
+    Raises `ConfigError` for an unknown name; the message starts with ``option``.
+    """
     names = list(known) if text is None else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
@@ -126,9 +135,9 @@ def run(
 ) -> dict[str, Any]:
     """Measure all cases in turn; return plain values for `show` and a JSON file.
 
-    ``only`` and ``settings`` are comma-separated names. ``rows`` has an entry per case: the medians of
-    `Turn`'s figures over all turns, the ``spread`` of ``trips_per_s``, and ``why``, the reason if a case has
-    no figures.
+    ``only`` and ``settings`` are comma-separated lists of names. ``rows`` contains an entry for each case:
+    the medians of the figures of `Turn` over all turns, the ``spread`` of ``trips_per_s``, and ``why``, which
+    is the reason if a case has no figures.
     """
     frameworks = chosen("--only", only, FRAMEWORKS)
     wanted = cases(chosen("--settings", settings, list(SETTINGS)), frameworks)
@@ -176,7 +185,8 @@ def _row(case: Case, turns: Sequence[Turn], why: str) -> dict[str, Any]:
 def interpreter(framework: str, folder: Path) -> str:
     """Install a framework with pip in ``folder``, and return the Python interpreter of that environment.
 
-    An environment with the same packages is reused. Raises `RunError` with pip's last line.
+    An existing environment with the same packages is reused. Raises `RunError` with the last line that pip
+    printed.
     """
     if framework not in PACKAGES:
         return sys.executable
@@ -196,7 +206,10 @@ def interpreter(framework: str, folder: Path) -> str:
 
 
 def measured(case: Case, python: str, seconds: float) -> Turn:
-    """Run one program to its end. Raises `RunError` with its last line if it fails."""
+    """Run one program to its end and return its figures.
+
+    Raises `RunError` with the last line of its error output if it fails.
+    """
     lab = str(Path(__file__).parent)
     threads = {name: str(case.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     with tempfile.TemporaryDirectory(prefix="edgefl-peers-") as name:
@@ -223,7 +236,7 @@ def measured(case: Case, python: str, seconds: float) -> Turn:
 
 
 def write_task(case: Case, folder: Path, seconds: float) -> None:
-    """Write a program's input files: ``task.json``, and ``x`` and ``y`` with all clients' examples."""
+    """Write the input files of a program: ``task.json``, and ``x`` and ``y`` with all clients' examples."""
     from edgefl.learning.data import load_data
 
     setting = SETTINGS[case.setting]
@@ -236,7 +249,7 @@ def write_task(case: Case, folder: Path, seconds: float) -> None:
 
 
 def _printed(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Return the JSON objects that a program prints. Kill it if it prints none for `PATIENCE_S`."""
+    """Return the JSON objects that a program prints. Kill it if it prints none for `PATIENCE_S` seconds."""
     assert program.stdout is not None
     killer = threading.Timer(PATIENCE_S, kill_tree, [program])
     killer.start()
@@ -260,7 +273,10 @@ def _printed(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _peak_memory(program: subprocess.Popen[str]) -> Iterator[list[float]]:
-    """Yield a list of one number, kept up to date: the peak PSS of a program and its descendants, MiB."""
+    """Yield a list whose only number is the peak PSS, in MiB, of a program and all its descendants.
+
+    The number is kept up to date.
+    """
     ended, peak = threading.Event(), [0.0]
 
     def look() -> None:
@@ -280,7 +296,9 @@ def _peak_memory(program: subprocess.Popen[str]) -> Iterator[list[float]]:
 
 
 def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) -> Turn:
-    """Return the figures of a program from its report. Raises `RunError` if it has fewer than two models.
+    """Compute the figures of a program from the JSON objects that it printed.
+
+    Raises `RunError` if fewer than two of them report a model.
 
     >>> rounds = [{"trips": 10, "at_s": 107.0}, {"trips": 20, "at_s": 109.0}, {"trips": 30, "at_s": 111.0}]
     >>> speed([{"version": "1.0"}, *rounds], started_s=100.0, peak_mib=50.0)
@@ -297,7 +315,7 @@ def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) 
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row per case, with edgefl's speed in the same setting divided by the case's speed."""
+    """Print a row for each case, with the ratio of edgefl's speed in the same setting to its speed."""
     heads = ["setting", "framework", "version", ">processes", ">threads"]
     heads += [">trips/s", ">spread", ">edgefl ÷ it", ">start s", ">peak MiB"]
     rows, reasons = [], []
@@ -326,7 +344,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _finish(command: Sequence[str], what: str) -> None:
-    """Run a command to its end. Raises `RunError` with its last line if it fails."""
+    """Run a command to its end. Raises `RunError` with the last line that it printed if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RunError(f"{what}: {last_line(done.stdout) or f'exit code {done.returncode}'}")

@@ -1,13 +1,13 @@
-"""Compares predicted with measured inference times of phones, on three bases of prediction.
+"""Compares predicted with measured inference times of phones, for three bases of prediction.
 
-The bases of a prediction are:
+The basis of a prediction is what is known about the phone:
 
-- ``profile``: the phone's model has a profile;
-- ``core``: its model has none, but its core, clock and RAM are known;
-- ``one-network``: like ``core``, but the time of one network (`REFERENCE`) is known too. This network is not
-  judged.
+- ``profile``: the model of phone has a profile;
+- ``core``: the model has no profile, but the type of core, its clock rate and the RAM are known;
+- ``one-network``: the same is known as for ``core``, and also the time of one network (`REFERENCE`), which is
+  then not judged.
 
-Errors are |predicted ÷ measured − 1|.
+The error is |predicted ÷ measured − 1|.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from edgefl.results.tables import percent
 
 Works = dict[str, StepWork]
 NUMBERS = ("max_ghz", "ram_gib", "first_ms", "median_ms", "p10_ms", "p90_ms")
-"""Columns that are converted to numbers."""
+"""Columns whose values are converted to numbers."""
 
 
 def run(quick: bool = False, *, rows: Path, networks: Path, say: Say = silent) -> dict[str, Any]:
-    """Predict all rows; ``phones`` of the result has one entry per row and basis, times in seconds.
+    """Predict the times of all rows; ``phones`` in the result has an entry for each row and basis.
 
-    ``quick`` changes nothing: all rows together take a second.
+    Times are in seconds. ``quick`` changes nothing, because all rows together take only a second.
     """
     measured, layers, table = read_rows(rows), read_networks(networks), phone_table()
     networks_named(layers, [row.network for row in measured], networks)
@@ -63,7 +63,7 @@ def judge(table: PhoneTable, rows: Sequence[PhoneRow], works: Works) -> Iterator
 def _models(
     table: PhoneTable, about: phones.About, rows: Sequence[PhoneRow], works: Works
 ) -> Iterator[tuple[str, TimeModel]]:
-    """Yield the bases on which a phone can be predicted, with its time model on each."""
+    """Yield each basis on which the times of a phone can be predicted, with the time model for this basis."""
     own = next((phone for phone in table.phones if phone.model == about.model), None)
     if own is not None:
         yield "profile", phones.of_measured(table, own, about.unit)
@@ -90,7 +90,7 @@ def _judged(row: PhoneRow, basis: str, model: TimeModel, work: StepWork) -> dict
 
 
 def groups(judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Summarise the errors of each basis."""
+    """Summarise the errors of the predictions for each basis."""
     return [
         {"basis": basis, **_errors([row for row in judged if row["basis"] == basis])}
         for basis in dict.fromkeys(row["basis"] for row in judged)
@@ -98,8 +98,11 @@ def groups(judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Count rows and phones; compute the median and 90th percentile of the errors, the median error that a
-    tenth of the phones exceeds, and the share of rows within their intervals."""
+    """Summarise the errors of predictions.
+
+    Returns the number of rows and of phones, the median and the 90th percentile of the errors, the 90th
+    percentile over phones of their median errors, and the share of rows within their predicted intervals.
+    """
     errors = np.array([abs(row["predicted"] / row["measured"] - 1) for row in rows])
     units = np.array([row["unit"] for row in rows])
     of_unit = [float(np.median(errors[units == unit])) for unit in dict.fromkeys(units)]
@@ -114,7 +117,7 @@ def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a line per basis."""
+    """Print a line for each basis of prediction."""
     heads = ["what is known", ">phones", ">rows", ">median", ">90%", ">worst tenth", ">held"]
     lines = [
         [group["basis"], group["units"], group["rows"]]

@@ -1,14 +1,15 @@
-"""A problem for which every quantity of a convergence theorem can be computed.
+"""A problem for which every quantity in a convergence theorem can be computed.
 
-f_i(w) = L/2 ‖w − c_i‖², in three independent blocks of coordinates, each for one effect:
+The objective of client i is f_i(w) = L/2 ‖w − c_i‖². The coordinates of w form three independent blocks, each
+of which shows one effect:
 
-- **descent**, for the theorems' first term: no noise, all c_i = 0, and a start away from the optimum;
-- **noise**, for their variance term: normal noise on every gradient, and a start at the optimum;
-- **shares**: one coordinate per client, in which its c_i is n and the others' are 0, so that the model's mean
-  over time is the client's share of all weight, times n (Ma 2024, eq. 3: 1 is fair).
+- **descent**, the first term of the theorems: no noise, all c_i = 0, and a start away from the optimum;
+- **noise**, their variance term: normal noise on every gradient, and a start at the optimum;
+- **shares**: one coordinate for each client, in which c_i is n for this client and 0 for all others, so that
+  the mean of the model over time is n times the client's share of all weight (Ma 2024, eq. 3: 1 is fair).
 
-While step size times staleness is small, the mean of ‖∇f‖² over a run follows from the step, the number of
-versions and Σ α², the concentration of a version's weights (`Expected`).
+As long as step size times staleness is small, the mean of ‖∇f‖² over a run follows from the step size, the
+number of versions and Σ α², which measures how concentrated the weights of a version are (`Expected`).
 """
 
 from __future__ import annotations
@@ -32,58 +33,62 @@ DESCENT, NOISE = slice(0, 1), slice(1, 513)
 
 
 class Quadratic(NamedTuple):
-    """Constants of the problem, all exact."""
+    """The constants of the problem, all of which are exact."""
 
     clients: int
     smoothness: float = 1.0
-    """L."""
+    """The smoothness constant L."""
     variance: float = 1.0
-    """σ² of a stochastic gradient, over all coordinates."""
+    """The variance σ² of a stochastic gradient, summed over all coordinates."""
     distance: float = 1.0
-    """‖w_0 − w*‖."""
+    """The distance ‖w_0 − w*‖ of the start from the optimum."""
     spread: float = 0.0
-    """‖c_i‖ ÷ n of a client; 0: all clients have the same objective."""
+    """The ratio ‖c_i‖/n for each client. If it is 0, all clients have the same objective."""
     skewed: bool = False
-    """True: only client 0 has a different objective; the diversity stays the same."""
+    """If True, only client 0 has a different objective; the mean diversity stays the same."""
     batches: tuple[int, ...] = ()
-    """Number of examples in each client's batch; empty: 1 for all. A gradient's variance is σ²
-    divided by this number."""
+    """Number of examples in the batch of each client; if empty, each batch contains one example. The variance
+    of a gradient is σ² divided by this number."""
 
     @property
     def spreads(self) -> Vector:
-        """‖c_i‖ ÷ n of each client, float64."""
+        """The ratio ‖c_i‖/n for each client, in float64."""
         if not self.skewed:
             return np.full(self.clients, self.spread)
         return np.concatenate([[self.spread * math.sqrt(self.clients)], np.zeros(self.clients - 1)])
 
     @property
     def batch_variances(self) -> Vector:
-        """Variance of each client's stochastic gradient, σ²/|D_i|, float64."""
+        """The variance σ²/|D_i| of a stochastic gradient for each client, in float64."""
         return self.variance / np.array(self.batches or [1] * self.clients, dtype=np.float64)
 
     @property
     def gap(self) -> float:
-        """f(w_0) − f*."""
+        """The initial gap f(w_0) − f*."""
         return 0.5 * self.smoothness * self.distance**2
 
     @property
     def diversity(self) -> float:
-        """γ², the mean over clients of ‖∇f_i − ∇f‖²: (L · spread)² · n(n − 1)."""
+        """The diversity γ², the mean over clients of ‖∇f_i − ∇f‖²; it is (L · spread)² · n(n − 1)."""
         return (self.smoothness * self.spread) ** 2 * self.clients * (self.clients - 1)
 
     @property
     def largest_diversity(self) -> float:
-        """The largest ‖∇f_i − ∇f‖² of a client: γ², or (n − 1)·γ² if skewed."""
+        """The largest ‖∇f_i − ∇f‖² of any client: γ², or (n − 1)·γ² if ``skewed`` is True."""
         return self.diversity * (self.clients - 1 if self.skewed else 1)
 
     def centres(self) -> Vector:
-        """Return c_i, float64 of shape (clients, size)."""
+        """Return the centres c_i, a float64 array of shape (clients, size)."""
         rows = np.zeros((self.clients, NOISE.stop + self.clients))
         rows[:, NOISE.stop :] = self.clients * np.diag(self.spreads)
         return rows
 
     def start(self, shares: Sequence[float] | None = None) -> Vector:
-        """Return w_0: ``distance`` in `DESCENT`, elsewhere the optimum for these client shares (times n)."""
+        """Return the start w_0.
+
+        It is ``distance`` in the block `DESCENT`, and elsewhere the optimum for ``shares``, the clients'
+        shares of the weight times n.
+        """
         fair = np.ones(self.clients) if shares is None else np.asarray(shares)
         return np.concatenate([[self.distance], np.zeros(NOISE.stop - 1), self.spreads * fair])
 
@@ -93,13 +98,13 @@ class Trajectory(NamedTuple):
 
     problem: Quadratic
     models: Vector
-    """float64 of shape (versions + 1, size)."""
+    """The model after each version, a float64 array of shape (versions + 1, size)."""
     staleness: int
-    """Largest staleness of an applied update, on arrival."""
+    """Largest staleness that an applied update had when it arrived."""
     delays: Vector
-    """Share of all applied weight by delay (`delays_of`), float64."""
+    """Share of all applied weight, indexed by the delay (`delays_of`), in float64."""
     squares: Vector
-    """Largest ‖∇f_i‖² at the start of a trip, by client."""
+    """For each client i, the largest ‖∇f_i‖² at the start of any of its trips."""
 
     def mean_square(self, block: slice | None = None) -> float:
         """Return the mean of ‖∇f‖² over all versions except the last, in one block or in all blocks."""
@@ -108,7 +113,7 @@ class Trajectory(NamedTuple):
         return float(self.problem.smoothness**2 * np.mean(np.sum(part**2, axis=1)))
 
     def shares(self) -> Vector:
-        """Return each client's share of all weight, times n, after the first tenth of the run."""
+        """Return, for each client, n times its share of all weight after the first tenth of the run."""
         late = self.models[len(self.models) // 10 :, NOISE.stop :]
         return np.asarray(late.mean(axis=0) / self.problem.spread)
 
@@ -125,11 +130,11 @@ def descend(
     seed: int = 0,
     devices: Sequence[Client] | None = None,
 ) -> Trajectory:
-    """Run ``versions`` versions, with trips of ``steps`` SGD steps of size ``rate``.
+    """Run ``versions`` versions; each trip consists of ``steps`` SGD steps with the step size ``rate``.
 
-    By default a trip takes Exp(1), so that the next arrival is uniform over the clients, as the proofs
-    assume. The start is `Quadratic.start` for ``shares``. ``devices`` are facts about the clients for
-    the strategy; by default there are none.
+    By default, the duration of a trip is Exp(1), so that each client is equally likely to be the next whose
+    update arrives, as the proofs assume. The run starts from `Quadratic.start` for ``shares``. ``devices``
+    contains what the strategy knows about the clients; by default, it knows nothing.
     """
     centres, size = problem.centres(), NOISE.stop - NOISE.start
     noise, delays = (
@@ -165,9 +170,10 @@ def descend(
 
 
 def delays_of(run: MemoryRun, skip: int = 0) -> Counts:
-    """Return t − τ_i(t) of each applied update: the number of versions from its base version to the sum.
+    """Return, for each applied update, the number of versions t − τ_i(t) from its base version to its sum.
 
-    The first ``skip`` versions are left out. `Update.staleness` counts only the versions until its arrival.
+    The first ``skip`` versions are left out. `Update.staleness` counts only the versions until the update
+    arrives.
     """
     sums = run.sums[skip:]
     return np.array([order.version - 1 - one.base_version for order, made in sums for one in made])
@@ -181,7 +187,7 @@ def play(
     seed: int = 0,
     **how: object,
 ) -> tuple[MemoryRun, float]:
-    """Run in memory without evaluations; return the run and its emulated seconds."""
+    """Run in memory without evaluations; return the run and its duration in emulated seconds."""
     devices = fleet(clients) if isinstance(clients, int) else clients
     core = Core(strategy, devices, seed, stop, evaluate_every=10**9)
     return run_in_memory(core, durations, max_events=10**9, **how), core.now_s  # type: ignore[arg-type]
@@ -190,10 +196,10 @@ def play(
 class Expected(NamedTuple):
     """Prediction of the mean of ‖∇f‖² over ``versions`` versions, from the step sizes and weights.
 
-    With r = 1 − ηL, a trip of Q steps moves its model by (1 − r^Q) of the way to c_i, and adds noise of
-    variance η²σ²(1 − r^{2Q})/(1 − r²). A version with sum of weights ``gain`` and sum of squares
-    ``concentration`` leaves ρ = 1 − gain·(1 − r^Q) of the distance. Staleness changes these figures by about
-    ηLQτ, which must be small.
+    With r = 1 − ηL, a trip of Q steps moves the model by the fraction 1 − r^Q of the way to c_i, and adds
+    noise with variance η²σ²(1 − r^{2Q})/(1 − r²). The sum of a version's weights is ``gain``, and the sum of
+    their squares is ``concentration``. A version leaves the fraction ρ = 1 − gain·(1 − r^Q) of the distance
+    to the optimum. Staleness changes these figures by about ηLQτ, which must be small.
     """
 
     problem: Quadratic
@@ -209,25 +215,28 @@ class Expected(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Relative distance that a version moves: 1 − ρ, near ηLQ."""
+        """The fraction 1 − ρ of the distance to the optimum by which a version moves, about ηLQ."""
         return self.gain * (1.0 - self._kept)
 
     def _after(self) -> float:
-        """Return the mean over the versions of ρ^{2t}."""
+        """Return the mean of ρ^{2t} over the versions t."""
         left = (1.0 - self.step) ** 2
         return (1.0 - left**self.versions) / ((1.0 - left) * self.versions)
 
     def descent(self) -> float:
-        """Return the descent term: L²‖w_0 − w*‖² times the mean of ρ^{2t}."""
+        """Return the contribution of descent: L²‖w_0 − w*‖² times the mean of ρ^{2t}."""
         return self._after() * (self.problem.smoothness * self.problem.distance) ** 2
 
     def floor(self) -> float:
-        """Return the noise term: each version's noise ÷ (1 − ρ²), starting from zero."""
+        """Return the contribution of noise.
+
+        It rises from zero towards the noise that a version adds, divided by 1 − ρ².
+        """
         one = (1.0 - self._kept**2) / (1.0 - (1.0 - self.rate * self.problem.smoothness) ** 2)
         return self._risen(self.rate**2 * float(self.problem.batch_variances.mean()) * one)
 
     def sampling(self) -> float:
-        """Return the client sampling term, for clients drawn uniformly and independently per version."""
+        """Return the contribution of client sampling, for clients drawn uniformly and independently."""
         pull = (1.0 - self._kept) ** 2 * self.problem.diversity / self.problem.smoothness**2
         return self._risen(pull)
 

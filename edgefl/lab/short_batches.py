@@ -1,9 +1,9 @@
-"""FedBuff's learning-rate normalisation: the theorem of appendix C.6.1 (Nguyen 2022), on the real trainer.
+"""Tests learning-rate normalisation in FedBuff (Nguyen 2022, theorem of appendix C.6.1) on the real trainer.
 
 A client's step on a batch of b ≤ B examples has the size η·b/B. The problem is F(w) = L/2 ‖w‖². The gradient
-of an example has noise of known variance in all coordinates except the first. The first coordinate starts at
-a distance from the optimum, the others at the optimum. Every trip has new examples, as the theorem assumes,
-and continues from the model of the previous trip.
+of an example contains noise of known variance in all coordinates except the first. The first coordinate
+starts at a distance from the optimum, and the other coordinates start at the optimum. Every trip uses new
+examples, as the theorem assumes, and continues from the model of the previous trip.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from edgefl.learning.rule import LocalRule
 from edgefl.seeds import stream
 
 SMOOTHNESS, VARIANCE, DISTANCE = 2.0, 3.0, 4.0
-"""L, σ² of one example's gradient, and ‖y_1 − w*‖."""
+"""The smoothness constant L, the variance σ² of the gradient of an example, and the distance ‖y_1 − w*‖."""
 NOISY = 256
-"""Number of coordinates with noise."""
+"""Number of coordinates in which gradients contain noise."""
 BATCH = 8
-"""B, the full batch size."""
+"""The full batch size B."""
 RATE = 0.1
-"""η, below 1/(L·(M/B + 1)) with M = 0."""
+"""The learning rate η, which must be below 1/(L·(M/B + 1)); here, M is 0."""
 
 
 class Squares(NamedTuple):
-    """Weighted means Σ η_q·E‖∇F(y_q)‖²/A_Q, with η_q = η·b_q/B and A_Q = Σ η_q."""
+    """The parts of the weighted mean Σ η_q·E‖∇F(y_q)‖²/A_Q, where η_q = η·b_q/B and A_Q = Σ η_q."""
 
     descent: float
     noise: float
 
 
 def expected(sizes: Sequence[int]) -> Squares:
-    """Compute the weighted means for batches of these sizes, by the recursion of E w²."""
+    """Compute the weighted means for batches of the given sizes, with the recursion that E w² follows."""
     rates = [RATE * size / BATCH for size in sizes]
     left, noise, means = DISTANCE**2, 0.0, np.zeros(2)
     for rate, size in zip(rates, sizes, strict=True):
@@ -47,13 +47,13 @@ def expected(sizes: Sequence[int]) -> Squares:
 
 
 def bound(sizes: Sequence[int]) -> float:
-    """Return the theorem's right side: 2(F(y_1) − F*)/A_Q + η·L·σ²/B."""
+    """Return the bound of the theorem, 2(F(y_1) − F*)/A_Q + η·L·σ²/B."""
     total = RATE * sum(sizes) / BATCH
     return SMOOTHNESS * DISTANCE**2 / total + RATE * SMOOTHNESS * VARIANCE / BATCH
 
 
 def measured(sizes: Sequence[int], seed: int) -> Squares:
-    """Train with batches of these sizes, one trip of one step each; return the weighted means."""
+    """Train in one trip of one step for each batch size in ``sizes``; return the weighted means."""
     import torch
 
     from edgefl.learning.flat import FlatModel
@@ -86,7 +86,7 @@ def measured(sizes: Sequence[int], seed: int) -> Squares:
 
 
 def lr_normalization(quick: bool = False) -> Finding:
-    """Train on full batches, on single examples, and on batches of 1 to B examples."""
+    """Train on full batches, on single examples, and on batches of 1 to B examples, and test the theorem."""
     steps, seeds = (800, (1,)) if quick else (3_000, (1, 2, 3))
     mixed = 1 + stream(0, "sizes").integers(BATCH, size=steps)
     cases = [[BATCH] * steps, [1] * steps, mixed.tolist()]

@@ -1,8 +1,8 @@
-"""Measure clients' start-up time and memory, compared with a process that imports torch itself.
+"""Measures the start-up time and memory of clients, compared with a process that imports torch by itself.
 
-The run has synchronous rounds of all clients. Each client records when it was forked and when it first
-trained; the earliest training begins as soon as the last client is ready. A client's memory is read on its
-second trip, because a client that has never trained has touched few of its pages.
+The run consists of synchronous rounds in which all clients take part. Each client records when it was forked
+and when it first trained. The earliest training begins as soon as the last client is ready. The memory of a
+client is read on its second trip, because a client that has never trained has touched few of its pages.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ from edgefl.strategies.base import TripInputs
 COUNTS = (10, 50, 100, 300, 1000)
 QUICK_COUNTS = COUNTS[:4]
 TIME_SCALE = 1e-4
-"""Wall seconds per emulated second; small enough that pacing never waits."""
+"""Wall-clock seconds per emulated second, so small that clients never wait for emulated time to pass."""
 PATIENCE_S = 120.0
-"""Heartbeat limit, s; long, because all clients train and read their memory at once on a few cores."""
+"""Maximum number of seconds without a heartbeat from a client.
+
+It is long because all clients train and read their memory at the same time on a few cores.
+"""
 _IMPORT = """
 import time; started = time.perf_counter()
 import torch
@@ -47,9 +50,10 @@ print(seconds, flush=True); input()
 
 
 class StartWorkload(Workload):
-    """The real workload, but each client also writes a file into the run's base folder.
+    """The real workload, except that each client also writes a file into the base folder of the run.
 
-    The file has the times of its fork and first training on the monotonic clock, and its memory (`_memory`).
+    The file contains the times of the client's fork and first training on the monotonic clock, and its memory
+    (`_memory`).
     """
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
@@ -71,7 +75,7 @@ class StartWorkload(Workload):
     ) -> TrainResult:
         if trip == 0:
             self._trained_s = time.monotonic()
-        elif done is not None:  # in a client, not in the zygote
+        elif done is not None:  # in a client, not in the zygote, which forks the clients
             note = json.dumps([self._forked_s, self._trained_s, *_memory(os.getpid())])
             (self._notes / f"{client}.json").write_text(note)
         return super().train(client, trip, done, steps, given)
@@ -86,10 +90,11 @@ def run(
 ) -> dict[str, Any]:
     """Measure all fleet sizes; return plain values for `show` and a JSON file.
 
-    ``rows`` has one entry per number of clients: ``ready_s`` from the first fork until all are ready (median,
-    with its ``spread``), ``ms_a_client``, and the medians over clients of ``proportional_mib`` and
-    ``own_mib`` (unshared pages) after one trip each. ``torch`` is the cost of a process that imports torch by
-    itself. Raises `RunError` if a client ended early.
+    ``rows`` contains an entry for each number of clients: ``ready_s``, the median time from the first fork
+    until all clients are ready, with its ``spread``; ``ms_a_client``; and the medians over clients of
+    ``proportional_mib`` and ``own_mib`` (unshared pages) after one trip of each client. ``torch`` contains
+    the import time and the memory of a process that imports torch by itself. Raises `RunError` if a client
+    ended early.
     """
     repetitions = repetitions or (2 if quick else 3)
     say("processes that import torch by themselves")
@@ -119,7 +124,10 @@ def run(
 
 
 def started(clients: int) -> tuple[float, list[list[float]]]:
-    """Start clients that make two trips each; return the seconds until all were ready, and their memory."""
+    """Start clients that make two trips each.
+
+    Return the number of seconds until all clients were ready, and the memory of each client.
+    """
     experiment = bench.settings(
         fleet=Fleet(devices={"pixel-4": clients}, network="fios", memory="off"),
         model=Model(name="mlp", args={"hidden": [64]}),
@@ -140,13 +148,16 @@ def started(clients: int) -> tuple[float, list[list[float]]]:
 
 
 def _memory(pid: int) -> tuple[float, float]:
-    """Return a process's proportional and unshared memory, MiB."""
+    """Return the proportional memory and the unshared memory of a process, both in MiB."""
     found = psutil.Process(pid).memory_full_info()
     return found.pss / 2**20, found.uss / 2**20
 
 
 def _import_torch() -> tuple[float, float, float]:
-    """Return import time, s, and memory, MiB, of a process that imports torch and computes one gradient."""
+    """Start a process that imports torch by itself and computes one gradient.
+
+    Return its import time in seconds, and its proportional and unshared memory in MiB.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", _IMPORT],
         stdin=subprocess.PIPE,
@@ -162,7 +173,7 @@ def _import_torch() -> tuple[float, float, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row per number of clients."""
+    """Print a row for each number of clients."""
     heads = [">clients", ">all ready s", ">ms each", ">proportional MiB each", ">own MiB each"]
     rows = [
         f"{row['clients']} {row['ready_s']:.2f} {row['ms_a_client']:.1f} {row['proportional_mib']:.1f} "

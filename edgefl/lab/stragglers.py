@@ -1,7 +1,7 @@
-"""Seconds per update of rounds and of FedBuff, and the sizes of the clients whose updates they use.
+"""Measures the time per update in rounds and in FedBuff, and how many examples the clients used have.
 
-These are appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022. The duration of client i's trips is
-exponential with mean λ·n_i, where n_i is the client's number of examples. Clients train nothing.
+This tests appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022. The duration of the trips of client i is
+exponential with mean λ·n_i, where n_i is the number of examples of this client. Clients train nothing.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 
 SIZES = ((1, 120), (4, 60), (16, 20))
-"""Examples of a client, and the number of such clients: many small ones and few large ones."""
+"""Pairs of a number of examples and the number of clients that have so many: most clients are small."""
 CLIENTS = sum(count for _, count in SIZES)
 MEAN = sum(size * count for size, count in SIZES) / CLIENTS
 STRAGGLER = 1.0
-"""λ, emulated seconds for each example."""
+"""The mean duration λ in emulated seconds per example."""
 OVER_SELECTION = 1.3
 CONCURRENCY = (10, 30)
-"""Numbers of clients training at once: a round's cohort, or a smaller cohort with its over-selection."""
+"""Numbers of clients that train at once. In rounds, this is the cohort, or a smaller cohort together with
+its over-selection."""
 STEPS_OF_TIME = 500
 
 Values = npt.NDArray[np.float64]
 
 
 class Rates(NamedTuple):
-    """Seconds per update of an algorithm, and the size of the clients whose updates it uses."""
+    """The time per update that an algorithm needs, and the size of the clients whose updates it uses."""
 
     seconds: float
-    """Emulated seconds per used update."""
+    """Emulated seconds per update that is used."""
     examples: float
     """Mean number of examples of the clients whose updates are used."""
 
@@ -49,12 +50,12 @@ class Rates(NamedTuple):
 def rounds(needed: int, selected: int) -> Rates:
     """Return the expected `Rates` of rounds that use the first ``needed`` of ``selected`` clients.
 
-    A round's clients are drawn without replacement. So, given the number of clients in the fleet that would
-    have finished at time t (a sum of binomials), the number of finished clients in the round is
-    hypergeometric.
+    The clients of a round are drawn without replacement. Given the number of clients in the fleet that would
+    have finished by time t (a sum of binomials), the number of clients in the round that have finished is
+    therefore hypergeometric.
     """
     longest_s = STRAGGLER * max(size for size, _ in SIZES) * 25.0
-    edges = longest_s * np.linspace(0.0, 1.0, STEPS_OF_TIME + 1) ** 3  # finer where most finish
+    edges = longest_s * np.linspace(0.0, 1.0, STEPS_OF_TIME + 1) ** 3  # finer where most clients finish
     times, widths = (edges[1:] + edges[:-1]) / 2.0, np.diff(edges)
     done = [1.0 - np.exp(-times / (STRAGGLER * size)) for size, _ in SIZES]
     counts = [count for _, count in SIZES]
@@ -69,7 +70,10 @@ def rounds(needed: int, selected: int) -> Rates:
 
 
 def _below(done: Sequence[Values], counts: Sequence[int], needed: int, selected: int) -> Values:
-    """Return, by time, the probability that fewer than ``needed`` of ``selected`` clients have finished."""
+    """Return, for each time, the probability that fewer than ``needed`` clients of a round have finished.
+
+    ``selected`` is the number of clients in the round.
+    """
     total = sum(counts)
     fewer = stats.hypergeom.cdf(needed - 1, total, np.arange(total + 1), selected)
     out = np.empty(len(done[0]))
@@ -82,11 +86,12 @@ def _below(done: Sequence[Values], counts: Sequence[int], needed: int, selected:
 
 
 def buffered(concurrency: int) -> Rates:
-    """Return the expected `Rates` if a constant number of clients trains at once, as with FedBuff.
+    """Return the expected `Rates` if a constant number of clients trains at once, as in FedBuff.
 
-    Whenever a client finishes, one is drawn uniformly from the idle clients. A set of M training clients then
-    has a probability in proportion to the product of its n_i, so that the updates per second are
-    (N − M + 1)·e_{M−1}/(λ·e_M), where e_k is the elementary symmetric polynomial of degree k of all n_i.
+    Whenever a client finishes, another client is drawn uniformly from the idle clients. The probability that
+    a given set of M clients is training is then in proportion to the product of the n_i in the set. The
+    number of updates per second is therefore (N − M + 1)·e_{M−1}/(λ·e_M), where e_k is the elementary
+    symmetric polynomial of degree k in all n_i.
     """
     whole = _symmetric([count for _, count in SIZES])
     chances = []
@@ -110,7 +115,7 @@ def _mean_examples(chances: Sequence[float]) -> float:
 
 
 def measured(strategy: Strategy, updates: int, seed: int) -> Rates:
-    """Run ``strategy`` on the fleet until it has used ``updates`` updates, without learning."""
+    """Run ``strategy`` on the fleet, without training, until it has used ``updates`` updates."""
     examples = np.repeat(*np.array(SIZES).T)
     size = strategy.max_held(CLIENTS)
     run, now_s = play(
@@ -128,7 +133,7 @@ def measured(strategy: Strategy, updates: int, seed: int) -> Rates:
 
 
 def times(quick: bool = False) -> Finding:
-    """Compare measured `Rates` of rounds, over-selected rounds and FedBuff with the expected ones."""
+    """Compare the measured `Rates` of rounds, over-selected rounds and FedBuff with the expected `Rates`."""
     updates, seeds = (5_000, (1,)) if quick else (15_000, (1, 2, 3))
     seconds, examples = [], []
     arms = [arm for concurrency in CONCURRENCY for arm in _arms(concurrency)]
@@ -156,7 +161,10 @@ def times(quick: bool = False) -> Finding:
 
 
 def _arms(concurrency: int) -> list[tuple[Strategy, Rates]]:
-    """Return rounds, over-selected rounds and FedBuff for this ``concurrency``, with the expected `Rates`."""
+    """Return the strategies to compare (rounds, over-selected rounds and FedBuff), with the expected `Rates`.
+
+    In each of them, ``concurrency`` clients train at once.
+    """
     needed = math.floor(concurrency / OVER_SELECTION)
     selecting = FedAvg(cohort=needed, over_selection=OVER_SELECTION)
     return [

@@ -1,7 +1,9 @@
-"""The studies of ``edgefl reproduce``: ``experiments/papers/studies/NAME.toml`` has a paper's arms and races.
+"""Loads the studies (reproductions of papers) that ``edgefl reproduce`` runs.
 
-A paper with claims other than races also has a module in `edgefl.lab`; its ``claims(curves)`` judges these
-claims after the races.
+The file ``experiments/papers/studies/NAME.toml`` defines the arms of a study, which are the algorithms that
+it compares, and its races, which are claims that one arm reaches a target accuracy at a lower cost than
+another. If a paper also makes other claims, a module in `edgefl.lab` judges them after the races, in its
+function ``claims(curves)``.
 """
 
 from __future__ import annotations
@@ -23,18 +25,18 @@ FURTHER: Mapping[str, Callable[[Curves], Sequence[Finding]]] = {
     "ablations-fedbuff": ablations_fedbuff.claims,
     "ablations-privacy": ablations_privacy.claims,
 }
-"""Functions that judge a study's claims other than races, by study."""
+"""Functions that judge the claims of a study that are not races, keyed by the name of the study."""
 
 
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A study's file: the fields of `Study`, and the races."""
+    """The content of the file of a study: fields of `Study`, and the races."""
 
     title: str
     citation: str
     arms: tuple[Arm, ...]
     races: tuple[Race, ...] = ()
     races_at: dict[str, tuple[Race, ...]] = {}
-    """Races by settings; they replace ``races``."""
+    """Races for particular settings, keyed by the name of the settings; they replace ``races``."""
     notes: tuple[str, ...] = ()
     notes_at: dict[str, tuple[str, ...]] = {}
     seeds: tuple[int, ...] = SEEDS
@@ -44,7 +46,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def load(name: str) -> Study:
-    """Load a study by its name. Raises ConfigError for an invalid file.
+    """Load the study with the given name. Raises `ConfigError` if its file is invalid.
 
     >>> [arm.label for arm in load("table2-fedbuff").arms]
     ['FedBuff', 'FedBuff, K = 1', 'FedBuff, K = 100']

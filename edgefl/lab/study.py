@@ -1,4 +1,4 @@
-"""A reproduction of a paper: settings, arms and seeds, runs, curves, and the report."""
+"""The reproduction of a paper: its settings, arms (algorithms to compare), seeds, runs, curves and report."""
 
 from __future__ import annotations
 
@@ -33,36 +33,37 @@ from edgefl.run.sweep import warm
 Verdict = Literal[
     "reproduced", "holds", "smaller", "not reproduced", "not settled", "same runs", "out of reach"
 ]
-"""``holds``: a mutant of the arm gets "reproduced" too (`edgefl.lab.claims`)."""
+"""Verdicts on a claim. ``holds`` means that the claim is also reproduced with a mutant, a deliberately wrong
+implementation (`edgefl.lab.claims`)."""
 
 
 class Finding(NamedTuple):
-    """A paper's claim and our verdict on it."""
+    """A claim in a paper, our result and our verdict on the claim."""
 
     claim: str
     source: str
-    """Place of the claim in the paper."""
+    """Place in the paper where the claim is made."""
     paper: str
-    """The paper's result, as text."""
+    """The result in the paper, as text."""
     ours: str
     verdict: Verdict
     note: str = ""
     mine: tuple[str, ...] = ()
-    """Arms that the claim is about; a mutant replaces them."""
+    """Labels of the arms (algorithms) that the claim is about. Mutants (wrong versions) replace them."""
     others: tuple[str, ...] = ()
-    """Arms with which ``mine`` are compared."""
+    """Labels of the arms with which the arms ``mine`` are compared."""
     p: float | None = None
-    """One-sided p-value, paired over seeds; None for a claim without statistics."""
+    """One-sided p-value, paired over seeds; None if the claim is judged without a statistical test."""
     survives: bool | None = None
-    """True if the p-value passes the correction over all claims of the study."""
+    """True if the p-value passes the correction for multiple tests over all claims of the study."""
     family: str = ""
-    """Key of the mutants to try (`edgefl.lab.mutants.MUTANTS`); "": the arm's strategy."""
+    """Key of the mutants to try in `edgefl.lab.mutants.MUTANTS`; "" stands for the strategy of the arm."""
     mutants: Mapping[str, Verdict] = {}
-    """Verdict of each mutant that was run in place of the arms."""
+    """For each mutant that was run in place of the arms, the verdict on the claim."""
 
     @property
     def says(self) -> str:
-        """The verdict, with the mutants that it does not distinguish, or a note that none were run.
+        """The verdict as text, with the mutants that also pass, or with a note that no mutants were run.
 
         >>> Finding("", "", "", "", "holds", mutants={"α²": "reproduced", "α^¼": "smaller"}).says
         'holds, does not distinguish: α²'
@@ -76,12 +77,12 @@ class Finding(NamedTuple):
 
     @property
     def undistinguished(self) -> list[str]:
-        """Mutants for which the claim is reproduced too, or whose runs ended too early to judge."""
+        """Labels of mutants with which the claim is reproduced too, or whose runs ended too early."""
         return [label for label, found in self.mutants.items() if found in ("reproduced", "out of reach")]
 
     @property
     def remark(self) -> str:
-        """The note, the mutants for which the claim fails, and the p-value, as text."""
+        """The note, the mutants with which the claim fails, and the p-value, as one text."""
         failing = [label for label in self.mutants if label not in self.undistinguished]
         parts = [self.note, f"fails with {', '.join(failing)}" if failing else ""]
         if self.p is not None and self.verdict in HOLDING:
@@ -90,7 +91,7 @@ class Finding(NamedTuple):
 
 
 HOLDING = ("reproduced", "holds", "smaller")
-"""Verdicts for which the confidence interval excludes chance."""
+"""Verdicts that are given only if the confidence interval excludes an effect by chance."""
 
 
 def verdict(holds: bool) -> Verdict:
@@ -98,62 +99,67 @@ def verdict(holds: bool) -> Verdict:
 
 
 def share(values: Sequence[float]) -> str:
-    """Format accuracies over seeds, in per cent: mean ± half the 95% interval."""
+    """Format the mean of accuracies over seeds ± half the 95% interval, in per cent."""
     return statistics.share(statistics.estimate(values))
 
 
 LAST = statistics.WINDOW
-"""Number of last evaluations whose mean is the final accuracy."""
+"""Number of evaluations at the end of a run whose mean is the final accuracy."""
 
 
 class Curves:
-    """The records of a study by arm and seed.
+    """The records of all runs of a study, for each arm (algorithm) and seed.
 
-    Figures of an arm have one value per seed, in the order of the seeds, so that arms can be paired by seed;
-    NaN if a run has no value.
+    Each figure of an arm is a list with one value per seed, in the order of the seeds, so that arms can be
+    paired by seed. The value is NaN if a run does not provide the figure.
     """
 
     def __init__(self, records: Mapping[str, Sequence[Record]], settings: str = "") -> None:
         self.records = {label: tuple(found) for label, found in records.items()}
         self.settings = settings
-        """Name of the settings of these runs."""
+        """Name of the settings with which these runs were made."""
 
     def _each(self, label: str, figure: Callable[[list[EvaluationRow]], float]) -> list[float]:
         runs = [record.evaluations for record in self.records[label]]
         return [float(figure(rows)) if rows else math.nan for rows in runs]
 
     def hashes(self, label: str) -> list[str]:
-        """Return the hash of each run's last model."""
+        """Return, for each run of the arm, the hash of its last model."""
         return [record.meta.model_sha256 for record in self.records[label]]
 
     def twin(self, label: str) -> str:
-        """Return the first other arm with the same last models on every seed; "" if there is none."""
+        """Return the first other arm with the same last model for every seed, or "" if there is none."""
         mine = self.hashes(label)
         return next((other for other in self.records if self.hashes(other) == mine and other != label), "")
 
     def accuracy(self, label: str, last: int = LAST) -> list[float]:
-        """Return each run's mean accuracy over the ``last`` evaluations; 0 means over all evaluations.
+        """Return, for each run, the mean accuracy over the ``last`` evaluations (0: over all evaluations).
 
         A mean over all evaluations also rewards fast learning.
         """
         return self._each(label, lambda rows: fmean(row.accuracy for row in rows[-last:]))
 
     def reached(self, label: str, target: float, over: Over) -> list[float]:
-        """Return client trips, emulated seconds or versions until the smoothed accuracy reached
-        ``target``."""
+        """Return, for each run, the cost at which the smoothed accuracy reached ``target``.
+
+        ``over`` selects the cost: client trips, emulated seconds or versions.
+        """
         return [RaceTarget(target, "").reached(record, over) for record in self.records[label]]
 
     def ended(self, label: str, over: Over) -> list[float]:
-        """Return the cost at the end of the smoothed curve; 0 without points."""
+        """Return, for each run, the cost at the end of the smoothed curve, or 0 if the curve is empty."""
         return [RaceTarget(1.0, "").curve(record, over).end for record in self.records[label]]
 
     def race(self, mine: str, other: str, target: float, over: Over) -> statistics.CostRatio | None:
-        """Return the ratio of the costs to the target, ``other`` ÷ ``mine``; None if runs ended too early."""
+        """Return the ratio of the costs of ``other`` and of ``mine`` until they reach the target accuracy.
+
+        It is None if runs ended too early.
+        """
         reached = [self.reached(label, target, over) for label in (other, mine)]
         return statistics.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
 
     def staleness(self, label: str) -> list[float]:
-        """Return the mean staleness of updates on arrival."""
+        """Return, for each run, the mean staleness of updates on arrival."""
         out = []
         for trips in (record.trips for record in self.records[label]):
             known = trips["staleness"][(trips["staleness"] >= 0) & ~np.isnan(trips["arrived_s"])]
@@ -161,7 +167,10 @@ class Curves:
         return out
 
     def weights(self, label: str, profile: str) -> list[float]:
-        """Return the mean share of applied weight of clients of ``profile``, times n: 1 is fair."""
+        """Return, for each run, n times the mean share of the applied weight that clients of ``profile`` get.
+
+        A value of 1 is fair.
+        """
         out = []
         for record in self.records[label]:
             clients, share = applied_weight(record)
@@ -171,7 +180,7 @@ class Curves:
         return out
 
     def target(self, label: str) -> float:
-        """Return the target accuracy at which the arm's runs stop."""
+        """Return the target accuracy at which the runs of the arm stop."""
         (record, *_) = self.records[label]
         target = settings_of(record).stop.accuracy
         assert target is not None, "the settings stop at a target accuracy"
@@ -180,85 +189,88 @@ class Curves:
 
 SEEDS = (1, 2, 3)
 QUICK = "quick"
-"""Name of the settings whose runs take only minutes."""
+"""Name of the settings with which runs take only minutes."""
 IN_SMALL = "--quick: scikit-learn's digits and an MLP replace the data and models named here."
 UNSETTLED = "runs ended too early to judge: raise stop.trips"
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One algorithm of a comparison: its changes to the settings."""
+    """An arm of a study: one of the algorithms that it compares, defined by changes to the settings."""
 
     label: str
     changes: tuple[str, ...]
-    """Assignments in the form of ``edgefl run --set``."""
+    """Assignments in the form that ``edgefl run --set`` accepts."""
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further changes by name of the settings (see `Study.settings`), such as a paper's step sizes; tuned
-    steps (`edgefl.lab.tuning`) replace them."""
+    """Further changes, such as step sizes from the paper, keyed by the name of the settings (see
+    `Study.settings`). Tuned step sizes (`edgefl.lab.tuning`) replace them."""
     grid: Mapping[str, tuple[float, ...]] | None = None
-    """Values that tuning tries, by key, if they differ from the study's."""
+    """Values that tuning tries for each key, if they differ from those of the study."""
     steps_of: str = ""
-    """Arm whose tuned steps this arm uses."""
+    """Label of another arm whose tuned step sizes this arm uses; "" if it uses its own."""
     grid_at: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
-    """Grids by settings, if they differ from ``grid``."""
+    """Grids that differ from ``grid`` for particular settings, keyed by the name of the settings."""
     only: tuple[str, ...] = ()
-    """Settings that include this arm; empty: all."""
+    """Names of the settings that include this arm; if empty, all settings include it."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Search for each arm's step sizes: the sizes with the largest area under the learning curve win."""
+    """The search for the step sizes of each arm: those with the largest area under the learning curve win."""
 
     grid: Mapping[str, tuple[float, ...]]
-    """Values to try by key of the experiment; all combinations are run."""
+    """Values to try for each key of the experiment; all combinations are run."""
     over: Over
-    """Cost over which the area is integrated; the same as in the races."""
+    """The cost over which the area is integrated; it is the same cost as in the races."""
     budget: Mapping[str, float]
-    """Budget of that cost for each run, by settings."""
+    """The cost that each run may use, keyed by the name of the settings."""
     seeds: tuple[int, ...] = (101, 102)
-    """Seeds, different from those of the races."""
+    """Seeds of the tuning runs, which differ from the seeds of the races."""
     seeds_at: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Seeds by settings: fewer than ``seeds``, for settings whose runs take long."""
+    """Fewer seeds for settings with which runs take long, keyed by the name of the settings."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A paper's comparison of algorithms: settings, arms, seeds and claims."""
+    """A comparison of algorithms in a paper: its settings, arms (algorithms), seeds and claims."""
 
     name: str
-    """Also the name of its settings file in ``experiments/papers``; the files of other settings have a suffix
-    such as ``-quick``."""
+    """Name of the study, and of its settings file in ``experiments/papers``. The names of files with other
+    settings end with a suffix such as ``-quick``."""
     title: str
     citation: str
     arms: tuple[Arm, ...]
     judge: Callable[[Curves], Sequence[Finding]]
     notes: tuple[str, ...] = ()
-    """Differences from the paper and their reasons."""
+    """Differences from the paper, and the reasons for them."""
     notes_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further notes by settings."""
+    """Further notes for particular settings, keyed by the name of the settings."""
     seeds: tuple[int, ...] = SEEDS
     small_seeds: tuple[int, ...] = SEEDS
-    """Seeds of ``--quick``."""
+    """Seeds that are used with ``--quick``."""
     changes: tuple[str, ...] = ()
-    """A user's changes to the settings of all arms, as in ``edgefl run --set``."""
+    """Changes by the user to the settings of all arms, in the form that ``edgefl run --set`` accepts."""
     tuning: Tuning | None = None
 
     def arms_of(self, settings: str) -> list[Arm]:
-        """Return the arms that run under these settings."""
+        """Return the arms that the given settings include."""
         return [arm for arm in self.arms if not arm.only or settings in arm.only]
 
     def arm(self, label: str) -> Arm:
-        """Return the arm with that label."""
+        """Return the arm with the given label."""
         return next(arm for arm in self.arms if arm.label == label)
 
     def changed(self, changes: Sequence[str]) -> Study:
-        """Return the study with changed settings. Raises ConfigError if a changed key distinguishes arms."""
+        """Return a copy of the study with changed settings.
+
+        Raises `ConfigError` if a changed key is the seed, or a key in which arms differ.
+        """
         for change in changes:
             keys, _ = toml.assignment(change)
             if keys == ("seed",):
                 seeds = ", ".join(map(str, self.seeds))
                 raise ConfigError(
-                    f"--set {change}: not possible, every arm runs with the study's seeds: {seeds}"
+                    f"--set {change}: not possible, because every arm runs with the study's seeds: {seeds}"
                 )
             for arm in self.arms:
                 further = (each for steps in arm.at.values() for each in steps)
@@ -270,7 +282,7 @@ class Study:
         return replace(self, changes=tuple(changes), notes=(*self.notes, *note))
 
     def settings(self) -> list[str]:
-        """Return the names of the study's settings files; "" stands for the file with the study's own name.
+        """Return the names of the study's settings; "" stands for the settings file without a suffix.
 
         >>> from edgefl.lab.studies import load
         >>> load("fedbuff").settings()
@@ -280,23 +292,26 @@ class Study:
         return sorted(name.removeprefix("-") for name in found if not name or name.startswith("-"))
 
     def file(self, settings: str = "") -> Path:
-        """Return the file of these settings. Raises ConfigError if it does not exist."""
+        """Return the path of the file with the given settings. Raises `ConfigError` if it does not exist."""
         if settings and settings not in (known := self.settings()):
             raise ConfigError(unknown(f"settings of {self.name}", settings, [name for name in known if name]))
         return folder() / f"{self.name}{'-' if settings else ''}{settings}.toml"
 
     def steps_file(self, settings: str = "") -> Path:
-        """Return the file of tuned steps for these settings and their data set; it may not exist."""
+        """Return the path of the file with step sizes tuned for these settings and their data set.
+
+        The file may not exist.
+        """
         data = config.load(self.file(settings), self.changes).data.name
         return folder() / "tuned" / f"{self.file(settings).stem}-{data.replace(':', '-')}.toml"
 
     def tuned(self, settings: str = "") -> dict[str, tuple[str, ...]]:
-        """Return each arm's tuned steps as changes; empty if they were not tuned."""
+        """Return the tuned step sizes of each arm as changes; the result is empty if there are none."""
         steps = self._tuning_file(settings).get("steps", {})
         return {label: tuple(changes) for label, changes in steps.items()}
 
     def borders(self, settings: str = "") -> dict[str, tuple[str, ...]]:
-        """Return, by arm, the keys whose tuned value is at the border of its grid."""
+        """Return, for each arm, the keys whose tuned value is at the border of the grid that was tried."""
         found = self._tuning_file(settings).get("border", {})
         at = {arm.label: found.get(arm.steps_of or arm.label, ()) for arm in self.arms_of(settings)}
         return {label: tuple(keys) for label, keys in at.items() if keys}
@@ -306,7 +321,7 @@ class Study:
         return toml.read(file) if file.is_file() else {}
 
     def experiment(self, arm: Arm, seed: int, settings: str = "", more: Sequence[str] = ()) -> Experiment:
-        """Return the experiment of one arm and seed; ``more`` changes replace tuned steps."""
+        """Return the experiment for one arm and seed; ``more`` changes, if any, replace tuned step sizes."""
         tuned = self.tuned(settings)
         steps = tuned.get(arm.steps_of or arm.label, ()) if not more else ()
         changes = (*arm.changes, *arm.at.get(settings, ()), *steps, *self.changes, *more)
@@ -326,12 +341,11 @@ class Study:
         say: Callable[[str], None],
         quiet: bool = True,
     ) -> Curves:
-        """Carry out all runs of these arms (default: the study's) that are missing in ``out``; return all
-        records.
+        """Carry out all runs of the arms that are missing in the folder ``out``; return all records.
 
-        Unless ``quiet``, a terminal shows each run's progress. Raises `ConfigError` if the data is missing,
-        `RunError` if a run could not continue, and KeyboardInterrupt after Ctrl-C: the same command then
-        continues.
+        By default, these are all arms of the study. Unless ``quiet`` is True, the progress of each run is
+        shown on a terminal. Raises `ConfigError` if the data is missing, `RunError` if a run could not
+        continue, and `KeyboardInterrupt` after Ctrl-C. After an interruption, the same command continues.
         """
         arms = self.arms_of(settings) if arms is None else arms
         records: dict[str, list[Record]] = {arm.label: [] for arm in arms}
@@ -353,20 +367,22 @@ class Study:
         return Curves(records, settings)
 
     def remarks(self, settings: str = "") -> list[str]:
-        """Return notes for the report: differences from the paper, and the origin of the step sizes."""
+        """Return notes for the report: the differences from the paper, and where the step sizes come from."""
         small = [IN_SMALL] if settings == QUICK else []
         steps = []
         if self.tuning is not None:
             tuned = self.tuned(settings)
             file = f"experiments/papers/tuned/{self.steps_file(settings).name}"
             on = self._tuning_file(settings).get("evaluated_on")
-            there = f"Steps: tuned here for each arm on other seeds and {on} examples ({file})."
-            steps = [there if tuned else f"Steps: not tuned here; {file} does not exist (--tune makes it)."]
+            there = f"Step sizes: tuned here for each arm, on other seeds and on {on} examples ({file})."
+            steps = [
+                there if tuned else f"Step sizes: not tuned here, {file} is missing (--tune creates it)."
+            ]
         return [*self.notes, *self.notes_at.get(settings, ()), *small, *steps]
 
 
 def folder() -> Path:
-    """Return the folder of the papers' settings, in the package or beside it in a source tree."""
+    """Return the folder with the settings for all papers, in the package or beside it in a source tree."""
     with contextlib.suppress(ModuleNotFoundError):
         found = Path(str(resources.files("edgefl._experiments"))) / "papers"
         if found.is_dir():
@@ -375,7 +391,7 @@ def folder() -> Path:
 
 
 def slug(arm: Arm) -> str:
-    """Return the arm's name as a folder name.
+    """Return the label of the arm in a form that can be the name of a folder.
 
     >>> slug(Arm("FedBuff, K = 10", ()))
     'fedbuff-k-10'
@@ -408,7 +424,7 @@ MEANINGS = {
 
 
 def verdict_table(findings: Sequence[Finding]) -> tables.FittedTable:
-    """Return the table of claims for a terminal of 80 columns."""
+    """Return the table of claims and verdicts for a terminal with 80 columns."""
     cells = []
     for one in findings:
         ours = one.ours + (f"\n({one.remark})" if one.remark else "")
@@ -426,7 +442,7 @@ def write_report(
     notes: Sequence[str] = (),
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """Write ``summary.json`` and ``report.html`` into ``out``."""
+    """Write ``summary.json`` and ``report.html`` into the folder ``out``."""
     records = {} if curves is None else curves.records
     every = [record for found in records.values() for record in found]
     slow = slow_group(*every) if every else None
@@ -466,7 +482,7 @@ def _page(
 ) -> str:
     counts = {each: sum(one.verdict == each for one in findings) for each in COLOURS}
     tones = {"reproduced": "good", "not reproduced": "bad"}
-    lines = "Thin: each seed; thick: their mean."
+    lines = "Thin lines show each seed, and thick lines show the mean over seeds."
     drawn = (
         page.figure(f"Accuracy over {words}", lines, curves_picture(found, over))
         for over, (*_, words) in reversed(AXES.items())

@@ -1,12 +1,12 @@
-"""Tests the papers' theorems by measurements on the real core, with models of a few numbers and no data.
+"""Tests theorems of the papers by measurements on the real core, with models of a few numbers and no data.
 
-Staleness, fairness and strategy-proofness are measured in fleets whose trip durations have a known
-distribution; updates arrive as in a run with the same seed under the virtual clock. Other modules of
-`edgefl.lab` have the rest: `incentive` equations 9 and 1 of FedStaleWeight, `stragglers` the durations of
-rounds and of FedBuff's updates, `short_batches` FedBuff's learning-rate normalisation, `convergence` the
-convergence theorems, `unbounded` and `logistic` the theorem of Toghani and Uribe, and `delays` the delays of
-DeFedAvg's fleet. Each finding is decided by figures that the theory determines, so that a wrong
-implementation fails; the tests try a set of wrong implementations.
+This module measures staleness, fairness and strategy-proofness in fleets in which the distribution of trip
+durations is known. Updates arrive as in a run with the same seed under the virtual clock. Other modules of
+`edgefl.lab` contain the other tests: `incentive` tests equations 9 and 1 of FedStaleWeight, `stragglers` the
+durations of rounds and of FedBuff's updates, `short_batches` FedBuff's learning-rate normalisation,
+`convergence` the convergence theorems, `unbounded` and `logistic` the theorem of Toghani and Uribe, and
+`delays` the delays in DeFedAvg's fleet. Each verdict depends on figures that the theory determines, so that a
+wrong implementation fails. The test suite tries several wrong implementations.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ TITLE = "What the papers prove, measured"
 CITATION = "Nguyen 2022 (app. A); Toghani and Uribe 2022 (theorem 1); Ma 2024 (theorem 1, §4.2.1); Wang 2024"
 
 PAPERS_B: dict[str, Any] = {"buffer_size": 5, "restart": "immediate"}
-"""FedStaleWeight with the paper's b; the paper's derivation assumes that clients restart immediately."""
+"""Settings of FedStaleWeight with the buffer size b of the paper. Clients restart immediately, as the
+derivation in the paper assumes."""
 UNCAPPED: dict[str, Any] = {**PAPERS_B, "normalize": "running", "max_step": 1e9}
 WAITING: dict[str, Any] = {**UNCAPPED, "restart": "after-step"}
-"""`UNCAPPED` with the restart rule of the paper's appendix A and experiments."""
+"""The settings `UNCAPPED`, but with the restart rule of appendix A and of the experiments in the paper."""
 SLOWED = (1.5, 2.0, 4.0)
 LARGER = (2, 4, 8)
 SKIP = 200
-"""Number of first versions that are ignored, because slow clients have not delivered yet."""
+"""Number of versions at the start that are ignored, because slow clients have not yet sent an update."""
 
 
 def findings(*, quick: bool, say: Callable[[str], None]) -> list[Finding]:
-    """Judge every claim."""
+    """Judge every claim in `FINDINGS`."""
     found = []
     for judge in FINDINGS:
         found.append(judge(quick))
@@ -66,7 +67,10 @@ def findings(*, quick: bool, say: Callable[[str], None]) -> list[Finding]:
 
 
 def staleness_over_k(quick: bool = False) -> Finding:
-    """Compare each trip's staleness with the number of versions between its start and arrival."""
+    """Test FedBuff, appendix A: compare the staleness of each update with a separate count.
+
+    This count is the number of versions between the start of the trip and the arrival of its update.
+    """
     delays = [Delay(dist="uniform", low_s=low_s, high_s=1.2 * low_s) for low_s in np.linspace(1.0, 10.0, 20)]
     seen = staleness_by_buffer(delays, (1, *LARGER), (50 if quick else 1_000) * len(delays))
     one = seen[1].staleness
@@ -88,7 +92,7 @@ def staleness_over_k(quick: bool = False) -> Finding:
 
 
 def fixed_delay(quick: bool = False) -> Finding:
-    """Simulate equal clients that never wait, with K = 1: every update is n − 1 versions stale.
+    """Simulate n equal clients that never wait, with K = 1, so that every update is n − 1 versions stale.
 
     The error follows e_{t+1} = e_t − s(τ)·η·e_{t−τ}, so it falls by a factor z per version, where
     z^{τ+1} = z^τ − s(τ)·η.
@@ -123,7 +127,7 @@ def _root(delay: int, step: float) -> float:
 
 
 def expected_staleness(quick: bool = False) -> Finding:
-    """Compare measured staleness with equation 6, for the rates of the fleet's distributions."""
+    """Compare the measured staleness with equation 6, for the mean rates of the clients in the fleet."""
     rates, size = np.array(RATES), PAPERS_B["buffer_size"]
 
     def ratio(seen: Outcome) -> Shares:
@@ -139,7 +143,10 @@ def expected_staleness(quick: bool = False) -> Finding:
 
 
 def waiting_staleness(quick: bool = False) -> Finding:
-    """Test equation 6 if clients wait for the step: client i has an update in one of E[τ_i] + 1 versions."""
+    """Test equation 6 if clients wait for the next version before they restart.
+
+    Client i then contributes an update to one of E[τ_i] + 1 versions.
+    """
 
     def ratio(seen: Outcome) -> Shares:
         number = np.bincount(seen.client)
@@ -159,7 +166,10 @@ def waiting_staleness(quick: bool = False) -> Finding:
 
 
 def fair_influence(quick: bool = False) -> Finding:
-    """Test equations 7 and 8 without normalisation in the buffer: the running form with unbounded steps."""
+    """Test equations 7 and 8 without normalisation in each buffer.
+
+    This is the running form of FedStaleWeight with unbounded steps.
+    """
     return judged(
         "b·E[τ_i] + 1 gives each client 1/n of the weight",
         "Ma 2024, equations 3, 7 and 8",
@@ -170,9 +180,9 @@ def fair_influence(quick: bool = False) -> Finding:
 
 
 def normalized_influence(quick: bool = False) -> Finding:
-    """Compare clients' shares of the weight, normalised as in section 4.2.1, with their predictions.
+    """Compare the clients' shares of the weight with predictions from the composition of the buffers.
 
-    The predictions follow from the composition of the buffers.
+    Weights are normalised in each buffer, as in section 4.2.1.
     """
     size = PAPERS_B["buffer_size"]
     made, plain = (composition(RATES, size, raw).shares for raw in (fair_weights(RATES), [1.0] * len(RATES)))
@@ -192,7 +202,7 @@ def normalized_influence(quick: bool = False) -> Finding:
 def _groups(
     name: str, strategy: Strategy, ratio: Callable[[Outcome], Shares], within: float, quick: bool
 ) -> Ratio:
-    """Return the mean ratio of the fast or of the slow clients, whichever is further from 1."""
+    """Return the mean ratio for the fast or for the slow clients, whichever is further from 1."""
     rows = []
     for seed in range(1, 3 if quick else 6):
         found = ratio(simulate(strategy, 2_000 if quick else 10_000, seed, skip=SKIP))
@@ -201,7 +211,7 @@ def _groups(
 
 
 def slowing_down(quick: bool = False) -> Finding:
-    """Measure how much aggregation weight a client loses by slowing down, compared with the theory.
+    """Measure how much of its weight a client loses by slowing down, and compare this with the theory.
 
     The theory predicts no loss for raw weights, and a known loss for normalised weights.
     """
@@ -225,26 +235,33 @@ def slowing_down(quick: bool = False) -> Finding:
 
 # ---- the fairest weights under a bounded step: the tables of docs/findings.md, `benchmarks.frontier` ----
 #
-# A version's weights add up to at most c. Therefore a group of clients with updates in a share φ of all
-# versions gets at most the weight c·φ per version from any strategy. If this is less than the group's share
-# of the fleet, no weights are fair.
+# The weights of a version add up to at most c. If a group of clients has updates in a share φ of all
+# versions, no strategy can therefore give the group more than the weight c·φ per version. If this is less
+# than the share of the fleet that the group makes up, no weights are fair.
 
 
 class Short(NamedTuple):
-    """Weight of slow clients under a cap ÷ their weight without one; one value per seed."""
+    """Ratio of the weight of slow clients with a cap on the sum of weights to their weight without a cap.
+
+    Each list contains one value per seed.
+    """
 
     most: list[float]
-    """Upper bound set by the cap, from the weight c·φ per version; at most 1."""
+    """Upper bound on the ratio, which follows from the weight c·φ per version; at most 1."""
     running: list[float]
     credit: list[float]
     owed: list[float]
-    """Largest credit of a client at the end ÷ the fair weight of one of its updates."""
+    """Largest ratio, over clients, of the credit at the end to the fair weight of one update of the client.
+
+    The credit is weight that the client is owed because of the cap.
+    """
 
 
 def measure(cap: float, slow_by: float, versions: int, seeds: Sequence[int], churn: bool = False) -> Short:
-    """Run FedStaleWeight's running and credit forms on its fleet, with slow clients ``slow_by`` times slower.
+    """Run the running form and the credit form of FedStaleWeight on the fleet of its paper.
 
-    Clients restart immediately, as in equation 6: without a cap each client then has 1/n of the
+    Each slow client is slowed down by the factor ``slow_by``, and ``cap`` limits the sum of a version's
+    weights. Clients restart immediately, as in equation 6, so that without a cap each client gets 1/n of the
     weight.
     """
     seen = Short([], [], [], [])
@@ -269,7 +286,10 @@ def _run(form: str, cap: float, slow_by: float, versions: int, seed: int, churn:
 
 
 def comings_and_goings(versions: int, seed: int) -> list[Event]:
-    """Return events by which each client is offline for Exp(10) s at a time, a fifth of the time in total."""
+    """Return events after which each client is offline for Exp(10) s at a time.
+
+    On average, each client is offline for a fifth of the time.
+    """
     events: list[Event] = []
     for client in range(len(FEDSTALEWEIGHT)):
         draws, now_s = stream(seed, "churn", client), 0.0
@@ -281,7 +301,11 @@ def comings_and_goings(versions: int, seed: int) -> list[Event]:
 
 
 def credit_reaches_it(quick: bool = False) -> Finding:
-    """Compare the running and credit forms at c = 2, in fleets where fair weights are or are not possible."""
+    """Compare two forms of FedStaleWeight if the weights of a version may add up to at most c = 2.
+
+    The running form loses the weight that exceeds the limit, and the credit form adds it to later versions.
+    Some of the fleets allow fair weights under this limit, and some do not.
+    """
     versions, seeds = (2_000, (1,)) if quick else (8_000, (1, 2, 3))
     rows = [measure(2.0, slow_by, versions, seeds) for slow_by in (1.0, 1.5, 4.0)]
     ratios = [[one.credit[at] / one.most[at] for one in rows] for at in range(len(seeds))]

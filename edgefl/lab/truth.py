@@ -1,8 +1,9 @@
-"""Compares predicted with measured times of training steps: all published ones in edgefl, and this host's.
+"""Compares predicted with measured times of training steps: published times, and times on this host.
 
-A profile's prediction of steps that it was fitted to proves little. Therefore a second prediction is shown,
-from a fit without any step of that network. Devices with scaled costs were not fitted to their steps. Errors
-are |predicted ÷ measured − 1|; *held* is the share within the steps' intervals.
+It proves little if a profile predicts the steps to which it was fitted. Therefore a second prediction is
+shown, from a fit without any step of the same network. Devices whose costs are scaled from another device
+were not fitted to their own steps. The error is |predicted ÷ measured − 1|; *held* is the share of steps
+whose measured time is within the predicted interval.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from edgefl.results import tables
 from edgefl.results.tables import many, percent
 
 LAYERS = ("lstm", "softmax output")
-"""Name prefixes of measured single layers."""
+"""Prefixes of the names of measured single layers."""
 
 
 def run(
@@ -42,10 +43,10 @@ def run(
 ) -> dict[str, Any]:
     """Compare all steps; return plain values for `show`, `draw` and a JSON file.
 
-    ``files`` are CSVs of measured steps; default: all that edgefl has, and this host, measured now. ``quick``
-    skips the fits without a network, and this host. ``steps`` has an entry per measured step, ``groups`` one
-    per device and class of networks, ``limits`` one per figure with a limit, and ``rates`` is
-    the result of `board_truth.run`.
+    ``files`` are CSV files of measured steps. By default, all files in edgefl are used, and this host is
+    measured too. ``quick`` skips this host and the fits that leave out a network. In the result, ``steps``
+    contains an entry for each measured step, ``groups`` an entry for each device and class of networks,
+    ``limits`` an entry for each figure that has a limit, and ``rates`` the result of `board_truth.run`.
     """
     began_s = time.monotonic()
     measured: list[MeasuredStep] = []
@@ -77,7 +78,7 @@ def _of_one_runtime(measured: Iterable[MeasuredStep]) -> Iterable[list[MeasuredS
 
 
 def compared(measured: Sequence[MeasuredStep], quick: bool = False, say: Say = silent) -> list[ComparedStep]:
-    """Compare steps of one device and runtime with its profile and with fits without their network."""
+    """Compare the steps of one device and runtime with the profile, and with fits without the network."""
     name, runtime = measured[0].profile, measured[0].runtime
     device = load_device(name)
     known = runtime in device.runtime
@@ -104,7 +105,10 @@ def compared(measured: Sequence[MeasuredStep], quick: bool = False, say: Say = s
 
 
 def this_host(say: Say) -> list[ComparedStep]:
-    """Measure networks here, on one thread and on all, and predict them by a fit to the measuring kit."""
+    """Measure networks on this host, on one thread and on all threads, and predict their times.
+
+    The predictions come from a fit to the parts of the measuring kit.
+    """
     import torch
 
     steps = []
@@ -127,7 +131,7 @@ def this_host(say: Say) -> list[ComparedStep]:
 
 
 def kind_of(row: Row) -> str:
-    """Return the class of a row's network, from the work of its step.
+    """Return the class of the network in a row, which follows from the work of its training step.
 
     >>> from edgefl.learning.operations import StepWork
     >>> kind_of(Row(network="resnet18", work=StepWork(conv_flop=1.0), seconds=1.0))
@@ -148,8 +152,10 @@ def kind_of(row: Row) -> str:
 
 
 def groups(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
-    """Summarise the errors of each device, and of its classes of networks; fitted steps are separate
-    groups."""
+    """Summarise the errors for each device, and for each class of networks on it.
+
+    Steps to which a profile was fitted form separate groups.
+    """
     alike: dict[tuple[bool, str, str, str], list[ComparedStep]] = {}
     for step in steps:
         for kind in ("", step.kind):
@@ -168,12 +174,12 @@ def groups(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
 
 
 def _errors(predictions: Sequence[HeldOutPrediction]) -> dict[str, Any] | None:
-    """Summarise errors; None without predictions."""
+    """Summarise the errors of predictions. Returns None if there are no predictions."""
     return msgspec.to_builtins(summary(predictions)) if predictions else None
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print the steps to which profiles were fitted, the other steps, the limits, and rates of boards."""
+    """Print the errors of steps to which profiles were fitted and of other steps, limits and board rates."""
     fitted, others = ([g for g in result["groups"] if g["fitted"] is seen] for seen in (True, False))
     four = [">median", ">90%", ">worst", ">held"]
     if fitted:
@@ -227,8 +233,8 @@ COLOURS = ("#2a6fc9", "#df6a2c", "#1b9a74", "#7a5bd0", "#cf9a12", "#d4568d", "#4
 def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
     """Plot predicted against measured seconds, and save the plot to each of ``paths``.
 
-    Networks and single layers have a panel each. Predictions are from fits without the network, if there are
-    any.
+    One panel shows networks, and another shows single layers. Predictions come from fits that leave out the
+    network, if there are such fits.
     """
     from matplotlib.figure import Figure
 
@@ -245,12 +251,15 @@ def draw(result: dict[str, Any], paths: Sequence[Path]) -> None:
 
 
 def _seconds(step: dict[str, Any]) -> tuple[float, float]:
-    """Return measured seconds, and predicted ones: by the fit without the network, if there is one."""
+    """Return the measured and the predicted seconds of a step.
+
+    The prediction comes from the fit that leaves out the network, if there is one.
+    """
     return step["measured_s"], step["unseen_s"] or step["predicted_s"]
 
 
 def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
-    """Draw one point per step, the line of exact predictions, and a band of a factor of 1.5."""
+    """Draw a point for each step, the line of exact predictions, and a band up to a factor of 1.5 from it."""
     seconds = [s for step in steps for s in _seconds(step)]
     span = [min(seconds) / 1.4, max(seconds) * 1.4]
     axes.fill_between(span, [s / 1.5 for s in span], [s * 1.5 for s in span], color="#e6e6e1", linewidth=0)
@@ -271,40 +280,40 @@ def _panel(axes: Any, name: str, steps: Sequence[dict[str, Any]], colours: dict[
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-# ---- limits: each step is judged by a fit without its network, if there is one --------------------
+# ---- limits: each step is judged by a fit that leaves out its network, if there is one -------------
 
 ENOUGH: Final = 20
-"""Minimum number of a device's steps, or of this host's networks, for which intervals are judged."""
+"""Minimum number of steps of a device, or of networks on this host, that is needed to judge intervals."""
 HELD: Final = (0.85, 0.97)
 
 
 class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured step with its predictions by the device's profile and by a fit without its network."""
+    """A measured step, with predictions by the profile of the device and by a fit without its network."""
 
     profile: str
     runtime: str
     kind: str
-    """Class of its network."""
+    """Class of the network of this step."""
     by_profile: HeldOutPrediction
-    """Prediction by the profile."""
+    """Prediction by the profile of the device."""
     fitted: bool
-    """True if the profile was fitted to this and other steps."""
+    """True if this step is one of those to which the profile was fitted."""
     unseen: HeldOutPrediction | None
-    """Prediction from a fit that held out this step's network architecture; None if there is no such fit."""
+    """Prediction by a fit that leaves out the network of this step; None if there is no such fit."""
     source: str
 
     @property
     def title(self) -> str:
-        """Device and runtime."""
+        """The device and the runtime, as a title."""
         return f"{self.profile}, {self.runtime}"
 
     @property
     def best(self) -> HeldOutPrediction:
-        """Prediction by the fit without this network, if there is one, else by the profile."""
+        """The prediction by the fit without this network, or by the profile if there is no such fit."""
         return self.unseen or self.by_profile
 
     def plain(self) -> dict[str, Any]:
-        """Return the step as plain values, without its work."""
+        """Return the step as plain values for a JSON file, without the counts of its work."""
         row = self.by_profile.row
         return {
             "profile": self.profile,
@@ -322,7 +331,7 @@ class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bar(NamedTuple):
-    """Steps that are judged together, and upper limits on their errors."""
+    """A choice of steps that are judged together, and upper limits on their errors."""
 
     name: str
     chooses: Callable[[ComparedStep], bool]
@@ -330,7 +339,7 @@ class Bar(NamedTuple):
     p90: float | None = None
     worst_factor: float | None = None
     least: int = 1
-    """Minimum number of steps for a judgement."""
+    """Minimum number of steps that is needed for a judgement."""
 
 
 def _of(title: str, kind: str = "") -> Callable[[ComparedStep], bool]:
@@ -368,9 +377,10 @@ BARS: Final = (
 
 
 def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
-    """Judge each figure that has a limit; return its name, number of steps, ``found``, ``limit`` and ``met``.
+    """Judge each figure that has a limit.
 
-    ``found`` and ``met`` are None if there are too few steps.
+    Returns for each figure what it describes, its name, the number of steps, ``found``, ``limit`` and
+    ``met``. ``found`` and ``met`` are None if there are too few steps.
     """
     return [*_by_error(steps), *_by_interval(steps)]
 
@@ -394,7 +404,7 @@ def _by_error(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
 
 
 def _by_interval(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
-    """Judge, for each device with enough steps, the share of steps within their intervals."""
+    """Judge the share of steps within their predicted intervals, for each device with enough steps."""
     devices: dict[str, list[HeldOutPrediction]] = {}
     for step in steps:
         devices.setdefault(step.title, []).append(step.best)
@@ -408,7 +418,7 @@ def _by_interval(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
 
 
 def _limit_line(bar: dict[str, Any]) -> list[Any]:
-    """Return a row of the table: name, steps, figure, found, limit, met."""
+    """Return a row of the table: name, number of steps, figure, value found, limit, and whether it is met."""
     words = {"p90": "90%", "worst_factor": "worst", "held": "held"}
     met = {None: "not judged", True: "met", False: "NOT MET"}[bar["met"]]
     found = "" if bar["found"] is None else _formatted(bar["figure"], bar["found"])
@@ -423,11 +433,11 @@ def _formatted(figure: str, value: float) -> str:
     return f"{value:.2f}" if figure == "worst_factor" else percent(value)
 
 
-# ---- this host: timm's networks, predicted by a fit to the measuring kit's parts --------------------
+# ---- this host: networks of timm, predicted by a fit to the parts of the measuring kit --------------
 
 BATCH: Final = 4
 NETWORK_S: Final = 8.0
-"""Maximum time for the repeated steps of a network, seconds."""
+"""Maximum number of seconds for which the steps of a network are repeated."""
 NETWORKS: Final = (
     "resnet18", "resnet50", "resnext50_32x4d", "vgg11", "densenet121", "inception_v3", "dla34", "repvgg_a0",
     "mobilenetv2_100", "mobilenetv3_large_100", "efficientnet_b0", "tf_efficientnetv2_b0", "mnasnet_100",
@@ -443,9 +453,10 @@ def measure(
     networks: Sequence[str] = NETWORKS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[HeldOutPrediction]:
-    """Measure the kit and the networks here on ``threads`` threads of torch; on one thread, by CPU time.
+    """Measure the kit and the networks on this host, on ``threads`` threads of torch.
 
-    Returns each network with its prediction by a fit to the kit's parts.
+    On one thread, CPU time is measured. Returns each network with its prediction, which comes from a fit to
+    the parts of the measuring kit.
     """
     result = kit.measure(kit.MINUTES, threads, tell)
     found = fit_kit(msgspec.convert(result, KitResult).rows())
@@ -458,7 +469,7 @@ def measure(
 
 
 def network_row(network: str, threads: int) -> Row:
-    """Return the work of a timm network's training step, and its seconds here."""
+    """Return the work of a training step of a timm network, and the seconds that it takes on this host."""
     module = timm_network(network, IMAGE, 1000)
     part = kit.Part(lambda: module, IMAGE, BATCH)
     took = kit.timed(kit.stepper(part), NETWORK_S)

@@ -1,4 +1,7 @@
-"""Chooses the step sizes of a study's arms: runs a grid of them on separate seeds and saves the best."""
+"""Chooses step sizes for the arms (algorithms) of a study.
+
+It runs a grid of step sizes on seeds that the study itself does not use, and saves the best step sizes.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +26,33 @@ from edgefl.run.sweep import warm
 
 Grid = Mapping[str, Sequence[float]]
 VALIDATION = 0.1
-"""Share of the examples for evaluation during tuning, if the settings hold out no validation examples."""
+"""Share of the examples that tuning holds out for evaluation if the settings hold out none."""
 
 
 class Chosen(NamedTuple):
-    """Best step sizes of an arm."""
+    """The best step sizes of an arm (an algorithm in a study)."""
 
     label: str
     changes: tuple[str, ...]
     score: float
     border: tuple[str, ...]
-    """Keys whose best value is at the border of the grid: a wider grid may have a better one."""
+    """Keys whose best value is at the border of the grid, so that a wider grid may contain a better value."""
 
 
 def tune(
     study: Study, out: Path, settings: str = "", *, say: Callable[[str], None], quiet: bool = True
 ) -> Path:
-    """Choose each arm's step sizes and write them to the file that the study's races read; return its path.
+    """Choose the step sizes of each arm and write them to the file that the study reads; return its path.
 
-    Every point of the grid gets the same budget of the race's cost, on each seed of the tuning; the point
-    with the largest area under the accuracy curve is kept. The accuracy is that on validation examples; no
-    race trains or tests on these if the settings have `Data.validation_fraction`. Runs in ``out`` are not
-    repeated. Raises like `Study.run`, and `ConfigError` for a study without a grid.
+    Every point of the grid is run with the same budget (in the cost over which arms race) for each tuning
+    seed. The point with the largest area under the accuracy curve is kept. Accuracy is measured on validation
+    examples; if the settings contain `Data.validation_fraction`, no race trains or tests on these examples.
+    Runs that exist in ``out`` are not repeated. Raises the same errors as `Study.run`, and `ConfigError` if
+    the study has no grid.
     """
     tuning = study.tuning
     if tuning is None:
-        raise ConfigError(f"--tune: {study.name} has no grid of step sizes: its paper gives them")
+        raise ConfigError(f"--tune: {study.name} has no grid of step sizes, because its paper gives them")
     apart = config.load(study.file(settings), study.changes).data.validation_fraction or VALIDATION
     on = (f"data.validation_fraction={apart}", "data.evaluate_on=validation")
     budget, seeds = tuning.budget[settings], tuning.seeds_at.get(settings, tuning.seeds)
@@ -60,7 +64,7 @@ def tune(
     file = study.steps_file(settings)
     with contextlib.suppress(OSError):
         make_folder(file.parent)
-    if not os.access(file.parent, os.W_OK):  # fail before hours of runs
+    if not os.access(file.parent, os.W_OK):  # fail before the runs, which take hours
         raise ConfigError(f"{file}: cannot be written")
     with warm() as fork_server:
         for number, (arm, steps) in enumerate(points, 1):
@@ -80,7 +84,7 @@ def tune(
 
 
 def choices(grid: Grid) -> list[list[str]]:
-    """Return every point of the grid as changes.
+    """Return every point of the grid as a list of changes to the settings.
 
     >>> choices({"strategy.server_lr": (0.1, 1.0), "training.lr": (0.05,)})
     [['strategy.server_lr=0.1', 'training.lr=0.05'], ['strategy.server_lr=1.0', 'training.lr=0.05']]
@@ -92,7 +96,7 @@ def choices(grid: Grid) -> list[list[str]]:
 
 
 def choose(label: str, scored: Sequence[tuple[float, list[str]]], grid: Grid) -> Chosen:
-    """Return the best point, or the first of equally good ones; a run that diverged (NaN) is never the best.
+    """Return the best point, or the first of several equally good points. Runs that diverged (NaN) are worst.
 
     >>> choose("a", [(0.2, ["training.lr=0.1"]), (0.5, ["training.lr=0.2"])], {"training.lr": (0.1, 0.2)})
     Chosen(label='a', changes=('training.lr=0.2',), score=0.5, border=('training.lr',))
@@ -107,14 +111,14 @@ def choose(label: str, scored: Sequence[tuple[float, list[str]]], grid: Grid) ->
 def written(
     study: Study, tuning: Tuning, settings: str, best: Sequence[Chosen], grids: Sequence[Grid]
 ) -> str:
-    """Return the text of the file: each arm's grid and steps."""
+    """Return the text of the file that contains the grid and the chosen step sizes of each arm."""
     of = COSTS[tuning.over]
     command = f"edgefl reproduce {study.name}{f' --settings {settings}' if settings else ''} --tune"
     given = "".join(f" --set {change}" for change in study.changes)
     seeds = ", ".join(map(str, tuning.seeds_at.get(settings, tuning.seeds)))
     lines = [
-        f"# {command}{given}: of each arm's grid, the steps of the largest",
-        f"# mean accuracy over {tuning.budget[settings]:g} {of}, mean of seeds {seeds}.",
+        f"# {command}{given}: for each arm, the step sizes in its grid with the largest",
+        f"# mean accuracy over {tuning.budget[settings]:g} {of}, averaged over the seeds {seeds}.",
         'evaluated_on = "validation"',
         "",
         "[steps]",

@@ -1,8 +1,8 @@
-"""Tests Toghani and Uribe's theorem for FedBuff, its remarks and its assumptions, with known constants.
+"""Tests Toghani and Uribe's theorem on FedBuff, its remarks and its assumptions, with known constants.
 
-Each bound is loose, so the claims are decided by the size of the bounded quantity, which the step sizes, the
-buffer and the clients' batches, objectives and arrival rates determine (`edgefl.lab.quadratic`). A problem
-that is not quadratic is in `edgefl.lab.logistic`.
+Each bound is loose, so the verdicts depend on the size of the bounded quantity. This size follows from the
+step sizes, the buffer, and the batches, objectives and arrival rates of the clients (`edgefl.lab.quadratic`).
+A problem that is not quadratic is tested in `edgefl.lab.logistic`.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ SOURCE = "Toghani and Uribe 2022"
 
 
 class Constants(NamedTuple):
-    """The constants of the theorem's bound."""
+    """The constants that the bound of the theorem contains."""
 
     smoothness: float
-    """L."""
+    """The smoothness constant L."""
     variance: float
-    """σ²/b, of a gradient of the smallest batch."""
+    """The variance σ²/b of a gradient that is computed on the smallest batch."""
     diversity: float
-    """γ²."""
+    """The diversity γ² of the clients."""
     gap: float
-    """f(w_0) − f*."""
+    """The initial gap f(w_0) − f*."""
     clients: int
 
 
 def constants(problem: Quadratic) -> Constants:
-    """Return the constants of a quadratic, all exact."""
+    """Return the constants of a quadratic problem, all of which are exact."""
     largest = float(problem.batch_variances.max())
     return Constants(problem.smoothness, largest, problem.diversity, problem.gap, problem.clients)
 
 
 def gradient_bound(of: Constants, versions: int, staleness: int, steps: int) -> float:
-    """Return the right side of theorem 1 for T versions and a largest delay τ.
+    """Return the bound of theorem 1 for T versions and a largest delay of τ.
 
     8√L·(f(w_0) − f*)/√T + 16√L·(σ²/b + γ²)/√T + 320·L·(Q + 1)·(τ² + 1)·(σ²/b + n·γ²)/T
     """
@@ -62,17 +62,17 @@ def gradient_bound(of: Constants, versions: int, staleness: int, steps: int) -> 
 
 
 def least_versions(smoothness: float, staleness: int, steps: int) -> int:
-    """Return the smallest T of the theorem: 160·L·(Q + 7)·(τ + 1)³."""
+    """Return the smallest T for which the theorem holds, 160·L·(Q + 7)·(τ + 1)³."""
     return math.ceil(160 * smoothness * (steps + 7) * (staleness + 1) ** 3)
 
 
 def _local(smoothness: float, versions: int, steps: int) -> float:
-    """Return the theorem's local step size, η = 1/(Q·√(LT))."""
+    """Return the local step size of the theorem, η = 1/(Q·√(LT))."""
     return 1.0 / (steps * math.sqrt(smoothness * versions))
 
 
 def _setting(problem: Quadratic, versions: int, steps: int, size: int, gain: float = 1.0) -> QuadraticRun:
-    """Return FedBuff's run with β = ``gain``/K, for K = ``size``, and the theorem's local step size."""
+    """Return a run of FedBuff with K = ``size``, β = ``gain``/K, and the local step size of the theorem."""
     rate = _local(problem.smoothness, versions, steps)
     expected = Expected(problem, versions, rate, steps, gain, gain**2 / size)
     return QuadraticRun(expected, FedBuff(buffer_size=size, exponent=0.0, server_lr=gain), bounded)
@@ -87,7 +87,10 @@ def _stalest(runs: Sequence[Sequence[Trajectory]]) -> int:
 
 
 def toghani_uribe(quick: bool = False) -> Finding:
-    """Run FedBuff with β = 1/K and η = 1/(Q·√(LT)); trips of U(0.5, 1.5) s keep τ and the least T small."""
+    """Test theorem 1: run FedBuff with β = 1/K and η = 1/(Q·√(LT)).
+
+    The duration of trips is U(0.5, 1.5) s, which keeps τ small, and so the smallest T of the theorem.
+    """
     lengths = (2_000, 5_000) if quick else (2_000, 8_000, 32_000)
     problem, steps = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2
     settings = [_setting(problem, versions, steps, 4) for versions in lengths]
@@ -106,10 +109,10 @@ def toghani_uribe(quick: bool = False) -> Finding:
 
 
 def scaled_bound(of: Constants, versions: int, staleness: int, steps: int, gain: float) -> float:
-    """Return inequality 36's bound for βK = ``gain`` and the theorem's local step size.
+    """Return the bound of inequality 36 for βK = ``gain`` and the local step size of the theorem.
 
     It is 8F/(ηβKQT) + 16ηβKQL·(σ²/b + γ²) + 8L²(1 + τ²)(1 + 4ηβKL)·φ·(σ²/b + nγ²), with
-    φ = 8η²Q²(1 + 2Q)(1 + β²K²); infinite unless each term of inequality 37 is at most ¼.
+    φ = 8η²Q²(1 + 2Q)(1 + β²K²). The result is infinite unless each term of inequality 37 is at most ¼.
     """
     rate, smoothness, delay = _local(of.smoothness, versions, steps), of.smoothness, staleness
     step = rate * gain
@@ -123,11 +126,14 @@ def scaled_bound(of: Constants, versions: int, staleness: int, steps: int, gain:
 
 
 GAINS = (0.5, 2.0)
-"""Values of βK for remark 1; the theorem has 1."""
+"""The values of βK with which remark 1 is tested; the theorem uses βK = 1."""
 
 
 def remark_1(quick: bool = False) -> Finding:
-    """Run several β: the proof needs only βK = O(1); descent is in proportion to 1/βK, and noise to βK."""
+    """Test remark 1, that the proof needs only βK = O(1), with several values of β.
+
+    The contribution of descent is in proportion to 1/βK, and the contribution of noise to βK.
+    """
     lengths = (1_000, 3_000) if quick else (2_000, 8_000)
     problem, steps = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2
     cases = [(gain, versions) for gain in GAINS for versions in lengths]
@@ -156,10 +162,11 @@ def remark_1(quick: bool = False) -> Finding:
 
 
 def remark_2(quick: bool = False) -> Finding:
-    """Run two populations with the same mean diversity γ²; in one, a single client has nearly all of it.
+    """Test remark 2 with two populations of clients that have the same mean diversity γ².
 
-    C of n clients train at once. They are drawn uniformly from the clients that do not train, so a client's
-    draws are slightly regular. This lowers the variance of the sampling by the share 2(C − 1)/(n − 1).
+    In one of them, a single client causes nearly all of the diversity. C of n clients train at once. They are
+    drawn uniformly from the clients that are not training, so the draws of a client are slightly regular.
+    This reduces the variance of the sampling by the share 2(C − 1)/(n − 1).
     """
     clients, size, steps, smoothness, versions = 64, 4, 1, 0.18, (8_000 if quick else 20_000)
     strategy = FedBuff(buffer_size=size, exponent=0.0, concurrency=size)
@@ -198,9 +205,9 @@ def remark_2(quick: bool = False) -> Finding:
 
 
 def unequal_batches(quick: bool = False) -> Finding:
-    """Run clients with batches of 1 and 8 examples.
+    """Run clients with batches of 1 example and clients with batches of 8 examples.
 
-    The bound depends on the smallest batch; the noise depends on the mean of σ²/|D_i|.
+    The bound depends on the smallest batch, but the noise depends on the mean of σ²/|D_i|.
     """
     versions, steps, size = (4_000 if quick else 8_000), 2, 4
     problem = Quadratic(8, 0.02, distance=2.5, spread=0.5, batches=(1, 8) * 4)
@@ -221,19 +228,19 @@ def unequal_batches(quick: bool = False) -> Finding:
 
 
 SLOWER = 9.0
-"""Speed of the fast clients ÷ speed of the slow clients in `not_uniform`."""
+"""Ratio of the speed of fast clients to the speed of slow clients in `not_uniform`."""
 
 
 def uneven(draws: np.random.Generator, client: int) -> float:
-    """Draw a duration; every other client is slow."""
+    """Draw the duration of a trip of ``client``; every second client is slow."""
     return bounded(draws, client) * (SLOWER if client % 2 else 1.0)
 
 
 def not_uniform(quick: bool = False) -> Finding:
-    """Violate assumption 1: updates arrive at unequal rates. The run starts at the optimum and has no noise.
+    """Violate assumption 1: updates arrive at unequal rates. The run starts from the optimum, without noise.
 
-    If client i has the share p_i of the arrivals, the model moves to Σ p_i c_i, so mean ‖∇f‖² rises to
-    ‖∇f(Σ p_i c_i)‖² in a long run, while the bound falls to 0.
+    If the share p_i of the arrivals comes from client i, the model moves to Σ p_i c_i. In a long run, the
+    mean of ‖∇f‖² therefore rises to ‖∇f(Σ p_i c_i)‖², while the bound falls to 0.
     """
     clients, size, steps, smoothness, lengths = 4, 2, 1, 2e-4, (4_000, 16_000)
     problem = Quadratic(clients, smoothness, variance=0.0, distance=0.0, spread=1.0)
@@ -265,6 +272,6 @@ def not_uniform(quick: bool = False) -> Finding:
 
 
 def _left(expected: Expected) -> float:
-    """Return the mean over the versions of (1 − ρ^t)², for a model that moves away from its start."""
+    """Return the mean of (1 − ρ^t)² over the versions t, for a model that moves away from its start."""
     t = np.arange(expected.versions)
     return float(np.mean((1.0 - (1.0 - expected.step) ** t) ** 2))

@@ -1,7 +1,7 @@
-"""Verify a finished run: recompute every update and every version in the order of its journal.
+"""Verifies a finished run by recomputing every update and every version in the order of its journal.
 
-The journal holds all events in order, from which the core derives each task's base version and client. One
-process can therefore check a run of either clock to the last bit, without waiting.
+The journal contains all events in order, and from these the core derives the base version and the client of
+each task. One process can therefore check a run under either clock to the last bit, without waiting.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from edgefl.run.secure_parties import SumReply
 
 Say = Callable[[int, int], None]
-"""Called with the number of versions recomputed so far, and their total."""
+"""Callback that gets the number of versions recomputed so far and the total number of versions."""
 
 
 _ARRIVAL = ("arrived_s", "staleness", "examples", "steps", "loss")
-"""Columns of a trip that its arrival determines."""
+"""Columns of a trip whose values are determined by the arrival of its update."""
 
 
 class Verdict(NamedTuple):
-    """Result of a successful verification."""
+    """The result of a successful verification."""
 
     versions: int
     updates: int
@@ -69,13 +69,15 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
     """Repeat the run in ``folder`` and compare it with its record.
 
     It compares the checksum, loss, steps, staleness and time of each update; the updates, weights and time of
-    each version; each evaluation; the last model's hash, the model on disk, and the files derived from the
-    record. Modules that the run names are imported only from the folder ``code``, which the caller trusts.
+    each version; each evaluation; the hash of the last model and the model on disk; and the files derived
+    from the record. Modules that the run names are imported only from the folder ``code``, which the caller
+    trusts.
 
-    With secure aggregation and without the phones' secret, which a run deletes when it is done, the updates
-    are hidden with a new secret: their checksums differ and are not compared, and their sums are the same.
+    With secure aggregation, a run deletes the secret of its phones when it is done. Without this secret, the
+    updates are masked or encrypted with a new one. Their checksums then differ and are not compared, but
+    their sums are the same.
 
-    Raises `RunError` for the first difference and `ConfigError` if the folder holds no run that has ended.
+    Raises `RunError` at the first difference, and `ConfigError` if the folder contains no run that has ended.
     """
     folder = Path(folder)
     with Record(folder) as record:
@@ -100,7 +102,7 @@ class _Replay:
         check_secure(experiment, strategy, len(clients))
         self._record = record
         self._workload = workload = Workload(experiment, clients, base)
-        workload.prepared()  # trains a little, as the run did, because that may change the state of layers
+        workload.prepared()  # trains a little, as the run did: this may change the state of layers
         workload.settle()
         source = source_of(experiment, record.folder)
         self._compares_checksums = True
@@ -113,12 +115,12 @@ class _Replay:
         buffer.publish(version=0, entry=0)
         flat = workload.flat
         self._aggregator = Aggregator.of(experiment, strategy, buffer, flat.size, source, flat.buffers)
-        self._aggregator.measures = False  # the journal holds the measured values
+        self._aggregator.measures = False  # the journal contains the measured values
         self._aggregator.hidden = _hidden_sums(workload, len(clients), buffer)
         self._aggregator.begin()
         self._update = UpdateMaker(workload, buffer)
         self._trained: dict[int, tuple[Train, Floats]] = {}
-        """The order and the base model of each running task."""
+        """For each running task, keyed by its index: the order to train, and the base model."""
         self._models: WeakValueDictionary[int, Floats] = WeakValueDictionary()
         self._updates = 0
 
@@ -199,7 +201,7 @@ class _Replay:
                 raise RunError(f"the update of task {task} has {name} {here}, but the record says {there}")
 
     def _measure(self, row: EvaluationRow | None) -> None:
-        """Evaluate the latest version again if the record has an evaluation of it."""
+        """Evaluate the latest version again if ``row``, its evaluation in the record, is not None."""
         if row is None:
             return
         np.copyto(self._workload.flat.whole, self.buffer.model(self.buffer.latest[1]))
@@ -233,7 +235,7 @@ class _Replay:
 
 
 def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
-    """Return the secret of the phones' keys and True; if the run has deleted it, a new one and False."""
+    """Return the secret of the phones' keys and True, or a new secret and False if the run has deleted it."""
     path = folder / SECRET_FILE
     if path.exists():
         return read(path, SECRET_BYTES), True
@@ -246,7 +248,7 @@ def _phones_secret(folder: Path, source: Source) -> tuple[bytes, bool]:
 
 
 class _Parties:
-    """The parties that unmask or open sums, called directly instead of in a process of their own."""
+    """The parties that unmask or decrypt sums; they are called directly, not in a process of their own."""
 
     def __init__(self, parties: Parties) -> None:
         self._parties = parties
@@ -256,7 +258,7 @@ class _Parties:
 
 
 def _hidden_sums(workload: Workload, clients: int, buffer: ParameterBuffer) -> HiddenSums | None:
-    """Return the object that sums hidden updates; None if the run's server read updates."""
+    """Return the object that sums masked or encrypted updates; None if the server could read the updates."""
     rules, secure = workload.rules, workload.experiment.server.secure
     if rules is None or secure is None:
         return None
@@ -266,7 +268,7 @@ def _hidden_sums(workload: Workload, clients: int, buffer: ParameterBuffer) -> H
 
 
 def check_results(folder: Path, record: Record) -> None:
-    """Raise `RunError` if an existing file that is derived from the record differs from it."""
+    """Raise `RunError` if an existing file that is derived from the record does not match the record."""
     for name, text in ((run_folder.SUMMARY_FILE, summary_text(record)), (TRACE_FILE, trace_text([record]))):
         if (path := folder / name).is_file() and path.read_bytes() != text.encode():
             raise RunError(f"{path} does not match the record")
@@ -275,7 +277,7 @@ def check_results(folder: Path, record: Record) -> None:
 
 
 def _same(here: Any, there: Any) -> bool:
-    """Compare two values; NaN equals NaN."""
+    """Return True if two values are equal; NaN counts as equal to NaN."""
     if isinstance(here, tuple):
         return len(here) == len(there) and all(map(_same, here, there))
     return bool(here == there) or (here != here and there != there)

@@ -1,7 +1,7 @@
-"""Workloads for benches; they replace `edgefl.run.workload.Workload` in the zygote.
+"""Workloads for benchmarks. They replace `edgefl.run.workload.Workload` in the process that forks clients.
 
 `IdleWorkload` computes nothing and takes no time, so that a trip costs only edgefl's own work.
-`ExerciseWorkload` multiplies matrices, a known amount of arithmetic. Neither needs torch.
+`ExerciseWorkload` multiplies matrices, which is a known amount of arithmetic. Neither workload needs torch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from edgefl.run.messages import NO_SCORES, ClientScores
 Done = Callable[[float], None] | None
 IDLE = "edgefl.lab.workloads:IdleWorkload"
 NOMINAL_S = 1.0
-"""Declared duration, s, of a trip that takes no time, because a duration of 0 could not be paced."""
+"""Declared duration, in seconds, of trips that take no time, because a duration of 0 cannot be emulated."""
 DELTA = 2.0**-20
-"""Client i adds (i + 1) times this to its first parameter, so that each client's checksum differs."""
+"""Client i adds i + 1 times this value to its first parameter, so that checksums differ between clients."""
 
 
 class IdleResult(NamedTuple):
-    """Result of a training or an evaluation without work."""
+    """The result of training or of an evaluation in `IdleWorkload`, which computes nothing."""
 
     steps: int = 1
     examples: int = 1
@@ -48,7 +48,10 @@ class IdleResult(NamedTuple):
 
 
 class IdleWorkload:
-    """A model of ``model.args.parameters`` zeros, one example per client, and trips without duration."""
+    """A workload with a model of ``model.args.parameters`` zeros and one example per client.
+
+    Trips take no time.
+    """
 
     upload = "delta"
     needs_inputs = False
@@ -93,11 +96,11 @@ class IdleWorkload:
     protects = False
 
     def finish_update(self, *_: object) -> str:
-        """Change nothing: no client attacks or adds noise."""
+        """Do nothing, because no client attacks the run or adds noise to its update."""
         return ""
 
     def settle(self) -> None:
-        """Do nothing: the model does not move to another device."""
+        """Do nothing, because the model is not moved to another compute device."""
 
     def prepared(self) -> Prepared:
         counts = np.fromiter(map(self.examples, range(len(self._clients))), np.int64)
@@ -131,18 +134,18 @@ MEASURED = 50
 
 
 class ExerciseArgs(NamedTuple):
-    """``model.args`` of `ExerciseWorkload`."""
+    """The arguments ``model.args`` that `ExerciseWorkload` accepts."""
 
     parameters: int
-    """Number of float32 parameters that a trip transfers each way."""
+    """Number of float32 parameters that a trip transfers in each direction."""
     compute_s: float
-    """Approximate emulated seconds of a trip's training."""
+    """Approximate duration of the training in a trip, in emulated seconds."""
     real: float = 1.0
-    """Share of the declared operations that is computed; below 1 to save host time."""
+    """Share of the declared operations that is really computed; a value below 1 saves time on the host."""
 
 
 class ExerciseWorkload(IdleWorkload):
-    """A model of zeros; its training consists of matrix products."""
+    """A workload with a model of zeros, whose training consists of matrix products."""
 
     def __init__(self, experiment: Experiment, clients: Sequence[ClientInfo], base: Path) -> None:
         super().__init__(experiment, clients, base)

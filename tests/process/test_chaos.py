@@ -175,7 +175,7 @@ def test_the_first_figure_that_differs_is_named(finished: Path, tmp_path: Path) 
     sql(other, "UPDATE trips SET staleness = staleness + 1 WHERE task = 6")
     sql(other, "DELETE FROM versions WHERE version = 12")
     assert [line.split("the first: ")[1] for line in outcome.differences(finished, other)] == [
-        "6 has staleness 3, undisturbed 2",
+        "6 has staleness 3 instead of 2",
         "12 is only in the undisturbed one",
     ]
     sql(other, "UPDATE meta SET value = '\"running\"' WHERE key = 'status'")

@@ -24,7 +24,7 @@ def played(factors: list[float], **conditions: float) -> TripTimes:
 def test_a_bar_is_held_or_missed() -> None:
     assert fidelity.rate("paced", played([1.0] * 100)).verdict == "PASS"
     late = fidelity.rate("paced", played([1.0] * 90 + [1.05] * 10))
-    assert (late.verdict, late.why) == ("FAIL", "the bar is missed")
+    assert (late.verdict, late.why) == ("FAIL", "the limit is missed")
     assert late.figures["p95"] == pytest.approx(1 - 1 / 1.05)
     assert fidelity.trip("paced", played([1.031] * 9)).verdict == "FAIL"
     assert fidelity.transfer(400.0, "home", played([1.04] * 9)).verdict == "PASS"

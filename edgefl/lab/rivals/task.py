@@ -1,4 +1,4 @@
-"""Data, network, local training and speed report, shared by all programs."""
+"""The data, the network, the local training and the speed report that all programs share."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ import torch
 from torch import Tensor, nn
 
 MIN_ROUNDS = 3
-"""Minimum number of reported rounds; the first round includes the start and does not count for the speed."""
+"""Minimum number of reported rounds. The first round includes the start-up, so it does not count."""
 
 
 class Task(NamedTuple):
-    """A setting with its processes and threads, which `edgefl.lab.peers` writes to ``task.json``."""
+    """A setting with the numbers of processes and threads; `edgefl.lab.peers` writes it to ``task.json``."""
 
     net: str
-    """A key of `NETS`."""
+    """Name of the network, which is a key of `NETS`."""
     clients: int
     cohort: int
-    """Updates per new model, and clients per round of a synchronous framework."""
+    """Number of updates per new model; in a synchronous framework, the number of clients per round."""
     batch_size: int
     lr: float
     steps: int | None
-    """SGD steps of a trip; None for an epoch."""
+    """Number of SGD steps in a trip; None means one epoch."""
     asynchronous: bool
-    """True if all clients train all the time (FedBuff, FedStaleWeight), not a cohort per round (FedAvg)."""
+    """True if all clients always train (FedBuff, FedStaleWeight), False if they train in rounds (FedAvg)."""
     data: str
-    """edgefl's name of the data set."""
+    """Name of the data set in edgefl."""
     shape: list[int]
-    """Shape of all inputs."""
+    """Shape of the array with the inputs of all clients."""
     seconds: float
-    """Duration of the measurement after the first round."""
+    """Duration in seconds of the measurement after the first round."""
     processes: int
     threads: int
-    """Threads of torch in each process."""
+    """Number of torch threads in each process."""
 
 
 @cache
 def read(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
-    """Return the task in ``folder`` and the examples of its clients: inputs and classes."""
+    """Return the task in ``folder``, and the inputs and classes of the examples of each client."""
     task = Task(**json.loads((Path(folder) / "task.json").read_text()))
     x = torch.from_numpy(np.fromfile(Path(folder) / "x", np.float32).reshape(task.shape))
     y = torch.from_numpy(np.fromfile(Path(folder) / "y", np.int64))
@@ -55,7 +55,7 @@ def read(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
 
 
 def _cnn_pfl(_: Sequence[int]) -> nn.Module:
-    """The CNN of pfl-research's CIFAR-10 benchmark (``simple_cnn``): 1,626,442 parameters."""
+    """Create the CNN of pfl-research's CIFAR-10 benchmark (``simple_cnn``), with 1,626,442 parameters."""
     return nn.Sequential(
         *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.Dropout(0.25), nn.Flatten()),
@@ -64,12 +64,12 @@ def _cnn_pfl(_: Sequence[int]) -> nn.Module:
 
 
 def _linear(shape: Sequence[int]) -> nn.Module:
-    """Logistic regression: 7,850 parameters on 28×28 images."""
+    """Create a logistic regression, which has 7,850 parameters for images of 28×28 pixels."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 10))
 
 
 def _cnn_groupnorm(_: Sequence[int]) -> nn.Module:
-    """A copy of edgefl's ``cnn-groupnorm``, for environments without edgefl: 468,458 parameters."""
+    """Create a copy of edgefl's ``cnn-groupnorm`` (468,458 parameters) in environments without edgefl."""
     layers: list[nn.Module] = []
     for before, after, rate in ((1, 32, 0.3), (32, 64, 0.5)):
         for width in (before, after):
@@ -84,17 +84,20 @@ NETS = {"cnn-pfl": _cnn_pfl, "linear": _linear, "cnn-groupnorm": _cnn_groupnorm}
 
 
 def make(input_shape: Sequence[int], classes: int = 10, *, net: str) -> nn.Module:
-    """Create a network of `NETS`, for ten classes; the arguments are those of edgefl's ``model.name``."""
+    """Create a network of `NETS` for ten classes.
+
+    The parameters of this function are those that edgefl passes to a function that creates a model.
+    """
     return NETS[net](input_shape)
 
 
 def net_of(task: Task) -> nn.Module:
-    """Create the task's network."""
+    """Create the network that the task names."""
     return make(task.shape[1:], net=task.net)
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, task: Task) -> None:
-    """Train ``net`` in place on one client's examples, as fast as torch's own SGD can."""
+    """Train ``net`` in place on the examples of one client, as fast as SGD in torch allows."""
     optimizer = torch.optim.SGD(net.parameters(), lr=task.lr, foreach=True)
     net.train()
     for rows in torch.split(torch.randperm(len(y)), task.batch_size)[: task.steps]:
@@ -104,7 +107,7 @@ def train(net: nn.Module, x: Tensor, y: Tensor, task: Task) -> None:
 
 
 class Report:
-    """Prints the time at which each new model is complete, and decides when to stop measuring."""
+    """Prints the time at which each new model is complete, and decides when the measurement ends."""
 
     def __init__(self, seconds: float, package: str) -> None:
         print(json.dumps({"version": metadata.version(package)}), flush=True)
@@ -112,7 +115,7 @@ class Report:
         self._rounds = self._trips = 0
 
     def add(self, trips: int) -> bool:
-        """Report a model made of ``trips`` updates; return True if the program should end."""
+        """Report a new model that is the sum of ``trips`` updates; return True if the program should end."""
         now_s = time.monotonic()
         self._trips += trips
         self._rounds += 1
@@ -122,7 +125,7 @@ class Report:
 
 
 def prepare(folder: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
-    """`read` the task and examples, and limit torch to the task's number of threads."""
+    """Read the task and the examples (see `read`), and limit torch to the number of threads in the task."""
     found = read(folder)
     torch.set_num_threads(found[0].threads)
     return found

@@ -1,4 +1,4 @@
-"""edgefl: FedAvg or FedStaleWeight under the virtual clock, a whole run with its record."""
+"""The program for edgefl: a whole run of FedAvg or FedStaleWeight under the virtual clock, with a record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgefl.results.record import Record
 from . import task as shared
 
 POLL_S = 0.5
-"""Interval between two checks of the run's record."""
+"""Seconds between two checks of the record of the run."""
 
 
 def main(folder: str) -> None:
@@ -44,7 +44,7 @@ def main(folder: str) -> None:
         ),
         strategy=strategy,
         clock=edgefl.Clock(kind="virtual", workers=task.processes),
-        # Version 0 is always evaluated: on all test images that would take longer than the measurement.
+        # Version 0 is always evaluated. With all test images, that would take longer than the measurement.
         evaluation=edgefl.Evaluation(every_versions=NEVER, max_examples=10),
         checkpoint=edgefl.Checkpoint(every_s=float(NEVER)),
         stop=edgefl.Stop(versions=NEVER),
@@ -64,11 +64,11 @@ def main(folder: str) -> None:
 
 
 def _interrupt(run: Path, seconds: float) -> None:
-    """Interrupt the run, as Ctrl-C does, when the record has enough models."""
+    """Interrupt the run, as Ctrl-C does, as soon as the record contains enough models."""
     walls: list[float] = []
     while len(walls) < shared.MIN_ROUNDS or walls[-1] < walls[0] + seconds:
         time.sleep(POLL_S)
         if (run / "record.sqlite").exists():
-            with suppress(Exception), Record(run) as record:  # it may not have its tables yet
+            with suppress(Exception), Record(run) as record:  # the record may not have its tables yet
                 walls = record.versions["wall_s"].tolist()
     os.kill(os.getpid(), signal.SIGINT)

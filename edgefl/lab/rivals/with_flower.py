@@ -1,6 +1,7 @@
-"""Flower: FedAvg on its simulation engine. Each of Ray's actors is a process with its share of the cores.
+"""The program for Flower: FedAvg on its simulation engine.
 
-Data and network are loaded once per actor and kept; Flower leaves this to the client app.
+Each Ray actor is a process that gets a share of the cores. The data and the network are loaded once in each
+actor and are then kept in memory; Flower leaves this choice to the client app.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""FLSim: its synchronous trainer with FedAvg, or its asynchronous trainer with FedBuff, in one process.
+"""The program for FLSim: its synchronous trainer with FedAvg, or its asynchronous trainer with FedBuff.
 
-FLSim 0.1.0 is for Python 3.10 and older: its settings have mutable defaults, which later versions of Python
-reject unless they are hashable. `_importable` makes them hashable. It also declares the operators that are
-missing if torchvision was built with CUDA and torch without it: FLSim imports torchvision, but does not use
-these operators. Nothing else is changed.
+It runs in one process. FLSim 0.1.0 is made for Python 3.10 and older: its settings have mutable defaults,
+which later versions of Python reject unless they are hashable. `_importable` makes them hashable. It also
+declares the operators that are missing if torchvision was built with CUDA and torch was built without it;
+FLSim imports torchvision, but does not use these operators. Nothing else is changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import task as shared
 
 
 class _Ended(Exception):
-    """The measurement is complete."""
+    """Raised when the measurement is complete."""
 
 
 def _importable() -> None:
@@ -43,7 +43,7 @@ def _importable() -> None:
 
 
 class _User:
-    """One client's batches, made once."""
+    """The batches of one client, which are created once."""
 
     def __init__(self, x: Any, y: Any, task: shared.Task) -> None:
         held = len(y) if task.steps is None else task.steps * task.batch_size
@@ -98,7 +98,7 @@ def main(folder: str) -> None:
 
     class Trainer(made):  # type: ignore[misc,valid-type,unused-ignore]
         def _calc_post_epoch_communication_metrics(self, *_: object) -> None:
-            """Report a new model: both trainers call this method after each new model."""
+            """Report a new model. Both trainers call this method after each new model."""
             if report.add(task.cohort):
                 raise _Ended
 
@@ -122,7 +122,7 @@ def _synchronous(task: shared.Task) -> tuple[Any, Any]:
 
 
 def _asynchronous(task: shared.Task) -> tuple[Any, Any]:
-    """Return FedBuff's trainer and settings, with as many concurrent trips as clients."""
+    """Return the trainer and the settings for FedBuff; as many trips as clients run at the same time."""
     from flsim.optimizers.async_aggregators import FedAvgWithLRFedBuffAggregatorConfig
     from flsim.trainers.async_trainer import AsyncTrainer, AsyncTrainerConfig
     from flsim.utils.async_trainer.training_event_generator import AsyncTrainingEventGeneratorConfig

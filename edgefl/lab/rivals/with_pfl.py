@@ -1,6 +1,7 @@
-"""pfl-research: `FederatedAveraging` on its simulated backend, in one process or in several under torchrun.
+"""The program for pfl-research: `FederatedAveraging` on its simulated backend, in one or several processes.
 
-Several processes share a cohort and reduce its sum with torch's gloo, as pfl documents it.
+Several processes divide a cohort among them and add up their sums with the gloo backend of torch, as the
+documentation of pfl describes.
 """
 
 from __future__ import annotations
@@ -80,14 +81,14 @@ def _loss(self: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _metrics(self: nn.Module, x: Tensor, y: Tensor) -> Any:
-    """Return an empty evaluation: pfl evaluates before and after each trip of round 0."""
+    """Return an empty result, because pfl evaluates before and after each trip of round 0."""
     from pfl.metrics import Weighted
 
     return {"loss": Weighted(0.0, len(y))}
 
 
 def _start_ranks(count: int) -> None:
-    """Run this program once per rank; exit if one fails."""
+    """Run this program once for each rank (process); exit with the code of the first rank that fails."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Local training alone: processes train random clients; no update is sent, summed or recorded."""
+"""The program for training alone: processes train random clients, but send, sum and record no updates."""
 
 from __future__ import annotations
 
