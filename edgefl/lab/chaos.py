@@ -40,7 +40,7 @@ BESIDE = ("die", *failpoints.OF_SUMS)
 PEERS = {"client", "worker", "evaluator", "secure", *BESIDE}
 """Kinds of processes whose death does not end the ``edgefl`` command, and their failpoints."""
 KEEPERS = {"supervisor", "zygote", "server"}
-"""Kinds of processes. Any one of them may be killed without losing an update, even under the wall clock."""
+"""Kinds of processes of which any one may be killed without losing an update, even under the wall clock."""
 _MODULES = {"edgefl.run.zygote": "zygote", "edgefl.run.server_process": "server"}
 EARLY_SHARE, EARLY_S = 0.25, 2.0
 """Share of early kills, which do not wait until the run has recovered from the previous kill, and the

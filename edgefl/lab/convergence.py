@@ -228,7 +228,7 @@ def fedbuff_as_printed(quick: bool = False) -> Finding:
         "mean ‖∇f‖² at most the bound",
         times,
         f"η·L = {rate:g}",
-        Ratio("sampling, η·L·σ_g²/2,", sampled, 0.2),
+        Ratio("sampling (η·L·σ_g²/2)", sampled, 0.2),
         "the bound has σ_g² only in η² terms: equation 20 reverses Jensen's inequality",
     )
 
@@ -305,7 +305,7 @@ def fedstaleweight(quick: bool = False) -> Finding:
     part = of_bound(runs, lambda _, out: fedstaleweight_bound(out, 3_000, 0.005, size))
     vacuous = min(4 * size**2 * deviation(size, row[0].staleness) for row in runs)
     return judged(
-        "mean ‖∇f‖² is the sum of descent and noise, its limit that of the shares",
+        "mean ‖∇f‖² is the sum of descent and noise, and the shares determine its limit",
         "Ma 2024, theorem 1",
         "at most the bound",
         seen([setting], runs),
@@ -364,7 +364,7 @@ def fedstaleweight_as_printed(quick: bool = False) -> Finding:
         "mean ‖∇f‖² at most the bound",
         times,
         f"η·L = {rate:g}, τ = 0",
-        Ratio("noise, η·L·σ²/(2b),", noise, WITHIN),
+        Ratio("noise (η·L·σ²/(2b))", noise, WITHIN),
         "in its T2 the squared norm of a mean stands for the mean of a squared norm, so σ_ℓ² is lost",
     )
 
@@ -441,7 +441,7 @@ def defedavg_iid_as_printed(quick: bool = False) -> Finding:
         printed,
         f"L = 100, σ² = 10⁴, {max(whole):.2g} of it with F times L·σ²",
         Ratio("descent and noise", [row[0].mean_square() / predicted for row in runs], WITHIN),
-        "the proof's last line drops σ², the theorem L too, so its two sides have different units",
+        "the proof's last line omits σ², and the theorem also omits L, so its two sides have different units",
     )
 
 

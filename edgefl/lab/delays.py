@@ -112,7 +112,7 @@ def delays_iid(quick: bool = False) -> Finding:
                 slowest.append(found.max() / (longest_s / version_s))
             largest.append(int(found.max()))
     return judged(
-        "DeFedAvg-IID's mean delay is (N − 1)/n versions, λ the slowest client's trip in versions",
+        "DeFedAvg-IID's mean delay is (N − 1)/n versions, and λ is the slowest client's trip in versions",
         f"{SOURCE}, Assumption 4, Algorithm 2",
         "λ depends on the system's times",
         [Ratio("mean delay", mean, 0.03), Ratio("λ", slowest, 0.15)],
@@ -164,7 +164,7 @@ def transfers(quick: bool = False) -> Finding:
         "a second of download makes an update as stale as one of upload; a wait before it does not",
         f"{TOGHANI_URIBE}, assumption 1",
         "delay between the download and the upload step",
-        [worst("staleness · K, by rate · trip,", rows, 0.03)],
+        [worst("staleness · K divided by rate · trip", rows, 0.03)],
         f"mean staleness {alone:.2f}; with 176 ms more of download {down_s:.2f}, of upload {up_s:.2f}, "
         f"half of each {both_s:.2f}; clients wait {CLIENTS / STARTS_PER_S:.2g} s from start to start",
     )

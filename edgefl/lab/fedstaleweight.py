@@ -30,7 +30,7 @@ def claims(curves: Curves) -> list[Finding]:
     def unfair(label: str) -> list[float]:
         """Return, for each seed, n times the mean distance of a client's share of the weight from 1/n.
 
-        It is the mean of the fast and the slow group.
+        The mean is taken over the fast and the slow group.
         """
         groups = zip(weight[label, FAST], weight[label, SLOW], strict=True)
         return [(abs(fast - 1.0) + abs(slow - 1.0)) / 2 for fast, slow in groups]

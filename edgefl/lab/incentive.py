@@ -144,7 +144,7 @@ def any_target(quick: bool = False) -> Finding:
     return judged(
         "each client gets the weight p_i, for any p_i, under both restart rules",
         "Ma 2024, equation 1, with equations 7 and 8",
-        "p_i, of one unit a version",
+        "p_i of the weight, which is 1 per version",
         [worst("weight/p_i, worst client", rows, 0.05)],
         "p_i from 1/120 to 15/120, n = 15; not normalised inside a buffer",
     )

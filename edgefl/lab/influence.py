@@ -104,10 +104,10 @@ def arrivals(
 def gains_of_slowing(
     strategy: Strategy, slowed: Sequence[float], versions: int, seed: int = 0
 ) -> list[float]:
-    """Return, for each factor, by what ratio the weight of client 0 changes if the client is slowed by it.
+    """Return, for each factor in ``slowed``, what client 0 gains if it is slowed down by this factor.
 
-    The ratio is its share of the weight when slowed, divided by its share at full speed. A ratio of at most 1
-    means that slowing down does not pay (strategy-proofness, section 4.2.1).
+    The gain is its share of the weight when slowed down, divided by its share at full speed. A gain of at
+    most 1 means that slowing down does not pay (strategy-proofness, section 4.2.1).
     """
     factors = (1.0, *slowed)
     honest, *slow = (simulate(strategy, versions, seed, slowed=factor).share[0] for factor in factors)

@@ -277,7 +277,7 @@ def show(result: dict[str, Any]) -> None:
             heads, rows, "Client trips that the server processes, and its time per trip", short=abbreviated
         ),
         f"{bench.machine_line(facts, facts['backend'])}; "
-        f"{result['clients']} clients, {result['updates_per_sum']} updates a sum, medians of "
+        f"{result['clients']} clients, {result['updates_per_sum']} updates per sum, medians of "
         f"{turns} of {result['seconds']:g} s or more. Shares: of the rates of bare "
         "ZeroMQ with the same frames, of copying and summing the same bytes, and of a trip's passes over "
         "memory. trip: median time for one trip, without the sum"

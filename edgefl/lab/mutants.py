@@ -1,7 +1,7 @@
 """Mutants: deliberately wrong implementations of strategies, which test the verdicts of `edgefl reproduce`.
 
 A mutant replaces the arm (the algorithm) that a claim is about, with the same settings, step sizes and seeds.
-If the claim gets the same verdict with a mutant, it does not show that the arm is correct
+If the claim gets the same verdict with a mutant, the claim does not show that the arm is correct
 (`edgefl.lab.claims`).
 """
 
@@ -72,7 +72,7 @@ class OnlyTheStalest(FedStaleWeight):
 
 
 class BenchWeights(FedStaleWeight):
-    """Uses the weights of the published benchmark, b·E[τ]/n: they omit + 1 and the newest staleness."""
+    """Uses the weights of the published benchmark, b·E[τ]/n, which omit the + 1 and the newest staleness."""
 
     def raw(self, staleness: float, size: int) -> float:
         return size * staleness

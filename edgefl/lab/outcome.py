@@ -34,7 +34,7 @@ TRIP = (
 """Columns of a trip that are computed instead of measured under the virtual clock."""
 VERSION = ("at_s", "updates", "weight_sum")
 ALTERED = ("checksum", "version")
-"""Incidents that no kill may cause: an update differs from the update sent, or has another base version."""
+"""Incidents that no kill may cause: an update is not the one that was sent, or has another base version."""
 REPEATED = "another sum"
 """Part of a refusal that no kill of one process may cause: masked updates were already in an earlier sum."""
 MEASURED = ("at_s", "trips", "accuracy", "loss", "correct", "metrics", "client_loss")

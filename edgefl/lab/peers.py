@@ -315,7 +315,7 @@ def speed(printed: Sequence[dict[str, Any]], started_s: float, peak_mib: float) 
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a row for each case, with the ratio of edgefl's speed in the same setting to its speed."""
+    """Print a row for each case, with edgefl's speed in the same setting divided by that of the case."""
     heads = ["setting", "framework", "version", ">processes", ">threads"]
     heads += [">trips/s", ">spread", ">edgefl ÷ it", ">start s", ">peak MiB"]
     rows, reasons = [], []

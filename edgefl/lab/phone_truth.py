@@ -2,8 +2,8 @@
 
 The basis of a prediction is what is known about the phone:
 
-- ``profile``: the model of phone has a profile;
-- ``core``: the model has no profile, but the type of core, its clock rate and the RAM are known;
+- ``profile``: edgefl has a profile of this phone model;
+- ``core``: there is no such profile, but the type of core, its clock rate and the RAM are known;
 - ``one-network``: the same is known as for ``core``, and also the time of one network (`REFERENCE`), which is
   then not judged.
 

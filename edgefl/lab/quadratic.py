@@ -94,7 +94,7 @@ class Quadratic(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A run on a `Quadratic`."""
+    """The result of a run on the problem `Quadratic`."""
 
     problem: Quadratic
     models: Vector
@@ -187,7 +187,7 @@ def play(
     seed: int = 0,
     **how: object,
 ) -> tuple[MemoryRun, float]:
-    """Run in memory without evaluations; return the run and its duration in emulated seconds."""
+    """Run ``strategy`` in memory without evaluations; return the run and its duration in emulated seconds."""
     devices = fleet(clients) if isinstance(clients, int) else clients
     core = Core(strategy, devices, seed, stop, evaluate_every=10**9)
     return run_in_memory(core, durations, max_events=10**9, **how), core.now_s  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Measures the time per update in rounds and in FedBuff, and how many examples the clients used have.
+"""Measures the time per update in rounds and in FedBuff, and the size of the clients that contribute updates.
 
 This tests appendices C.2 and C.3 and figures 6 and 7 of Nguyen 2022. The duration of the trips of client i is
 exponential with mean λ·n_i, where n_i is the number of examples of this client. Clients train nothing.
@@ -24,7 +24,7 @@ from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 
 SIZES = ((1, 120), (4, 60), (16, 20))
-"""Pairs of a number of examples and the number of clients that have so many: most clients are small."""
+"""Pairs: how many examples a client has, and how many such clients there are. Most clients are small."""
 CLIENTS = sum(count for _, count in SIZES)
 MEAN = sum(size * count for size, count in SIZES) / CLIENTS
 STRAGGLER = 1.0
@@ -147,7 +147,7 @@ def times(quick: bool = False) -> Finding:
     )
     few_at_once, many_at_once = CONCURRENCY
     return judged(
-        "a round takes T_(C), FedBuff as long as its clients' rates say; over-selection drops large clients",
+        "a round takes T_(C), FedBuff takes as long as expected, and over-selection drops large clients",
         "Nguyen 2022, appendices C.2 and C.3, figures 6 and 7",
         "FedBuff is faster than rounds, also with over-selection, and uses larger clients",
         [worst("seconds per update", seconds, 0.08), worst("examples of a used client", examples, 0.08)],

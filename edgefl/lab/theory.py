@@ -84,7 +84,7 @@ def staleness_over_k(quick: bool = False) -> Finding:
         "staleness shrinks by K: τ_K ≤ ⌈τ_1/K⌉ for every trip",
         "Nguyen 2022, appendix A",
         "every trip",
-        [worst("mean · K over that of K = 1", [means], 0.05)],
+        [worst("mean · K divided by the mean for K = 1", [means], 0.05)],
         f"{'every' if exact and shrinks else 'not every'} one of {len(one):,} trips, and as counted by hand; "
         f"K = {', '.join(map(str, LARGER))}",
         exact and shrinks,
@@ -158,7 +158,7 @@ def waiting_staleness(quick: bool = False) -> Finding:
         "Ma 2024, appendix A and algorithm 1",
         "1 of E[τ_i] + 1 versions; 1/n of the weight",
         [
-            _groups("updates a version · (E[τ] + 1)", strategy, ratio, 0.01, quick),
+            _groups("updates per version · (E[τ] + 1)", strategy, ratio, 0.01, quick),
             _groups("weight · n", strategy, Outcome.applied, 0.02, quick),
         ],
         "not normalised inside a buffer",
@@ -173,7 +173,7 @@ def fair_influence(quick: bool = False) -> Finding:
     return judged(
         "b·E[τ_i] + 1 gives each client 1/n of the weight",
         "Ma 2024, equations 3, 7 and 8",
-        "1/n, of one unit a version",
+        "1/n of the weight, which is 1 per version",
         [_groups("weight · n", FedStaleWeight(**UNCAPPED), Outcome.applied, 0.03, quick)],
         "not normalised inside a buffer",
     )
@@ -286,7 +286,7 @@ def _run(form: str, cap: float, slow_by: float, versions: int, seed: int, churn:
 
 
 def comings_and_goings(versions: int, seed: int) -> list[Event]:
-    """Return events after which each client is offline for Exp(10) s at a time.
+    """Return events that take each client offline for Exp(10) s at a time.
 
     On average, each client is offline for a fifth of the time.
     """
@@ -316,7 +316,7 @@ def credit_reaches_it(quick: bool = False) -> Finding:
     return judged(
         "with credit slow clients have 1/n each, or all that max_step = 2 lets any weights give them",
         "ours, beyond the paper",
-        "at most c·φ a version, φ the share of versions with their updates",
+        "at most c·φ per version, where φ is the share of versions with their updates",
         [worst("weight of slow clients", ratios, 0.04)],
         f"slow clients 1, 1.5, 4 times slower: {paid} short of 1/n; running form {plain}",
         max(map(max, ratios)) <= 1.0 + 1e-9,

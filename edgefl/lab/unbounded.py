@@ -89,7 +89,7 @@ def _stalest(runs: Sequence[Sequence[Trajectory]]) -> int:
 def toghani_uribe(quick: bool = False) -> Finding:
     """Test theorem 1: run FedBuff with β = 1/K and η = 1/(Q·√(LT)).
 
-    The duration of trips is U(0.5, 1.5) s, which keeps τ small, and so the smallest T of the theorem.
+    The duration of trips is U(0.5, 1.5) s, which keeps τ and the smallest permitted T small.
     """
     lengths = (2_000, 5_000) if quick else (2_000, 8_000, 32_000)
     problem, steps = Quadratic(4, smoothness=0.02, distance=2.5, spread=1.0), 2
